@@ -1,0 +1,73 @@
+#pragma once
+
+#include <reprise/recompute/schedule.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace reprise {
+
+/// What one stage costs, in bytes and milliseconds. A *buffer* is one storage;
+/// tensors that share memory are one buffer. The outputs of a stage are, in
+/// order, the inputs of the next.
+struct StageFigures {
+  struct Buffer {
+    int64_t bytes = 0;
+    int input = -1;  ///< the stage's input that it shares memory with, or none
+  };
+
+  std::vector<Buffer> outputs;
+  std::vector<int> saved_inputs;   ///< positions that its graph holds
+  std::vector<int> saved_outputs;  ///< positions that its graph holds
+  int64_t saved_bytes = 0;         ///< what else its graph holds
+
+  int64_t input_gradient_bytes = 0;
+  /// Highest rise over what is held before the run, beyond what it leaves
+  /// behind: for a run that keeps its graph, and for one that drops it.
+  int64_t keep_extra_bytes = 0;
+  int64_t drop_extra_bytes = 0;
+  /// Highest rise of the backward over what is held when it begins, the
+  /// gradient of the outputs included in the latter.
+  int64_t backward_extra_bytes = 0;
+
+  double forward_ms = 0;
+  double backward_ms = 0;
+
+  /// One new output of `output_bytes`, saved together with the input and
+  /// `saved_bytes` more: a plain layer, for calculations by hand.
+  static StageFigures simple(int64_t output_bytes, int64_t saved_bytes = 0,
+                             double forward_ms = 1, double backward_ms = 2);
+};
+
+struct ChainFigures {
+  std::vector<int64_t> input_bytes;  ///< buffers of the chain's input
+  int64_t output_gradient_bytes = 0;
+  std::vector<StageFigures> stages;
+
+  static ChainFigures simple(int64_t input_bytes,
+                             std::vector<StageFigures> stages);
+};
+
+/// What a schedule costs.
+struct Simulation {
+  /// Most bytes held for the backward at one moment: boundaries held by the
+  /// executor and tensors saved by graphs, the chain's input included.
+  int64_t kept_peak_bytes = 0;
+  int64_t kept_after_forward_bytes = 0;
+
+  /// Highest rise over the memory before the forward, in which the input is
+  /// there already; gradients in flight and operators' temporaries included,
+  /// gradients of parameters not.
+  int64_t peak_bytes = 0;
+  size_t peak_op = 0;  ///< operation that reaches it
+
+  std::vector<int> runs;  ///< by stage
+  int total_runs = 0;
+  double time_ms = 0;
+};
+
+/// Walks `schedule` with these figures; no tensor is touched. Throws c10::Error
+/// where the numbers of stages differ.
+Simulation simulate(const Schedule& schedule, const ChainFigures& figures);
+
+}  // namespace reprise

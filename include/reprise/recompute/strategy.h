@@ -1,0 +1,58 @@
+#pragma once
+
+#include <reprise/recompute/schedule.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace reprise {
+
+enum class StrategyKind { kNone, kAll, kEvery, kCheckpoints, kSqrt, kRevolve };
+
+/// A way to make schedules, as written on the command line.
+///
+/// | text          | kept                                            | runs again |
+/// |---------------|-------------------------------------------------|------------|
+/// | none          | everything                                      | nothing |
+/// | all           | every stage's input                             | every stage once, but the last |
+/// | every:K       | the input of every K-th stage                   | once, but the last K |
+/// | checkpoints:K | K stage outputs, evenly spread, and the input   | every stage once |
+/// | sqrt          | about √n stage inputs, evenly spread            | once, but the last segment |
+/// | revolve:S     | at most S stage inputs at a time, the chain's included | as seldom as S slots allow |
+///
+/// All but checkpoints:K leave the last segment's graph in place, since its
+/// backward comes next. checkpoints:K drops that segment too, so that after the
+/// forward pass nothing but the K outputs is held.
+///
+/// sqrt: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory
+/// Cost", 2016. revolve: Griewank, Walther, "Algorithm 799: Revolve", ACM TOMS
+/// 26(1), 2000.
+struct Strategy {
+  StrategyKind kind = StrategyKind::kNone;
+  int value = 0;  ///< K or S
+
+  /// Throws c10::Error on an unknown name or a missing or malformed number.
+  static Strategy parse(std::string_view text);
+  std::string to_text() const;
+  bool operator==(const Strategy&) const = default;
+};
+
+/// Throws c10::Error where the number does not fit the number of stages.
+Schedule make_schedule(const Strategy& strategy, int stages);
+
+/// `make_schedule(Strategy::parse(text), stages)`.
+Schedule make_schedule(std::string_view text, int stages);
+
+/// A schedule that cuts the chain into segments, keeps their inputs and runs
+/// each segment again as a whole before its backward. `starts` are the first
+/// stages of the segments, from 0, rising. With `keep_last` the last segment's
+/// graph stays from the forward pass.
+Schedule make_segments(std::string name, int stages,
+                       const std::vector<int>& starts, bool keep_last = true);
+
+/// The fewest stage runs that a chain of `stages` needs with `slots` kept
+/// inputs, the chain's own included.
+int64_t revolve_runs(int stages, int slots);
+
+}  // namespace reprise

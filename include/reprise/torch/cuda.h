@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+
+/// CUDA through LibTorch. In a build without CUDA every function is there,
+/// `cuda_device_count()` is 0 and the others must not be called.
+namespace reprise::compat {
+
+/// What LibTorch's caching allocator holds on one device, in bytes.
+struct CudaMemory {
+  int64_t allocated = 0;       ///< in tensors now
+  int64_t allocated_peak = 0;  ///< most since the last reset
+  int64_t reserved = 0;        ///< taken from the driver now
+  int64_t reserved_peak = 0;   ///< most since the last reset
+};
+
+/// Number of CUDA devices LibTorch can use.
+int cuda_device_count();
+
+CudaMemory cuda_memory(int device);
+void reset_cuda_memory_peak(int device);
+
+/// Waits for all work on `device`.
+void cuda_synchronize(int device);
+
+/// Gives cached, unused memory back to the driver.
+void empty_cuda_cache();
+
+/// Makes cuDNN and cuBLAS choose deterministic algorithms, where they have
+/// them, for as long as the process runs.
+void set_cuda_deterministic(bool deterministic);
+
+}  // namespace reprise::compat

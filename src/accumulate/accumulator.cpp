@@ -1,0 +1,142 @@
+#include <reprise/accumulate/accumulator.h>
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+// Counts of samples are whole numbers; only weights of tokens may be fractions,
+// and their sum may miss the total by rounding.
+constexpr double kCountTolerance = 1e-9;
+
+}  // namespace
+
+Accumulator::Accumulator(std::vector<torch::Tensor> parameters)
+    : parameters_(std::move(parameters)) {
+  TORCH_CHECK(!parameters_.empty(),
+              "[Accumulator] expected parameters, got none");
+}
+
+void Accumulator::begin(double total_count) {
+  TORCH_CHECK(total_ == 0, "[Accumulator::begin] a window is open already: ",
+              done_, " of ", total_, " done; update() or abandon() it first");
+  TORCH_CHECK(std::isfinite(total_count) && total_count > 0,
+              "[Accumulator::begin] expected a window's total count above "
+              "zero, got ",
+              total_count);
+  total_ = total_count;
+  done_ = 0;
+}
+
+void Accumulator::resume(double total_count, double done_count) {
+  TORCH_CHECK(done_count >= 0 && done_count <= total_count,
+              "[Accumulator::resume] expected a done count between 0 and ",
+              total_count, ", got ", done_count);
+  begin(total_count);
+  done_ = done_count;
+}
+
+double Accumulator::weigh(double count) {
+  check_open("weigh");
+  TORCH_CHECK(std::isfinite(count) && count > 0,
+              "[Accumulator] expected a micro-batch's count above zero, got ",
+              count, "; leave an empty micro-batch out");
+  TORCH_CHECK(done_ + count <= total_ * (1 + kCountTolerance),
+              "[Accumulator] expected counts that add up to the window's ",
+              total_, ", got ", done_ + count, " with this micro-batch of ",
+              count, "; begin() takes the total of all micro-batches");
+  done_ += count;
+  return 1.0 / total_;
+}
+
+void Accumulator::backward(const torch::Tensor& loss_sum, double count) {
+  check_open("backward");
+  TORCH_CHECK(loss_sum.defined() && loss_sum.numel() == 1,
+              "[Accumulator] expected the sum of the losses as a scalar, got ",
+              loss_sum.defined() ? "shape " : "nothing",
+              loss_sum.defined() ? loss_sum.sizes() : torch::IntArrayRef());
+  const double before = done_;
+  const double weight = weigh(count);
+  try {
+    loss_sum.backward(torch::full_like(loss_sum, weight));
+  } catch (...) {
+    done_ = before;
+    throw;
+  }
+}
+
+bool Accumulator::complete() const {
+  return total_ > 0 && done_ >= total_ * (1 - kCountTolerance);
+}
+
+torch::Tensor Accumulator::norm() const {
+  check_complete("norm");
+  return gradient_norm(parameters_);
+}
+
+torch::Tensor Accumulator::clip(double max_norm) {
+  TORCH_CHECK(max_norm > 0,
+              "[Accumulator::clip] expected a norm above zero, got ", max_norm);
+  check_complete("clip");
+  torch::Tensor before = gradient_norm(parameters_);
+  clip_gradients(parameters_, before, max_norm);
+  return before;
+}
+
+void Accumulator::update(torch::optim::Optimizer& optimizer) {
+  check_complete("update");
+  optimizer.step();
+  clear_gradients();
+}
+
+void Accumulator::abandon() {
+  clear_gradients();
+}
+
+void Accumulator::check_open(const char* call) const {
+  TORCH_CHECK(total_ > 0, "[Accumulator::", call,
+              "] no window is open; begin() one with its total count first");
+}
+
+void Accumulator::check_complete(const char* call) const {
+  check_open(call);
+  TORCH_CHECK(complete(), "[Accumulator::", call,
+              "] called in mid-window: ", done_, " of ", total_,
+              " done; run the remaining micro-batches first, or abandon()");
+}
+
+void Accumulator::clear_gradients() {
+  for (auto& parameter : parameters_) parameter.mutable_grad().reset();
+  total_ = 0;
+  done_ = 0;
+}
+
+torch::Tensor gradient_norm(const std::vector<torch::Tensor>& parameters) {
+  const torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> norms;
+  for (const auto& parameter : parameters) {
+    const torch::Tensor gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    // Half precision would overflow in the squares.
+    const auto type = c10::promoteTypes(gradient.scalar_type(), torch::kFloat);
+    norms.push_back(at::norm(gradient, 2, type));
+  }
+  if (norms.empty()) return torch::zeros({});
+  for (auto& norm : norms) norm = norm.to(norms[0].device());
+  return torch::stack(norms).norm(2);
+}
+
+void clip_gradients(const std::vector<torch::Tensor>& parameters,
+                    const torch::Tensor& norm, double max_norm) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+  for (const auto& parameter : parameters) {
+    torch::Tensor gradient = parameter.grad();
+    if (gradient.defined()) gradient.mul_(factor.to(gradient.device()));
+  }
+}
+
+}  // namespace reprise

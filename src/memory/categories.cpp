@@ -1,0 +1,119 @@
+#include <reprise/memory/categories.h>
+#include <reprise/memory/meter.h>
+
+#include <torch/optim.h>
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_set>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+using Seen = std::unordered_set<const void*>;
+
+int64_t new_bytes(const at::Tensor& tensor, Seen& seen) {
+  if (!tensor.defined() || !tensor.has_storage()) return 0;
+  const auto& storage = tensor.storage();
+  if (!seen.insert(storage.unsafeGetStorageImpl()).second) return 0;
+  return static_cast<int64_t>(storage.nbytes());
+}
+
+}  // namespace
+
+std::string_view name_of(Category category) {
+  static constexpr std::array<std::string_view, kCategoryCount> kNames = {
+      "parameters", "gradients", "optimizer",
+      "activations", "data", "workspace"};
+  return kNames.at(static_cast<size_t>(category));
+}
+
+int64_t storage_bytes(at::TensorList tensors) {
+  Seen seen;
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += new_bytes(tensor, seen);
+  return bytes;
+}
+
+MemoryLedger::MemoryLedger(c10::Device device) : device_(device) {}
+
+void MemoryLedger::claim(Category category, Source source) {
+  TORCH_CHECK(category != Category::kWorkspace,
+              "[MemoryLedger] workspace is the rest and cannot be claimed");
+  claims_.push_back({category, std::move(source)});
+}
+
+void MemoryLedger::claim_model(std::vector<at::Tensor> parameters,
+                               std::vector<at::Tensor> buffers) {
+  claim(Category::kGradients, [parameters] {
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& parameter : parameters) {
+      if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+    }
+    return gradients;
+  });
+  parameters.insert(parameters.end(), buffers.begin(), buffers.end());
+  claim(Category::kParameters, [parameters] { return parameters; });
+}
+
+void MemoryLedger::claim_kept(const KeptMeter& meter) {
+  kept_ = &meter;
+}
+
+MemoryBreakdown MemoryLedger::measure() const {
+  MemoryBreakdown breakdown;
+  breakdown.total_bytes = live_bytes(device_);
+  Seen seen;
+  for (const Claim& claim : claims_) {
+    for (const at::Tensor& tensor : claim.source()) {
+      if (!tensor.defined() || tensor.device().type() != device_.type()) {
+        continue;
+      }
+      breakdown.bytes.at(static_cast<size_t>(claim.category)) +=
+          new_bytes(tensor, seen);
+    }
+  }
+  if (kept_ != nullptr) {
+    breakdown.activations_by_stage = kept_->live_by_stage();
+    breakdown.bytes.at(static_cast<size_t>(Category::kActivations)) +=
+        kept_->live_bytes();
+  }
+  const int64_t claimed = std::accumulate(breakdown.bytes.begin(),
+                                          breakdown.bytes.end(), int64_t{0});
+  breakdown.bytes.at(static_cast<size_t>(Category::kWorkspace)) =
+      std::max<int64_t>(0, breakdown.total_bytes - claimed);
+  return breakdown;
+}
+
+std::vector<at::Tensor> tensors_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& entry : optimizer.state()) {
+    const torch::optim::OptimizerParamState* state = entry.second.get();
+    if (const auto* sgd =
+            dynamic_cast<const torch::optim::SGDParamState*>(state)) {
+      tensors.push_back(sgd->momentum_buffer());
+    } else if (const auto* adam =
+                   dynamic_cast<const torch::optim::AdamParamState*>(state)) {
+      tensors.insert(tensors.end(), {adam->exp_avg(), adam->exp_avg_sq(),
+                                     adam->max_exp_avg_sq()});
+    } else if (const auto* adamw =
+                   dynamic_cast<const torch::optim::AdamWParamState*>(state)) {
+      tensors.insert(tensors.end(), {adamw->exp_avg(), adamw->exp_avg_sq(),
+                                     adamw->max_exp_avg_sq()});
+    } else if (const auto* rms =
+                   dynamic_cast<const torch::optim::RMSpropParamState*>(
+                       state)) {
+      tensors.insert(tensors.end(), {rms->square_avg(), rms->momentum_buffer(),
+                                     rms->grad_avg()});
+    } else if (const auto* adagrad =
+                   dynamic_cast<const torch::optim::AdagradParamState*>(
+                       state)) {
+      tensors.push_back(adagrad->sum());
+    }
+  }
+  std::erase_if(tensors, [](const at::Tensor& t) { return !t.defined(); });
+  return tensors;
+}
+
+}  // namespace reprise

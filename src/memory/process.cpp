@@ -1,0 +1,26 @@
+#include <reprise/memory/process.h>
+
+#include <fstream>
+#include <string>
+
+namespace reprise {
+
+ProcessMemory process_memory() {
+  ProcessMemory memory;
+  std::ifstream status("/proc/self/status");
+  for (std::string key; status >> key;) {
+    int64_t kib = 0;
+    if (key == "VmHWM:" && status >> kib) memory.rss_peak = kib * 1024;
+    if (key == "VmRSS:" && status >> kib) memory.rss = kib * 1024;
+    std::getline(status, key);
+  }
+  return memory;
+}
+
+bool reset_process_peak() {
+  std::ofstream refs("/proc/self/clear_refs");
+  refs << "5" << std::flush;  // proc(5): resets VmHWM to the current VmRSS
+  return refs.good();
+}
+
+}  // namespace reprise

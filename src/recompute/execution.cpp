@@ -1,0 +1,341 @@
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/replay.h>
+
+#include <fmt/format.h>
+
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "saved_nothing.h"
+#include "stage_graph.h"
+
+namespace reprise {
+namespace {
+
+/// The tensors between two stages while the execution holds them.
+struct Boundary {
+  Tensors tensors;
+  std::vector<bool> requires_grad;
+  std::vector<int64_t> versions;
+  std::vector<std::shared_ptr<void>> counted;  // by the meter
+
+  Boundary(Tensors list, std::vector<bool> needs_grad)
+      : tensors(std::move(list)), requires_grad(std::move(needs_grad)) {
+    for (const auto& tensor : tensors) versions.push_back(version_of(tensor));
+  }
+
+  static int64_t version_of(const torch::Tensor& tensor) {
+    // Inference tensors have no version to compare.
+    return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
+  }
+
+  std::optional<size_t> first_changed() const {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (version_of(tensors[i]) != versions[i]) return i;
+    }
+    return std::nullopt;
+  }
+};
+
+/// What a recomputed output must have in common with the first one.
+struct TensorShape {
+  std::vector<int64_t> sizes;
+  std::optional<torch::TensorOptions> options;  // nothing: undefined
+
+  explicit TensorShape(const torch::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    sizes = tensor.sizes().vec();
+    options = tensor.options().requires_grad(false);
+  }
+
+  bool operator==(const TensorShape& other) const {
+    if (options.has_value() != other.options.has_value()) return false;
+    return !options || (sizes == other.sizes &&
+                        options->dtype() == other.options->dtype() &&
+                        options->device() == other.options->device());
+  }
+};
+
+std::string describe(const std::vector<TensorShape>& shapes) {
+  std::ostringstream text;
+  for (const auto& shape : shapes) {
+    if (text.tellp() > 0) text << "; ";
+    if (!shape.options) {
+      text << "undefined";
+      continue;
+    }
+    text << shape.options->dtype() << ' ' << c10::IntArrayRef(shape.sizes)
+         << " on " << shape.options->device();
+  }
+  return text.str();
+}
+
+std::vector<bool> which_require_grad(const Tensors& tensors) {
+  std::vector<bool> which;
+  for (const auto& tensor : tensors) {
+    which.push_back(tensor.defined() && tensor.requires_grad());
+  }
+  return which;
+}
+
+Tensors detach_all(const Tensors& tensors) {
+  Tensors detached;
+  for (const auto& tensor : tensors) {
+    detached.push_back(tensor.defined() ? tensor.detach() : tensor);
+  }
+  return detached;
+}
+
+}  // namespace
+
+class Execution::Impl {
+ public:
+  Impl(Chain chain, Schedule schedule, ExecutionOptions options)
+      : chain_(std::move(chain)),
+        schedule_(std::move(schedule)),
+        options_(std::move(options)) {
+    TORCH_CHECK(chain_.size() == schedule_.stages(),
+                "[Execution] expected a schedule for ", chain_.size(),
+                " stages, got '", schedule_.name(), "' for ",
+                schedule_.stages());
+  }
+
+  Tensors forward(const Tensors& inputs) {
+    release();
+    if (!torch::GradMode::is_enabled()) return run_plain(inputs);
+    try {
+      const auto n = static_cast<size_t>(chain_.size());
+      boundaries_.resize(n + 1);
+      graphs_.resize(n);
+      contexts_.resize(n);
+      output_shapes_.assign(n, {});
+      ran_.assign(n, false);
+      hold(0, Boundary(detach_all(inputs), which_require_grad(inputs)));
+      for (cursor_ = 0; cursor_ < schedule_.forward_ops(); ++cursor_) {
+        run_op(schedule_.ops()[cursor_]);
+      }
+      Boundary outputs = std::move(*boundaries_.back());
+      boundaries_.back().reset();
+      outputs_require_grad_ = outputs.requires_grad;
+      pending_ = true;
+      if (std::find(outputs_require_grad_.begin(), outputs_require_grad_.end(),
+                    true) == outputs_require_grad_.end()) {
+        release();  // nothing can flow back
+      }
+      return std::move(outputs.tensors);
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+
+  Tensors backward(Tensors gradients, bool accumulate) {
+    TORCH_CHECK(pending_,
+                "[Execution] backward needs a forward before it, with grad "
+                "mode on and something that requires a gradient; each forward "
+                "has one backward");
+    TORCH_CHECK(gradients.size() == outputs_require_grad_.size(),
+                "[Execution] expected a gradient for each of ",
+                outputs_require_grad_.size(), " outputs, got ",
+                gradients.size());
+    gradients_ = std::move(gradients);
+    accumulate_ = accumulate;
+    try {
+      for (; cursor_ < schedule_.ops().size(); ++cursor_) {
+        run_op(schedule_.ops()[cursor_]);
+      }
+      Tensors result = std::move(gradients_);
+      release();
+      return result;
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+
+  bool pending() const { return pending_; }
+  const std::vector<bool>& outputs_require_grad() const {
+    return outputs_require_grad_;
+  }
+
+ private:
+  Tensors run_plain(const Tensors& inputs) {
+    Tensors current = inputs;
+    for (int i = 0; i < chain_.size(); ++i) current = chain_[i](current);
+    outputs_require_grad_.assign(current.size(), false);
+    return current;
+  }
+
+  void run_op(const Op& op) {
+    if (options_.observer != nullptr) options_.observer->before(op);
+    const auto i = static_cast<size_t>(op.stage);
+    switch (op.kind) {
+      case OpKind::kForwardKeep:
+      case OpKind::kForwardDrop:
+      case OpKind::kForwardKeepInput:
+        in_stage(op, [&] { run_stage(op); });
+        break;
+      case OpKind::kBackward:
+        in_stage(op, [&] {
+          StageGraph graph = std::move(*graphs_[i]);
+          graphs_[i].reset();
+          gradients_ = graph.backward(std::move(gradients_), accumulate_);
+        });
+        break;
+      case OpKind::kDiscard:
+        boundaries_[i].reset();
+        break;
+    }
+    if (options_.observer != nullptr) options_.observer->after(op);
+  }
+
+  /// Adds the stage to LibTorch's errors; leaves others as they are.
+  template <class F>
+  void in_stage(const Op& op, F&& body) {
+    try {
+      body();
+    } catch (c10::Error& error) {
+      error.add_context(fmt::format("in stage {} '{}' ({})", op.stage,
+                                    chain_[op.stage].name(), to_string(op)));
+      throw;
+    }
+  }
+
+  void run_stage(const Op& op) {
+    const auto i = static_cast<size_t>(op.stage);
+    const bool again = ran_[i];
+    const bool keep = op.kind == OpKind::kForwardKeep;
+    const Stage& stage = chain_[op.stage];
+    check_unchanged(*boundaries_[i], stage,
+                    "changed in place by other code since it was kept");
+    if (!again && schedule_.runs(op.stage) > 1) {
+      contexts_[i].emplace(boundaries_[i]->tensors, stage.modules(),
+                           options_.generators);
+    }
+
+    StageGraph graph;
+    Tensors outputs;
+    {
+      std::optional<ReplayGuard> replay;
+      if (again) replay.emplace(*contexts_[i]);
+      outputs = call(stage, op.stage, keep,
+                     graph.begin(boundaries_[i]->tensors,
+                                 boundaries_[i]->requires_grad));
+    }
+    ran_[i] = true;
+    if (!again && contexts_[i]) contexts_[i]->finish_first_run();
+    check_unchanged(*boundaries_[i], stage,
+                    "changed in place by the stage itself; join the stage with "
+                    "the one before it, or use an operator that does not");
+    check_shapes(outputs, stage, i, again);
+
+    if (keep) {
+      graph.end(outputs);
+      graphs_[i].emplace(std::move(graph));
+    }
+    if (op.kind != OpKind::kForwardKeepInput) boundaries_[i].reset();
+    hold(i + 1, Boundary(detach_all(outputs), which_require_grad(outputs)));
+  }
+
+  Tensors call(const Stage& stage, int index, bool keep, const Tensors& inputs) {
+    const CurrentModules modules(stage.modules());
+    if (!keep) {
+      // The graph is built all the same, so that operators which choose their
+      // kernel by it choose as in the run that counts; but nothing is saved.
+      const SavedNothing nothing;
+      return stage(inputs);
+    }
+    if (options_.meter != nullptr) {
+      const KeptMeter::Scope scope(*options_.meter, index);
+      return stage(inputs);
+    }
+    return stage(inputs);
+  }
+
+  static void check_unchanged(const Boundary& input, const Stage& stage,
+                              const char* what) {
+    const auto changed = input.first_changed();
+    TORCH_CHECK(!changed, "[Execution] input ", changed.value_or(0),
+                " of stage '", stage.name(), "' was ", what);
+  }
+
+  void check_shapes(const Tensors& outputs, const Stage& stage, size_t i,
+                    bool again) {
+    TORCH_CHECK(!outputs.empty(), "[Execution] expected stage '", stage.name(),
+                "' to return at least one tensor, got none");
+    if (schedule_.runs(static_cast<int>(i)) == 1) return;
+    std::vector<TensorShape> shapes(outputs.begin(), outputs.end());
+    TORCH_CHECK(!again || shapes == output_shapes_[i],
+                "[Execution] expected stage '", stage.name(),
+                "' to return the same again when recomputed (",
+                describe(output_shapes_[i]), "), got (", describe(shapes),
+                "); a stage may depend on its inputs, parameters, buffers and "
+                "random numbers only");
+    output_shapes_[i] = std::move(shapes);
+  }
+
+  void hold(size_t i, Boundary boundary) {
+    if (options_.meter != nullptr) {
+      // The output belongs to nobody's stage any more; count it for the last.
+      const int stage = std::min(static_cast<int>(i), chain_.size() - 1);
+      for (const auto& tensor : boundary.tensors) {
+        if (tensor.defined()) {
+          boundary.counted.push_back(options_.meter->hold(tensor, stage));
+        }
+      }
+    }
+    boundaries_[i].emplace(std::move(boundary));
+  }
+
+  void release() {
+    boundaries_.clear();
+    graphs_.clear();
+    contexts_.clear();
+    gradients_.clear();
+    pending_ = false;
+  }
+
+  Chain chain_;
+  Schedule schedule_;
+  ExecutionOptions options_;
+
+  std::vector<std::optional<Boundary>> boundaries_;
+  std::vector<std::optional<StageGraph>> graphs_;
+  std::vector<std::optional<ForwardContext>> contexts_;
+  std::vector<std::vector<TensorShape>> output_shapes_;  // of the first run
+  std::vector<bool> ran_;
+  std::vector<bool> outputs_require_grad_;
+  Tensors gradients_;  // of the boundary that the backward has reached
+  size_t cursor_ = 0;
+  bool accumulate_ = true;
+  bool pending_ = false;
+};
+
+Execution::Execution(Chain chain, Schedule schedule, ExecutionOptions options)
+    : impl_(std::make_unique<Impl>(std::move(chain), std::move(schedule),
+                                   std::move(options))) {}
+Execution::~Execution() = default;
+Execution::Execution(Execution&&) noexcept = default;
+Execution& Execution::operator=(Execution&&) noexcept = default;
+
+Tensors Execution::forward(const Tensors& inputs) {
+  return impl_->forward(inputs);
+}
+
+Tensors Execution::backward(Tensors gradients, bool accumulate) {
+  return impl_->backward(std::move(gradients), accumulate);
+}
+
+bool Execution::pending() const {
+  return impl_->pending();
+}
+
+const std::vector<bool>& Execution::outputs_require_grad() const {
+  return impl_->outputs_require_grad();
+}
+
+}  // namespace reprise

@@ -1,0 +1,74 @@
+#include <reprise/recompute/replay.h>
+
+#include <unordered_set>
+
+namespace reprise {
+namespace {
+
+thread_local bool t_recomputing = false;
+thread_local const Modules* t_modules = nullptr;
+
+}  // namespace
+
+bool is_recomputing() {
+  return t_recomputing;
+}
+
+ForwardContext::ForwardContext(const Tensors& inputs, const Modules& modules,
+                               const std::vector<at::Generator>& generators)
+    : rng_(compat::RngState::capture(inputs, generators)),
+      autocast_(compat::AutocastState::current()) {
+  std::unordered_set<const void*> seen;
+  for (const auto& root : modules) {
+    for (const auto& module : root->modules()) {
+      if (!module->is_training()) continue;
+      for (const torch::Tensor& buffer : module->buffers(/*recurse=*/false)) {
+        if (!buffer.defined() ||
+            !seen.insert(buffer.unsafeGetTensorImpl()).second) {
+          continue;
+        }
+        buffers_.push_back({buffer, buffer.variable_data().clone()});
+      }
+    }
+  }
+}
+
+void ForwardContext::finish_first_run() {
+  rng_.forget_unchanged(compat::RngState::capture_like(rng_));
+}
+
+// Buffers are exchanged, not copied back: the replay works on a copy of the
+// value before the first run, and the present storage returns untouched. No
+// version counter moves, so graphs that saved a buffer stay valid.
+ReplayGuard::ReplayGuard(const ForwardContext& context)
+    : rng_(context.rng_),
+      autocast_(context.autocast_),
+      grad_mode_(true),
+      was_recomputing_(t_recomputing) {
+  for (const auto& buffer : context.buffers_) {
+    buffers_.emplace_back(buffer.tensor, buffer.tensor.variable_data());
+    torch::Tensor tensor = buffer.tensor;
+    tensor.set_data(buffer.before.clone());
+  }
+  t_recomputing = true;
+}
+
+ReplayGuard::~ReplayGuard() {
+  t_recomputing = was_recomputing_;
+  for (auto& [tensor, now] : buffers_) tensor.set_data(now);
+}
+
+CurrentModules::CurrentModules(const Modules& modules) : before_(t_modules) {
+  t_modules = &modules;
+}
+
+CurrentModules::~CurrentModules() {
+  t_modules = before_;
+}
+
+const Modules& CurrentModules::get() {
+  static const Modules none;
+  return t_modules != nullptr ? *t_modules : none;
+}
+
+}  // namespace reprise

@@ -1,0 +1,205 @@
+#include <reprise/recompute/schedule.h>
+
+#include <fmt/format.h>
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+constexpr std::string_view kLetters = "KDIBX";  // in the order of OpKind
+
+bool is_forward(OpKind kind) {
+  return kind == OpKind::kForwardKeep || kind == OpKind::kForwardDrop ||
+         kind == OpKind::kForwardKeepInput;
+}
+
+/// Walks a list of operations and finds the first that cannot be done.
+class Validator {
+ public:
+  explicit Validator(int stages)
+      : stages_(stages),
+        held_(static_cast<size_t>(stages) + 1),
+        graph_(static_cast<size_t>(stages)),
+        next_backward_(stages - 1) {
+    held_[0] = true;
+  }
+
+  std::optional<std::string> step(const Op& op) {
+    const int last = op.kind == OpKind::kDiscard ? stages_ : stages_ - 1;
+    if (op.stage < 0 || op.stage > last) {
+      return fmt::format("expected a stage between 0 and {}", last);
+    }
+    if (is_forward(op.kind)) return forward(op);
+    if (op.kind == OpKind::kBackward) return backward(op.stage);
+    return discard(op.stage);
+  }
+
+  std::optional<std::string> finish() const {
+    if (next_backward_ >= 0) {
+      return fmt::format("stage {} has no backward", next_backward_);
+    }
+    for (size_t i = 0; i < held_.size(); ++i) {
+      if (held_[i]) return fmt::format("boundary {} is kept for ever", i);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::optional<std::string> forward(const Op& op) {
+    const auto i = static_cast<size_t>(op.stage);
+    if (!held_[i]) return fmt::format("its input, boundary {}, is not held", i);
+    if (held_[i + 1]) {
+      return fmt::format("its output, boundary {}, is held already", i + 1);
+    }
+    if (op.stage > next_backward_) return "its backward is done already";
+    if (reached_ < stages_) {
+      if (op.stage != reached_) {
+        return fmt::format("the first pass must run stage {} next", reached_);
+      }
+      ++reached_;
+    }
+    if (op.kind == OpKind::kForwardKeep) {
+      if (graph_[i]) return "its graph is kept already";
+      graph_[i] = true;
+    }
+    if (op.kind != OpKind::kForwardKeepInput) held_[i] = false;
+    held_[i + 1] = true;
+    // The output of the first pass is the caller's from here on.
+    if (op.stage == stages_ - 1 && !output_given_) {
+      output_given_ = true;
+      held_[i + 1] = false;
+    }
+    return std::nullopt;
+  }
+
+  std::optional<std::string> backward(int stage) {
+    const auto i = static_cast<size_t>(stage);
+    if (reached_ < stages_) return "the first pass has not reached the output";
+    if (stage != next_backward_) {
+      return fmt::format("the backward of stage {} comes first",
+                         next_backward_);
+    }
+    if (!graph_[i]) return "its graph is not kept";
+    graph_[i] = false;
+    --next_backward_;
+    return std::nullopt;
+  }
+
+  std::optional<std::string> discard(int boundary) {
+    const auto i = static_cast<size_t>(boundary);
+    if (!held_[i]) return "it is not held";
+    held_[i] = false;
+    return std::nullopt;
+  }
+
+  int stages_;
+  std::vector<bool> held_;
+  std::vector<bool> graph_;
+  int reached_ = 0;        // stages that the first pass has run
+  int next_backward_;      // the stage whose backward is due
+  bool output_given_ = false;
+};
+
+}  // namespace
+
+std::string to_string(const Op& op) {
+  static constexpr const char* kWords[] = {"forward-keep", "forward-drop",
+                                           "forward-keep-input", "backward",
+                                           "discard"};
+  return fmt::format("{} {}", kWords[static_cast<size_t>(op.kind)], op.stage);
+}
+
+std::optional<std::string> Schedule::problem(int stages,
+                                             const std::vector<Op>& ops) {
+  if (stages < 1) {
+    return fmt::format("expected at least one stage, got {}", stages);
+  }
+  Validator validator(stages);
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (auto what = validator.step(ops[i])) {
+      return fmt::format("operation {} ({}): {}", i, reprise::to_string(ops[i]),
+                         *what);
+    }
+  }
+  return validator.finish();
+}
+
+Schedule::Schedule(std::string name, int stages, std::vector<Op> ops)
+    : name_(std::move(name)), stages_(stages), ops_(std::move(ops)) {
+  const auto what = problem(stages_, ops_);
+  TORCH_CHECK(!what, "[Schedule '", name_, "'] ", what.value_or(""));
+  runs_.resize(static_cast<size_t>(stages_));
+  for (const Op& op : ops_) {
+    if (is_forward(op.kind)) ++runs_[static_cast<size_t>(op.stage)];
+  }
+  const auto last = std::find_if(ops_.begin(), ops_.end(), [this](const Op& op) {
+    return is_forward(op.kind) && op.stage == stages_ - 1;
+  });
+  forward_ops_ = static_cast<size_t>(last - ops_.begin()) + 1;
+}
+
+Schedule Schedule::parse(std::string name, int stages, std::string_view text) {
+  std::vector<Op> ops;
+  size_t at = 0;
+  while (at < text.size()) {
+    if (text[at] == ' ' || text[at] == '\n') {
+      ++at;
+      continue;
+    }
+    const auto letter = kLetters.find(text[at]);
+    int stage = 0;
+    const char* end = text.data() + text.size();
+    const auto [rest, error] =
+        std::from_chars(text.data() + at + 1, end, stage);
+    TORCH_CHECK(letter != std::string_view::npos && error == std::errc{},
+                "[Schedule::parse] expected a word such as K3 at '",
+                std::string(text.substr(at, 8)), "'");
+    ops.push_back({static_cast<OpKind>(letter), stage});
+    at = static_cast<size_t>(rest - text.data());
+  }
+  return Schedule(std::move(name), stages, std::move(ops));
+}
+
+int Schedule::total_runs() const {
+  return std::accumulate(runs_.begin(), runs_.end(), 0);
+}
+
+std::string Schedule::to_text() const {
+  std::string text;
+  for (const Op& op : ops_) {
+    if (!text.empty()) text += ' ';
+    text += kLetters[static_cast<size_t>(op.kind)];
+    text += std::to_string(op.stage);
+  }
+  return text;
+}
+
+std::string Schedule::to_string() const {
+  std::string text = fmt::format(
+      "{}: {} stages, {} operations, {} stage runs ({} of them again)\n", name_,
+      stages_, ops_.size(), total_runs(), total_runs() - stages_);
+  std::vector<OpKind> first(static_cast<size_t>(stages_));
+  for (size_t i = 0; i < forward_ops_; ++i) {
+    if (is_forward(ops_[i].kind)) {
+      first[static_cast<size_t>(ops_[i].stage)] = ops_[i].kind;
+    }
+  }
+  for (int i = 0; i < stages_; ++i) {
+    const OpKind kind = first[static_cast<size_t>(i)];
+    text += fmt::format(
+        "  {:>4}  {:<12} runs {}\n", i,
+        kind == OpKind::kForwardKeep        ? "kept"
+        : kind == OpKind::kForwardKeepInput ? "input kept"
+                                            : "dropped",
+        runs(i));
+  }
+  return text;
+}
+
+}  // namespace reprise

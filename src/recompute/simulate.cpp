@@ -1,0 +1,194 @@
+#include <reprise/recompute/simulate.h>
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+/// Follows every buffer that exists, by who refers to it. A stage that runs
+/// again makes new buffers, even while the old ones are still held.
+class Simulator {
+ public:
+  Simulator(const Schedule& schedule, const ChainFigures& figures)
+      : schedule_(schedule), figures_(figures) {
+    const auto n = static_cast<size_t>(schedule.stages());
+    boundaries_.resize(n + 1);
+    graphs_.resize(n);
+    result_.runs.resize(n);
+    std::vector<int> input;
+    for (const int64_t bytes : figures.input_bytes) {
+      input.push_back(make_buffer(bytes, /*callers=*/true));
+    }
+    hold(0, input);
+  }
+
+  Simulation run() {
+    const auto& ops = schedule_.ops();
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (i == schedule_.forward_ops()) finish_forward();
+      step(ops[i], i);
+    }
+    for (const int runs : result_.runs) result_.total_runs += runs;
+    return std::move(result_);
+  }
+
+ private:
+  struct Buffer {
+    int64_t bytes;
+    int kept_by = 0;  // boundaries and graphs
+    bool callers;     // the caller has it too
+  };
+  using List = std::vector<int>;  // positions in buffers_
+
+  int make_buffer(int64_t bytes, bool callers) {
+    buffers_.push_back({bytes, 0, callers});
+    return static_cast<int>(buffers_.size()) - 1;
+  }
+
+  void refer(const List& list, int change) {
+    for (const int b : list) {
+      Buffer& buffer = buffers_[static_cast<size_t>(b)];
+      const bool was = buffer.kept_by > 0;
+      buffer.kept_by += change;
+      const bool is = buffer.kept_by > 0;
+      if (was == is) continue;
+      const int64_t bytes = is ? buffer.bytes : -buffer.bytes;
+      kept_ += bytes;
+      if (!buffer.callers) live_ += bytes;
+    }
+    result_.kept_peak_bytes = std::max(result_.kept_peak_bytes, kept_);
+  }
+
+  void hold(size_t boundary, List list) {
+    refer(list, +1);
+    boundaries_[boundary] = std::move(list);
+  }
+
+  void release(std::optional<List>& list) {
+    if (!list) return;
+    refer(*list, -1);
+    list.reset();
+  }
+
+  void reach(int64_t bytes, size_t op) {
+    if (bytes <= result_.peak_bytes) return;
+    result_.peak_bytes = bytes;
+    result_.peak_op = op;
+  }
+
+  void step(const Op& op, size_t index) {
+    const auto i = static_cast<size_t>(op.stage);
+    switch (op.kind) {
+      case OpKind::kForwardKeep:
+      case OpKind::kForwardDrop:
+      case OpKind::kForwardKeepInput:
+        forward(op, index);
+        break;
+      case OpKind::kBackward:
+        reach(live_ + gradient_ + figures_.stages[i].backward_extra_bytes,
+              index);
+        release(graphs_[i]);
+        gradient_ = figures_.stages[i].input_gradient_bytes;
+        result_.time_ms += figures_.stages[i].backward_ms;
+        break;
+      case OpKind::kDiscard:
+        release(boundaries_[i]);
+        break;
+    }
+  }
+
+  void forward(const Op& op, size_t index) {
+    const auto i = static_cast<size_t>(op.stage);
+    const StageFigures& stage = figures_.stages[i];
+    const bool keep = op.kind == OpKind::kForwardKeep;
+    const List input = *boundaries_[i];
+    List output;
+    for (const auto& buffer : stage.outputs) {
+      output.push_back(buffer.input >= 0
+                           ? input.at(static_cast<size_t>(buffer.input))
+                           : make_buffer(buffer.bytes, /*callers=*/false));
+    }
+    if (keep) {
+      List saved;
+      for (const int s : stage.saved_inputs) {
+        saved.push_back(input.at(static_cast<size_t>(s)));
+      }
+      for (const int s : stage.saved_outputs) {
+        saved.push_back(output.at(static_cast<size_t>(s)));
+      }
+      if (stage.saved_bytes > 0) {
+        saved.push_back(make_buffer(stage.saved_bytes, /*callers=*/false));
+      }
+      refer(saved, +1);
+      graphs_[i] = std::move(saved);
+    }
+    hold(i + 1, std::move(output));
+    reach(live_ + gradient_ +
+              (keep ? stage.keep_extra_bytes : stage.drop_extra_bytes),
+          index);
+    if (op.kind != OpKind::kForwardKeepInput) release(boundaries_[i]);
+    ++result_.runs[i];
+    result_.time_ms += stage.forward_ms;
+  }
+
+  /// The output goes to the caller, who has it to the end.
+  void finish_forward() {
+    for (const int b : *boundaries_.back()) {
+      buffers_[static_cast<size_t>(b)].callers = true;
+    }
+    release(boundaries_.back());
+    result_.kept_after_forward_bytes = kept_;
+    gradient_ = figures_.output_gradient_bytes;
+  }
+
+  const Schedule& schedule_;
+  const ChainFigures& figures_;
+  std::vector<Buffer> buffers_;
+  std::vector<std::optional<List>> boundaries_;
+  std::vector<std::optional<List>> graphs_;
+  int64_t kept_ = 0;      // bytes of buffers kept, the input's included
+  int64_t live_ = 0;      // rise over the memory before the forward
+  int64_t gradient_ = 0;  // of the boundary that the backward has reached
+  Simulation result_;
+};
+
+}  // namespace
+
+StageFigures StageFigures::simple(int64_t output_bytes, int64_t saved_bytes,
+                                  double forward_ms, double backward_ms) {
+  StageFigures figures;
+  figures.outputs = {{output_bytes, -1}};
+  figures.saved_inputs = {0};
+  figures.saved_outputs = {0};
+  figures.saved_bytes = saved_bytes;
+  figures.input_gradient_bytes = output_bytes;
+  figures.backward_extra_bytes = output_bytes;
+  figures.forward_ms = forward_ms;
+  figures.backward_ms = backward_ms;
+  return figures;
+}
+
+ChainFigures ChainFigures::simple(int64_t input_bytes,
+                                  std::vector<StageFigures> stages) {
+  ChainFigures figures;
+  figures.input_bytes = {input_bytes};
+  if (!stages.empty()) {
+    figures.output_gradient_bytes = stages.back().outputs.at(0).bytes;
+  }
+  figures.stages = std::move(stages);
+  return figures;
+}
+
+Simulation simulate(const Schedule& schedule, const ChainFigures& figures) {
+  TORCH_CHECK(
+      figures.stages.size() == static_cast<size_t>(schedule.stages()),
+      "[simulate] expected figures for ", schedule.stages(), " stages, got ",
+      figures.stages.size());
+  return Simulator(schedule, figures).run();
+}
+
+}  // namespace reprise

@@ -1,0 +1,130 @@
+#include "stage_graph.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+namespace reprise {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Engine;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+/// Root of a backward: gives its gradients away when it runs.
+class OutputEnd : public Node {
+ public:
+  static std::shared_ptr<OutputEnd> make(edge_list edges,
+                                         variable_list gradients) {
+    std::shared_ptr<OutputEnd> node(new OutputEnd, torch::autograd::deleteNode);
+    node->set_next_edges(std::move(edges));
+    node->gradients_ = std::move(gradients);
+    return node;
+  }
+
+  variable_list apply(variable_list&&) override {
+    return std::exchange(gradients_, {});
+  }
+
+ private:
+  variable_list gradients_;
+};
+
+}  // namespace
+
+std::shared_ptr<InputEnd> InputEnd::make() {
+  return {new InputEnd, torch::autograd::deleteNode};
+}
+
+torch::Tensor InputEnd::attach(const torch::Tensor& input) {
+  torch::Tensor tensor = input.detach();
+  const uint32_t slot = add_input_metadata(tensor);
+  torch::autograd::impl::set_gradient_edge(tensor,
+                                           Edge(shared_from_this(), slot));
+  gradients_.emplace_back();
+  return tensor;
+}
+
+Tensors InputEnd::take() {
+  return std::exchange(gradients_, {});
+}
+
+variable_list InputEnd::apply(variable_list&& gradients) {
+  gradients_ = std::move(gradients);
+  return {};
+}
+
+Tensors StageGraph::begin(const Tensors& inputs,
+                          const std::vector<bool>& requires_grad) {
+  input_end_ = InputEnd::make();
+  slots_.clear();
+  Tensors leaves;
+  leaves.reserve(inputs.size());
+  int next_slot = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (requires_grad[i]) {
+      leaves.push_back(input_end_->attach(inputs[i]));
+      slots_.push_back(next_slot++);
+    } else {
+      leaves.push_back(inputs[i].defined() ? inputs[i].detach() : inputs[i]);
+      slots_.push_back(-1);
+    }
+  }
+  return leaves;
+}
+
+void StageGraph::end(const Tensors& outputs) {
+  outputs_.clear();
+  for (const torch::Tensor& output : outputs) {
+    outputs_.push_back(output.defined() && output.requires_grad()
+                           ? torch::autograd::impl::gradient_edge(output)
+                           : Edge());
+  }
+}
+
+Tensors StageGraph::backward(Tensors output_gradients, bool accumulate) {
+  TORCH_INTERNAL_ASSERT(output_gradients.size() == outputs_.size());
+  edge_list edges;
+  variable_list gradients;
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    if (!outputs_[i].is_valid() || !output_gradients[i].defined()) continue;
+    edges.push_back(std::move(outputs_[i]));
+    gradients.push_back(std::move(output_gradients[i]));
+  }
+  outputs_.clear();
+
+  Tensors collected(static_cast<size_t>(input_end_->num_inputs()));
+  if (!edges.empty()) {
+    // The engine wants a tensor for the root; an empty one on the gradients'
+    // device also tells it the stream.
+    const torch::Tensor start = gradients[0].new_empty({0});
+    auto root = OutputEnd::make(std::move(edges), std::move(gradients));
+    root->add_input_metadata(start);
+    edge_list wanted;
+    if (!accumulate) {
+      for (uint32_t i = 0; i < input_end_->num_inputs(); ++i) {
+        wanted.emplace_back(input_end_, i);
+      }
+    }
+    // Nothing is wanted: with no outputs named the engine would run it all.
+    if (accumulate || !wanted.empty()) {
+      const Edge origin(std::move(root), 0);
+      variable_list found = Engine::get_default_engine().execute(
+          {origin}, {start}, /*keep_graph=*/false, /*create_graph=*/false,
+          accumulate, wanted);
+      collected = accumulate ? input_end_->take() : std::move(found);
+    }
+  }
+  Tensors result;
+  for (const int slot : slots_) {
+    result.push_back(slot < 0 ? torch::Tensor()
+                              : std::move(collected[static_cast<size_t>(slot)]));
+  }
+  input_end_.reset();
+  return result;
+}
+
+}  // namespace reprise

@@ -1,0 +1,73 @@
+#include <reprise/torch/cpu_allocator.h>
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/Exception.h>
+#include <torch/version.h>
+
+#include <atomic>
+#include <cstddef>
+#include <limits>
+
+namespace reprise::compat {
+namespace {
+
+// LibTorch's raw_allocate() wants the data pointer to be its own context, so
+// the size sits in front of the data; a whole line, to keep the alignment.
+constexpr size_t kHeaderBytes = 64;
+
+std::atomic<AllocationListener> g_listener{nullptr};
+
+void give(void* data) {
+  if (data == nullptr) return;
+  char* block = static_cast<char*>(data) - kHeaderBytes;
+  g_listener.load(std::memory_order_relaxed)(
+      -*reinterpret_cast<const int64_t*>(block));
+  c10::free_cpu(block);
+}
+
+void* take(size_t bytes) {
+  if (bytes == 0) return nullptr;
+  TORCH_CHECK(bytes < std::numeric_limits<int64_t>::max() - kHeaderBytes,
+              "[cpu allocator] expected a size below 2^63, got ", bytes);
+  char* block = static_cast<char*>(c10::alloc_cpu(bytes + kHeaderBytes));
+  *reinterpret_cast<int64_t*>(block) = static_cast<int64_t>(bytes);
+  g_listener.load(std::memory_order_relaxed)(static_cast<int64_t>(bytes));
+  return block + kHeaderBytes;
+}
+
+class ReportingAllocator final : public c10::Allocator {
+ public:
+#if TORCH_VERSION_MAJOR >= 2 && \
+    (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 3)
+  c10::DataPtr allocate(size_t bytes) override { return data_of(bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+#else
+  c10::DataPtr allocate(size_t bytes) const override { return data_of(bytes); }
+#endif
+  c10::DeleterFnPtr raw_deleter() const override { return &give; }
+
+ private:
+  static c10::DataPtr data_of(size_t bytes) {
+    void* data = take(bytes);
+    return {data, data, &give, c10::Device(c10::DeviceType::CPU)};
+  }
+};
+
+}  // namespace
+
+void install_cpu_allocator(AllocationListener listener) {
+  TORCH_CHECK(listener != nullptr,
+              "[install_cpu_allocator] expected a listener, got none");
+  AllocationListener none = nullptr;
+  TORCH_CHECK(g_listener.compare_exchange_strong(none, listener),
+              "[install_cpu_allocator] a listener is installed already");
+  // Never freed: tensors may outlive every static object.
+  static auto* allocator = new ReportingAllocator;
+  c10::SetCPUAllocator(allocator, /*priority=*/100);
+}
+
+}  // namespace reprise::compat

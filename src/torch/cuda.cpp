@@ -1,0 +1,59 @@
+// Compiled against a LibTorch with CUDA; cuda_none.cpp stands in otherwise.
+#include <reprise/torch/cuda.h>
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/version.h>
+
+namespace reprise::compat {
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+#if TORCH_VERSION_MAJOR > 2 || \
+    (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
+using c10::CachingAllocator::StatType;
+#else
+using caching::StatType;
+#endif
+
+constexpr auto kAggregate = static_cast<size_t>(StatType::AGGREGATE);
+
+}  // namespace
+
+int cuda_device_count() {
+  return c10::cuda::device_count();
+}
+
+CudaMemory cuda_memory(int device) {
+  // The allocator has no statistics before LibTorch's CUDA state exists.
+  at::globalContext().lazyInitCUDA();
+  const auto stats =
+      caching::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+  const auto& allocated = stats.allocated_bytes[kAggregate];
+  const auto& reserved = stats.reserved_bytes[kAggregate];
+  return {allocated.current, allocated.peak, reserved.current, reserved.peak};
+}
+
+void reset_cuda_memory_peak(int device) {
+  at::globalContext().lazyInitCUDA();
+  caching::resetPeakStats(static_cast<c10::DeviceIndex>(device));
+}
+
+void cuda_synchronize(int device) {
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  c10::cuda::device_synchronize();
+}
+
+void empty_cuda_cache() {
+  caching::emptyCache();
+}
+
+void set_cuda_deterministic(bool deterministic) {
+  at::globalContext().setDeterministicCuDNN(deterministic);
+  at::globalContext().setBenchmarkCuDNN(!deterministic);
+}
+
+}  // namespace reprise::compat

@@ -1,0 +1,37 @@
+// Stands in for cuda.cpp where LibTorch has no CUDA.
+#include <reprise/torch/cuda.h>
+
+#include <c10/util/Exception.h>
+
+namespace reprise::compat {
+namespace {
+
+[[noreturn]] void no_cuda() {
+  TORCH_CHECK(false,
+              "[cuda] expected a LibTorch built with CUDA, got a CPU-only one; "
+              "name another with REPRISE_TORCH and build again");
+}
+
+}  // namespace
+
+int cuda_device_count() {
+  return 0;
+}
+
+CudaMemory cuda_memory(int) {
+  no_cuda();
+}
+
+void reset_cuda_memory_peak(int) {
+  no_cuda();
+}
+
+void cuda_synchronize(int) {
+  no_cuda();
+}
+
+void empty_cuda_cache() {}
+
+void set_cuda_deterministic(bool) {}
+
+}  // namespace reprise::compat

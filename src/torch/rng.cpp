@@ -1,0 +1,99 @@
+#include <reprise/torch/rng.h>
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+namespace reprise::compat {
+namespace {
+
+bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() &&
+         std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
+}
+
+}  // namespace
+
+RngState::Entry RngState::entry_of(at::Generator generator) {
+  at::Tensor state;
+  {
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    state = generator.get_state();
+  }
+  return {std::move(generator), std::move(state)};
+}
+
+RngState RngState::capture(at::TensorList tensors,
+                           const std::vector<at::Generator>& extra) {
+  RngState result;
+  result.entries_.push_back(
+      entry_of(at::globalContext().defaultGenerator(at::kCPU)));
+  std::vector<at::Device> devices;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !tensor.is_cuda()) continue;
+    if (std::find(devices.begin(), devices.end(), tensor.device()) ==
+        devices.end()) {
+      devices.push_back(tensor.device());
+      result.entries_.push_back(
+          entry_of(at::globalContext().defaultGenerator(tensor.device())));
+    }
+  }
+  for (const at::Generator& generator : extra) {
+    result.entries_.push_back(entry_of(generator));
+  }
+  return result;
+}
+
+RngState RngState::capture_like(const RngState& other) {
+  RngState result;
+  for (const Entry& entry : other.entries_) {
+    result.entries_.push_back(entry_of(entry.generator));
+  }
+  return result;
+}
+
+void RngState::restore() const {
+  for (const Entry& entry : entries_) {
+    at::Generator generator = entry.generator;
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(entry.state);
+  }
+}
+
+void RngState::forget_unchanged(const RngState& other) {
+  std::vector<Entry> changed;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (!same_bytes(entries_[i].state, other.entries_.at(i).state)) {
+      changed.push_back(std::move(entries_[i]));
+    }
+  }
+  entries_ = std::move(changed);
+}
+
+std::vector<at::Tensor> RngState::states() const {
+  std::vector<at::Tensor> states;
+  for (const Entry& entry : entries_) states.push_back(entry.state);
+  return states;
+}
+
+bool RngState::operator==(const RngState& other) const {
+  return std::equal(entries_.begin(), entries_.end(), other.entries_.begin(),
+                    other.entries_.end(), [](const Entry& a, const Entry& b) {
+                      return a.generator == b.generator &&
+                             same_bytes(a.state, b.state);
+                    });
+}
+
+RngGuard::RngGuard(const RngState& state)
+    : before_(RngState::capture_like(state)) {
+  state.restore();
+}
+
+RngGuard::~RngGuard() {
+  before_.restore();
+}
+
+}  // namespace reprise::compat

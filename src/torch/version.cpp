@@ -1,0 +1,13 @@
+#include <reprise/torch/version.h>
+
+#include <torch/version.h>
+
+namespace reprise::compat {
+
+std::string libtorch_version() {
+  return std::to_string(TORCH_VERSION_MAJOR) + "." +
+         std::to_string(TORCH_VERSION_MINOR) + "." +
+         std::to_string(TORCH_VERSION_PATCH);
+}
+
+}  // namespace reprise::compat

@@ -1,0 +1,206 @@
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/simulate.h>
+#include <reprise/recompute/trace.h>
+#include <reprise/torch/rng.h>
+#include <reprise/verify/verify.h>
+
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+struct Named {
+  std::string name;
+  torch::Tensor value;
+};
+
+/// Everything a training leaves behind, in the order of VerifyReport::rows.
+struct Outcome {
+  std::vector<Named> losses;
+  std::vector<Named> gradients;
+  std::vector<Named> buffers;
+  std::vector<Named> rng;
+  std::vector<Named> parameters;
+};
+
+struct Counter final : ExecutionObserver {
+  explicit Counter(int stages) : runs(static_cast<size_t>(stages)) {}
+  void before(const Op& op) override {
+    if (op.kind != OpKind::kBackward && op.kind != OpKind::kDiscard) {
+      ++runs[static_cast<size_t>(op.stage)];
+    }
+  }
+  std::vector<int> runs;
+};
+
+torch::Tensor copy_of(const torch::Tensor& tensor) {
+  return tensor.detach().clone();
+}
+
+/// Trains with `step`, which runs one forward and backward and returns the
+/// loss sum and the count.
+template <class Step>
+Outcome train(const Chain& chain, const Tensors& inputs, int updates,
+              Step&& step) {
+  Outcome outcome;
+  const auto parameters = chain.parameters();
+  torch::optim::SGD optimizer(parameters,
+                              torch::optim::SGDOptions(0.05).momentum(0.9));
+  for (int u = 0; u < updates; ++u) {
+    const std::string prefix = "update " + std::to_string(u) + ", ";
+    const Tensors results = step();
+    outcome.losses.push_back({prefix + "loss", copy_of(results.at(0))});
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const torch::Tensor gradient = parameters[i].grad();
+      outcome.gradients.push_back(
+          {prefix + "gradient " + std::to_string(i),
+           gradient.defined() ? copy_of(gradient) : torch::Tensor()});
+    }
+    optimizer.step();
+    for (auto parameter : parameters) parameter.mutable_grad().reset();
+    size_t b = 0;
+    for (const auto& buffer : chain.buffers()) {
+      outcome.buffers.push_back(
+          {prefix + "buffer " + std::to_string(b++), copy_of(buffer)});
+    }
+    size_t g = 0;
+    for (auto& state : compat::RngState::capture(inputs).states()) {
+      outcome.rng.push_back(
+          {prefix + "generator " + std::to_string(g++), std::move(state)});
+    }
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    outcome.parameters.push_back(
+        {"parameter " + std::to_string(i), copy_of(parameters[i])});
+  }
+  return outcome;
+}
+
+/// d(loss sum / count) / d(loss sum); the count is a constant of the batch.
+torch::Tensor loss_weight(const Tensors& results) {
+  TORCH_CHECK(results.size() == 2,
+              "[verify] expected the last stage to return the loss sum and its "
+              "count, got ",
+              results.size(), " tensors");
+  return torch::ones_like(results[0]) / results[1].detach();
+}
+
+bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) {
+    return false;
+  }
+  const torch::Tensor x = a.cpu().contiguous();
+  const torch::Tensor y = b.cpu().contiguous();
+  return x.numel() == 0 ||
+         std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
+}
+
+double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
+  if (a.sizes() != b.sizes()) return INFINITY;
+  if (a.numel() == 0) return 0;
+  const torch::Tensor x = a.cpu().to(torch::kDouble);
+  const double difference =
+      (x - b.cpu().to(torch::kDouble)).abs().max().item<double>();
+  const double scale = x.abs().max().item<double>();
+  if (difference == 0) return 0;
+  // A NaN on one side only must not pass a comparison below.
+  return std::isfinite(difference) && scale > 0 ? difference / scale : INFINITY;
+}
+
+VerifyRow compare(std::string what, const std::vector<Named>& expected,
+                  const std::vector<Named>& got, double tolerance) {
+  VerifyRow row;
+  row.what = std::move(what);
+  row.same = expected.size() == got.size();
+  for (size_t i = 0; i < std::min(expected.size(), got.size()); ++i) {
+    const torch::Tensor& a = expected[i].value;
+    const torch::Tensor& b = got[i].value;
+    ++row.tensors;
+    if (a.defined() != b.defined()) {
+      ++row.different;
+      row.max_relative = INFINITY;
+      row.worst = expected[i].name;
+      row.same = false;
+    }
+    if (!a.defined() || !b.defined() || same_bits(a, b)) continue;
+    ++row.different;
+    const double relative = relative_difference(a, b);
+    if (relative >= row.max_relative) {
+      row.max_relative = relative;
+      row.worst = expected[i].name;
+    }
+    if (tolerance == 0 || relative > tolerance) row.same = false;
+  }
+  return row;
+}
+
+}  // namespace
+
+VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
+                    const VerifyOptions& options) {
+  TORCH_CHECK(options.updates >= 1,
+              "[verify] expected at least one update, got ", options.updates);
+  const auto seeded = [&](const auto& make, uint64_t salt) {
+    torch::manual_seed(options.seed + salt);
+    return make();
+  };
+  const auto& make_reference =
+      subject.make_reference ? subject.make_reference : subject.make_chain;
+  const Tensors inputs = seeded(subject.make_inputs, 1000);
+
+  const Chain reference = seeded(make_reference, 0);
+  torch::manual_seed(options.seed + 1);
+  const Outcome expected = train(reference, inputs, options.updates, [&] {
+    Tensors current = inputs;
+    for (int i = 0; i < reference.size(); ++i) current = reference[i](current);
+    current.at(0).backward(loss_weight(current));
+    return current;
+  });
+
+  const Chain chain = seeded(subject.make_chain, 0);
+  const Schedule schedule = make_schedule(strategy, chain.size());
+  Tensors state = chain.parameters();
+  for (const auto& buffer : chain.buffers()) state.push_back(buffer);
+  const KeptMeter meter(state);
+  Counter counter(chain.size());
+  Execution execution(chain, schedule,
+                      {.meter = &meter, .observer = &counter, .generators = {}});
+  torch::manual_seed(options.seed + 1);
+  const Outcome got = train(chain, inputs, options.updates, [&] {
+    Tensors results = execution.forward(inputs);
+    execution.backward({loss_weight(results), torch::Tensor()});
+    return results;
+  });
+
+  VerifyReport report;
+  report.subject = subject.name;
+  report.strategy = strategy.to_text();
+  report.rows = {
+      compare("loss", expected.losses, got.losses, options.tolerance),
+      compare("gradients", expected.gradients, got.gradients,
+              options.tolerance),
+      compare("buffers", expected.buffers, got.buffers, options.tolerance),
+      compare("rng", expected.rng, got.rng, 0),
+      compare("parameters", expected.parameters, got.parameters,
+              options.tolerance),
+  };
+  for (const VerifyRow& row : report.rows) report.same &= row.same;
+
+  const Simulation simulation = simulate(schedule, trace(chain, inputs));
+  report.simulated_runs = simulation.runs;
+  report.simulated_kept_bytes = simulation.kept_peak_bytes;
+  report.kept_peak_bytes = meter.peak_bytes();
+  for (const int runs : counter.runs) {
+    report.same &= runs % options.updates == 0;
+    report.runs.push_back(runs / options.updates);
+  }
+  report.same &= report.runs == report.simulated_runs;
+  return report;
+}
+
+}  // namespace reprise

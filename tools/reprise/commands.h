@@ -1,0 +1,15 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <functional>
+
+/// One function a subcommand: adds it to `app`. When it was chosen, `action` is
+/// set to what it does; the action returns the exit status.
+namespace reprise::command {
+
+using Action = std::function<int()>;
+
+void add_verify(CLI::App& app, Action& action);
+
+}  // namespace reprise::command

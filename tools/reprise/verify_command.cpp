@@ -1,0 +1,221 @@
+#include <fmt/format.h>
+
+#include <reprise/memory/bytes.h>
+#include <reprise/models/builtin.h>
+#include <reprise/torch/cuda.h>
+#include <reprise/verify/verify.h>
+
+#include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
+
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <sstream>
+
+#include "commands.h"
+
+namespace reprise::command {
+namespace {
+
+// On CUDA some kernels add up in an order that changes from run to run. The
+// figure is for single precision after three updates; see docs/exactness.md.
+constexpr double kCudaTolerance = 1e-5;
+
+struct Flags {
+  std::vector<std::string> models;
+  std::vector<std::string> strategies;
+  std::string device = "cpu";
+  std::string format = "table";
+  int64_t batch = 6;
+  int updates = 3;
+  uint64_t seed = 1;
+  int threads = 0;
+  bool nested = false;
+};
+
+std::vector<std::string> default_strategies() {
+  return {"none",  "all",           "every:2",       "every:3",
+          "sqrt",  "checkpoints:0", "checkpoints:2", "revolve:1",
+          "revolve:2", "revolve:3"};
+}
+
+std::string difference(const VerifyRow& row) {
+  if (row.different == 0) return "=";
+  return fmt::format("{:.1e} ({}/{})", row.max_relative, row.different,
+                     row.tensors);
+}
+
+int total(const std::vector<int>& runs) {
+  return std::accumulate(runs.begin(), runs.end(), 0);
+}
+
+void print_table(const std::vector<VerifyReport>& reports, double tolerance) {
+  fmt::print("{:<18}{:<15}{:<18}{:<18}{:<18}{:<10}{:<18}{:<11}{:>11}  {}\n",
+             "model", "recompute", "loss", "gradients", "buffers", "rng",
+             "parameters", "runs/sim.", "kept peak", "verdict");
+  for (const VerifyReport& report : reports) {
+    fmt::print("{:<18}{:<15}", report.subject, report.strategy);
+    for (const VerifyRow& row : report.rows) {
+      fmt::print("{:<{}}", difference(row), row.what == "rng" ? 10 : 18);
+    }
+    fmt::print("{:<11}{:>11}  {}\n",
+               fmt::format("{}/{}", total(report.runs),
+                           total(report.simulated_runs)),
+               format_bytes(report.kept_peak_bytes),
+               report.same ? "same" : "DIFFERENT");
+  }
+  fmt::print("\n= equal in every bit; else the largest relative difference and "
+             "how many tensors differ.\n");
+  if (tolerance == 0) {
+    fmt::print("Required: no difference.\n");
+  } else {
+    fmt::print("Required: at most {:.0e}, rng equal.\n", tolerance);
+  }
+}
+
+nlohmann::json to_json(const VerifyReport& report) {
+  nlohmann::json json = {{"model", report.subject},
+                         {"recompute", report.strategy},
+                         {"same", report.same},
+                         {"runs", report.runs},
+                         {"simulated_runs", report.simulated_runs},
+                         {"kept_peak_bytes", report.kept_peak_bytes},
+                         {"simulated_kept_bytes", report.simulated_kept_bytes}};
+  for (const VerifyRow& row : report.rows) {
+    json["compared"][row.what] = {{"tensors", row.tensors},
+                                  {"different", row.different},
+                                  {"max_relative", row.max_relative},
+                                  {"worst", row.worst},
+                                  {"same", row.same}};
+  }
+  return json;
+}
+
+torch::Device device_of(const std::string& text) {
+  torch::Device device(torch::kCPU);
+  try {
+    device = torch::Device(text);
+  } catch (const c10::Error&) {
+    throw CLI::ValidationError("--device", "expected cpu, cuda or cuda:N, got " +
+                                               text);
+  }
+  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+  if (device.is_cuda() && device.index() >= compat::cuda_device_count()) {
+    throw CLI::ValidationError(
+        "--device", fmt::format("expected one of {} CUDA devices, got {}",
+                                compat::cuda_device_count(), text));
+  }
+  return device;
+}
+
+int verify_all(const Flags& flags) {
+  if (flags.threads > 0) at::set_num_threads(flags.threads);
+  BuiltinOptions options;
+  options.device = device_of(flags.device);
+  options.batch = flags.batch;
+  VerifyOptions how;
+  how.updates = flags.updates;
+  how.seed = flags.seed;
+  how.tolerance = options.device.is_cuda() ? kCudaTolerance : 0;
+  if (options.device.is_cuda()) compat::set_cuda_deterministic(true);
+
+  std::vector<const Builtin*> models;
+  std::vector<Strategy> strategies;
+  try {
+    for (const auto& name : flags.models) models.push_back(&find_builtin(name));
+    for (const auto& text : flags.strategies) {
+      strategies.push_back(Strategy::parse(text));
+    }
+  } catch (const c10::Error& error) {
+    throw CLI::ValidationError(error.what_without_backtrace());
+  }
+  if (models.empty()) {
+    for (const Builtin& builtin : builtins()) models.push_back(&builtin);
+  }
+
+  std::vector<VerifyReport> reports;
+  bool same = true;
+  for (const Builtin* model : models) {
+    for (const Strategy& strategy : strategies) {
+      BuiltinOptions tested = options;
+      tested.nested_checkpoint = flags.nested;
+      const VerifySubject subject{
+          model->name, [&] { return model->make_chain(tested); },
+          [&] { return model->make_inputs(options); },
+          [&] { return model->make_chain(options); }};
+      reports.push_back(verify(subject, strategy, how));
+      same &= reports.back().same;
+      std::cerr << fmt::format("verify {} {}: {}\n", model->name,
+                               strategy.to_text(),
+                               reports.back().same ? "same" : "DIFFERENT");
+    }
+  }
+  if (flags.format == "json") {
+    nlohmann::json json = {{"device", flags.device},
+                           {"tolerance", how.tolerance},
+                           {"same", same},
+                           {"results", nlohmann::json::array()}};
+    for (const auto& report : reports) {
+      json["results"].push_back(to_json(report));
+    }
+    fmt::print("{}\n", json.dump(2));
+  } else {
+    print_table(reports, how.tolerance);
+  }
+  return same ? 0 : 1;
+}
+
+std::string known_models() {
+  std::string text;
+  for (const Builtin& builtin : builtins()) {
+    text += fmt::format("\n  {:<18}{}", builtin.name, builtin.description);
+  }
+  return text;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<Flags>();
+  flags->strategies = default_strategies();
+  CLI::App* verify = app.add_subcommand(
+      "verify",
+      "Prove that recomputation changes nothing: train with and without it and "
+      "compare loss, gradients, buffers, random numbers and parameters");
+  verify->add_option("--model", flags->models,
+                     "Models to verify (default: all of them):" +
+                         known_models());
+  verify
+      ->add_option("--recompute", flags->strategies,
+                   "Strategies: none, all, sqrt, every:K, checkpoints:K, "
+                   "revolve:S")
+      ->capture_default_str()
+      ->delimiter(',');
+  verify->add_option("--device", flags->device, "cpu, cuda or cuda:N")
+      ->capture_default_str();
+  verify->add_option("--batch", flags->batch, "Samples a batch")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  verify->add_option("--updates", flags->updates, "Updates to train for")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  verify->add_option("--seed", flags->seed, "Seed of weights, data, dropout")
+      ->capture_default_str();
+  verify->add_option("--threads", flags->threads,
+                     "CPU threads (default: LibTorch's)")
+      ->check(CLI::Range(1, 1024));
+  verify->add_flag("--nested", flags->nested,
+                   "Also wrap part of each stage in checkpoint()");
+  verify->add_option("--format", flags->format, "table or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  verify->footer(
+      "On the CPU no bit may differ. On CUDA, where some kernels add up in a\n"
+      "changing order, a relative difference of 1e-5 is allowed.\n"
+      "Exit status: 0 the same, 1 different, 2 wrong usage.");
+  verify->callback(
+      [flags, &action] { action = [flags] { return verify_all(*flags); }; });
+}
+
+}  // namespace reprise::command
