@@ -21,8 +21,9 @@ Accumulator::Accumulator(std::vector<torch::Tensor> parameters)
 }
 
 void Accumulator::begin(double total_count) {
-  TORCH_CHECK(total_ == 0, "[Accumulator::begin] a window is open already: ",
-              done_, " of ", total_, " done; update() or abandon() it first");
+  TORCH_CHECK(total_ == 0,
+              "[Accumulator::begin] a window is open already: ", done_, " of ",
+              total_, " done; update() or abandon() it first");
   TORCH_CHECK(std::isfinite(total_count) && total_count > 0,
               "[Accumulator::begin] expected a window's total count above "
               "zero, got ",

@@ -1,8 +1,7 @@
 #include <reprise/memory/bytes.h>
 
-#include <fmt/format.h>
-
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
 #include <array>
 #include <cctype>
@@ -24,13 +23,13 @@ constexpr std::array kUnits = {
     Unit{"k", kKi},
     Unit{"kib", kKi},
     Unit{"kb", 1e3},
-    Unit{"m", kKi * kKi},
+    Unit{"m", kKi* kKi},
     Unit{"mib", kKi* kKi},
     Unit{"mb", 1e6},
-    Unit{"g", kKi * kKi * kKi},
+    Unit{"g", kKi* kKi* kKi},
     Unit{"gib", kKi* kKi* kKi},
     Unit{"gb", 1e9},
-    Unit{"t", kKi * kKi * kKi * kKi},
+    Unit{"t", kKi* kKi* kKi* kKi},
     Unit{"tib", kKi* kKi* kKi* kKi},
     Unit{"tb", 1e12},
 };
@@ -72,7 +71,8 @@ int64_t parse_bytes(std::string_view text) {
       }
     }
   }
-  TORCH_CHECK(false, "[parse_bytes] expected a size such as 8GiB or 8000MB, got '",
+  TORCH_CHECK(false,
+              "[parse_bytes] expected a size such as 8GiB or 8000MB, got '",
               copy, "'");
 }
 

@@ -24,8 +24,8 @@ int64_t new_bytes(const at::Tensor& tensor, Seen& seen) {
 
 std::string_view name_of(Category category) {
   static constexpr std::array<std::string_view, kCategoryCount> kNames = {
-      "parameters", "gradients", "optimizer",
-      "activations", "data", "workspace"};
+      "parameters",  "gradients", "optimizer",
+      "activations", "data",      "workspace"};
   return kNames.at(static_cast<size_t>(category));
 }
 
@@ -75,9 +75,15 @@ MemoryBreakdown MemoryLedger::measure() const {
     }
   }
   if (kept_ != nullptr) {
-    breakdown.activations_by_stage = kept_->live_by_stage();
-    breakdown.bytes.at(static_cast<size_t>(Category::kActivations)) +=
-        kept_->live_bytes();
+    auto& by_stage = breakdown.activations_by_stage;
+    for (const auto& kept : kept_->live_storages()) {
+      if (!seen.insert(kept.storage).second) continue;  // saved data, say
+      const auto stage = static_cast<size_t>(kept.stage);
+      if (by_stage.size() <= stage) by_stage.resize(stage + 1);
+      by_stage[stage] += kept.bytes;
+      breakdown.bytes.at(static_cast<size_t>(Category::kActivations)) +=
+          kept.bytes;
+    }
   }
   const int64_t claimed = std::accumulate(breakdown.bytes.begin(),
                                           breakdown.bytes.end(), int64_t{0});

@@ -105,8 +105,9 @@ class KeptHooks final : public compat::SavedTensorHooks {
   }
 
   static int64_t bytes_of(const at::Tensor& tensor) {
-    return tensor.has_storage() ? static_cast<int64_t>(tensor.storage().nbytes())
-                                : 0;
+    return tensor.has_storage()
+               ? static_cast<int64_t>(tensor.storage().nbytes())
+               : 0;
   }
 
  private:
@@ -167,6 +168,15 @@ std::vector<int64_t> KeptMeter::peak_by_stage() const {
   return state_->by_stage_at_peak;
 }
 
+std::vector<KeptMeter::Storage> KeptMeter::live_storages() const {
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  std::vector<Storage> storages;
+  for (const auto& [storage, entry] : state_->entries) {
+    storages.push_back({storage, entry.bytes, entry.holders.begin()->first});
+  }
+  return storages;
+}
+
 void KeptMeter::restart_peak() {
   const std::lock_guard<std::mutex> lock(state_->mutex);
   state_->mark_peak();
@@ -180,15 +190,16 @@ std::shared_ptr<void> KeptMeter::hold(const at::Tensor& tensor,
 }
 
 struct KeptMeter::Scope::Impl {
-  explicit Impl(std::shared_ptr<KeptPolicy> policy) : scope(std::move(policy)) {}
+  explicit Impl(std::shared_ptr<KeptPolicy> policy)
+      : scope(std::move(policy)) {}
   compat::SavedTensorScope scope;
 };
 
 KeptMeter::Scope::Scope(const KeptMeter& meter, int stage) {
   TORCH_CHECK(stage >= 0, "[KeptMeter] expected a stage of 0 or more, got ",
               stage);
-  impl_ = std::make_unique<Impl>(
-      std::make_shared<KeptPolicy>(meter.state_, stage));
+  impl_ =
+      std::make_unique<Impl>(std::make_shared<KeptPolicy>(meter.state_, stage));
   places().push_back(
       {std::shared_ptr<KeptMeter>(new KeptMeter(meter.state_)), stage});
 }

@@ -87,12 +87,11 @@ Chain make_cnn(const BuiltinOptions& options) {
     channels = next;
   }
   torch::nn::Linear head(channels, 10);
-  stages.push_back(make_stage(
-                       "head",
-                       [head](const Tensor& x) mutable {  // (B, C, H, W)
-                         return head(x.mean({2, 3}));
-                       },
-                       {head.ptr()})
+  stages.push_back(make_stage("head",
+                              [head](const Tensor& x) mutable {  // (B, C, H, W)
+                                return head(x.mean({2, 3}));
+                              },
+                              {head.ptr()})
                        .on_first());
   stages.push_back(make_stage("loss", cross_entropy_sum));
   to_device(stages, options.device);
@@ -134,12 +133,12 @@ struct BlockImpl : torch::nn::Module {
     const Tensor future =
         torch::ones({x.size(1), x.size(1)}, x.options().dtype(torch::kBool))
             .triu(1);
-    const Tensor scores = torch::matmul(split(parts[0]),
-                                        split(parts[1]).transpose(-2, -1))
-                              .mul(scale)
-                              .masked_fill(future, -1e9);
-    const Tensor mixed = torch::matmul(
-        dropout(torch::softmax(scores, -1)), split(parts[2]));
+    const Tensor scores =
+        torch::matmul(split(parts[0]), split(parts[1]).transpose(-2, -1))
+            .mul(scale)
+            .masked_fill(future, -1e9);
+    const Tensor mixed =
+        torch::matmul(dropout(torch::softmax(scores, -1)), split(parts[2]));
     return dropout(project(mixed.transpose(1, 2).reshape(x.sizes())));
   }
 
@@ -173,14 +172,13 @@ Chain make_transformer(const BuiltinOptions& options) {
   torch::nn::Embedding positions(kSequence, kModel);
   torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({kModel}));
   std::vector<Stage> stages;
-  stages.push_back(make_stage(
-                       "embed",
-                       [tokens, positions](const Tensor& ids) mutable {
-                         const Tensor places =
-                             torch::arange(ids.size(1), ids.options());
-                         return tokens(ids) + positions(places);
-                       },
-                       {tokens.ptr(), positions.ptr()})
+  stages.push_back(make_stage("embed",
+                              [tokens, positions](const Tensor& ids) mutable {
+                                const Tensor places =
+                                    torch::arange(ids.size(1), ids.options());
+                                return tokens(ids) + positions(places);
+                              },
+                              {tokens.ptr(), positions.ptr()})
                        .on_first());
   for (int i = 0; i < 4; ++i) {
     stages.push_back(make_stage("block" + std::to_string(i),
@@ -188,12 +186,12 @@ Chain make_transformer(const BuiltinOptions& options) {
                          .on_first());
   }
   // The output layer's weight is the embedding's.
-  stages.push_back(make_stage(
-                       "head",
-                       [tokens, norm](const Tensor& x) mutable {
-                         return torch::matmul(norm(x), tokens->weight.t());
-                       },
-                       {tokens.ptr(), norm.ptr()})
+  stages.push_back(make_stage("head",
+                              [tokens, norm](const Tensor& x) mutable {
+                                return torch::matmul(norm(x),
+                                                     tokens->weight.t());
+                              },
+                              {tokens.ptr(), norm.ptr()})
                        .on_first());
   stages.push_back(
       make_stage("loss", [](const Tensor& scores, const Tensor& targets) {
@@ -240,12 +238,11 @@ Chain make_skip(const BuiltinOptions& options) {
   }
   auto middle = conv(channels, channels);
   torch::nn::Dropout2d dropout(0.1);
-  stages.push_back(make_stage(
-                       "middle",
-                       [middle, dropout](const Tensor& x) mutable {
-                         return dropout(middle->forward(x));
-                       },
-                       {middle.ptr(), dropout.ptr()})
+  stages.push_back(make_stage("middle",
+                              [middle, dropout](const Tensor& x) mutable {
+                                return dropout(middle->forward(x));
+                              },
+                              {middle.ptr(), dropout.ptr()})
                        .on_first());
   for (const int64_t next : {8, 4}) {
     const int64_t skipped = next == 8 ? 16 : 8;
@@ -253,10 +250,10 @@ Chain make_skip(const BuiltinOptions& options) {
     stages.push_back(make_stage(
         "up" + std::to_string(next),
         [block](const Tensors& in) mutable -> Tensors {
-          const Tensor larger = F::interpolate(
-              in[0], F::InterpolateFuncOptions()
-                         .scale_factor(std::vector<double>{2, 2})
-                         .mode(torch::kNearest));
+          const Tensor larger =
+              F::interpolate(in[0], F::InterpolateFuncOptions()
+                                        .scale_factor(std::vector<double>{2, 2})
+                                        .mode(torch::kNearest));
           Tensors out(in.begin(), in.end() - 1);
           out[0] = block->forward(torch::cat({larger, in.back()}, 1));
           return out;
@@ -276,9 +273,10 @@ Chain make_skip(const BuiltinOptions& options) {
 
 Tensors skip_inputs(const BuiltinOptions& options) {
   const torch::TensorOptions type(options.device);
-  return {torch::randn({options.batch, 1, 16, 16}, type),
-          torch::rand({options.batch, 1, 16, 16}, type).gt(0.3).to(torch::kFloat),
-          torch::randn({options.batch, 1, 16, 16}, type)};
+  return {
+      torch::randn({options.batch, 1, 16, 16}, type),
+      torch::rand({options.batch, 1, 16, 16}, type).gt(0.3).to(torch::kFloat),
+      torch::randn({options.batch, 1, 16, 16}, type)};
 }
 
 }  // namespace

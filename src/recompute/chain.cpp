@@ -75,8 +75,8 @@ torch::Tensor Chain::forward(const torch::Tensor& input,
                              const Schedule& schedule) const {
   Tensors outputs = forward(Tensors{input}, schedule);
   TORCH_CHECK(outputs.size() == 1,
-              "[Chain] expected one output for one input, got ",
-              outputs.size(), "; call forward() with a list");
+              "[Chain] expected one output for one input, got ", outputs.size(),
+              "; call forward() with a list");
   return outputs[0];
 }
 

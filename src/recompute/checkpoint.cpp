@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <memory>
 #include <mutex>
@@ -30,6 +31,7 @@ struct Slot {
   std::vector<int64_t> sizes;
   c10::ScalarType dtype;
   torch::Tensor value;            // defined between recomputation and use
+  int64_t version = 0;            // of value, when it was caught
   std::shared_ptr<void> counted;  // by the meter, like value
 };
 
@@ -44,12 +46,17 @@ class Frame : public std::enable_shared_from_this<Frame> {
         const CheckpointOptions& options)
       : function_(std::move(function)),
         early_stop_(options.early_stop),
-        context_(inputs,
-                 options.modules.empty() ? CurrentModules::get()
-                                         : options.modules,
-                 options.generators),
+        context_(
+            inputs,
+            options.modules.empty() ? CurrentModules::get() : options.modules,
+            options.generators),
         place_(KeptMeter::current()) {
     for (const auto& input : inputs) {
+      // Behind hooks, a SavedVariable refers to a leaf's accumulator weakly
+      // and will ask for it.
+      if (input.defined() && input.is_leaf() && input.requires_grad()) {
+        accumulators_.push_back(torch::autograd::impl::grad_accumulator(input));
+      }
       inputs_.emplace_back(input, /*is_output=*/false);
       requires_grad_.push_back(input.defined() && input.requires_grad());
     }
@@ -58,8 +65,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   Tensors first_run(const Tensors& inputs);
 
   std::shared_ptr<Slot> add_slot(const torch::Tensor& tensor) {
-    auto slot = std::make_shared<Slot>(
-        Slot{slots_.size(), tensor.sizes().vec(), tensor.scalar_type(), {}, {}});
+    auto slot = std::make_shared<Slot>(Slot{
+        slots_.size(), tensor.sizes().vec(), tensor.scalar_type(), {}, 0, {}});
     slots_.push_back(slot);
     return slot;
   }
@@ -67,6 +74,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
   torch::Tensor open(Slot& slot) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!slot.value.defined()) recompute();
+    TORCH_CHECK(slot.value._version() == slot.version,
+                "[checkpoint] saved tensor ", slot.index,
+                " was modified in place by the function after it was saved");
     slot.counted.reset();
     // Handed over: a graph that is retained is recomputed for its next use.
     return std::exchange(slot.value, {});
@@ -75,18 +85,20 @@ class Frame : public std::enable_shared_from_this<Frame> {
   /// Called for each tensor that the recomputation saves, in order.
   void catch_value(const torch::Tensor& tensor) {
     const size_t index = caught_++;
-    TORCH_CHECK(index < slots_.size(), "[checkpoint] expected the function to "
+    TORCH_CHECK(index < slots_.size(),
+                "[checkpoint] expected the function to "
                 "do the same when recomputed, but it saved more than the ",
                 slots_.size(), " tensors of its first run");
     const auto slot = slots_[index].lock();
     if (slot) {
-      TORCH_CHECK(tensor.sizes() == slot->sizes &&
-                      tensor.scalar_type() == slot->dtype,
-                  "[checkpoint] expected the function to do the same when "
-                  "recomputed; saved tensor ",
-                  index, " was ", slot->dtype, " ", slot->sizes, ", is now ",
-                  tensor.scalar_type(), " ", tensor.sizes());
+      TORCH_CHECK(
+          tensor.sizes() == slot->sizes && tensor.scalar_type() == slot->dtype,
+          "[checkpoint] expected the function to do the same when "
+          "recomputed; saved tensor ",
+          index, " was ", slot->dtype, " ", slot->sizes, ", is now ",
+          tensor.scalar_type(), " ", tensor.sizes());
       slot->value = tensor.detach();
+      slot->version = slot->value._version();
       if (place_.meter) {
         slot->counted = place_.meter->hold(slot->value, place_.stage);
       }
@@ -108,6 +120,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::function<Tensors(const Tensors&)> function_;
   bool early_stop_;
   std::vector<SavedVariable> inputs_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::vector<bool> requires_grad_;
   ForwardContext context_;
   KeptMeter::Place place_;
@@ -226,9 +239,10 @@ void Frame::recompute() {
   }
   if (caught_ <= last_needed_) {
     drop_values();
-    TORCH_CHECK(false, "[checkpoint] expected the function to do the same when "
-                "recomputed, but it saved ", caught_, " tensors and ",
-                slots_.size(), " on its first run");
+    TORCH_CHECK(false,
+                "[checkpoint] expected the function to do the same when "
+                "recomputed, but it saved ",
+                caught_, " tensors and ", slots_.size(), " on its first run");
   }
 }
 

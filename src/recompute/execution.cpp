@@ -1,17 +1,16 @@
+#include "saved_nothing.h"
+#include "stage_graph.h"
+
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/replay.h>
 
 #include <fmt/format.h>
-
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
 #include <optional>
 #include <sstream>
 #include <utility>
-
-#include "saved_nothing.h"
-#include "stage_graph.h"
 
 namespace reprise {
 namespace {
@@ -222,9 +221,9 @@ class Execution::Impl {
     {
       std::optional<ReplayGuard> replay;
       if (again) replay.emplace(*contexts_[i]);
-      outputs = call(stage, op.stage, keep,
-                     graph.begin(boundaries_[i]->tensors,
-                                 boundaries_[i]->requires_grad));
+      outputs = call(
+          stage, op.stage, keep,
+          graph.begin(boundaries_[i]->tensors, boundaries_[i]->requires_grad));
     }
     ran_[i] = true;
     if (!again && contexts_[i]) contexts_[i]->finish_first_run();
@@ -241,7 +240,8 @@ class Execution::Impl {
     hold(i + 1, Boundary(detach_all(outputs), which_require_grad(outputs)));
   }
 
-  Tensors call(const Stage& stage, int index, bool keep, const Tensors& inputs) {
+  Tensors call(const Stage& stage, int index, bool keep,
+               const Tensors& inputs) {
     const CurrentModules modules(stage.modules());
     if (!keep) {
       // The graph is built all the same, so that operators which choose their

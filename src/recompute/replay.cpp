@@ -68,7 +68,8 @@ CurrentModules::~CurrentModules() {
 
 const Modules& CurrentModules::get() {
   static const Modules none;
-  return t_modules != nullptr ? *t_modules : none;
+  if (t_modules == nullptr) return none;
+  return *t_modules;
 }
 
 }  // namespace reprise

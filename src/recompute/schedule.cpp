@@ -1,8 +1,7 @@
 #include <reprise/recompute/schedule.h>
 
-#include <fmt/format.h>
-
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
@@ -101,8 +100,8 @@ class Validator {
   int stages_;
   std::vector<bool> held_;
   std::vector<bool> graph_;
-  int reached_ = 0;        // stages that the first pass has run
-  int next_backward_;      // the stage whose backward is due
+  int reached_ = 0;    // stages that the first pass has run
+  int next_backward_;  // the stage whose backward is due
   bool output_given_ = false;
 };
 
@@ -138,9 +137,10 @@ Schedule::Schedule(std::string name, int stages, std::vector<Op> ops)
   for (const Op& op : ops_) {
     if (is_forward(op.kind)) ++runs_[static_cast<size_t>(op.stage)];
   }
-  const auto last = std::find_if(ops_.begin(), ops_.end(), [this](const Op& op) {
-    return is_forward(op.kind) && op.stage == stages_ - 1;
-  });
+  const auto last =
+      std::find_if(ops_.begin(), ops_.end(), [this](const Op& op) {
+        return is_forward(op.kind) && op.stage == stages_ - 1;
+      });
   forward_ops_ = static_cast<size_t>(last - ops_.begin()) + 1;
 }
 
@@ -192,12 +192,11 @@ std::string Schedule::to_string() const {
   }
   for (int i = 0; i < stages_; ++i) {
     const OpKind kind = first[static_cast<size_t>(i)];
-    text += fmt::format(
-        "  {:>4}  {:<12} runs {}\n", i,
-        kind == OpKind::kForwardKeep        ? "kept"
-        : kind == OpKind::kForwardKeepInput ? "input kept"
-                                            : "dropped",
-        runs(i));
+    text += fmt::format("  {:>4}  {:<12} runs {}\n", i,
+                        kind == OpKind::kForwardKeep        ? "kept"
+                        : kind == OpKind::kForwardKeepInput ? "input kept"
+                                                            : "dropped",
+                        runs(i));
   }
   return text;
 }

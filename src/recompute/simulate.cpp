@@ -184,10 +184,9 @@ ChainFigures ChainFigures::simple(int64_t input_bytes,
 }
 
 Simulation simulate(const Schedule& schedule, const ChainFigures& figures) {
-  TORCH_CHECK(
-      figures.stages.size() == static_cast<size_t>(schedule.stages()),
-      "[simulate] expected figures for ", schedule.stages(), " stages, got ",
-      figures.stages.size());
+  TORCH_CHECK(figures.stages.size() == static_cast<size_t>(schedule.stages()),
+              "[simulate] expected figures for ", schedule.stages(),
+              " stages, got ", figures.stages.size());
   return Simulator(schedule, figures).run();
 }
 

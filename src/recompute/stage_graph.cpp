@@ -120,8 +120,9 @@ Tensors StageGraph::backward(Tensors output_gradients, bool accumulate) {
   }
   Tensors result;
   for (const int slot : slots_) {
-    result.push_back(slot < 0 ? torch::Tensor()
-                              : std::move(collected[static_cast<size_t>(slot)]));
+    result.push_back(slot < 0
+                         ? torch::Tensor()
+                         : std::move(collected[static_cast<size_t>(slot)]));
   }
   input_end_.reset();
   return result;

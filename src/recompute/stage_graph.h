@@ -12,8 +12,8 @@
 /// The usual way to cut is a detached leaf that requires a gradient. But a
 /// leaf's gradient accumulator holds the leaf, and with it the whole input, for
 /// as long as the graph lives, even where no operator saved it. A node of our
-/// own as the inputs' origin holds nothing; and one as the outputs' target hands
-/// their gradients over instead of holding them until the stage is done.
+/// own as the inputs' origin holds nothing; and one as the outputs' target
+/// hands their gradients over instead of holding them until the stage is done.
 namespace reprise {
 
 /// Stands where a stage's inputs come from; its backward collects their

@@ -195,9 +195,9 @@ Schedule make_segments(std::string name, int stages,
       continue;
     }
     for (int i = start_of(s); i < end_of(s); ++i) {
-      ops.push_back({i == start_of(s) ? OpKind::kForwardKeepInput
-                                      : OpKind::kForwardDrop,
-                     i});
+      ops.push_back(
+          {i == start_of(s) ? OpKind::kForwardKeepInput : OpKind::kForwardDrop,
+           i});
     }
   }
   for (int s = segments - 1; s >= 0; --s) {

@@ -1,3 +1,6 @@
+#include "saved_nothing.h"
+#include "stage_graph.h"
+
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/replay.h>
 #include <reprise/recompute/trace.h>
@@ -9,9 +12,6 @@
 #include <memory>
 #include <unordered_map>
 #include <utility>
-
-#include "saved_nothing.h"
-#include "stage_graph.h"
 
 namespace reprise {
 namespace {

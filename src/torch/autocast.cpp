@@ -5,7 +5,8 @@
 
 // 2.4 replaced a function a device by one function with a device argument.
 #define REPRISE_AUTOCAST_BY_DEVICE \
-  (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4))
+  (TORCH_VERSION_MAJOR > 2 ||      \
+   (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4))
 
 namespace reprise::compat {
 

@@ -41,14 +41,20 @@ class ReportingAllocator final : public c10::Allocator {
  public:
 #if TORCH_VERSION_MAJOR >= 2 && \
     (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 3)
-  c10::DataPtr allocate(size_t bytes) override { return data_of(bytes); }
+  c10::DataPtr allocate(size_t bytes) override {
+    return data_of(bytes);
+  }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
 #else
-  c10::DataPtr allocate(size_t bytes) const override { return data_of(bytes); }
+  c10::DataPtr allocate(size_t bytes) const override {
+    return data_of(bytes);
+  }
 #endif
-  c10::DeleterFnPtr raw_deleter() const override { return &give; }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &give;
+  }
 
  private:
   static c10::DataPtr data_of(size_t bytes) {

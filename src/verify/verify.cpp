@@ -168,8 +168,7 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
   for (const auto& buffer : chain.buffers()) state.push_back(buffer);
   const KeptMeter meter(state);
   Counter counter(chain.size());
-  Execution execution(chain, schedule,
-                      {.meter = &meter, .observer = &counter, .generators = {}});
+  Execution execution(chain, schedule, {.meter = &meter, .observer = &counter});
   torch::manual_seed(options.seed + 1);
   const Outcome got = train(chain, inputs, options.updates, [&] {
     Tensors results = execution.forward(inputs);

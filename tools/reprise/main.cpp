@@ -1,3 +1,6 @@
+#include "commands.h"
+#include "nearest.h"
+
 #include <reprise/memory/meter.h>
 #include <reprise/torch/version.h>
 
@@ -8,9 +11,6 @@
 #include <iostream>
 #include <string>
 #include <vector>
-
-#include "commands.h"
-#include "nearest.h"
 
 namespace {
 
@@ -41,7 +41,8 @@ std::string hint(const CLI::App& app) {
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Reprise trains a model inside a memory budget: it recomputes activations "
+      "Reprise trains a model inside a memory budget: it recomputes "
+      "activations "
       "instead of keeping them, and accumulates gradients over micro-batches.",
       "reprise");
   app.require_subcommand(1);

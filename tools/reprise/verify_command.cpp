@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include "commands.h"
 
 #include <reprise/memory/bytes.h>
 #include <reprise/models/builtin.h>
@@ -6,14 +6,13 @@
 #include <reprise/verify/verify.h>
 
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <iostream>
 #include <memory>
 #include <numeric>
 #include <sstream>
-
-#include "commands.h"
 
 namespace reprise::command {
 namespace {
@@ -35,8 +34,8 @@ struct Flags {
 };
 
 std::vector<std::string> default_strategies() {
-  return {"none",  "all",           "every:2",       "every:3",
-          "sqrt",  "checkpoints:0", "checkpoints:2", "revolve:1",
+  return {"none",      "all",           "every:2",       "every:3",
+          "sqrt",      "checkpoints:0", "checkpoints:2", "revolve:1",
           "revolve:2", "revolve:3"};
 }
 
@@ -59,14 +58,15 @@ void print_table(const std::vector<VerifyReport>& reports, double tolerance) {
     for (const VerifyRow& row : report.rows) {
       fmt::print("{:<{}}", difference(row), row.what == "rng" ? 10 : 18);
     }
-    fmt::print("{:<11}{:>11}  {}\n",
-               fmt::format("{}/{}", total(report.runs),
-                           total(report.simulated_runs)),
-               format_bytes(report.kept_peak_bytes),
-               report.same ? "same" : "DIFFERENT");
+    fmt::print(
+        "{:<11}{:>11}  {}\n",
+        fmt::format("{}/{}", total(report.runs), total(report.simulated_runs)),
+        format_bytes(report.kept_peak_bytes),
+        report.same ? "same" : "DIFFERENT");
   }
-  fmt::print("\n= equal in every bit; else the largest relative difference and "
-             "how many tensors differ.\n");
+  fmt::print(
+      "\n= equal in every bit; else the largest relative difference and "
+      "how many tensors differ.\n");
   if (tolerance == 0) {
     fmt::print("Required: no difference.\n");
   } else {
@@ -97,8 +97,8 @@ torch::Device device_of(const std::string& text) {
   try {
     device = torch::Device(text);
   } catch (const c10::Error&) {
-    throw CLI::ValidationError("--device", "expected cpu, cuda or cuda:N, got " +
-                                               text);
+    throw CLI::ValidationError("--device",
+                               "expected cpu, cuda or cuda:N, got " + text);
   }
   if (device.is_cuda() && !device.has_index()) device.set_index(0);
   if (device.is_cuda() && device.index() >= compat::cuda_device_count()) {
@@ -124,14 +124,17 @@ int verify_all(const Flags& flags) {
   std::vector<Strategy> strategies;
   try {
     for (const auto& name : flags.models) models.push_back(&find_builtin(name));
+    if (models.empty()) {
+      for (const Builtin& builtin : builtins()) models.push_back(&builtin);
+    }
     for (const auto& text : flags.strategies) {
       strategies.push_back(Strategy::parse(text));
+      for (const Builtin* model : models) {  // a K too large is found here
+        make_schedule(strategies.back(), model->make_chain({}).size());
+      }
     }
   } catch (const c10::Error& error) {
     throw CLI::ValidationError(error.what_without_backtrace());
-  }
-  if (models.empty()) {
-    for (const Builtin& builtin : builtins()) models.push_back(&builtin);
   }
 
   std::vector<VerifyReport> reports;
@@ -140,10 +143,10 @@ int verify_all(const Flags& flags) {
     for (const Strategy& strategy : strategies) {
       BuiltinOptions tested = options;
       tested.nested_checkpoint = flags.nested;
-      const VerifySubject subject{
-          model->name, [&] { return model->make_chain(tested); },
-          [&] { return model->make_inputs(options); },
-          [&] { return model->make_chain(options); }};
+      const VerifySubject subject{model->name,
+                                  [&] { return model->make_chain(tested); },
+                                  [&] { return model->make_inputs(options); },
+                                  [&] { return model->make_chain(options); }};
       reports.push_back(verify(subject, strategy, how));
       same &= reports.back().same;
       std::cerr << fmt::format("verify {} {}: {}\n", model->name,
@@ -183,9 +186,9 @@ void add_verify(CLI::App& app, Action& action) {
       "verify",
       "Prove that recomputation changes nothing: train with and without it and "
       "compare loss, gradients, buffers, random numbers and parameters");
-  verify->add_option("--model", flags->models,
-                     "Models to verify (default: all of them):" +
-                         known_models());
+  verify->add_option(
+      "--model", flags->models,
+      "Models to verify (default: all of them):" + known_models());
   verify
       ->add_option("--recompute", flags->strategies,
                    "Strategies: none, all, sqrt, every:K, checkpoints:K, "
@@ -202,8 +205,9 @@ void add_verify(CLI::App& app, Action& action) {
       ->capture_default_str();
   verify->add_option("--seed", flags->seed, "Seed of weights, data, dropout")
       ->capture_default_str();
-  verify->add_option("--threads", flags->threads,
-                     "CPU threads (default: LibTorch's)")
+  verify
+      ->add_option("--threads", flags->threads,
+                   "CPU threads (default: LibTorch's)")
       ->check(CLI::Range(1, 1024));
   verify->add_flag("--nested", flags->nested,
                    "Also wrap part of each stage in checkpoint()");

@@ -28,8 +28,9 @@ class Accumulator {
  public:
   explicit Accumulator(std::vector<torch::Tensor> parameters);
 
-  /// Opens a window of `total_count` samples or tokens, over all ranks. What the
-  /// parameters' gradients hold already would be added to: clear them first.
+  /// Opens a window of `total_count` samples or tokens, over all ranks. What
+  /// the parameters' gradients hold already would be added to: clear them
+  /// first.
   void begin(double total_count);
 
   /// Opens a window of which `done_count` is in the gradients already.

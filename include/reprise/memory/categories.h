@@ -48,8 +48,8 @@ struct MemoryBreakdown {
 ///
 ///     MemoryLedger ledger(torch::kCPU);
 ///     ledger.claim_model(*model);
-///     ledger.claim(Category::kOptimizer, [&] { return tensors_of(optimizer); });
-///     MemoryBreakdown now = ledger.measure();
+///     ledger.claim(Category::kOptimizer, [&] { return tensors_of(optimizer);
+///     }); MemoryBreakdown now = ledger.measure();
 class MemoryLedger {
  public:
   using Source = std::function<std::vector<at::Tensor>()>;
@@ -63,7 +63,8 @@ class MemoryLedger {
   void claim_model(std::vector<at::Tensor> parameters,
                    std::vector<at::Tensor> buffers = {});
 
-  /// Takes kActivations from what `meter` counts; the meter must outlive it.
+  /// Takes kActivations from what `meter` counts and nobody else has claimed;
+  /// the meter must outlive the ledger.
   void claim_kept(const KeptMeter& meter);
 
   MemoryBreakdown measure() const;

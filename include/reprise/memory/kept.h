@@ -36,6 +36,14 @@ class KeptMeter {
   std::vector<int64_t> live_by_stage() const;
   std::vector<int64_t> peak_by_stage() const;
 
+  /// What is live now, storage by storage.
+  struct Storage {
+    const void* storage;  ///< address of its StorageImpl
+    int64_t bytes;
+    int stage;
+  };
+  std::vector<Storage> live_storages() const;
+
   /// Begins a new peak from what is live now.
   void restart_peak();
 

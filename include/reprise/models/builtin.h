@@ -13,7 +13,8 @@ namespace reprise {
 struct BuiltinOptions {
   torch::Device device = torch::kCPU;
   int64_t batch = 6;
-  /// Wrap part of each block in checkpoint(), inside whatever the schedule does.
+  /// Wrap part of each block in checkpoint(), inside whatever the schedule
+  /// does.
   bool nested_checkpoint = false;
 };
 

@@ -25,7 +25,7 @@ struct ExecutionOptions {
   /// Not owned; null: nobody watches.
   ExecutionObserver* observer = nullptr;
   /// Generators that stages draw from besides LibTorch's default ones.
-  std::vector<at::Generator> generators;
+  std::vector<at::Generator> generators{};
 };
 
 /// Runs a chain by a schedule, once forward and once backward, without an

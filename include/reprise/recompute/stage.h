@@ -76,14 +76,21 @@ template <class M>
 concept ModulePointer =
     std::is_convertible_v<M, std::shared_ptr<torch::nn::Module>>;
 
+/// Makes a callable of a holder of, or pointer to, a module. (The call operator
+/// that holders have is of no use for a Sequential.)
+template <class M>
+struct CallForward {
+  M module;
+  template <class... T>
+  requires requires(M m, T... t) { m->forward(t...); }
+  auto operator()(const T&... inputs) { return module->forward(inputs...); }
+};
+
 template <class F>
 Stage::Function adapt(const std::string& name, F function) {
   using T = const torch::Tensor&;
-  if constexpr (ModulePointer<F>) {
-    return adapt(name, [function](auto&&... inputs) -> decltype(function->forward(
-                           std::forward<decltype(inputs)>(inputs)...)) {
-      return function->forward(std::forward<decltype(inputs)>(inputs)...);
-    });
+  if constexpr (ModulePointer<F> || ModuleHolder<F>) {
+    return adapt(name, CallForward<F>{std::move(function)});
   } else if constexpr (std::is_invocable_v<F&, T>) {
     return [name, function](const Tensors& in) mutable {
       check_count<1>(name, in);

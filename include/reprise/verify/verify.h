@@ -34,19 +34,19 @@ struct VerifyOptions {
 struct VerifyRow {
   std::string what;  ///< loss, gradients, buffers, rng, parameters
   int64_t tensors = 0;
-  int64_t different = 0;     ///< tensors of which a bit differs
-  double max_relative = 0;   ///< as for VerifyOptions::tolerance
-  std::string worst;         ///< the tensor that has it
-  bool same = true;          ///< within the tolerance
+  int64_t different = 0;    ///< tensors of which a bit differs
+  double max_relative = 0;  ///< as for VerifyOptions::tolerance
+  std::string worst;        ///< the tensor that has it
+  bool same = true;         ///< within the tolerance
 };
 
 struct VerifyReport {
   std::string subject;
   std::string strategy;
   std::vector<VerifyRow> rows;
-  std::vector<int> runs;            ///< measured, by stage, an update
+  std::vector<int> runs;  ///< measured, by stage, an update
   std::vector<int> simulated_runs;
-  int64_t kept_peak_bytes = 0;      ///< measured
+  int64_t kept_peak_bytes = 0;  ///< measured
   int64_t simulated_kept_bytes = 0;
   bool same = true;  ///< all rows, and runs equal to the simulator's
 };

@@ -1,0 +1,79 @@
+# Sourced by ./reprise and ./test: installs what the build needs, if missing.
+#
+#   REPRISE_TORCH=DIR   build with this LibTorch instead of Debian's
+#   REPRISE_SETUP=off   install nothing, take what is there
+
+# say TEXT: progress, on standard error.
+say() { printf 'reprise: %s\n' "$*" >&2; }
+
+# True where a LibTorch is named, or python3 can import a torch with CMake files.
+has_own_libtorch() {
+  [ -n "${REPRISE_TORCH:-}" ] && return 0
+  case "${CMAKE_PREFIX_PATH:-}" in *orch*) return 0 ;; esac
+  python3 - 2>/dev/null <<'PY'
+import os, sys, torch
+sys.exit(not os.path.exists(torch.utils.cmake_prefix_path + "/Torch/TorchConfig.cmake"))
+PY
+}
+
+is_installed() {
+  [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# install_packages NAME…: Debian packages, those that are missing only.
+install_packages() {
+  [ "${REPRISE_SETUP:-}" = off ] && return 0
+  command -v dpkg-query >/dev/null || {
+    say "not a Debian system: cannot check for $*"
+    return 0
+  }
+  local missing=() name
+  for name in "$@"; do is_installed "$name" || missing+=("$name"); done
+  [ ${#missing[@]} -eq 0 ] && return 0
+
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null; then
+      say "these packages are missing, and only root or sudo can install them:"
+      say "  apt-get install --no-install-recommends ${missing[*]}"
+      return 1
+    fi
+    as_root=(sudo)
+  fi
+  say "installing ${missing[*]}"
+  # Lists may be absent or stale on a fresh machine.
+  "${as_root[@]}" apt-get update -qq >&2 || say "apt-get update failed; going on"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+    --no-install-recommends "${missing[@]}" >&2 || {
+    say "could not install: ${missing[*]}"
+    return 1
+  }
+}
+
+# install_build_tools: what ./reprise needs.
+install_build_tools() {
+  local packages=(g++ cmake ninja-build ca-certificates
+    libcli11-dev libfmt-dev nlohmann-json3-dev)
+  # libtorch-dev's CMake files look for gflags, glog and protobuf, which it
+  # depends on. The BLAS it would get by itself is 30 times slower than OpenBLAS.
+  has_own_libtorch || packages+=(libtorch-dev libopenblas0-pthread)
+  install_packages "${packages[@]}"
+}
+
+# install_test_tools: what ./test needs besides.
+install_test_tools() {
+  install_packages libgtest-dev libbenchmark-dev clang-format cppcheck \
+    python3 git
+}
+
+# build PRESET: configures and compiles; quiet unless it fails.
+build() {
+  local log="build/$1.log"
+  mkdir -p build
+  say "building ($1); the log is $log"
+  if ! { cmake --preset "$1" && cmake --build --preset "$1"; } >"$log" 2>&1; then
+    tail -n 60 "$log" >&2
+    say "the build failed; all of it is in $log"
+    return 1
+  fi
+}

@@ -1,0 +1,242 @@
+#include "support.h"
+
+#include <reprise/accumulate/accumulator.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/strategy.h>
+
+namespace reprise {
+namespace {
+
+using testing::device;
+using testing::error_of;
+using testing::on_device;
+using testing::relative_error;
+using testing::take_gradients;
+
+namespace F = torch::nn::functional;
+
+/// A small classifier and a batch of 32 for it.
+struct Problem {
+  explicit Problem(torch::ScalarType type)
+      : net(torch::nn::Linear(12, 24), torch::nn::Tanh(),
+            torch::nn::Linear(24, 10)),
+        x(torch::randn({32, 12}, on_device(type))),
+        y(torch::randint(10, {32}, on_device(torch::kLong))) {
+    net->to(device(), type);
+  }
+
+  torch::Tensor loss_sum(int64_t first, int64_t count) {
+    return F::cross_entropy(
+        net->forward(x.narrow(0, first, count)), y.narrow(0, first, count),
+        F::CrossEntropyFuncOptions().reduction(torch::kSum));
+  }
+
+  std::vector<torch::Tensor> whole_batch() {
+    F::cross_entropy(net->forward(x), y).backward();
+    return take_gradients(net->parameters());
+  }
+
+  torch::nn::Sequential net;
+  torch::Tensor x, y;
+};
+
+void expect_equal_to_whole_batch(torch::ScalarType type, double tolerance) {
+  torch::manual_seed(11);
+  Problem problem(type);
+  const auto expected = problem.whole_batch();
+  const std::vector<std::vector<int64_t>> windows = {
+      std::vector<int64_t>(32, 1),
+      std::vector<int64_t>(8, 4),
+      std::vector<int64_t>(4, 8),
+      {5, 9, 18},
+      {32}};
+  for (const auto& window : windows) {
+    Accumulator accumulator(problem.net->parameters());
+    accumulator.begin(32);
+    int64_t first = 0;
+    for (const int64_t count : window) {
+      EXPECT_FALSE(accumulator.complete());
+      accumulator.backward(problem.loss_sum(first, count), double(count));
+      first += count;
+    }
+    EXPECT_TRUE(accumulator.complete());
+    const auto got = take_gradients(problem.net->parameters());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_LT(relative_error(expected[i], got[i]), tolerance)
+          << window.size() << " micro-batches, parameter " << i;
+    }
+  }
+}
+
+TEST(Accumulator, EqualsTheWholeBatchInSinglePrecision) {
+  expect_equal_to_whole_batch(torch::kFloat, 1e-6);
+}
+
+TEST(Accumulator, EqualsTheWholeBatchInDoublePrecision) {
+  expect_equal_to_whole_batch(torch::kDouble, 1e-12);
+}
+
+TEST(Accumulator, TokensWhereTheMeanOfMeansIsWrong) {
+  // Three sequences in three micro-batches: 3, 50 and 7 tokens count.
+  torch::manual_seed(5);
+  torch::nn::Linear net(6, 9);
+  net->to(device(), torch::kDouble);
+  const int64_t lengths[] = {3, 50, 7};
+  Tensors xs, ys;
+  for (int i = 0; i < 3; ++i) {
+    // Different data in each, so that their weights matter.
+    xs.push_back(torch::randn({lengths[i], 6}, on_device(torch::kDouble)) *
+                 (i + 1));
+    ys.push_back(torch::full({lengths[i]}, 3 * i, on_device(torch::kLong)));
+  }
+  F::cross_entropy(net(torch::cat(xs)), torch::cat(ys)).backward();
+  const auto expected = take_gradients(net->parameters());
+
+  for (int i = 0; i < 3; ++i)
+    (F::cross_entropy(net(xs[i]), ys[i]) / 3).backward();
+  const auto mean_of_means = take_gradients(net->parameters());
+  EXPECT_GT(relative_error(expected[0], mean_of_means[0]), 0.10);
+
+  Accumulator accumulator(net->parameters());
+  accumulator.begin(60);
+  for (int i = 0; i < 3; ++i) {
+    accumulator.backward(
+        F::cross_entropy(net(xs[i]), ys[i],
+                         F::CrossEntropyFuncOptions().reduction(torch::kSum)),
+        double(lengths[i]));
+  }
+  const auto got = take_gradients(net->parameters());
+  EXPECT_LT(relative_error(expected[0], got[0]), 1e-12);
+  EXPECT_LT(relative_error(expected[1], got[1]), 1e-12);
+}
+
+TEST(Accumulator, TogetherWithRecomputation) {
+  torch::manual_seed(12);
+  Problem problem(torch::kDouble);
+  const auto expected = problem.whole_batch();
+  const Chain layers(problem.net);
+  std::vector<Stage> stages;
+  for (int i = 0; i < layers.size(); ++i)
+    stages.push_back(layers[i].on_first());
+  stages.push_back(make_stage("loss", [](const torch::Tensor& scores,
+                                         const torch::Tensor& targets) {
+    return F::cross_entropy(
+        scores, targets, F::CrossEntropyFuncOptions().reduction(torch::kSum));
+  }));
+  const Chain chain(std::move(stages));
+  Execution execution(chain, make_schedule("all", chain.size()));
+  Accumulator accumulator(chain.parameters());
+  accumulator.begin(32);
+  int64_t first = 0;
+  for (const int64_t count : {5, 9, 18}) {
+    const auto loss = execution.forward(
+        {problem.x.narrow(0, first, count), problem.y.narrow(0, first, count)});
+    const double weight = accumulator.weigh(double(count));
+    execution.backward({torch::full_like(loss[0], weight)});
+    first += count;
+  }
+  const auto got = take_gradients(chain.parameters());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_LT(relative_error(expected[i], got[i]), 1e-12);
+  }
+}
+
+TEST(Accumulator, NormAndClipAreThoseOfLibTorch) {
+  torch::manual_seed(13);
+  Problem problem(torch::kFloat);
+  Accumulator accumulator(problem.net->parameters());
+  accumulator.begin(32);
+  accumulator.backward(problem.loss_sum(0, 32), 32);
+  std::vector<torch::Tensor> copies;
+  for (const auto& p : problem.net->parameters()) {
+    auto copy = p.detach().clone();
+    copy.mutable_grad() = p.grad().clone();
+    copies.push_back(copy);
+  }
+  const double max_norm = accumulator.norm().item<double>() / 3;
+  const double expected = torch::nn::utils::clip_grad_norm_(copies, max_norm);
+  EXPECT_NEAR(accumulator.clip(max_norm).item<double>(), expected, 1e-6);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    EXPECT_LT(
+        relative_error(copies[i].grad(), problem.net->parameters()[i].grad()),
+        1e-6);
+  }
+  EXPECT_NEAR(accumulator.norm().item<double>(), max_norm, 1e-6);
+  // A gradient within bounds stays as it is.
+  const auto before = problem.net->parameters()[0].grad().clone();
+  accumulator.clip(1000);
+  EXPECT_TRUE(torch::equal(before, problem.net->parameters()[0].grad()));
+}
+
+TEST(Accumulator, NormOfHalfPrecisionDoesNotOverflow) {
+  auto p = torch::zeros({4}, on_device(torch::kHalf)).requires_grad_();
+  p.mutable_grad() = torch::full({4}, 30000, on_device(torch::kHalf));
+  EXPECT_NEAR(gradient_norm({p}).item<double>(), 60000, 1);
+  EXPECT_EQ(gradient_norm({torch::zeros({1})}).item<double>(), 0);
+}
+
+TEST(Accumulator, UpdateStepsAndClears) {
+  Problem problem(torch::kFloat);
+  torch::optim::SGD optimizer(problem.net->parameters(), 0.1);
+  Accumulator accumulator(problem.net->parameters());
+  const auto before = problem.net->parameters()[0].detach().clone();
+  accumulator.begin(32);
+  accumulator.backward(problem.loss_sum(0, 32), 32);
+  accumulator.update(optimizer);
+  EXPECT_FALSE(torch::equal(before, problem.net->parameters()[0]));
+  EXPECT_FALSE(problem.net->parameters()[0].grad().defined());
+  accumulator.begin(4);  // the next window
+  accumulator.abandon();
+  accumulator.begin(4);
+}
+
+TEST(Accumulator, ResumesInMidWindow) {
+  torch::manual_seed(14);
+  Problem problem(torch::kDouble);
+  const auto expected = problem.whole_batch();
+  Accumulator first(problem.net->parameters());
+  first.begin(32);
+  first.backward(problem.loss_sum(0, 20), 20);
+  // Gradients stay where they are; a new accumulator takes the window up.
+  Accumulator second(problem.net->parameters());
+  second.resume(first.total_count(), first.done_count());
+  second.backward(problem.loss_sum(20, 12), 12);
+  EXPECT_TRUE(second.complete());
+  const auto got = take_gradients(problem.net->parameters());
+  EXPECT_LT(relative_error(expected[0], got[0]), 1e-12);
+}
+
+TEST(Accumulator, WrongUseSaysSo) {
+  Problem problem(torch::kFloat);
+  torch::optim::SGD optimizer(problem.net->parameters(), 0.1);
+  Accumulator accumulator(problem.net->parameters());
+  const auto expect = [&](const std::string& part, auto call) {
+    const auto text = error_of(call);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  expect("no window is open", [&] { accumulator.update(optimizer); });
+  expect("no window is open",
+         [&] { accumulator.backward(problem.loss_sum(0, 1), 1); });
+  expect("count above zero, got 0", [&] { accumulator.begin(0); });
+  expect("count above zero, got -3", [&] { accumulator.begin(-3); });
+  accumulator.begin(32);
+  expect("a window is open already", [&] { accumulator.begin(32); });
+  expect("count above zero, got 0",
+         [&] { accumulator.backward(problem.loss_sum(0, 1), 0); });
+  accumulator.backward(problem.loss_sum(0, 8), 8);
+  const auto before = problem.net->parameters()[0].detach().clone();
+  expect("called in mid-window: 8 of 32 done",
+         [&] { accumulator.update(optimizer); });
+  expect("called in mid-window", [&] { accumulator.clip(1); });
+  expect("called in mid-window", [&] { accumulator.norm(); });
+  EXPECT_TRUE(torch::equal(before, problem.net->parameters()[0]));
+  expect("add up to the window's 32, got 38",
+         [&] { accumulator.backward(problem.loss_sum(0, 30), 30); });
+  expect("sum of the losses as a scalar",
+         [&] { accumulator.backward(problem.net->forward(problem.x), 24); });
+  EXPECT_EQ(accumulator.done_count(), 8);
+  expect("expected parameters, got none", [] { Accumulator none({}); });
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,102 @@
+#include "support.h"
+
+#include <reprise/memory/kept.h>
+
+namespace reprise {
+namespace {
+
+using testing::on_device;
+
+constexpr int64_t kWidth = 1024;
+constexpr int64_t kBytes = kWidth * kWidth * 4;
+
+torch::Tensor square_matrix() {
+  return torch::randn({kWidth, kWidth}, on_device());
+}
+
+TEST(Kept, CountsSavedTensorsUntilTheGraphFreesThem) {
+  const KeptMeter meter;
+  auto x = square_matrix().requires_grad_();
+  torch::Tensor y;
+  {
+    const KeptMeter::Scope scope(meter, 0);
+    y = x.exp().sum();  // saves its result
+  }
+  EXPECT_EQ(meter.live_bytes(), kBytes);
+  y.backward();
+  EXPECT_EQ(meter.live_bytes(), 0);
+  EXPECT_EQ(meter.peak_bytes(), kBytes);
+}
+
+TEST(Kept, SharedStorageCountsOnceForTheLowestStage) {
+  const KeptMeter meter;
+  const auto x = square_matrix().requires_grad_();
+  torch::Tensor a, b;
+  {
+    const KeptMeter::Scope scope(meter, 2);
+    a = x * x.t();  // two views of one storage
+  }
+  EXPECT_EQ(meter.live_bytes(), kBytes);
+  EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, 0, kBytes}));
+  {
+    const KeptMeter::Scope scope(meter, 1);
+    b = x.square();
+  }
+  EXPECT_EQ(meter.live_bytes(), kBytes);
+  EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, kBytes, 0}));
+  b.reset();
+  EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, 0, kBytes}));
+}
+
+TEST(Kept, ParametersAndTheirViewsNeverCount) {
+  torch::nn::Linear linear(kWidth, kWidth);
+  linear->to(testing::device());
+  const KeptMeter meter(linear->parameters());
+  const auto x = square_matrix();
+  torch::Tensor y;
+  {
+    const KeptMeter::Scope scope(meter, 0);
+    y = linear(x);  // saves x, and a transposed view of the weight
+  }
+  EXPECT_EQ(meter.live_bytes(), kBytes);
+}
+
+TEST(Kept, HoldCountsByHand) {
+  const KeptMeter meter;
+  const auto x = square_matrix();
+  auto first = meter.hold(x, 0);
+  const auto second = meter.hold(x.t(), 3);
+  EXPECT_EQ(meter.live_bytes(), kBytes);
+  first.reset();
+  EXPECT_EQ(meter.live_by_stage().at(3), kBytes);
+  EXPECT_EQ(meter.peak_by_stage().at(0), kBytes);
+}
+
+TEST(Kept, ChangesInPlaceAreStillFound) {
+  const KeptMeter meter;
+  auto x = torch::ones({3}, on_device()).requires_grad_();
+  torch::Tensor y, z;
+  {
+    const KeptMeter::Scope scope(meter, 4);
+    y = x * 2;
+    z = y.square();  // saves y
+  }
+  y.add_(1);
+  EXPECT_NE(testing::error_of([&] {
+              z.sum().backward();
+            }).find("stage 4 saved for its backward was modified in place"),
+            std::string::npos);
+}
+
+TEST(Kept, OutputSavedByItsOwnNodeIsFreedWithTheGraph) {
+  const KeptMeter meter;
+  auto x = square_matrix().requires_grad_();
+  {
+    const KeptMeter::Scope scope(meter, 0);
+    x.exp();
+  }
+  EXPECT_EQ(meter.live_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,28 @@
+#include "support.h"
+
+#include <reprise/memory/process.h>
+
+#include <cstring>
+#include <memory>
+
+namespace reprise {
+namespace {
+
+TEST(Process, PeakFollowsAndResets) {
+  constexpr size_t kBytes = size_t{200} << 20;
+  const auto before = process_memory();
+  EXPECT_GT(before.rss, 0);
+  EXPECT_GE(before.rss_peak, before.rss);
+  {
+    auto block = std::make_unique<char[]>(kBytes);
+    std::memset(block.get(), 1, kBytes);
+    EXPECT_GT(process_memory().rss, before.rss + 150 * (1 << 20));
+  }
+  EXPECT_GT(process_memory().rss_peak, before.rss + 150 * (1 << 20));
+  if (reset_process_peak()) {
+    EXPECT_LT(process_memory().rss_peak, before.rss + 100 * (1 << 20));
+  }
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,184 @@
+#include "support.h"
+
+#include <reprise/memory/meter.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/replay.h>
+#include <reprise/recompute/strategy.h>
+
+#include <stdexcept>
+
+namespace reprise {
+namespace {
+
+using testing::device;
+using testing::equal_stages;
+using testing::error_of;
+using testing::on_device;
+using testing::same;
+using testing::take_gradients;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Three stages of which the middle one is `middle`.
+Chain with_middle(Stage middle) {
+  const Chain plain = equal_stages(2, 16);
+  return Chain({plain[0], std::move(middle), plain[1]});
+}
+
+/// Runs a good chain and checks that it works: the library is usable.
+void expect_usable() {
+  const Chain chain = equal_stages(4, 8);
+  const auto x = torch::randn({2, 8}, on_device());
+  chain.forward(x, make_schedule("none", 4)).sum().backward();
+  const auto expected = take_gradients(chain.parameters());
+  chain.forward(x, make_schedule("sqrt", 4)).sum().backward();
+  const auto got = take_gradients(chain.parameters());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(same(got[i], expected[i]));
+  }
+  EXPECT_FALSE(is_recomputing());
+}
+
+/// Runs `chain` by `strategy`, which must fail, as an execution and inside a
+/// graph; nothing may stay behind. Returns the text of the error.
+template <class Error = c10::Error>
+std::string failure(const Chain& chain, const std::string& strategy,
+                    const torch::Tensor& x) {
+  const auto schedule = make_schedule(strategy, chain.size());
+  const int64_t before = live_bytes(device());
+  std::string text;
+  {
+    Execution execution(chain, schedule);
+    try {
+      const auto y = execution.forward({x});
+      execution.backward({torch::ones_like(y[0])});
+      ADD_FAILURE() << "expected an error";
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    take_gradients(chain.parameters());
+    EXPECT_FALSE(execution.pending());
+    EXPECT_EQ(live_bytes(device()), before) << "the execution held something";
+  }
+  torch::Tensor y;
+  EXPECT_THROW(
+      {
+        y = chain.forward(x, schedule);
+        y.sum().backward();
+      },
+      Error);
+  take_gradients(chain.parameters());
+  const int64_t output = y.defined() ? int64_t(y.nbytes()) : 0;
+  EXPECT_EQ(live_bytes(device()), before + output) << "the node held something";
+  expect_usable();
+  return text;
+}
+
+TEST(ExecutionErrors, StageThatChangesItsInput) {
+  const auto x = torch::randn({32, 16}, on_device());
+  const Chain middle =
+      with_middle(make_stage("bad", [](torch::Tensor t) { return t.relu_(); }));
+  for (const char* strategy : {"none", "all", "checkpoints:0"}) {
+    const auto text = failure(middle, strategy, x);
+    EXPECT_TRUE(contains(text,
+                         "input 0 of stage 'bad' was changed in place by "
+                         "the stage itself"))
+        << text;
+    EXPECT_TRUE(contains(text, "in stage 1 'bad'")) << text;
+  }
+  const Chain first(
+      {make_stage("bad", [](torch::Tensor t) { return t.mul_(2); }),
+       equal_stages(1, 16)[0]});
+  failure(first, "all", x);
+}
+
+TEST(ExecutionErrors, InputChangedBetweenForwardAndBackward) {
+  const Chain chain = equal_stages(3, 16);
+  auto x = torch::randn({2, 16}, on_device());
+  Execution execution(chain, make_schedule("checkpoints:0", 3));
+  const auto y = execution.forward({x});
+  x.add_(1);
+  const auto text =
+      error_of([&] { execution.backward({torch::ones_like(y[0])}); });
+  EXPECT_TRUE(contains(text, "changed in place by other code")) << text;
+  expect_usable();
+}
+
+TEST(ExecutionErrors, RecomputationThatDiffersInShape) {
+  int calls = 0;
+  const Chain chain =
+      with_middle(make_stage("fickle", [&](const torch::Tensor& t) {
+        return ++calls % 2 == 0 ? torch::cat({t, t}) : t * 1;
+      }));
+  const auto x = torch::randn({32, 16}, on_device());
+  const auto text = failure(chain, "all", x);
+  EXPECT_TRUE(contains(text, "'fickle' to return the same again when")) << text;
+  EXPECT_TRUE(contains(text, "[32, 16]") && contains(text, "[64, 16]")) << text;
+}
+
+TEST(ExecutionErrors, ExceptionInTheForward) {
+  const Chain chain = with_middle(
+      make_stage("thrower", [](const torch::Tensor&) -> torch::Tensor {
+        throw std::out_of_range("mine");
+      }));
+  const auto x = torch::randn({32, 16}, on_device());
+  // The user's own exception arrives as it is.
+  EXPECT_EQ(failure<std::out_of_range>(chain, "none", x), "mine");
+  EXPECT_EQ(failure<std::out_of_range>(chain, "sqrt", x), "mine");
+}
+
+TEST(ExecutionErrors, ExceptionInTheRecomputation) {
+  const Chain chain =
+      with_middle(make_stage("thrower", [](const torch::Tensor& t) {
+        if (is_recomputing()) throw std::out_of_range("mine");
+        return t * 2;
+      }));
+  const auto x = torch::randn({32, 16}, on_device());
+  for (const char* strategy : {"all", "checkpoints:0", "revolve:1"}) {
+    EXPECT_EQ(failure<std::out_of_range>(chain, strategy, x), "mine");
+  }
+}
+
+TEST(ExecutionErrors, ErrorOfLibTorchNamesTheStage) {
+  const Chain chain =
+      with_middle(make_stage("narrow", torch::nn::Linear(3, 3)));
+  chain[1].modules()[0]->to(device());
+  const auto x = torch::randn({32, 16}, on_device());
+  EXPECT_TRUE(
+      contains(failure(chain, "sqrt", x), "in stage 1 'narrow' (forward-"));
+}
+
+TEST(ExecutionErrors, StageThatReturnsNothing) {
+  const Chain chain = with_middle(
+      make_stage("empty", [](const Tensors&) { return Tensors{}; }));
+  const auto x = torch::randn({32, 16}, on_device());
+  EXPECT_TRUE(contains(failure(chain, "none", x),
+                       "'empty' to return at least one tensor"));
+}
+
+TEST(ExecutionErrors, WrongCallsAreRefused) {
+  const Chain chain = equal_stages(3, 4);
+  EXPECT_TRUE(
+      contains(error_of([&] { Execution(chain, make_schedule("none", 4)); }),
+               "expected a schedule for 3 stages, got 'none' for 4"));
+  Execution execution(chain, make_schedule("none", 3));
+  EXPECT_TRUE(contains(error_of([&] { execution.backward({}); }),
+                       "backward needs a forward before it"));
+  execution.forward({torch::ones({1, 4}, on_device())});
+  EXPECT_TRUE(contains(error_of([&] { execution.backward({}); }),
+                       "expected a gradient for each of 1 outputs, got 0"));
+  {
+    const torch::NoGradGuard no_grad;
+    execution.forward({torch::ones({1, 4}, on_device())});
+  }
+  EXPECT_TRUE(contains(error_of([&] {
+                         execution.backward({torch::ones({1, 4})});
+                       }),
+                       "with grad mode on"));
+  expect_usable();
+}
+
+}  // namespace
+}  // namespace reprise

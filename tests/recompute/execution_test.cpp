@@ -1,0 +1,216 @@
+#include "support.h"
+
+#include <reprise/memory/meter.h>
+#include <reprise/recompute/checkpoint.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/replay.h>
+#include <reprise/recompute/strategy.h>
+
+namespace reprise {
+namespace {
+
+using testing::device;
+using testing::equal_stages;
+using testing::on_device;
+using testing::Recorder;
+using testing::same;
+using testing::take_gradients;
+
+TEST(Execution, RunsTheScheduleToTheLetter) {
+  const Chain chain = equal_stages(6, 4);
+  const auto schedule = make_schedule("revolve:2", 6);
+  Recorder recorder;
+  Execution execution(chain, schedule, {.observer = &recorder});
+  const auto y = execution.forward({torch::ones({2, 4}, on_device())});
+  EXPECT_EQ(recorder.ops.size(), schedule.forward_ops());
+  EXPECT_TRUE(execution.pending());
+  execution.backward({torch::ones_like(y[0])});
+  EXPECT_EQ(recorder.ops, schedule.ops());
+  EXPECT_FALSE(execution.pending());
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(recorder.runs(i), schedule.runs(i));
+}
+
+TEST(Execution, CanBeUsedAgain) {
+  const Chain chain = equal_stages(3, 4);
+  Execution execution(chain, make_schedule("all", 3));
+  const auto x = torch::randn({2, 4}, on_device());
+  const auto y = execution.forward({x});
+  execution.backward({torch::ones_like(y[0])});
+  const auto first = take_gradients(chain.parameters());
+  execution.forward({x + 1});  // given up
+  execution.forward({x});
+  execution.backward({torch::ones_like(y[0])});
+  const auto second = take_gradients(chain.parameters());
+  for (size_t i = 0; i < first.size(); ++i) {
+    EXPECT_TRUE(same(first[i], second[i]));
+  }
+}
+
+TEST(Execution, ReturnsGradientsOfInputsThatNeedThem) {
+  const Chain chain(
+      {make_stage("add", [](const torch::Tensor& a, const torch::Tensor& b) {
+        return a * b;
+      })});
+  Execution execution(chain, make_schedule("checkpoints:0", 1));
+  const auto a = torch::full({2}, 3.0, on_device()).requires_grad_();
+  const auto b = torch::full({2}, 5.0, on_device());
+  execution.forward({a, b});
+  const auto gradients = execution.backward({torch::ones({2}, on_device())});
+  ASSERT_EQ(gradients.size(), 2u);
+  EXPECT_EQ(gradients[0][0].item<float>(), 5);
+  EXPECT_FALSE(gradients[1].defined());
+}
+
+TEST(Execution, HoldsNothingAutogradDoesNotNeed) {
+  // x + 1 saves nothing: a bare loop would keep no activation at all.
+  std::vector<Stage> stages;
+  torch::nn::Linear linear(256, 256);
+  linear->to(device());
+  stages.push_back(make_stage("linear", linear));
+  for (int i = 0; i < 10; ++i) {
+    stages.push_back(
+        make_stage("add", [](const torch::Tensor& x) { return x + 1; }));
+  }
+  const Chain chain(std::move(stages));
+  const auto x = torch::randn({256, 256}, on_device());
+  Execution execution(chain, make_schedule("none", chain.size()));
+  const MemoryMeter meter(device());
+  auto y = execution.forward({x});
+  const int64_t bytes = 256 * 256 * 4;
+  EXPECT_EQ(meter.live_bytes() - meter.start_bytes(), bytes);  // the output
+  y.clear();
+  EXPECT_EQ(meter.live_bytes() - meter.start_bytes(), 0);
+  execution.backward({torch::ones({256, 256}, on_device())});
+}
+
+TEST(Execution, NothingIsLeftAfterwards) {
+  const Chain chain = equal_stages(8, 64);
+  const auto x = torch::randn({64, 64}, on_device());
+  for (const char* strategy :
+       {"none", "all", "sqrt", "checkpoints:3", "revolve:2"}) {
+    const KeptMeter kept(chain.parameters());
+    const int64_t before = live_bytes(device());
+    {
+      Execution execution(chain, make_schedule(strategy, 8), {.meter = &kept});
+      auto y = execution.forward({x});
+      EXPECT_GT(kept.live_bytes(), 0);
+      auto gradient = torch::ones_like(y[0]);
+      y.clear();
+      execution.backward({std::move(gradient)});
+      EXPECT_EQ(kept.live_bytes(), 0) << strategy;
+      take_gradients(chain.parameters());
+      EXPECT_EQ(live_bytes(device()), before) << strategy;
+      // A forward whose backward never comes is released with the execution.
+      execution.forward({x});
+    }
+    EXPECT_EQ(live_bytes(device()), before) << strategy;
+  }
+}
+
+TEST(Execution, NothingToDifferentiateCostsNothing) {
+  const Chain chain(
+      {make_stage("double", [](const torch::Tensor& x) { return x * 2; })});
+  Execution execution(chain, make_schedule("all", 1));
+  const auto x = torch::ones({4}, on_device());
+  execution.forward({x});
+  EXPECT_FALSE(execution.pending());
+}
+
+TEST(Execution, EvaluationRunsEachStageOnceAndDrawsNoNumbers) {
+  torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Dropout(0.5),
+                            torch::nn::Linear(4, 4));
+  net->to(device());
+  const Chain chain(net);
+  chain.eval();
+  Recorder recorder;
+  Execution execution(chain, make_schedule("all", 3), {.observer = &recorder});
+  const auto x = torch::randn({2, 4}, on_device());
+  const auto rng = compat::RngState::capture({x});
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(same(execution.forward({x})[0], net->forward(x)));
+  EXPECT_TRUE(rng == compat::RngState::capture({x}));
+  EXPECT_FALSE(execution.pending());
+}
+
+TEST(Execution, CheckpointInsideAStageInsideASchedule) {
+  torch::nn::Sequential block(torch::nn::Linear(4, 4),
+                              torch::nn::BatchNorm1d(4), torch::nn::Tanh(),
+                              torch::nn::Dropout(0.3));
+  block->to(device());
+  const auto stage = [&](bool nested) {
+    return make_stage("block",
+                      [block, nested](const torch::Tensor& x) mutable {
+                        auto body = [block](const torch::Tensor& t) mutable {
+                          return block->forward(t);
+                        };
+                        return nested ? checkpoint(body, x) : body(x);
+                      },
+                      {block.ptr()});
+  };
+  const auto x = torch::randn({6, 4}, on_device());
+  const auto run = [&](bool nested, const char* strategy) {
+    block->apply([](torch::nn::Module& m) {
+      if (auto* norm = m.as<torch::nn::BatchNorm1d>())
+        norm->reset_running_stats();
+    });
+    torch::manual_seed(4);
+    const Chain chain({stage(nested), stage(nested), stage(nested)});
+    Execution execution(chain, make_schedule(strategy, 3));
+    const auto y = execution.forward({x});
+    execution.backward({torch::ones_like(y[0])});
+    auto results = take_gradients(block->parameters());
+    results.push_back(y[0]);
+    for (const auto& buffer : block->buffers()) {
+      results.push_back(buffer.clone());
+    }
+    return results;
+  };
+  const auto expected = run(false, "none");
+  for (const char* strategy : {"none", "all", "checkpoints:0", "revolve:1"}) {
+    const auto got = run(true, strategy);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(same(got[i], expected[i])) << strategy << " " << i;
+    }
+  }
+}
+
+TEST(Execution, GeneratorsOfTheUsersOwn) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  const Chain chain({make_stage("noise", [&](const torch::Tensor& x) {
+    return x * torch::rand({3}, generator).to(x.device());
+  })});
+  Execution execution(chain, make_schedule("checkpoints:0", 1),
+                      {.generators = {generator}});
+  const auto x = torch::ones({3}, on_device()).requires_grad_();
+  const auto y = execution.forward({x});
+  const auto gradient = execution.backward({torch::ones({3}, on_device())});
+  EXPECT_TRUE(same(gradient[0], y[0]));
+}
+
+TEST(Execution, AutocastInTheForwardIsThereInTheRecomputation) {
+  torch::nn::Linear linear(8, 8);
+  linear->to(device());
+  auto state = compat::AutocastState::current();
+  (device().is_cuda() ? state.cuda_enabled : state.cpu_enabled) = true;
+  (device().is_cuda() ? state.cuda_dtype : state.cpu_dtype) = torch::kBFloat16;
+  std::vector<torch::ScalarType> types;
+  const Chain chain({make_stage("linear",
+                                [&](const torch::Tensor& x) {
+                                  auto y = linear(x);
+                                  types.push_back(y.scalar_type());
+                                  return y;
+                                },
+                                {linear.ptr()})});
+  Execution execution(chain, make_schedule("checkpoints:0", 1));
+  Tensors y;
+  {
+    const compat::AutocastGuard guard(state);
+    y = execution.forward({torch::ones({2, 8}, on_device())});
+  }
+  execution.backward({torch::ones_like(y[0])});
+  EXPECT_EQ(types, (std::vector<torch::ScalarType>{torch::kBFloat16,
+                                                   torch::kBFloat16}));
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,73 @@
+#include "support.h"
+
+#include <reprise/recompute/schedule.h>
+
+namespace reprise {
+namespace {
+
+std::string problem(int stages, const std::string& text) {
+  return testing::error_of([&] { Schedule::parse("test", stages, text); });
+}
+
+void expect_problem(int stages, const std::string& text,
+                    const std::string& what) {
+  const std::string error = problem(stages, text);
+  EXPECT_NE(error.find(what), std::string::npos) << text << ": " << error;
+}
+
+TEST(Schedule, ParsesWhatItPrints) {
+  const std::string text = "I0 D1 K2 B2 K0 K1 X2 B1 B0";
+  const auto schedule = Schedule::parse("two", 3, text);
+  EXPECT_EQ(schedule.to_text(), text);
+  EXPECT_EQ(schedule.forward_ops(), 3u);
+  EXPECT_EQ(schedule.runs(0), 2);
+  EXPECT_EQ(schedule.runs(2), 1);
+  EXPECT_EQ(schedule.total_runs(), 5);
+  EXPECT_EQ(to_string(schedule.ops()[6]), "discard 2");
+  EXPECT_NE(schedule.to_string().find("5 stage runs (2 of them again)"),
+            std::string::npos);
+  EXPECT_NE(schedule.to_string().find("   0  input kept   runs 2"),
+            std::string::npos);
+}
+
+TEST(Schedule, ForwardPassEndsWithTheFirstRunOfTheLastStage) {
+  const auto schedule =
+      Schedule::parse("all dropped", 2, "I0 D1 K0 K1 X2 B1 B0");
+  EXPECT_EQ(schedule.forward_ops(), 2u);
+}
+
+TEST(Schedule, EveryBackwardNeedsItsGraph) {
+  expect_problem(2, "K0 D1 B1 B0",
+                 "operation 2 (backward 1): its graph is not");
+  expect_problem(1, "I0 B0", "its graph is not kept");
+}
+
+TEST(Schedule, EveryRunNeedsItsInput) {
+  expect_problem(2, "D0 K1 B1 K0 X1 B0", "boundary 0, is not held");
+}
+
+TEST(Schedule, NothingIsKeptForEver) {
+  expect_problem(2, "I0 K1 B1 I0 X1 K0 B0", "boundary 1 is kept for ever");
+  expect_problem(1, "K0", "stage 0 has no backward");
+  expect_problem(2, "K0 K1 B1", "stage 0 has no backward");
+}
+
+TEST(Schedule, OrderIsChecked) {
+  expect_problem(2, "K0 K1 B0 B1", "the backward of stage 1 comes first");
+  expect_problem(2, "K0 B0", "has not reached the output");
+  expect_problem(2, "I0 K1 B1 K0 K1", "its backward is done already");
+  expect_problem(3, "I0 X1 I0 D1 K2", "must run stage 1 next");
+  expect_problem(1, "K0 B0 B0", "the backward of stage -1 comes first");
+  expect_problem(2, "I0 I0", "boundary 1, is held already");
+  expect_problem(1, "K0 X1 B0", "it is not held");
+  expect_problem(1, "K0 B0 X7", "expected a stage between 0 and 1");
+  expect_problem(0, "", "expected at least one stage");
+}
+
+TEST(Schedule, TextIsChecked) {
+  expect_problem(1, "Q0", "expected a word such as K3");
+  expect_problem(1, "K", "expected a word such as K3");
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,83 @@
+#include "support.h"
+
+#include <reprise/recompute/simulate.h>
+#include <reprise/recompute/strategy.h>
+
+namespace reprise {
+namespace {
+
+Simulation run(const std::string& strategy, const ChainFigures& figures) {
+  return simulate(make_schedule(strategy, int(figures.stages.size())), figures);
+}
+
+TEST(Simulate, EqualStagesByHand) {
+  const auto figures = ChainFigures::simple(
+      10, std::vector<StageFigures>(4, StageFigures::simple(10, 5, 1, 2)));
+  const auto none = run("none", figures);
+  EXPECT_EQ(none.kept_peak_bytes, 5 * 10 + 4 * 5);
+  EXPECT_EQ(none.kept_after_forward_bytes, 5 * 10 + 4 * 5);
+  EXPECT_EQ(none.time_ms, 4 * 3);
+  // The input is the caller's. At the first backward: four outputs, four
+  // graphs' own, the gradient of the output and of the last input.
+  EXPECT_EQ(none.peak_bytes, 4 * 15 + 10 + 10);
+  EXPECT_EQ(none.peak_op, 4u);
+
+  const auto all = run("all", figures);
+  EXPECT_EQ(all.kept_after_forward_bytes, 4 * 10 + 15);
+  EXPECT_EQ(all.kept_peak_bytes, 4 * 10 + 15);
+  EXPECT_EQ(all.runs, (std::vector<int>{2, 2, 2, 1}));
+  EXPECT_EQ(all.time_ms, 7 * 1 + 4 * 2);
+}
+
+TEST(Simulate, WhatPassesThroughCountsOnce) {
+  // Stage 0 makes a skip connection of 100 that stages 1 and 2 hand on.
+  StageFigures first = StageFigures::simple(10);
+  first.outputs.push_back({100, -1});
+  StageFigures handing_on = StageFigures::simple(10);
+  handing_on.outputs.push_back({0, 1});
+  StageFigures last = StageFigures::simple(10);
+  last.saved_inputs = {0, 1};
+  ChainFigures figures =
+      ChainFigures::simple(10, {first, handing_on, handing_on, last});
+  EXPECT_EQ(run("none", figures).kept_peak_bytes, 50 + 100);
+  EXPECT_EQ(run("all", figures).kept_peak_bytes, 50 + 100);
+}
+
+TEST(Simulate, ARunMakesNewBuffersWhileOldOnesAreHeld) {
+  StageFigures first = StageFigures::simple(0);
+  first.saved_inputs.clear();
+  first.saved_outputs.clear();
+  first.outputs = {{100, -1}, {1, -1}};
+  StageFigures second = first;
+  second.outputs = {{0, 0}, {1, -1}};  // hands the 100 on
+  StageFigures third = second;
+  third.outputs = {{1, -1}};
+  const auto figures = ChainFigures::simple(0, {first, second, third});
+  // The second run of stage 0 happens while boundary 2 holds the first copy.
+  const auto schedule =
+      Schedule::parse("both", 3, "I0 D1 I2 I0 X1 K2 X3 B2 K0 K1 X2 B1 B0");
+  EXPECT_EQ(simulate(schedule, figures).kept_peak_bytes, 101 + 101);
+}
+
+TEST(Simulate, ExtrasSetThePeak) {
+  auto stage = StageFigures::simple(10);
+  auto big = stage;
+  big.keep_extra_bytes = 1000;
+  big.drop_extra_bytes = 500;
+  const auto none = run("none", ChainFigures::simple(10, {stage, big, stage}));
+  EXPECT_EQ(none.peak_op, 1u);
+  EXPECT_EQ(none.peak_bytes, 20 + 1000);
+  big.keep_extra_bytes = 0;
+  big.drop_extra_bytes = 0;
+  big.backward_extra_bytes = 2000;
+  const auto back = run("all", ChainFigures::simple(10, {stage, big, stage}));
+  EXPECT_EQ(to_string(make_schedule("all", 3).ops()[back.peak_op]),
+            "backward 1");
+}
+
+TEST(Simulate, NumbersOfStagesMustAgree) {
+  EXPECT_THROW(simulate(make_schedule("none", 3), ChainFigures{}), c10::Error);
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,144 @@
+#include "support.h"
+
+#include <reprise/recompute/simulate.h>
+#include <reprise/recompute/strategy.h>
+
+#include <algorithm>
+#include <map>
+
+namespace reprise {
+namespace {
+
+TEST(Strategy, ParsesWhatItPrints) {
+  for (const char* text :
+       {"none", "all", "every:3", "checkpoints:0", "sqrt", "revolve:6"}) {
+    EXPECT_EQ(Strategy::parse(text).to_text(), text);
+  }
+}
+
+TEST(Strategy, RejectsNonsense) {
+  for (const char* text : {"", "some", "every", "every:", "every:x", "every:2x",
+                           "none:1", "sqrt:2", "Every:2"}) {
+    EXPECT_THROW(Strategy::parse(text), c10::Error) << text;
+  }
+}
+
+TEST(Strategy, RejectsNumbersOutOfRange) {
+  EXPECT_NE(testing::error_of([] {
+              make_schedule("every:9", 8);
+            }).find("between 1 and 8 in every:9 for a chain of 8 stages"),
+            std::string::npos);
+  EXPECT_THROW(make_schedule("every:0", 8), c10::Error);
+  EXPECT_THROW(make_schedule("checkpoints:8", 8), c10::Error);
+  EXPECT_THROW(make_schedule("checkpoints:-1", 8), c10::Error);
+  EXPECT_THROW(make_schedule("revolve:0", 8), c10::Error);
+  EXPECT_THROW(make_schedule("none", 0), c10::Error);
+}
+
+TEST(Strategy, SmallSchedulesByHand) {
+  EXPECT_EQ(make_schedule("none", 3).to_text(), "K0 K1 K2 B2 B1 B0");
+  EXPECT_EQ(make_schedule("all", 3).to_text(), "I0 I1 K2 B2 K1 X2 B1 K0 X1 B0");
+  EXPECT_EQ(make_schedule("every:2", 3).to_text(),
+            "I0 D1 K2 B2 K0 K1 X2 B1 B0");
+  EXPECT_EQ(make_schedule("checkpoints:0", 2).to_text(),
+            "I0 D1 K0 K1 X2 B1 B0");
+  EXPECT_EQ(make_schedule("checkpoints:1", 2).to_text(),
+            "I0 I1 K1 X2 B1 K0 X1 B0");
+  EXPECT_EQ(make_schedule("revolve:1", 3).to_text(),
+            "I0 D1 K2 B2 I0 K1 X2 B1 K0 X1 B0");
+}
+
+TEST(Strategy, SegmentsRunAtMostOnceMore) {
+  for (int n = 1; n <= 40; ++n) {
+    std::vector<std::string> texts = {"all", "sqrt"};
+    for (int k = 1; k <= n; ++k) texts.push_back("every:" + std::to_string(k));
+    for (int k = 0; k < n; ++k) {
+      texts.push_back("checkpoints:" + std::to_string(k));
+    }
+    for (const auto& text : texts) {
+      const auto schedule = make_schedule(text, n);  // valid, or it throws
+      for (int i = 0; i < n; ++i) EXPECT_LE(schedule.runs(i), 2) << text;
+    }
+  }
+}
+
+TEST(Strategy, CheckpointsKeepsJustThatManyOutputs) {
+  const auto figures = ChainFigures::simple(
+      1, std::vector<StageFigures>(26, StageFigures::simple(1)));
+  for (int k : {0, 2, 4, 8, 16, 25}) {
+    const auto schedule = make_schedule("checkpoints:" + std::to_string(k), 26);
+    const auto result = simulate(schedule, figures);
+    EXPECT_EQ(result.kept_after_forward_bytes, k + 1);
+    EXPECT_EQ(result.total_runs, 52);
+  }
+}
+
+/// Fewest runs to reverse stages [0, n) with `slots` inputs kept, by trying
+/// every split: independent of the tables under test.
+int64_t brute_force(int n, int slots) {
+  static std::map<std::pair<int, int>, int64_t> memo;
+  if (n == 0) return 0;
+  if (n == 1) return 1;
+  const auto key = std::make_pair(n, slots);
+  if (const auto found = memo.find(key); found != memo.end()) {
+    return found->second;
+  }
+  // Without a further slot: from the start to the last stage, then the rest.
+  int64_t best = n + brute_force(n - 1, slots);
+  if (slots > 1) {
+    for (int j = 1; j < n; ++j) {
+      best = std::min(
+          best, j + brute_force(n - j, slots - 1) + brute_force(j, slots));
+    }
+  }
+  return memo[key] = best;
+}
+
+/// Griewank and Walther 2000: with s slots and at most r repetitions, chains of
+/// up to C(s + r, s) stages; runs = r n - C(s + r, s + 1) + n.
+int64_t closed_form(int64_t n, int64_t s) {
+  const auto choose = [](int64_t a, int64_t b) {
+    double value = 1;
+    for (int64_t i = 1; i <= b; ++i)
+      value = value * double(a - b + i) / double(i);
+    return std::llround(value);
+  };
+  int64_t r = 0;
+  while (choose(s + r, s) < n) ++r;
+  return r * n - choose(s + r, s + 1) + n;
+}
+
+TEST(Strategy, RevolveIsOptimal) {
+  for (int n = 1; n <= 60; ++n) {
+    for (int s = 1; s <= 9; ++s) {
+      EXPECT_EQ(revolve_runs(n, s), brute_force(n, s)) << n << " " << s;
+      EXPECT_EQ(make_schedule("revolve:" + std::to_string(s), n).total_runs(),
+                brute_force(n, s));
+    }
+  }
+  for (int n : {100, 333, 1000}) {
+    for (int s : {1, 2, 3, 6, 10, 30}) {
+      EXPECT_EQ(revolve_runs(n, s), closed_form(n, s)) << n << " " << s;
+    }
+  }
+}
+
+TEST(Strategy, RevolveHoldsNoMoreThanItsSlots) {
+  for (int n : {1, 2, 7, 30, 100}) {
+    for (int s : {1, 2, 3, 6}) {
+      const auto schedule = make_schedule("revolve:" + std::to_string(s), n);
+      // Boundaries weigh 1, graphs nothing: what is held is what is kept.
+      StageFigures stage = StageFigures::simple(1);
+      stage.saved_inputs.clear();
+      stage.saved_outputs.clear();
+      const auto result = simulate(
+          schedule,
+          ChainFigures::simple(1, std::vector<StageFigures>(size_t(n), stage)));
+      // Besides the slots: the input and the output of the stage that runs.
+      EXPECT_LE(result.kept_peak_bytes, std::min(s, n) + 2) << n << " " << s;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace reprise

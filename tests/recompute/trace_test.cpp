@@ -1,0 +1,95 @@
+#include "support.h"
+
+#include <reprise/memory/meter.h>
+#include <reprise/models/builtin.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/recompute/trace.h>
+#include <reprise/torch/rng.h>
+
+namespace reprise {
+namespace {
+
+using testing::device;
+using testing::on_device;
+using testing::same;
+
+TEST(Trace, FiguresOfAPlainLayer) {
+  constexpr int64_t kBytes = 64 * 64 * 4;
+  const Chain chain = testing::equal_stages(2, 64);
+  const auto figures = trace(chain, {torch::randn({64, 64}, on_device())});
+  EXPECT_EQ(figures.input_bytes, std::vector<int64_t>{kBytes});
+  EXPECT_EQ(figures.output_gradient_bytes, kBytes);
+  const StageFigures& stage = figures.stages.at(1);
+  ASSERT_EQ(stage.outputs.size(), 1u);
+  EXPECT_EQ(stage.outputs[0].bytes, kBytes);
+  EXPECT_EQ(stage.outputs[0].input, -1);
+  EXPECT_EQ(stage.saved_inputs, std::vector<int>{0});   // by the product
+  EXPECT_EQ(stage.saved_outputs, std::vector<int>{0});  // by tanh
+  EXPECT_EQ(stage.saved_bytes, 0);
+  EXPECT_EQ(stage.input_gradient_bytes, kBytes);
+  EXPECT_GE(stage.keep_extra_bytes, kBytes);  // the product itself
+  EXPECT_GT(stage.forward_ms, 0);
+  EXPECT_GT(stage.backward_ms, 0);
+  EXPECT_EQ(figures.stages.at(0).input_gradient_bytes, 0);
+}
+
+TEST(Trace, LeavesNoMark) {
+  for (const Builtin& builtin : builtins()) {
+    BuiltinOptions options;
+    options.device = device();
+    const Chain chain = builtin.make_chain(options);
+    const Tensors inputs = builtin.make_inputs(options);
+    std::vector<torch::Tensor> buffers;
+    for (const auto& b : chain.buffers()) buffers.push_back(b.clone());
+    chain.parameters()[0].mutable_grad() =
+        torch::ones_like(chain.parameters()[0]);
+    const auto rng = compat::RngState::capture(inputs);
+    const int64_t before = live_bytes(device());
+    trace(chain, inputs);
+    EXPECT_EQ(live_bytes(device()), before) << builtin.name;
+    EXPECT_TRUE(rng == compat::RngState::capture(inputs)) << builtin.name;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      EXPECT_TRUE(same(buffers[i], chain.buffers()[i])) << builtin.name;
+    }
+    EXPECT_EQ(chain.parameters()[0].grad().min().item<float>(), 1);
+    EXPECT_FALSE(chain.parameters()[1].grad().defined());
+  }
+}
+
+TEST(Trace, PredictsWhatBuiltinsKeep) {
+  for (const Builtin& builtin : builtins()) {
+    BuiltinOptions options;
+    options.device = device();
+    options.batch = 32;
+    const Chain chain = builtin.make_chain(options);
+    const Tensors inputs = builtin.make_inputs(options);
+    const auto figures = trace(chain, inputs);
+    Tensors state = chain.parameters();
+    for (const auto& buffer : chain.buffers()) state.push_back(buffer);
+    for (const char* strategy :
+         {"none", "all", "sqrt", "checkpoints:2", "revolve:2"}) {
+      const auto schedule = make_schedule(strategy, chain.size());
+      const KeptMeter meter(state);
+      Execution execution(chain, schedule, {.meter = &meter});
+      const auto y = execution.forward(inputs);
+      execution.backward({torch::ones_like(y[0]), {}});
+      const auto simulated = simulate(schedule, figures);
+      EXPECT_NEAR(
+          double(meter.peak_bytes()) / double(simulated.kept_peak_bytes), 1,
+          0.02)
+          << builtin.name << " " << strategy;
+    }
+  }
+}
+
+TEST(Trace, RefusesWrongUse) {
+  const Chain chain = testing::equal_stages(1, 4);
+  EXPECT_THROW(trace(chain, {}), c10::Error);
+  EXPECT_THROW(trace(chain, {torch::ones({1, 4}, on_device())}, 0), c10::Error);
+  const torch::NoGradGuard no_grad;
+  EXPECT_THROW(trace(chain, {torch::ones({1, 4}, on_device())}), c10::Error);
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <reprise/recompute/execution.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+/// What several tests need.
+namespace reprise::testing {
+
+/// The device to test on: REPRISE_TEST_DEVICE, or the CPU.
+torch::Device device();
+
+/// `TensorOptions` on that device.
+torch::TensorOptions on_device(torch::ScalarType type = torch::kFloat);
+
+/// Equal in every bit on the CPU; within 1e-5 of the largest value on CUDA.
+::testing::AssertionResult same(const torch::Tensor& a, const torch::Tensor& b);
+
+/// |a - b| / |a|, 2-norms.
+double relative_error(const torch::Tensor& a, const torch::Tensor& b);
+
+/// The text of the c10::Error that `body` throws; fails the test if none.
+std::string error_of(const std::function<void()>& body);
+
+/// Counts the forward runs and keeps the operations.
+struct Recorder : ExecutionObserver {
+  void before(const Op& op) override;
+  int runs(int stage) const;
+  std::vector<Op> ops;
+};
+
+/// A chain of `count` equal stages, tanh(linear(x)), whose graphs save just
+/// their input and output.
+Chain equal_stages(int count, int64_t width);
+
+/// Gradients of `parameters`, copied, and cleared.
+std::vector<torch::Tensor> take_gradients(
+    std::vector<torch::Tensor> parameters);
+
+}  // namespace reprise::testing

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Runs the command as its user would; checks output, errors and exit status.
+set -u
+reprise=$1
+device=${REPRISE_TEST_DEVICE:-cpu}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+# expect STATUS ARGS…: runs it into $work/out and $work/err.
+expect() {
+  local want=$1 got
+  shift
+  "$reprise" "$@" >"$work/out" 2>"$work/err"
+  got=$?
+  last="reprise $*"
+  [ "$got" = "$want" ] || fail "exit status $got, expected $want"
+}
+has() { grep -qF -- "$2" "$work/$1" || fail "no '$2' in $1"; }
+lacks() { ! grep -qF -- "$2" "$work/$1" || fail "'$2' in $1"; }
+fail() {
+  echo "FAILED: $last: $1"
+  sed 's/^/  out: /' "$work/out" | head -5
+  sed 's/^/  err: /' "$work/err" | head -5
+  failures=$((failures + 1))
+}
+
+expect 0 --help
+has out verify
+has out "Exit status"
+expect 0 --version
+has out LibTorch
+expect 0 verify --help
+has out --recompute
+has out tiny-transformer
+has out "revolve:S"
+
+expect 2
+has err "subcommand is required"
+expect 2 verfy
+has err "did you mean verify?"
+expect 2 verify --recompte all
+has err "did you mean --recompute?"
+expect 2 verify --model tiny-mpl
+has err "expected one of tiny-mlp"
+expect 2 verify --recompute every:99
+has err "between 1 and"
+expect 2 verify --recompute some
+has err "expected none, all"
+expect 2 verify --device nowhere
+has err "expected cpu, cuda"
+expect 2 verify --device cuda:99
+has err "CUDA devices"
+expect 2 verify --batch 0
+expect 2 verify --format xml
+
+expect 0 verify --device "$device" --model tiny-mlp --recompute none,sqrt
+has out "tiny-mlp"
+has out "same"
+lacks out DIFFERENT
+has err "verify tiny-mlp sqrt: same"
+lacks out "verify tiny-mlp"
+
+expect 0 verify --device "$device" --model tiny-cnn --recompute all --nested --format json
+python3 - "$work/out" <<'PY' || fail "JSON is not as documented"
+import json, sys
+data = json.load(open(sys.argv[1]))
+assert data["same"] is True
+(result,) = data["results"]
+assert result["model"] == "tiny-cnn" and result["recompute"] == "all"
+assert result["runs"] == result["simulated_runs"] == [2, 2, 2, 2, 2, 1]
+assert set(result["compared"]) == {"loss", "gradients", "buffers", "rng", "parameters"}
+assert result["compared"]["gradients"]["tensors"] == 54
+PY
+
+[ $failures = 0 ] && echo "the command: all as expected"
+exit $((failures > 0))
