@@ -1,5 +1,6 @@
 #include <reprise/memory/meter.h>
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 int main(int argc, char** argv) {

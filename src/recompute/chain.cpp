@@ -7,27 +7,6 @@
 namespace reprise {
 namespace {
 
-std::vector<Stage> stages_of(const torch::nn::Sequential& modules) {
-  std::vector<Stage> stages;
-  const auto names = modules->named_children().keys();
-  size_t i = 0;
-  for (const torch::nn::AnyModule& held : *modules) {
-    const std::string& name = names.at(i++);
-    torch::nn::AnyModule any = held;  // the same module
-    stages.emplace_back(
-        name,
-        [any, name](const Tensors& inputs) mutable -> Tensors {
-          if (inputs.size() == 1) return {any.forward(inputs[0])};
-          if (inputs.size() == 2) return {any.forward(inputs[0], inputs[1])};
-          TORCH_CHECK(inputs.size() == 3, "[stage '", name,
-                      "'] expected one to three tensors, got ", inputs.size());
-          return {any.forward(inputs[0], inputs[1], inputs[2])};
-        },
-        Modules{any.ptr()});
-  }
-  return stages;
-}
-
 /// Tensors that `list_of` gives for the modules of all stages, each once.
 template <class F>
 std::vector<torch::Tensor> distinct(const std::vector<Stage>& stages,
@@ -54,8 +33,26 @@ Chain::Chain(std::vector<Stage> stages)
               "[Chain] expected at least one stage, got an empty chain");
 }
 
-Chain::Chain(const torch::nn::Sequential& modules)
-    : Chain(stages_of(modules)) {}
+std::vector<Stage> Chain::stages_of(const torch::nn::Sequential& modules) {
+  std::vector<Stage> stages;
+  const auto names = modules->named_children().keys();
+  size_t i = 0;
+  for (const torch::nn::AnyModule& held : *modules) {
+    const std::string& name = names.at(i++);
+    torch::nn::AnyModule any = held;  // the same module
+    stages.emplace_back(
+        name,
+        [any, name](const Tensors& inputs) mutable -> Tensors {
+          if (inputs.size() == 1) return {any.forward(inputs[0])};
+          if (inputs.size() == 2) return {any.forward(inputs[0], inputs[1])};
+          TORCH_CHECK(inputs.size() == 3, "[stage '", name,
+                      "'] expected one to three tensors, got ", inputs.size());
+          return {any.forward(inputs[0], inputs[1], inputs[2])};
+        },
+        Modules{any.ptr()});
+  }
+  return stages;
+}
 
 std::vector<torch::Tensor> Chain::parameters() const {
   return distinct(*stages_, [](const auto& m) { return m.parameters(); });

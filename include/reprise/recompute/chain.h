@@ -5,6 +5,7 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
+#include <concepts>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,7 +25,8 @@ class Chain {
   explicit Chain(std::vector<Stage> stages);
 
   /// A stage a module, named as in the Sequential.
-  explicit Chain(const torch::nn::Sequential& modules);
+  template <std::same_as<torch::nn::Sequential> S>  // not for a list in braces
+  explicit Chain(const S& modules) : Chain(stages_of(modules)) {}
 
   /// From modules and callables, as for make_stage(); named by position.
   template <class... F>
@@ -62,6 +64,7 @@ class Chain {
                         const Schedule& schedule) const;
 
  private:
+  static std::vector<Stage> stages_of(const torch::nn::Sequential& modules);
   std::shared_ptr<const std::vector<Stage>> stages_;
 };
 

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Builds against a CUDA LibTorch, runs all tests on the CPU and on the GPU,
+# verifies, and runs the benchmarks. For any machine with a GPU and a LibTorch
+# that has CUDA (python3's torch, or REPRISE_TORCH=DIR); installs nothing.
+#
+#   scripts/cuda.sh            everything
+#   scripts/cuda.sh build      the build alone; also: test, verify, bench
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export REPRISE_SETUP=off
+steps=("${@:-all}")
+want() { [[ " ${steps[*]} " == *" all "* || " ${steps[*]} " == *" $1 "* ]]; }
+failed=()
+# step NAME COMMAND…: runs it, notes a failure, goes on.
+step() {
+  local name=$1
+  shift
+  printf '\n== %s\n' "$name"
+  "$@" || failed+=("$name")
+}
+
+nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
+if want build || [ ! -d build/cuda ]; then
+  step configure cmake --preset cuda
+  step build cmake --build --preset cuda -- -k 0
+fi
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }
+bin=build/cuda
+if want test; then
+  step "tests, CPU" ctest --test-dir $bin --output-on-failure -j "$(nproc)"
+  # One after another: each takes the peak of the whole device.
+  step "tests, CUDA" env REPRISE_TEST_DEVICE=cuda ctest --test-dir $bin \
+    --output-on-failure -LE slow
+fi
+if want verify; then
+  step "verify, CPU" $bin/tools/reprise/reprise verify 2>/dev/null
+  step "verify, CUDA" $bin/tools/reprise/reprise verify --device cuda 2>/dev/null
+  step "verify nested, CUDA" $bin/tools/reprise/reprise verify --device cuda --nested 2>/dev/null
+fi
+if want bench; then
+  step "executor, CPU" $bin/bench/executor_bench --repeats 11
+  step "executor, CUDA" $bin/bench/executor_bench --device cuda --repeats 51
+fi
+if [ ${#failed[@]} -gt 0 ]; then
+  printf '\nfailed: %s\n' "${failed[*]}"
+  exit 1
+fi
+printf '\nall passed\n'
