@@ -81,6 +81,26 @@ std::vector<bool> which_require_grad(const Tensors& tensors) {
   return which;
 }
 
+/// For each stage, whether its graph continues that of the stage before it: both
+/// are kept, run one after the other, and go back one after the other.
+std::vector<bool> find_joined(const Schedule& schedule) {
+  const auto n = static_cast<size_t>(schedule.stages());
+  const auto& ops = schedule.ops();
+  std::vector<size_t> kept_at(n);
+  std::vector<size_t> back_at(n);
+  for (size_t at = 0; at < ops.size(); ++at) {
+    const auto i = static_cast<size_t>(ops[at].stage);
+    if (ops[at].kind == OpKind::kForwardKeep) kept_at[i] = at;
+    if (ops[at].kind == OpKind::kBackward) back_at[i] = at;
+  }
+  std::vector<bool> joined(n, false);
+  for (size_t i = 1; i < n; ++i) {
+    joined[i] =
+        kept_at[i] == kept_at[i - 1] + 1 && back_at[i - 1] == back_at[i] + 1;
+  }
+  return joined;
+}
+
 Tensors detach_all(const Tensors& tensors) {
   Tensors detached;
   for (const auto& tensor : tensors) {
@@ -101,6 +121,11 @@ class Execution::Impl {
                 "[Execution] expected a schedule for ", chain_.size(),
                 " stages, got '", schedule_.name(), "' for ",
                 schedule_.stages());
+    if (options_.separate_graphs) {
+      joined_.assign(static_cast<size_t>(chain_.size()), false);
+    } else {
+      joined_ = find_joined(schedule_);
+    }
   }
 
   Tensors forward(const Tensors& inputs) {
@@ -176,10 +201,11 @@ class Execution::Impl {
       case OpKind::kForwardKeep:
       case OpKind::kForwardDrop:
       case OpKind::kForwardKeepInput:
-        in_stage(op, [&] { run_stage(op); });
+        in_stages(op, op.stage, [&] { run_stage(op); });
         break;
       case OpKind::kBackward:
-        in_stage(op, [&] {
+        if (!graphs_[i]) break;  // went back with the stage after it
+        in_stages(op, first_of_graph(op.stage), [&] {
           StageGraph graph = std::move(*graphs_[i]);
           graphs_[i].reset();
           gradients_ = graph.backward(std::move(gradients_), accumulate_);
@@ -192,14 +218,30 @@ class Execution::Impl {
     if (options_.observer != nullptr) options_.observer->after(op);
   }
 
-  /// Adds the stage to LibTorch's errors; leaves others as they are.
+  int first_of_graph(int stage) const {
+    while (joined_[static_cast<size_t>(stage)]) --stage;
+    return stage;
+  }
+
+  bool joins_next(int stage) const {
+    const auto next = static_cast<size_t>(stage) + 1;
+    return next < joined_.size() && joined_[next];
+  }
+
+  /// Adds the stages to LibTorch's errors; leaves others as they are.
   template <class F>
-  void in_stage(const Op& op, F&& body) {
+  void in_stages(const Op& op, int first, F&& body) {
     try {
       body();
     } catch (c10::Error& error) {
-      error.add_context(fmt::format("in stage {} '{}' ({})", op.stage,
-                                    chain_[op.stage].name(), to_string(op)));
+      const auto name = [&](int i) {
+        return fmt::format("{} '{}'", i, chain_[i].name());
+      };
+      error.add_context(fmt::format("in stage {}{} ({})", name(first),
+                                    first == op.stage
+                                        ? std::string()
+                                        : " to " + name(op.stage),
+                                    to_string(op)));
       throw;
     }
   }
@@ -216,14 +258,16 @@ class Execution::Impl {
                            options_.generators);
     }
 
-    StageGraph graph;
     Tensors outputs;
     {
       std::optional<ReplayGuard> replay;
       if (again) replay.emplace(*contexts_[i]);
-      outputs = call(
-          stage, op.stage, keep,
-          graph.begin(boundaries_[i]->tensors, boundaries_[i]->requires_grad));
+      if (!joined_[i] || !keep) open_.emplace();
+      outputs = call(stage, op.stage, keep,
+                     joined_[i] && keep
+                         ? boundaries_[i]->tensors
+                         : open_->begin(boundaries_[i]->tensors,
+                                        boundaries_[i]->requires_grad));
     }
     ran_[i] = true;
     if (!again && contexts_[i]) contexts_[i]->finish_first_run();
@@ -232,12 +276,18 @@ class Execution::Impl {
                     "the one before it, or use an operator that does not");
     check_shapes(outputs, stage, i, again);
 
-    if (keep) {
-      graph.end(outputs);
-      graphs_[i].emplace(std::move(graph));
-    }
     if (op.kind != OpKind::kForwardKeepInput) boundaries_[i].reset();
-    hold(i + 1, Boundary(detach_all(outputs), which_require_grad(outputs)));
+    auto needs_grad = which_require_grad(outputs);
+    if (keep && joins_next(op.stage)) {
+      hold(i + 1, Boundary(std::move(outputs), std::move(needs_grad)));
+      return;
+    }
+    if (keep) {
+      open_->end(outputs);
+      graphs_[i] = std::move(open_);
+    }
+    open_.reset();
+    hold(i + 1, Boundary(detach_all(outputs), std::move(needs_grad)));
   }
 
   Tensors call(const Stage& stage, int index, bool keep,
@@ -294,6 +344,7 @@ class Execution::Impl {
   void release() {
     boundaries_.clear();
     graphs_.clear();
+    open_.reset();
     contexts_.clear();
     gradients_.clear();
     pending_ = false;
@@ -304,7 +355,9 @@ class Execution::Impl {
   ExecutionOptions options_;
 
   std::vector<std::optional<Boundary>> boundaries_;
-  std::vector<std::optional<StageGraph>> graphs_;
+  std::vector<bool> joined_;  // by stage: its graph continues the one before
+  std::optional<StageGraph> open_;  // the graph that the next stage may continue
+  std::vector<std::optional<StageGraph>> graphs_;  // at the last stage of each
   std::vector<std::optional<ForwardContext>> contexts_;
   std::vector<std::vector<TensorShape>> output_shapes_;  // of the first run
   std::vector<bool> ran_;

@@ -7,7 +7,8 @@
 #include <memory>
 #include <vector>
 
-/// The autograd graph of one run of one stage, cut off at both ends.
+/// The autograd graph of one run of a stage, or of several in a row, cut off at
+/// both ends.
 ///
 /// The usual way to cut is a detached leaf that requires a gradient. But a
 /// leaf's gradient accumulator holds the leaf, and with it the whole input, for

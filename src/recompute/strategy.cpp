@@ -169,7 +169,7 @@ Strategy Strategy::parse(std::string_view text) {
 std::string Strategy::to_text() const {
   const Name& name = name_of(kind);
   std::string text(name.text);
-  if (name.has_value) text += ":" + std::to_string(value);
+  if (name.has_value) text.append(1, ':').append(std::to_string(value));
   return text;
 }
 

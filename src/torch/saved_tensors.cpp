@@ -34,22 +34,26 @@ class HookedEngine final : public Engine {
   }
 };
 
-void install_engine_once() {
-  static const bool installed = [] {
-    TORCH_CHECK(&Engine::get_default_engine() == &Engine::get_base_engine(),
-                "[SavedTensorScope] expected LibTorch's own autograd engine, "
-                "got another one; saved-tensor hooks from C++ cannot be used "
-                "inside a Python process");
-    torch::autograd::set_default_engine_stub(&HookedEngine::instance);
-    return true;
-  }();
-  (void)installed;
+/// True where this process has LibTorch's own engine, now replaced by ours;
+/// false where Python's came first.
+bool install_engine() {
+  if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
+  torch::autograd::set_default_engine_stub(&HookedEngine::instance);
+  return true;
 }
+
+// At load, not at first use: two engines that both ran a backward on a GPU would
+// fight over LibTorch's one pool of device threads.
+const bool engine_installed = install_engine();
 
 }  // namespace
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPolicy> policy) {
-  install_engine_once();
+  TORCH_CHECK(engine_installed &&
+                  &Engine::get_default_engine() == &HookedEngine::instance(),
+              "[SavedTensorScope] expected LibTorch's own autograd engine, got "
+              "another one; saved-tensor hooks from C++ cannot be used inside a "
+              "Python process");
   policies().push_back(std::move(policy));
 }
 

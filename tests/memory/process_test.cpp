@@ -2,8 +2,9 @@
 
 #include <reprise/memory/process.h>
 
+#include <sys/mman.h>
+
 #include <cstring>
-#include <memory>
 
 namespace reprise {
 namespace {
@@ -14,9 +15,13 @@ TEST(Process, PeakFollowsAndResets) {
   EXPECT_GT(before.rss, 0);
   EXPECT_GE(before.rss_peak, before.rss);
   {
-    auto block = std::make_unique<char[]>(kBytes);
-    std::memset(block.get(), 1, kBytes);
+    // Straight from the system: an allocator need not give memory back.
+    void* block = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(block, MAP_FAILED);
+    std::memset(block, 1, kBytes);
     EXPECT_GT(process_memory().rss, before.rss + 150 * (1 << 20));
+    munmap(block, kBytes);
   }
   EXPECT_GT(process_memory().rss_peak, before.rss + 150 * (1 << 20));
   if (reset_process_peak()) {

@@ -11,7 +11,9 @@
 
 namespace reprise {
 
-/// Sees every operation of an execution, on the thread that runs it.
+/// Sees every operation of an execution, on the thread that runs it. Where
+/// stages share a graph, the backward of the last of them does the work of all,
+/// and theirs find it done.
 class ExecutionObserver {
  public:
   virtual ~ExecutionObserver() = default;
@@ -26,6 +28,9 @@ struct ExecutionOptions {
   ExecutionObserver* observer = nullptr;
   /// Generators that stages draw from besides LibTorch's default ones.
   std::vector<at::Generator> generators{};
+  /// Gives each stage a graph and a backward call of its own, so that an
+  /// observer sees what each backward does; costs time.
+  bool separate_graphs = false;
 };
 
 /// Runs a chain by a schedule, once forward and once backward, without an
@@ -35,9 +40,11 @@ struct ExecutionOptions {
 ///     Tensors outputs = execution.forward({images, targets});
 ///     execution.backward({torch::ones_like(outputs[0])});
 ///
-/// Each stage runs on detached inputs and has a graph of its own. The backward
-/// of a stage is one ordinary autograd call on that graph, which adds to the
-/// parameters' `.grad`. Whatever throws, everything kept is released first.
+/// Stages that the schedule keeps in a row, and takes back in a row, share one
+/// graph, cut off at both ends; its backward is one ordinary autograd call, which
+/// adds to the parameters' `.grad`. With nothing to recompute that is the whole
+/// chain, so that `none` costs what a plain loop costs. Whatever throws,
+/// everything kept is released first.
 class Execution {
  public:
   /// Throws c10::Error where the schedule is for another number of stages.

@@ -9,7 +9,7 @@
 /// Autograd asks its engine, each time it saves a tensor for the backward pass,
 /// whether a pair of hooks should pack it. Python answers through its own
 /// engine; C++ has no way to answer. Here an engine that differs from
-/// LibTorch's in this one answer is installed when the first scope opens.
+/// LibTorch's in this one answer takes its place when the library is loaded.
 namespace reprise::compat {
 
 using SavedTensorHooks = torch::autograd::SavedVariableHooks;
