@@ -1,5 +1,6 @@
 #include "saved_nothing.h"
 #include "stage_graph.h"
+#include "tied_gradients.h"
 
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/replay.h>
@@ -81,8 +82,8 @@ std::vector<bool> which_require_grad(const Tensors& tensors) {
   return which;
 }
 
-/// For each stage, whether its graph continues that of the stage before it: both
-/// are kept, run one after the other, and go back one after the other.
+/// For each stage, whether its graph continues that of the stage before it:
+/// both are kept, run one after the other, and go back one after the other.
 std::vector<bool> find_joined(const Schedule& schedule) {
   const auto n = static_cast<size_t>(schedule.stages());
   const auto& ops = schedule.ops();
@@ -126,6 +127,8 @@ class Execution::Impl {
     } else {
       joined_ = find_joined(schedule_);
     }
+    const auto graphs = std::count(joined_.begin(), joined_.end(), false);
+    if (graphs > 1) tied_ = tied_parameters(chain_);
   }
 
   Tensors forward(const Tensors& inputs) {
@@ -169,6 +172,7 @@ class Execution::Impl {
     gradients_ = std::move(gradients);
     accumulate_ = accumulate;
     try {
+      const TiedGradients tied(accumulate ? tied_ : Tensors{});
       for (; cursor_ < schedule_.ops().size(); ++cursor_) {
         run_op(schedule_.ops()[cursor_]);
       }
@@ -237,11 +241,10 @@ class Execution::Impl {
       const auto name = [&](int i) {
         return fmt::format("{} '{}'", i, chain_[i].name());
       };
-      error.add_context(fmt::format("in stage {}{} ({})", name(first),
-                                    first == op.stage
-                                        ? std::string()
-                                        : " to " + name(op.stage),
-                                    to_string(op)));
+      error.add_context(fmt::format(
+          "in stage {}{} ({})", name(first),
+          first == op.stage ? std::string() : " to " + name(op.stage),
+          to_string(op)));
       throw;
     }
   }
@@ -355,8 +358,10 @@ class Execution::Impl {
   ExecutionOptions options_;
 
   std::vector<std::optional<Boundary>> boundaries_;
+  Tensors tied_;              // parameters with gradients from several graphs
   std::vector<bool> joined_;  // by stage: its graph continues the one before
-  std::optional<StageGraph> open_;  // the graph that the next stage may continue
+  std::optional<StageGraph>
+      open_;  // the graph that the next stage may continue
   std::vector<std::optional<StageGraph>> graphs_;  // at the last stage of each
   std::vector<std::optional<ForwardContext>> contexts_;
   std::vector<std::vector<TensorShape>> output_shapes_;  // of the first run

@@ -42,18 +42,19 @@ bool install_engine() {
   return true;
 }
 
-// At load, not at first use: two engines that both ran a backward on a GPU would
-// fight over LibTorch's one pool of device threads.
+// At load, not at first use: two engines that both ran a backward on a GPU
+// would fight over LibTorch's one pool of device threads.
 const bool engine_installed = install_engine();
 
 }  // namespace
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPolicy> policy) {
-  TORCH_CHECK(engine_installed &&
-                  &Engine::get_default_engine() == &HookedEngine::instance(),
-              "[SavedTensorScope] expected LibTorch's own autograd engine, got "
-              "another one; saved-tensor hooks from C++ cannot be used inside a "
-              "Python process");
+  TORCH_CHECK(
+      engine_installed &&
+          &Engine::get_default_engine() == &HookedEngine::instance(),
+      "[SavedTensorScope] expected LibTorch's own autograd engine, got "
+      "another one; saved-tensor hooks from C++ cannot be used inside a "
+      "Python process");
   policies().push_back(std::move(policy));
 }
 

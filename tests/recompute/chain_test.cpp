@@ -108,6 +108,28 @@ TEST(Chain, TiedWeightsAddUp) {
   }
 }
 
+TEST(Chain, TiedWeightsAddUpInTheOrderOfAutogradAlsoOnTopOfGradients) {
+  torch::nn::Linear linear(32, 32);
+  linear->to(device());
+  const Chain chain =
+      Chain::of(linear, torch::nn::Tanh(), linear, torch::nn::Tanh(), linear);
+  const auto x = torch::randn({4, 7, 32}, on_device());
+  for (int i = 0; i < 4; ++i) {
+    auto y = torch::tanh(linear(torch::tanh(linear(x[i]))));
+    linear(y).square().sum().backward();
+  }
+  const auto expected = take_gradients(linear->parameters());
+  for (const char* strategy : {"none", "all", "every:2", "revolve:1"}) {
+    for (int i = 0; i < 4; ++i) {
+      auto y = chain.forward(x[i], make_schedule(strategy, 5));
+      y.square().sum().backward();
+    }
+    const auto got = take_gradients(linear->parameters());
+    EXPECT_TRUE(same(got[0], expected[0])) << strategy;
+    EXPECT_TRUE(same(got[1], expected[1])) << strategy;
+  }
+}
+
 TEST(Chain, SeveralOutputsSomeUnusedSomeWithoutGradient) {
   torch::nn::Linear linear(3, 3);
   linear->to(device());

@@ -41,9 +41,9 @@ struct ExecutionOptions {
 ///     execution.backward({torch::ones_like(outputs[0])});
 ///
 /// Stages that the schedule keeps in a row, and takes back in a row, share one
-/// graph, cut off at both ends; its backward is one ordinary autograd call, which
-/// adds to the parameters' `.grad`. With nothing to recompute that is the whole
-/// chain, so that `none` costs what a plain loop costs. Whatever throws,
+/// graph, cut off at both ends; its backward is one ordinary autograd call,
+/// which adds to the parameters' `.grad`. With nothing to recompute that is the
+/// whole chain, so that `none` costs what a plain loop costs. Whatever throws,
 /// everything kept is released first.
 class Execution {
  public:

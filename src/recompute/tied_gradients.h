@@ -1,0 +1,34 @@
+#pragma once
+
+#include <reprise/recompute/chain.h>
+
+/// Parameters that several stages use, and the order in which their gradients
+/// add up.
+///
+/// One autograd call over the whole model adds the contributions of all stages
+/// to each other first and their sum to `.grad` last. A backward in several
+/// calls would add each of them to `.grad`, which in floating point is another
+/// number as soon as `.grad` holds an earlier micro-batch.
+namespace reprise {
+
+/// Parameters of `chain` that more than one of its stages has.
+Tensors tied_parameters(const Chain& chain);
+
+/// While it lives, the gradients of `parameters` start from nothing; at the end
+/// what they held before is added.
+class TiedGradients {
+ public:
+  explicit TiedGradients(const Tensors& parameters);
+  ~TiedGradients();
+  TiedGradients(const TiedGradients&) = delete;
+  TiedGradients& operator=(const TiedGradients&) = delete;
+
+ private:
+  struct Aside {
+    torch::Tensor parameter;
+    torch::Tensor gradient;
+  };
+  std::vector<Aside> aside_;
+};
+
+}  // namespace reprise
