@@ -2,9 +2,8 @@
 
 #include <reprise/memory/process.h>
 
-#include <sys/mman.h>
-
 #include <cstring>
+#include <sys/mman.h>
 
 namespace reprise {
 namespace {
