@@ -60,8 +60,8 @@ class HundredStages : public ::testing::Test {
   }
 
   static void expect_within(int64_t predicted, int64_t measured,
-                            const std::string& what) {
-    EXPECT_LE(std::abs(double(predicted) / double(measured) - 1), 0.02)
+                            const std::string& what, double tolerance = 0.02) {
+    EXPECT_LE(std::abs(double(predicted) / double(measured) - 1), tolerance)
         << what << ": predicted " << predicted << ", measured " << measured;
   }
 };
@@ -98,11 +98,10 @@ TEST_F(HundredStages, SimulatorAndMeasurementAgree) {
     expect_within(measured.simulated.kept_after_forward_bytes,
                   measured.kept_after_forward,
                   std::string(strategy) + ", kept after the forward");
-    // CUDA rounds every block; there 5% is asked for.
-    if (device().is_cpu()) {
-      expect_within(measured.simulated.peak_bytes, measured.allocator_peak,
-                    std::string(strategy) + ", allocator");
-    }
+    // CUDA's allocator rounds blocks and adds libraries' workspace.
+    expect_within(measured.simulated.peak_bytes, measured.allocator_peak,
+                  std::string(strategy) + ", allocator",
+                  device().is_cpu() ? 0.02 : 0.05);
   }
 }
 

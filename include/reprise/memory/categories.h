@@ -47,9 +47,10 @@ struct MemoryBreakdown {
 /// tensors on the ledger's device count.
 ///
 ///     MemoryLedger ledger(torch::kCPU);
-///     ledger.claim_model(*model);
-///     ledger.claim(Category::kOptimizer, [&] { return tensors_of(optimizer);
-///     }); MemoryBreakdown now = ledger.measure();
+///     ledger.claim_model(model->parameters(), model->buffers());
+///     ledger.claim(Category::kOptimizer,
+///                  [&] { return tensors_of(optimizer); });
+///     MemoryBreakdown now = ledger.measure();
 class MemoryLedger {
  public:
   using Source = std::function<std::vector<at::Tensor>()>;

@@ -10,19 +10,15 @@ namespace reprise {
 
 enum class StrategyKind { kNone, kAll, kEvery, kCheckpoints, kSqrt, kRevolve };
 
-/// A way to make schedules, as written on the command line.
+/// A way to make schedules, as written on the command line:
 ///
-/// | text          | kept                                            | runs
-/// again |
-/// |---------------|-------------------------------------------------|------------|
-/// | none          | everything                                      | nothing
-/// | | all           | every stage's input                             | every
-/// stage once, but the last | | every:K       | the input of every K-th stage
-/// | once, but the last K | | checkpoints:K | K stage outputs, evenly spread,
-/// and the input   | every stage once | | sqrt          | about √n stage
-/// inputs, evenly spread            | once, but the last segment | | revolve:S
-/// | at most S stage inputs at a time, the chain's included | as seldom as S
-/// slots allow |
+///     none           keeps everything; nothing runs again
+///     all            keeps every stage's input; every stage but the last again
+///     every:K        keeps the input of every K-th stage; once again
+///     checkpoints:K  keeps K stage outputs, evenly spread; once again
+///     sqrt           keeps about √n stage inputs, evenly spread; once again
+///     revolve:S      keeps at most S stage inputs at a time, the chain's own
+///                    included; runs again as seldom as S slots allow
 ///
 /// All but checkpoints:K leave the last segment's graph in place, since its
 /// backward comes next. checkpoints:K drops that segment too, so that after the

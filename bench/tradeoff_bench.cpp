@@ -1,0 +1,157 @@
+// What each strategy keeps, how often it runs stages again, and what that costs
+// in time, on a chain of equal stages; the simulator's prediction beside the
+// measurement. Time is the ratio to "none", run in turn with it.
+#include "side_by_side.h"
+
+#include <reprise/memory/bytes.h>
+#include <reprise/memory/meter.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/simulate.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/recompute/trace.h>
+#include <reprise/torch/cuda.h>
+#include <reprise/torch/version.h>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <torch/torch.h>
+
+#include <iostream>
+#include <utility>
+
+namespace {
+
+using reprise::Chain;
+using reprise::Tensors;
+using torch::Tensor;
+
+Chain equal_stages(int count, int64_t width, torch::Device device) {
+  torch::nn::Sequential net;
+  for (int i = 0; i < count; ++i) {
+    net->push_back(torch::nn::Sequential(torch::nn::Linear(width, width),
+                                         torch::nn::Tanh()));
+  }
+  net->to(device);
+  return Chain(net);
+}
+
+void step(reprise::Execution& execution, const Tensor& x) {
+  const Tensors y = execution.forward({x});
+  Tensors gradients(1);
+  gradients[0] = torch::ones_like(y[0]);
+  execution.backward(std::move(gradients));
+  if (x.is_cuda()) reprise::compat::cuda_synchronize(x.device().index());
+}
+
+struct Row {
+  std::string strategy;
+  int runs = 0;
+  int64_t kept = 0, kept_simulated = 0;  // bytes
+  int64_t peak = 0, peak_simulated = 0;  // rise at the allocator
+  reprise::bench::Spread time;           // ratio to none
+};
+
+Row measure(const Chain& chain, const Tensor& x, const std::string& strategy,
+            const reprise::ChainFigures& figures, int repeats) {
+  const auto schedule = reprise::make_schedule(strategy, chain.size());
+  const auto simulated = reprise::simulate(schedule, figures);
+  Row row{.strategy = strategy, .runs = schedule.total_runs()};
+  row.kept_simulated = simulated.kept_peak_bytes;
+  row.peak_simulated = simulated.peak_bytes;
+  const reprise::KeptMeter kept(chain.parameters());
+  {
+    reprise::Execution metered(chain, schedule, {.meter = &kept});
+    step(metered, x);  // also makes the parameters' gradients
+    row.kept = kept.peak_bytes();
+  }
+  reprise::Execution execution(chain, schedule);
+  {
+    const reprise::MemoryMeter meter(x.device());
+    step(execution, x);
+    row.peak = meter.peak_increase_bytes();
+  }
+  reprise::Execution none(chain, reprise::make_schedule("none", chain.size()));
+  row.time = reprise::bench::side_by_side([&] { step(none, x); },
+                                          [&] { step(execution, x); }, repeats)
+                 .ratio;
+  return row;
+}
+
+nlohmann::json to_json(const Row& row) {
+  return {{"recompute", row.strategy},
+          {"stage_runs", row.runs},
+          {"kept_peak_bytes", row.kept},
+          {"kept_peak_simulated_bytes", row.kept_simulated},
+          {"peak_bytes", row.peak},
+          {"peak_simulated_bytes", row.peak_simulated},
+          {"time_ratio", row.time.median},
+          {"time_ratio_quartiles", {row.time.low, row.time.high}}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Memory and time of every strategy on a chain of equal stages");
+  std::string device_name = "cpu", format = "table";
+  int stages = 100, repeats = 9;
+  int64_t width = 128, rows = 4096;
+  std::vector<std::string> strategies = {
+      "none",          "every:2",       "every:4",   "sqrt",       "every:20",
+      "checkpoints:4", "checkpoints:9", "all",       "revolve:20", "revolve:12",
+      "revolve:8",     "revolve:6",     "revolve:4", "revolve:3"};
+  app.add_option("--device", device_name, "cpu or cuda")->capture_default_str();
+  app.add_option("--stages", stages, "Stages")->capture_default_str();
+  app.add_option("--width", width, "Width of a stage")->capture_default_str();
+  app.add_option("--rows", rows, "Rows of the batch")->capture_default_str();
+  app.add_option("--repeats", repeats, "Pairs of runs")->capture_default_str();
+  app.add_option("--recompute", strategies, "Strategies")
+      ->capture_default_str();
+  app.add_option("--format", format, "table or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+
+  reprise::count_cpu_memory();
+  const torch::Device device(device_name);
+  torch::manual_seed(0);
+  const Chain chain = equal_stages(stages, width, device);
+  const Tensor x = torch::randn({rows, width}, device);
+  const auto figures = reprise::trace(chain, {x});
+
+  nlohmann::json list = nlohmann::json::array();
+  if (format == "table") {
+    fmt::print("LibTorch {}, {}, {} stages, {} pairs\n\n",
+               reprise::compat::libtorch_version(), device_name, stages,
+               repeats);
+    fmt::print("{:<15}{:>6}{:>12}{:>8}{:>12}{:>12}{:>12}{:>8}{:>16}\n",
+               "recompute", "runs", "kept", "", "simulated", "peak",
+               "simulated", "time", "quartiles");
+  }
+  int64_t most = 0;
+  for (const std::string& strategy : strategies) {
+    const Row row = measure(chain, x, strategy, figures, repeats);
+    most = std::max(most, row.kept);
+    list.push_back(to_json(row));
+    if (format == "json") continue;
+    const auto bytes = [](int64_t n) { return reprise::format_bytes(n); };
+    fmt::print(
+        "{:<15}{:>6}{:>12}{:>7.1f}%{:>12}{:>12}{:>12}{:>8.2f}{:>9.2f} … "
+        "{:.2f}\n",
+        row.strategy, row.runs, bytes(row.kept),
+        100.0 * static_cast<double>(row.kept) / static_cast<double>(most),
+        bytes(row.kept_simulated), bytes(row.peak), bytes(row.peak_simulated),
+        row.time.median, row.time.low, row.time.high);
+    std::fflush(stdout);
+  }
+  if (format == "json") {
+    std::cout << nlohmann::json{{"stages", stages},
+                                {"device", device_name},
+                                {"libtorch",
+                                 reprise::compat::libtorch_version()},
+                                {"rows", list}}
+                     .dump(2)
+              << "\n";
+  }
+  return 0;
+}

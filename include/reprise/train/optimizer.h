@@ -1,0 +1,51 @@
+#pragma once
+
+#include <reprise/data/safetensors.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace reprise {
+
+struct OptimizerOptions {
+  std::string name = "adamw";  ///< sgd, adam, adamw, adafactor
+  double momentum = 0;         ///< sgd
+  bool nesterov = false;       ///< sgd; needs momentum
+  double beta1 = 0.9;          ///< adam, adamw
+  double beta2 = 0.999;        ///< adam, adamw
+  double eps = 1e-8;           ///< adam, adamw
+  /// Added to the gradient (sgd, adam) or decoupled (adamw, adafactor).
+  double weight_decay = 0;
+};
+
+/// Updates parameters from their `.grad`; those without one are left alone.
+/// Works on lists of tensors at a time (foreach), and with LibTorch's fused
+/// kernels where it has them for the device. Numbers are those of torch.optim
+/// (Adafactor: of Hugging Face's with relative steps off and the given rate).
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  /// One update with learning rate `lr`.
+  virtual void step(double lr) = 0;
+
+  /// What it keeps between updates, for saving: a name a tensor, such as
+  /// "exp_avg.fc.weight"; counters included. Empty before the first update.
+  virtual NamedTensors state() const = 0;
+
+  /// Takes such a state over. Throws c10::Error, with the name, where a tensor
+  /// is unknown or has another shape.
+  virtual void load(const NamedTensors& state) = 0;
+};
+
+/// `parameters` with their names. Throws c10::Error on an unknown name (with
+/// those known) or an option out of range.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
+                                          const NamedTensors& parameters);
+
+/// sgd, adam, adamw, adafactor.
+const std::vector<std::string>& optimizer_names();
+
+}  // namespace reprise

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace reprise {
+
+/// The learning rate of each update: a linear warm-up from 0 to the base, then
+/// constant or a half cosine down to `lowest`.
+struct RateOptions {
+  double base = 1e-3;
+  std::string schedule = "constant";  ///< constant, cosine
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 0;  ///< of the whole training; cosine needs it
+  double lowest = 0;
+};
+
+/// Of update `step`, counted from 0. During warm-up base × (step + 1) /
+/// warmup_steps.
+double rate_at(const RateOptions& options, int64_t step);
+
+/// The rate for a global batch other than the one it was tuned for: "linear":
+/// × batch / base_batch, "sqrt": × √(batch / base_batch), "": as it is.
+double scale_rate(double rate, const std::string& rule, double batch,
+                  double base_batch);
+
+}  // namespace reprise
