@@ -26,11 +26,18 @@ using reprise::Chain;
 using reprise::Tensors;
 using torch::Tensor;
 
+struct LayerImpl : torch::nn::Module {
+  explicit LayerImpl(int64_t width)
+      : linear(register_module("linear", torch::nn::Linear(width, width))) {}
+  Tensor forward(const Tensor& x) { return torch::tanh(linear(x)); }
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(Layer);
+
 Chain equal_stages(int count, int64_t width, torch::Device device) {
   torch::nn::Sequential net;
   for (int i = 0; i < count; ++i) {
-    net->push_back(torch::nn::Sequential(torch::nn::Linear(width, width),
-                                         torch::nn::Tanh()));
+    net->push_back(Layer(width));
   }
   net->to(device);
   return Chain(net);
@@ -56,7 +63,9 @@ Row measure(const Chain& chain, const Tensor& x, const std::string& strategy,
             const reprise::ChainFigures& figures, int repeats) {
   const auto schedule = reprise::make_schedule(strategy, chain.size());
   const auto simulated = reprise::simulate(schedule, figures);
-  Row row{.strategy = strategy, .runs = schedule.total_runs()};
+  Row row;
+  row.strategy = strategy;
+  row.runs = schedule.total_runs();
   row.kept_simulated = simulated.kept_peak_bytes;
   row.peak_simulated = simulated.peak_bytes;
   const reprise::KeptMeter kept(chain.parameters());

@@ -4,7 +4,7 @@
 # that has CUDA (python3's torch, or REPRISE_TORCH=DIR); installs nothing.
 #
 #   scripts/cuda.sh            everything
-#   scripts/cuda.sh build      the build alone; also: test, verify, bench
+#   scripts/cuda.sh build      the build alone; also: test, verify, models, bench
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export REPRISE_SETUP=off
@@ -36,6 +36,10 @@ if want verify; then
   step "verify, CPU" $bin/tools/reprise/reprise verify 2>/dev/null
   step "verify, CUDA" $bin/tools/reprise/reprise verify --device cuda 2>/dev/null
   step "verify nested, CUDA" $bin/tools/reprise/reprise verify --device cuda --nested 2>/dev/null
+fi
+if want models; then
+  step "models against their originals, CPU" scripts/compare_models.sh $bin cpu
+  step "models against their originals, CUDA" scripts/compare_models.sh $bin cuda
 fi
 if want bench; then
   step "executor, CPU" $bin/bench/executor_bench --repeats 11

@@ -88,8 +88,12 @@ torch::Tensor Accumulator::clip(double max_norm) {
 }
 
 void Accumulator::update(torch::optim::Optimizer& optimizer) {
+  update([&] { optimizer.step(); });
+}
+
+void Accumulator::update(const std::function<void()>& step) {
   check_complete("update");
-  optimizer.step();
+  step();
   clear_gradients();
 }
 

@@ -2,12 +2,11 @@
 
 #include <c10/util/Exception.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
@@ -63,12 +62,20 @@ void AtomicFile::commit() {
 }
 
 std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  TORCH_CHECK(file.good(), "[file] cannot read ", path, ": ", reason());
-  std::ostringstream text;
-  text << file.rdbuf();
-  TORCH_CHECK(!file.bad(), "[file] cannot read ", path);
-  return text.str();
+  // A stream would take a directory for an empty file.
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  TORCH_CHECK(file >= 0, "[file] cannot read ", path, ": ", reason());
+  std::string text;
+  std::array<char, 1 << 16> part;
+  ssize_t got = 0;
+  while ((got = read(file, part.data(), part.size())) > 0 ||
+         (got < 0 && errno == EINTR)) {
+    if (got > 0) text.append(part.data(), static_cast<size_t>(got));
+  }
+  const std::string why = got < 0 ? reason() : "";
+  close(file);
+  TORCH_CHECK(got == 0, "[file] cannot read ", path, ": ", why);
+  return text;
 }
 
 }  // namespace reprise

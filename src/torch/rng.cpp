@@ -79,6 +79,17 @@ std::vector<at::Tensor> RngState::states() const {
   return states;
 }
 
+RngState RngState::with_states(const std::vector<at::Tensor>& states) const {
+  TORCH_CHECK(states.size() == entries_.size(),
+              "[RngState] expected the states of ", entries_.size(),
+              " generators, got ", states.size());
+  RngState result = *this;
+  for (size_t i = 0; i < states.size(); ++i) {
+    result.entries_[i].state = states[i];
+  }
+  return result;
+}
+
 bool RngState::operator==(const RngState& other) const {
   return std::equal(entries_.begin(), entries_.end(), other.entries_.begin(),
                     other.entries_.end(), [](const Entry& a, const Entry& b) {

@@ -1,29 +1,7 @@
 #!/usr/bin/env bash
 # Runs the command as its user would; checks output, errors and exit status.
 set -u
-reprise=$1
-device=${REPRISE_TEST_DEVICE:-cpu}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-
-# expect STATUS ARGS…: runs it into $work/out and $work/err.
-expect() {
-  local want=$1 got
-  shift
-  "$reprise" "$@" >"$work/out" 2>"$work/err"
-  got=$?
-  last="reprise $*"
-  [ "$got" = "$want" ] || fail "exit status $got, expected $want"
-}
-has() { grep -qF -- "$2" "$work/$1" || fail "no '$2' in $1"; }
-lacks() { ! grep -qF -- "$2" "$work/$1" || fail "'$2' in $1"; }
-fail() {
-  echo "FAILED: $last: $1"
-  sed 's/^/  out: /' "$work/out" | head -5
-  sed 's/^/  err: /' "$work/err" | head -5
-  failures=$((failures + 1))
-}
+. "$(dirname "$0")/expect.sh"
 
 expect 0 --help
 has out verify
@@ -73,5 +51,4 @@ assert set(result["compared"]) == {"loss", "gradients", "buffers", "rng", "param
 assert result["compared"]["gradients"]["tensors"] == 54
 PY
 
-[ $failures = 0 ] && echo "the command: all as expected"
-exit $((failures > 0))
+finish "the command"

@@ -10,6 +10,7 @@ namespace reprise::command {
 
 using Action = std::function<int()>;
 
+void add_train(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 
 }  // namespace reprise::command

@@ -1,6 +1,6 @@
 #include "commands.h"
-#include "nearest.h"
 
+#include <reprise/data/nearest.h>
 #include <reprise/memory/meter.h>
 #include <reprise/torch/version.h>
 
@@ -31,7 +31,7 @@ std::string hint(const CLI::App& app) {
     }
   }
   for (const std::string& word : app.remaining(/*recurse=*/true)) {
-    const std::string near = reprise::command::nearest(word, names);
+    const std::string near = reprise::nearest(word, names);
     if (!near.empty()) return "; did you mean " + near + "?";
   }
   return "";
@@ -52,6 +52,7 @@ int main(int argc, char** argv) {
       "Results go to standard output, progress to standard error.\n"
       "Exit status: 0 done, 1 failed, 2 wrong usage.");
   reprise::command::Action action;
+  reprise::command::add_train(app, action);
   reprise::command::add_verify(app, action);
 
   try {

@@ -3,6 +3,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
+#include <functional>
 #include <vector>
 
 namespace reprise {
@@ -57,6 +58,9 @@ class Accumulator {
 
   /// Steps the optimizer, sets the gradients to none and closes the window.
   void update(torch::optim::Optimizer& optimizer);
+
+  /// The same with any other update from the parameters' gradients.
+  void update(const std::function<void()>& step);
 
   /// Closes the window without an update and drops its gradients.
   void abandon();

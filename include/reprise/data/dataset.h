@@ -30,6 +30,8 @@ class Dataset {
   /// Mean and deviation of the pixels, of values from 0 to 1.
   virtual double mean() const { return 0; }
   virtual double deviation() const { return 1; }
+  /// What it holds in memory, for accounting.
+  virtual std::vector<torch::Tensor> tensors() const { return {}; }
   /// Such as "mnist, 60000 images of 1×28×28, 10 classes".
   virtual std::string description() const = 0;
 };
@@ -37,11 +39,14 @@ class Dataset {
 enum class Split { kTrain, kTest };
 
 struct DataOptions {
-  /// "mnist", "fashion-mnist", "random", or a path: an IDX file of images
-  /// (plain or gzipped; its labels beside it under the usual name), a text file
-  /// (bytes are tokens), a .bin file of uint16 tokens (nanoGPT's headerless form
-  /// or llm.c's with its header of 256 int32).
-  std::string name;
+  /// "mnist" or "fashion-mnist", looked for in $REPRISE_DATA, then in
+  /// ${XDG_CACHE_HOME:-~/.cache}/reprise, then where Debian puts them;
+  /// "random"; or a path: an IDX file of training images (plain or gzipped; its
+  /// labels and the test images beside it under the usual names,
+  /// train-labels-idx1-… and t10k-images-idx3-…), a text file (bytes are tokens),
+  /// a .bin file of uint16 tokens (nanoGPT's headerless form or llm.c's with its
+  /// header of 256 int32).
+  std::string name{};
   Split split = Split::kTrain;
   /// What the model wants of a sample.
   bool tokens = false;           ///< a sequence, not an image
@@ -56,6 +61,10 @@ struct DataOptions {
   double test_part = 0.1;        ///< of a text or token file: its end
 };
 
+/// Images are read into memory, tokens are mapped. Sample i of text or tokens is
+/// tokens i·seq to i·seq + seq: as inputs all but the last, as targets all but
+/// the first. "random" is noise that depends on seed, split and number alone.
+///
 /// Throws c10::Error with one clear line: missing file (with what to do), corrupt
 /// or truncated IDX, labels that do not match, a token or class out of range, a
 /// text too short for one sample.

@@ -22,14 +22,22 @@ struct LoaderOptions {
   int workers = 4;   ///< threads; 0: read on the caller's thread
   int queue = 0;     ///< batches read ahead; 0: two a worker
   bool pin = false;  ///< hand over in pinned memory (CUDA)
-  /// Applied to each batch on the worker, such as enlarging images there.
+  /// Applied to each batch on the worker, such as enlarging images there. Called
+  /// by several threads at once, without gradients; operators run on the worker
+  /// alone.
   std::function<void(Batch&)> transform{};
 };
 
 /// Hands out batches in an order that depends on the seed and the epoch alone,
 /// not on the number of workers. The last batch of an epoch may be smaller;
-/// batches never span epochs. One caller at a time. An exception of a worker
-/// is thrown by `next()` in its place in the order.
+/// batches never span epochs. Workers go on into the next epoch while the caller
+/// finishes this one. One caller at a time; the destructor waits for the workers
+/// to end the batches they are at.
+///
+/// An exception of a worker is thrown by `next()` in its place in the order, and
+/// again by each call after that: what cannot be read is never skipped. The
+/// constructor throws c10::Error on options that make no sense and on a position
+/// outside the dataset.
 class Loader {
  public:
   Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options,
@@ -42,6 +50,9 @@ class Loader {
   /// begins the next one.
   std::optional<Batch> next();
 
+  /// What was handed out, not what was read ahead. A loader made with it, the
+  /// same data, batch size and seed hands out what this one would have; with
+  /// another batch size it goes on at the same sample.
   LoaderPosition position() const;
 
   /// Batches left in this epoch, and what the next `batches` of them count
@@ -49,7 +60,7 @@ class Loader {
   int64_t batches_left() const;
   int64_t count_ahead(int64_t batches) const;
 
-  /// Seconds that `next()` has waited for workers.
+  /// Seconds that `next()` has waited for workers or, without them, has read.
   double waited_s() const;
 
  private:

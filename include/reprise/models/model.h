@@ -23,14 +23,14 @@ enum class Task {
 /// Zero (or empty) means the model's own default. What a model has no use for
 /// must be left so: setting it is an error that says so.
 struct ModelOptions {
-  int64_t depth = 0;       ///< blocks
+  int64_t depth = 0;       ///< blocks, or levels of the unet
   int64_t width = 0;       ///< hidden size, or channels of the first stage
-  int64_t heads = 0;       ///< attention heads
-  int64_t classes = 0;     ///< default 10 for images, 2 for sequences
+  int64_t heads = 0;       ///< attention heads; default: of 64 each
+  int64_t classes = 0;     ///< what a prediction chooses from
   int64_t vocab = 0;       ///< tokens
   int64_t seq = 0;         ///< longest sequence
   int64_t image_size = 0;  ///< side in pixels
-  int64_t channels = 0;    ///< of the image; default 1 for cnn-basic, mlp, unet
+  int64_t channels = 0;    ///< of the image
   std::string norm;        ///< "batch" or "group", where there is a choice
   double dropout = -1;     ///< negative: the model's own
 };
@@ -38,16 +38,17 @@ struct ModelOptions {
 /// A model of the zoo.
 struct Model {
   std::string name;
-  ModelOptions options;  ///< as resolved: nothing is 0
+  ModelOptions options;  ///< as resolved: all that the model uses is set
   Task task = Task::kImages;
   /// Owns all modules. Its `named_parameters()` and `named_buffers()` have the
   /// names and shapes of Hugging Face's gpt2, bert and vit, of torchvision's
   /// resnet and vgg.
   std::shared_ptr<torch::nn::Module> root;
   /// {x, targets} → {sum of losses}; in evaluation mode {sum of losses, number
-  /// of right predictions}. A stage is a block. The sum is over samples (kImages,
-  /// kSequences), over samples of the mean over pixels (kPixels), over tokens
-  /// that are not ignored (kLanguage).
+  /// of right predictions, double}. A stage is a block. Both are sums over
+  /// samples (kImages, kSequences), over samples of the mean over pixels
+  /// (kPixels), over tokens that are not ignored (kLanguage). The loss is in
+  /// single precision whatever the model's is.
   Chain chain;
 };
 
@@ -57,6 +58,10 @@ struct ModelInfo {
   std::string description;
 };
 const std::vector<ModelInfo>& model_list();
+
+/// What the model is for, without making it. Throws c10::Error on an unknown
+/// name (with the nearest one).
+Task task_of(std::string_view name);
 
 /// Makes the model on the CPU in single precision, initialised from LibTorch's
 /// default generator as its original is. Throws c10::Error on an unknown name

@@ -30,6 +30,10 @@ class RngState {
   /// The states as byte tensors, in the order of the generators.
   std::vector<at::Tensor> states() const;
 
+  /// The same generators in these states, as `states()` gave them. Throws
+  /// c10::Error where their number differs.
+  RngState with_states(const std::vector<at::Tensor>& states) const;
+
   /// Same generators in the same states.
   bool operator==(const RngState& other) const;
 

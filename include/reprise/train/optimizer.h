@@ -24,24 +24,36 @@ struct OptimizerOptions {
 /// Works on lists of tensors at a time (foreach), and with LibTorch's fused
 /// kernels where it has them for the device. Numbers are those of torch.optim
 /// (Adafactor: of Hugging Face's with relative steps off and the given rate).
+/// Temporaries stay below 32 MiB, or the size of the largest parameter where
+/// that is more. One thread at a time.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  /// One update with learning rate `lr`.
+  /// One update with learning rate `lr`. Gradients are only read. Does not wait
+  /// for the device.
   virtual void step(double lr) = 0;
 
   /// What it keeps between updates, for saving: a name a tensor, such as
   /// "exp_avg.fc.weight"; counters included. Empty before the first update.
+  /// The tensors are its own and change with the next update, the counters
+  /// copies: "step", int64, the updates so far, and "step.fc.bias" of a
+  /// parameter that had a gradient in fewer of them.
+  ///
+  /// sgd keeps "momentum" where there is one; adam and adamw "exp_avg" and
+  /// "exp_avg_sq"; adafactor "row" and "col" of a parameter of two dimensions
+  /// or more, of another one "square".
   virtual NamedTensors state() const = 0;
 
-  /// Takes such a state over. Throws c10::Error, with the name, where a tensor
-  /// is unknown or has another shape.
+  /// Takes a copy of such a state; updates then go on bit by bit as if they had
+  /// never stopped. Throws c10::Error, with the name, where a tensor is unknown,
+  /// missing, or has another shape or type; nothing has changed then.
   virtual void load(const NamedTensors& state) = 0;
 };
 
-/// `parameters` with their names. Throws c10::Error on an unknown name (with
-/// those known) or an option out of range.
+/// `parameters` with their names; one that appears twice (tied weights) counts
+/// once, under the first name. Throws c10::Error on an unknown name (with those
+/// known) or an option out of range.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           const NamedTensors& parameters);
 

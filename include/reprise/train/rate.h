@@ -16,11 +16,14 @@ struct RateOptions {
 };
 
 /// Of update `step`, counted from 0. During warm-up base × (step + 1) /
-/// warmup_steps.
+/// warmup_steps; cosine is at `lowest` from update total_steps on. Throws
+/// c10::Error on an unknown schedule, and where cosine has no steps after the
+/// warm-up or an option is out of range.
 double rate_at(const RateOptions& options, int64_t step);
 
 /// The rate for a global batch other than the one it was tuned for: "linear":
 /// × batch / base_batch, "sqrt": × √(batch / base_batch), "": as it is.
+/// Throws c10::Error on another rule, or a batch that is not above 0.
 double scale_rate(double rate, const std::string& rule, double batch,
                   double base_batch);
 

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace reprise {
@@ -33,24 +34,29 @@ class GradScaler {
   };
 
   GradScaler() : GradScaler(Options{}) {}
+  /// Throws c10::Error where an option is out of range.
   explicit GradScaler(const Options& options);
 
   double scale() const { return state_.scale; }
 
-  /// Divides the gradients by the scale. True where all are finite; waits for
-  /// the device to know. Once a window.
+  /// Divides the gradients of `parameters` (each named once; those without one
+  /// are left alone) by the scale. True where all are finite; waits for the
+  /// device to know. Once a window. Off: true at once.
   bool unscale(const std::vector<torch::Tensor>& parameters);
 
-  /// After the window: adjusts the scale by what unscale() found.
+  /// After the window: adjusts the scale by what unscale() found. Throws
+  /// c10::Error where no scale, however small, makes the gradients finite.
   void update();
 
   const State& state() const { return state_; }
-  void load(const State& state) { state_ = state; }
+
+  /// Goes on from there. One that is off keeps its scale of 1.
+  void load(const State& state);
 
  private:
   Options options_;
   State state_;
-  bool finite_ = true;
+  std::optional<bool> finite_;  // of this window, once unscaled
 };
 
 }  // namespace reprise

@@ -1,9 +1,9 @@
-#include "nearest.h"
+#include <reprise/data/nearest.h>
 
 #include <algorithm>
 #include <numeric>
 
-namespace reprise::command {
+namespace reprise {
 namespace {
 
 size_t edits(std::string_view a, std::string_view b) {
@@ -37,4 +37,4 @@ std::string nearest(std::string_view word,
   return best;
 }
 
-}  // namespace reprise::command
+}  // namespace reprise

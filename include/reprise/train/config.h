@@ -1,0 +1,68 @@
+#pragma once
+
+#include <reprise/models/model.h>
+#include <reprise/train/optimizer.h>
+#include <reprise/train/rate.h>
+
+#include <cstdint>
+#include <string>
+
+namespace reprise {
+
+/// Everything that decides what a training does. Plain data: the command fills
+/// it, a run directory keeps it as JSON.
+struct TrainConfig {
+  std::string model = "cnn-basic";
+  ModelOptions model_options{};
+  std::string weights;  ///< safetensors to start from; empty: fresh
+
+  std::string data;  ///< as in DataOptions; empty: "random"
+  int64_t random_samples = 512;
+  std::string resize =
+      "device";  ///< where images are enlarged: device, workers
+  int workers = 4;
+
+  /// Two of the three decide; 0: not given. resolve() fills them.
+  int64_t batch = 0;  ///< samples a micro-batch
+  int64_t accumulate = 0;
+  int64_t global_batch = 0;
+
+  std::string recompute = "none";
+  std::string precision = "fp32";  ///< fp32, bf16, fp16
+  double loss_scale = 65536;       ///< fp16: the first one
+  OptimizerOptions optimizer{};
+  RateOptions rate{};
+  std::string scale_lr;    ///< "", linear, sqrt
+  int64_t base_batch = 0;  ///< that the rate was tuned for, for scale_lr
+  double clip = 0;         ///< largest norm of the gradient; 0: any
+
+  int64_t steps = 0;       ///< updates in all; 0: by epochs
+  int64_t epochs = 0;      ///< 0: by steps
+  int64_t eval_every = 0;  ///< updates; 0: at the end of each epoch only
+  bool evaluate = true;    ///< on the test split, where the data has one
+
+  std::string device = "cpu";
+  int64_t memory_limit = 0;  ///< bytes the peak should not pass; 0: none given
+  uint64_t seed = 1;
+  int threads = 0;  ///< of the CPU; 0: LibTorch's choice
+
+  int64_t save_every = 0;  ///< updates; 0: every ten minutes
+  int keep = 2;            ///< states kept
+  bool tensorboard = false;
+
+  /// Fills batch, accumulate and global_batch from those given (none: 32 × 1),
+  /// and checks every field that does not need the model. Throws c10::Error with
+  /// the flag's name.
+  void resolve();
+};
+
+std::string to_json(const TrainConfig& config);
+
+/// Throws c10::Error where the text is no such configuration.
+TrainConfig config_from_json(const std::string& text);
+
+/// The first field that both must have in common for one to continue the other,
+/// but have not: "model was gpt2, now bert-base". Empty: they go together.
+std::string conflict(const TrainConfig& saved, const TrainConfig& now);
+
+}  // namespace reprise

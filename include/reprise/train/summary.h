@@ -1,0 +1,51 @@
+#pragma once
+
+#include <reprise/memory/categories.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace reprise {
+
+/// What a training ends with.
+struct TrainSummary {
+  std::string model, device, precision, optimizer, recompute, data;
+  int64_t parameters = 0;  ///< how many
+  int64_t micro_batch = 0, accumulate = 0, global_batch = 0;
+  int64_t steps = 0;    ///< updates in all, those before a resume included
+  int64_t skipped = 0;  ///< updates left out for gradients that overflowed
+
+  double time_s = 0;  ///< of training, without evaluation and saving
+  /// Of the updates after the first two, which warm up; of all where there are
+  /// fewer than four.
+  double samples_per_s = 0;
+  double wait_s = 0;  ///< of time_s, waiting for data
+
+  std::optional<double> loss;  ///< of the last update
+  std::optional<double> eval_loss, eval_accuracy;
+
+  int64_t peak_bytes = 0;      ///< most live on the device at one moment
+  int64_t reserved_bytes = 0;  ///< most taken from the driver (CUDA)
+  int64_t kept_bytes = 0;      ///< held for the backward after a forward
+  int64_t rss_peak_bytes = 0;
+  int64_t limit_bytes = 0;        ///< the peak should not pass it; 0: none
+  std::string peak_phase;         ///< forward, backward, update
+  std::string peak_stage;         ///< name; empty in an update
+  int64_t window_peak_bytes = 0;  ///< of the window that was looked into
+  MemoryBreakdown memory;         ///< at that window's peak
+};
+
+/// One object with the keys time_s, samples_per_s, peak_bytes, … and memory.
+std::string to_json(const TrainSummary& summary);
+
+/// Throws c10::Error where the text is no such object.
+TrainSummary summary_from_json(const std::string& text);
+
+/// For people: Time, Samples/second, memory, and memory by category.
+std::string to_table(const TrainSummary& summary);
+
+/// Two runs as BEFORE and AFTER, with the ratio of each figure.
+std::string compare(const TrainSummary& before, const TrainSummary& after);
+
+}  // namespace reprise

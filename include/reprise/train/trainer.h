@@ -1,0 +1,98 @@
+#pragma once
+
+#include <reprise/train/config.h>
+#include <reprise/train/run_directory.h>
+#include <reprise/train/summary.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace reprise {
+namespace train_detail {
+class Session;
+}
+
+/// What happened, told to whoever shows it. Called on the training thread.
+class TrainListener {
+ public:
+  virtual ~TrainListener() = default;
+
+  struct Start {
+    std::string model;  ///< with its size
+    std::string data;
+    std::string how;  ///< batch, accumulation, recomputation, precision, device
+    int64_t step = 0;
+    int64_t total_steps = 0;
+  };
+  virtual void started(const Start&) {}
+
+  struct Step {
+    int64_t step = 0;  ///< updates done
+    int64_t total_steps = 0;
+    double loss = 0;  ///< mean over the last update's window
+    double rate = 0;
+    double samples_per_s = 0;
+    int64_t live_bytes = 0, peak_bytes = 0, limit_bytes = 0;
+    double left_s = 0;  ///< at this speed
+  };
+  /// Not for every update: a few times a second at most.
+  virtual void stepped(const Step&) {}
+
+  struct Evaluation {
+    int64_t step = 0;
+    double loss = 0;
+    double accuracy = 0;
+  };
+  virtual void evaluated(const Evaluation&) {}
+  virtual void saved(const std::string& /*path*/) {}
+  virtual void warned(const std::string& /*text*/) {}
+};
+
+struct TrainRun {
+  RunDirectory* directory = nullptr;  ///< not owned; null: nothing is saved
+  /// Continue from the directory's newest state.
+  bool resume = false;
+  TrainListener* listener = nullptr;  ///< not owned
+  /// Asked before each micro-batch: true means save what there is and return.
+  std::function<bool()> stop{};
+  std::string export_path;  ///< weights at the end, as safetensors
+  std::string tensorboard;  ///< directory for event files; empty: none
+};
+
+struct TrainResult {
+  TrainSummary summary;
+  bool stopped = false;      ///< before its end
+  bool save_failed = false;  ///< the last attempt; earlier states are whole
+};
+
+/// A training, ready to run.
+///
+///     TrainConfig config;
+///     config.model = "gpt2";
+///     config.resolve();
+///     Training training(config);
+///     TrainResult result = training.run();
+///
+/// The same configuration gives the same numbers; continued from a saved state,
+/// wherever it was taken, the same as without a stop (on the CPU in every bit).
+class Training {
+ public:
+  /// `config` must be resolved. Makes the model and opens the data; writes
+  /// nothing. Throws c10::Error where the configuration cannot be run: model and
+  /// its options, weights, data, strategy, device, precision.
+  explicit Training(const TrainConfig& config);
+  ~Training();
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
+
+  /// Once.
+  TrainResult run(const TrainRun& run = {});
+
+ private:
+  std::unique_ptr<train_detail::Session> session_;
+};
+
+}  // namespace reprise

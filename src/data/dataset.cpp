@@ -1,0 +1,84 @@
+#include "idx.h"
+#include "random.h"
+#include "tokens.h"
+
+#include <reprise/data/dataset.h>
+
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+namespace reprise {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A variable of the environment; empty where it is not set.
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+/// Where a dataset known by name may lie, in order. scripts/data.sh puts them
+/// there.
+std::vector<fs::path> places(const std::string& name) {
+  std::vector<fs::path> folders;
+  const std::string own = variable("REPRISE_DATA");
+  const std::string cache = variable("XDG_CACHE_HOME");
+  const std::string home = variable("HOME");
+  if (!own.empty()) folders.push_back(fs::path(own) / name);
+  if (!cache.empty()) {
+    folders.push_back(fs::path(cache) / "reprise" / name);
+  } else if (!home.empty()) {
+    folders.push_back(fs::path(home) / ".cache" / "reprise" / name);
+  }
+  folders.push_back(fs::path("/usr/share/datasets") / name);  // Debian's
+  return folders;
+}
+
+std::string find_by_name(const std::string& name) {
+  std::string looked;
+  for (const fs::path& folder : places(name)) {
+    const std::string found =
+        detail::plain_or_gzipped(folder / "train-images-idx3-ubyte");
+    if (!found.empty()) return found;
+    looked += (looked.empty() ? "" : ", ") + folder.string();
+  }
+  TORCH_CHECK(false, "[dataset] ", name, " is not on this machine (looked in ",
+              looked, "); get it with: scripts/data.sh ", name);
+}
+
+}  // namespace
+
+std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
+  const std::string& name = options.name;
+  if (name == "random") return detail::random_dataset(options);
+  if (name == "mnist" || name == "fashion-mnist") {
+    TORCH_CHECK(!options.tokens, "[dataset] expected tokens for this model, ",
+                name, " has images; choose random or a file of text or tokens");
+    return detail::open_idx(find_by_name(name), name, options);
+  }
+
+  std::error_code ignored;
+  const auto status = fs::status(name, ignored);
+  TORCH_CHECK(fs::exists(status), "[dataset] expected mnist, fashion-mnist, ",
+              "random or the path of a file, got \"", name,
+              "\", and there is no such file");
+  TORCH_CHECK(!fs::is_directory(status), "[dataset] expected a file, ", name,
+              " is a directory; name the file of training images, text or "
+              "tokens in it");
+  if (!options.tokens) {
+    return detail::open_idx(name, fs::path(name).filename().string(), options);
+  }
+  TORCH_CHECK(!options.classify, "[dataset] expected sequences with a class, ",
+              name, " has none; choose random");
+  TORCH_CHECK(
+      fs::path(name).extension() == ".bin" || !detail::looks_like_idx(name),
+      "[dataset] expected tokens for this model, ", name,
+      " has IDX data; choose random or a file of text or tokens");
+  return detail::open_tokens(options);
+}
+
+}  // namespace reprise

@@ -1,0 +1,317 @@
+#include "idx.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string_view>
+#include <system_error>
+#include <tuple>
+#include <utility>
+#include <zlib.h>
+
+namespace reprise::detail {
+namespace {
+
+constexpr int64_t kStatisticsImages = 1000;
+// Deflate cannot make more of a byte (zlib's technical notes: 1032).
+constexpr uint64_t kMostInflation = 1100;
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  TORCH_CHECK(false, "[dataset] ", path, ": ", what);
+}
+
+/// zlib reads plain files as they are, and gzipped ones by their first bytes.
+class Reader {
+ public:
+  explicit Reader(std::string path) : path_(std::move(path)) {
+    std::error_code error;
+    file_bytes_ = std::filesystem::file_size(path_, error);
+    if (error) fail(path_, "cannot read: " + error.message());
+    errno = 0;
+    file_ = gzopen(path_.c_str(), "rb");
+    if (file_ == nullptr) {
+      fail(path_, std::string("cannot read: ") + std::strerror(errno));
+    }
+    gzbuffer(file_, 1 << 18);
+  }
+  ~Reader() { gzclose_r(file_); }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  /// Bytes read: fewer than `count` at the end of the file only.
+  uint64_t read(uint8_t* bytes, uint64_t count) {
+    uint64_t done = 0;
+    while (done < count) {
+      const auto part = static_cast<unsigned>(
+          std::min<uint64_t>(count - done, uint64_t{1} << 30));
+      const int got = gzread(file_, bytes + done, part);
+      int code = Z_OK;
+      const char* text = gzerror(file_, &code);
+      if (got < 0 || code == Z_BUF_ERROR) {
+        fail(path_, fmt::format("expected gzip data, found damage after {} "
+                                "bytes of content: {}",
+                                total_ + std::max(got, 0),
+                                code == Z_ERRNO ? std::strerror(errno) : text));
+      }
+      done += static_cast<uint64_t>(got);
+      total_ += static_cast<uint64_t>(got);
+      if (got == 0) break;
+    }
+    return done;
+  }
+
+  bool gzipped() { return gzdirect(file_) == 0; }
+  uint64_t file_bytes() const { return file_bytes_; }
+
+ private:
+  std::string path_;
+  gzFile file_ = nullptr;
+  uint64_t file_bytes_ = 0;
+  uint64_t total_ = 0;
+};
+
+uint32_t big_endian(const uint8_t* bytes) {
+  return uint32_t{bytes[0]} << 24 | uint32_t{bytes[1]} << 16 |
+         uint32_t{bytes[2]} << 8 | uint32_t{bytes[3]};
+}
+
+/// The name with `from` replaced in it; empty where it is not in it.
+std::filesystem::path replaced(const std::filesystem::path& path,
+                               std::string_view from, std::string_view to) {
+  std::string name = path.filename().string();
+  const size_t at = name.rfind(from);
+  if (at == std::string::npos) return {};
+  return path.parent_path() / name.replace(at, from.size(), to);
+}
+
+std::string labels_beside(const std::string& images) {
+  auto labels = replaced(images, "images-idx3", "labels-idx1");
+  // As some tools unpack them.
+  if (labels.empty()) labels = replaced(images, "images.idx3", "labels.idx1");
+  if (labels.empty()) {
+    fail(images,
+         "expected a name with \"images-idx3\" in it, from which that of the "
+         "labels follows; rename the file");
+  }
+  const std::string found = plain_or_gzipped(labels);
+  if (found.empty()) {
+    fail(images, "expected its labels in " + labels.string() +
+                     ", found no such file (nor with or without .gz)");
+  }
+  return found;
+}
+
+std::string test_images_beside(const std::string& images) {
+  const auto test = replaced(images, "train-images", "t10k-images");
+  if (test.empty()) {
+    fail(images,
+         "expected a name with \"train-images\" in it, from which that of the "
+         "test images follows; rename the file");
+  }
+  const std::string found = plain_or_gzipped(test);
+  if (found.empty()) {
+    fail(images, "expected test images in " + test.string() +
+                     ", found no such file (nor with or without .gz)");
+  }
+  return found;
+}
+
+/// Mean and deviation of up to 1000 images spread over the file, which may be
+/// sorted by class.
+std::pair<double, double> statistics(const torch::Tensor& images) {
+  const int64_t count = images.size(0), bytes = images.stride(0);
+  const int64_t used = std::min(count, kStatisticsImages);
+  const uint8_t* const pixels = images.data_ptr<uint8_t>();
+  std::array<int64_t, 256> histogram{};
+  for (int64_t i = 0; i < used; ++i) {
+    const uint8_t* image = pixels + i * count / used * bytes;
+    for (int64_t k = 0; k < bytes; ++k) ++histogram[image[k]];
+  }
+  const auto total = static_cast<double>(used * bytes);
+  double mean = 0, square = 0;
+  for (int value = 0; value < 256; ++value) {
+    const double share = static_cast<double>(histogram[value]) / total;
+    mean += share * value / 255;
+    square += share * value / 255 * value / 255;
+  }
+  const double deviation = std::sqrt(std::max(0.0, square - mean * mean));
+  // Images of one shade have nothing to scale.
+  return {mean, deviation > 1e-6 ? deviation : 1};
+}
+
+class IdxDataset : public Dataset {
+ public:
+  torch::Tensor images;  // (N, h, w) uint8
+  std::vector<int64_t> labels;
+  int64_t channels = 1;
+  double mean_ = 0, deviation_ = 1;
+  std::string name;
+
+  int64_t size() const override { return images.size(0); }
+  double mean() const override { return mean_; }
+  double deviation() const override { return deviation_; }
+
+  // Copied here and not by index_select: that would wake LibTorch's threads
+  // for each of the loader's.
+  Batch get(const std::vector<int64_t>& indices) const override {
+    const auto count = static_cast<int64_t>(indices.size());
+    const int64_t height = images.size(1), width = images.size(2);
+    const auto bytes = static_cast<size_t>(height * width);
+    Batch batch{
+        .inputs = torch::empty({count, channels, height, width}, torch::kUInt8),
+        .targets = torch::empty({count}, torch::kLong),
+        .samples = count,
+        .count = count};
+    const uint8_t* const from = images.data_ptr<uint8_t>();
+    uint8_t* to = batch.inputs.data_ptr<uint8_t>();
+    int64_t* target = batch.targets.data_ptr<int64_t>();
+    for (const int64_t index : indices) {
+      TORCH_CHECK_INDEX(index >= 0 && index < size(),
+                        "[dataset] expected a sample below ", size(), ", got ",
+                        index);
+      for (int64_t c = 0; c < channels; ++c, to += bytes) {
+        std::memcpy(to, from + static_cast<size_t>(index) * bytes, bytes);
+      }
+      *target++ = labels[static_cast<size_t>(index)];
+    }
+    return batch;
+  }
+
+  std::vector<torch::Tensor> tensors() const override { return {images}; }
+
+  std::string description() const override {
+    const int64_t classes = *std::max_element(labels.begin(), labels.end()) + 1;
+    return fmt::format("{}, {} images of {}×{}×{}, {} classes", name, size(),
+                       channels, images.size(1), images.size(2), classes);
+  }
+};
+
+}  // namespace
+
+torch::Tensor read_idx(const std::string& path, int dimensions) {
+  Reader reader(path);
+  const char* const kind = dimensions == 3 ? "images" : "labels";
+  const uint64_t header_bytes = 4 + 4 * static_cast<uint64_t>(dimensions);
+  std::array<uint8_t, 64> header{};
+  const uint64_t got = reader.read(header.data(), header_bytes);
+  const uint32_t expected_magic = 0x800u + static_cast<uint32_t>(dimensions);
+  if (got >= 4 && big_endian(header.data()) != expected_magic) {
+    fail(path,
+         fmt::format("expected IDX {} (magic number {:#010x}), found {:#010x}",
+                     kind, expected_magic, big_endian(header.data())));
+  }
+  if (got < header_bytes) {
+    fail(path, fmt::format("expected a header of {} bytes, found {}",
+                           header_bytes, got));
+  }
+
+  std::vector<int64_t> shape;
+  uint64_t bytes = 1;
+  for (int i = 0; i < dimensions; ++i) {
+    const uint64_t extent = big_endian(&header[4 + 4 * static_cast<size_t>(i)]);
+    if (extent == 0) {
+      fail(path,
+           fmt::format("expected {}, found dimension {} to be 0", kind, i + 1));
+    }
+    if (bytes > uint64_t{std::numeric_limits<int64_t>::max()} / extent) {
+      fail(path,
+           "expected dimensions that fit memory, found more than 2^63 "
+           "bytes");
+    }
+    bytes *= extent;
+    shape.push_back(static_cast<int64_t>(extent));
+  }
+  // Before anything is allocated for a header that lies.
+  const bool gzipped = reader.gzipped();
+  const uint64_t possible =
+      gzipped
+          ? reader.file_bytes() * kMostInflation
+          : reader.file_bytes() - std::min(header_bytes, reader.file_bytes());
+  if (bytes > possible) {
+    fail(path,
+         fmt::format("expected {} bytes of {} after the header, found {}{}",
+                     bytes, kind, gzipped ? "at most " : "", possible));
+  }
+  const torch::Tensor values = torch::empty(shape, torch::kUInt8);
+  const uint64_t found = reader.read(values.data_ptr<uint8_t>(), bytes);
+  if (found != bytes) {
+    fail(path, fmt::format("expected {} bytes of {} after the header, found {}",
+                           bytes, kind, found));
+  }
+  uint8_t more = 0;
+  if (reader.read(&more, 1) != 0) {
+    fail(path, fmt::format("expected {} bytes of {} after the header, found "
+                           "more",
+                           bytes, kind));
+  }
+  return values;
+}
+
+bool looks_like_idx(const std::string& path) {
+  const gzFile file = gzopen(path.c_str(), "rb");
+  if (file == nullptr) return false;
+  std::array<uint8_t, 4> magic{};
+  const int got = gzread(file, magic.data(), 4);
+  gzclose_r(file);
+  return got == 4 && magic[0] == 0 && magic[1] == 0 && magic[2] == 8;
+}
+
+std::string plain_or_gzipped(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) return path.string();
+  std::filesystem::path other = path;
+  if (path.extension() == ".gz") {
+    other.replace_extension();
+  } else {
+    other += ".gz";
+  }
+  return std::filesystem::exists(other, ignored) ? other.string() : "";
+}
+
+std::shared_ptr<const Dataset> open_idx(const std::string& path,
+                                        const std::string& name,
+                                        const DataOptions& options) {
+  TORCH_CHECK(options.channels > 0, "[dataset] expected channels above 0, got ",
+              options.channels);
+  const bool test = options.split == Split::kTest;
+  const std::string images_path = test ? test_images_beside(path) : path;
+  const auto data = std::make_shared<IdxDataset>();
+  data->name = name;
+  data->channels = options.channels;
+  data->images = read_idx(images_path, 3);
+  const std::string labels_path = labels_beside(images_path);
+  const torch::Tensor labels = read_idx(labels_path, 1);
+  if (labels.size(0) != data->size()) {
+    fail(labels_path,
+         fmt::format("expected {} labels as {} has images, found {}",
+                     data->size(), images_path, labels.size(0)));
+  }
+  const uint8_t* const label = labels.data_ptr<uint8_t>();
+  data->labels.assign(label, label + labels.size(0));
+  for (size_t i = 0; options.classes > 0 && i < data->labels.size(); ++i) {
+    if (data->labels[i] >= options.classes) {
+      fail(labels_path,
+           fmt::format("expected labels below the model's {} classes, found {} "
+                       "at image {}; choose a model with more classes",
+                       options.classes, data->labels[i], i));
+    }
+  }
+  if (name == "mnist") {
+    data->mean_ = 0.1307, data->deviation_ = 0.3081;
+  } else if (name == "fashion-mnist") {
+    data->mean_ = 0.2860, data->deviation_ = 0.3530;
+  } else {
+    // Test images are scaled as the training images are.
+    std::tie(data->mean_, data->deviation_) =
+        statistics(test ? read_idx(path, 3) : data->images);
+  }
+  return data;
+}
+
+}  // namespace reprise::detail

@@ -1,0 +1,58 @@
+#include <reprise/data/prepare.h>
+
+#include <c10/util/Exception.h>
+#include <torch/nn/functional/upsampling.h>
+
+namespace reprise {
+namespace {
+
+torch::Tensor enlarged(torch::Tensor images, int64_t side) {
+  if (side == 0 || (images.size(2) == side && images.size(3) == side)) {
+    return images;
+  }
+  namespace functional = torch::nn::functional;
+  return functional::interpolate(images,
+                                 functional::InterpolateFuncOptions()
+                                     .size(std::vector<int64_t>{side, side})
+                                     .mode(torch::kBilinear)
+                                     .align_corners(false));
+}
+
+}  // namespace
+
+void prepare(Batch& batch, const PrepareOptions& options) {
+  const torch::NoGradGuard no_grad;
+  const auto type = batch.inputs.scalar_type();
+  if (type == torch::kLong) return;
+  if (type != torch::kUInt8) {
+    TORCH_CHECK(!options.pixel_targets || batch.targets.dim() == 3,
+                "[prepare] expected images as bytes, or prepared together with "
+                "their pixels' targets; got prepared images with targets of ",
+                batch.targets.dim(), " dimensions");
+    return;
+  }
+  TORCH_CHECK(
+      batch.inputs.dim() == 4 && options.image_size >= 0 &&
+          options.deviation > 0,
+      "[prepare] expected images (N, C, h, w), a size of at least 0 and "
+      "a deviation above 0, got ",
+      batch.inputs.sizes(), ", ", options.image_size, " and ",
+      options.deviation);
+  torch::Tensor images =
+      enlarged(batch.inputs.to(torch::kFloat).div_(255), options.image_size);
+  if (options.pixel_targets) {
+    // Channels of a grey image are equal.
+    batch.targets = images.select(1, 0)
+                        .gt(0.5)
+                        .to(torch::kLong)
+                        .mul_((batch.targets + 1).view({-1, 1, 1}));
+  }
+  batch.inputs = images.sub_(options.mean).div_(options.deviation);
+}
+
+void move_to(Batch& batch, torch::Device device) {
+  batch.inputs = batch.inputs.to(device, /*non_blocking=*/true);
+  batch.targets = batch.targets.to(device, /*non_blocking=*/true);
+}
+
+}  // namespace reprise

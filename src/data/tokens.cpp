@@ -1,0 +1,193 @@
+#include "tokens.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+namespace reprise::detail {
+namespace {
+
+// llm.c's dev/data/data_common.py. As tokens the number would be 55448 and 308;
+// GPT-2's end at 50256, so no headerless file of them begins so.
+constexpr int32_t kLlmcMagic = 20240520;
+constexpr int32_t kLlmcVersion = 1;
+constexpr int64_t kLlmcHeaderBytes = 256 * 4;
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  TORCH_CHECK(false, "[dataset] ", path, ": ", what);
+}
+
+/// A file as memory; pages are read when they are touched.
+class Mapping {
+ public:
+  explicit Mapping(const std::string& path) {
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    struct stat info {};
+    if (file < 0 || fstat(file, &info) != 0) {
+      const std::string reason = std::strerror(errno);
+      if (file >= 0) close(file);
+      fail(path, "cannot read: " + reason);
+    }
+    if (!S_ISREG(info.st_mode)) {
+      close(file);
+      fail(path, "expected a plain file");
+    }
+    size_ = info.st_size;
+    if (size_ > 0) {
+      void* const at = mmap(nullptr, static_cast<size_t>(size_), PROT_READ,
+                            MAP_PRIVATE, file, 0);
+      const std::string reason = std::strerror(errno);
+      close(file);
+      if (at == MAP_FAILED) fail(path, "cannot read: " + reason);
+      bytes_ = static_cast<const uint8_t*>(at);
+    } else {
+      close(file);
+    }
+  }
+  ~Mapping() {
+    if (bytes_ != nullptr) {
+      munmap(const_cast<uint8_t*>(bytes_), static_cast<size_t>(size_));
+    }
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  const uint8_t* bytes() const { return bytes_; }
+  int64_t size() const { return size_; }
+
+ private:
+  const uint8_t* bytes_ = nullptr;
+  int64_t size_ = 0;
+};
+
+/// Tokens of type `Token` from `begin` on, `length` of them, in samples of
+/// `seq`; the next sample's first token is the last target of this one's.
+template <typename Token>
+class TokenDataset : public Dataset {
+ public:
+  std::shared_ptr<const Mapping> file;
+  const Token* begin = nullptr;
+  int64_t length = 0;
+  int64_t seq = 0;
+  std::string name;
+
+  int64_t size() const override { return (length - 1) / seq; }
+  int64_t count(int64_t /*index*/) const override { return seq; }
+
+  Batch get(const std::vector<int64_t>& indices) const override {
+    const auto count = static_cast<int64_t>(indices.size());
+    Batch batch{.inputs = torch::empty({count, seq}, torch::kLong),
+                .targets = torch::empty({count, seq}, torch::kLong),
+                .samples = count,
+                .count = count * seq};
+    int64_t* input = batch.inputs.template data_ptr<int64_t>();
+    int64_t* target = batch.targets.template data_ptr<int64_t>();
+    for (const int64_t index : indices) {
+      TORCH_CHECK_INDEX(index >= 0 && index < size(),
+                        "[dataset] expected a sample below ", size(), ", got ",
+                        index);
+      const Token* const first = begin + index * seq;
+      input = std::copy(first, first + seq, input);
+      target = std::copy(first + 1, first + seq + 1, target);
+    }
+    return batch;
+  }
+
+  std::string description() const override {
+    return fmt::format("{}, {} samples of {} {}", name, size(), seq,
+                       sizeof(Token) == 1 ? "bytes" : "tokens");
+  }
+};
+
+template <typename Token>
+std::shared_ptr<const Dataset> split(std::shared_ptr<const Mapping> file,
+                                     const Token* tokens, int64_t total,
+                                     const DataOptions& options) {
+  const std::string& path = options.name;
+  const int64_t possible = int64_t{1} << (8 * sizeof(Token));
+  if (options.vocab > 0 && options.vocab < possible && total > 0) {
+    const Token* const most = std::max_element(tokens, tokens + total);
+    if (*most >= options.vocab) {
+      fail(path, fmt::format("expected tokens below the model's vocabulary of "
+                             "{}, found {} at {}; choose a larger vocabulary",
+                             options.vocab, *most, most - tokens));
+    }
+  }
+  const bool test = options.split == Split::kTest;
+  const auto test_length =
+      static_cast<int64_t>(static_cast<double>(total) * options.test_part);
+  const auto data = std::make_shared<TokenDataset<Token>>();
+  data->file = std::move(file);
+  data->begin = tokens + (test ? total - test_length : 0);
+  data->length = test ? test_length : total - test_length;
+  data->seq = options.seq;
+  data->name = std::filesystem::path(path).filename().string();
+  if (data->length < options.seq + 1) {
+    fail(path, fmt::format(
+                   "expected at least {} tokens for one sample of {}, found {} "
+                   "in the {} part of {}; take a longer file or a smaller seq",
+                   options.seq + 1, options.seq, data->length,
+                   test ? "test" : "training", total));
+  }
+  return data;
+}
+
+std::shared_ptr<const Dataset> open_uint16(std::shared_ptr<const Mapping> file,
+                                           const DataOptions& options) {
+  const std::string& path = options.name;
+  std::array<int32_t, 3> header{};
+  int64_t begin = 0;
+  if (file->size() >= kLlmcHeaderBytes) {
+    std::memcpy(header.data(), file->bytes(), sizeof(header));
+  }
+  if (header[0] == kLlmcMagic) {
+    begin = kLlmcHeaderBytes;
+    if (header[1] != kLlmcVersion) {
+      fail(path, fmt::format("expected version {} in llm.c's header, found {}",
+                             kLlmcVersion, header[1]));
+    }
+    if (file->size() - begin != int64_t{header[2]} * 2) {
+      fail(path, fmt::format("expected {} tokens of 2 bytes as its header "
+                             "says, found {} bytes",
+                             header[2], file->size() - begin));
+    }
+  }
+  if (file->size() % 2 != 0) {
+    fail(path, fmt::format("expected tokens of 2 bytes, found an odd size of "
+                           "{} bytes",
+                           file->size()));
+  }
+  const auto* const tokens =
+      reinterpret_cast<const uint16_t*>(file->bytes() + begin);
+  const int64_t total = (file->size() - begin) / 2;
+  return split(std::move(file), tokens, total, options);
+}
+
+}  // namespace
+
+std::shared_ptr<const Dataset> open_tokens(const DataOptions& options) {
+  TORCH_CHECK(options.seq > 0, "[dataset] expected seq above 0, got ",
+              options.seq);
+  TORCH_CHECK(options.test_part >= 0 && options.test_part < 1,
+              "[dataset] expected a test_part from 0 to below 1, got ",
+              options.test_part);
+  auto file = std::make_shared<const Mapping>(options.name);
+  if (std::filesystem::path(options.name).extension() == ".bin") {
+    return open_uint16(std::move(file), options);
+  }
+  const uint8_t* const bytes = file->bytes();
+  const int64_t total = file->size();
+  return split(std::move(file), bytes, total, options);
+}
+
+}  // namespace reprise::detail

@@ -1,0 +1,143 @@
+#include "loss.h"
+#include "transformer.h"
+
+#include <torch/nn.h>
+
+namespace reprise::zoo {
+namespace {
+
+using torch::Tensor;
+using torch::nn::Embedding;
+using torch::nn::EmbeddingOptions;
+using torch::nn::LayerNorm;
+using torch::nn::Linear;
+
+constexpr double kEpsilon = 1e-12;
+constexpr int64_t kTokenTypes = 2;
+
+class EmbeddingsImpl : public torch::nn::Module {
+ public:
+  explicit EmbeddingsImpl(const ModelOptions& options)
+      : dropout_(options.dropout),
+        // Token 0 is padding: its row is zero and has no gradient.
+        word_(register_module(
+            "word_embeddings",
+            Embedding(EmbeddingOptions(options.vocab, options.width)
+                          .padding_idx(0)))),
+        position_(register_module("position_embeddings",
+                                  Embedding(options.seq, options.width))),
+        type_(register_module("token_type_embeddings",
+                              Embedding(kTokenTypes, options.width))),
+        norm_(register_module("LayerNorm",
+                              make_layer_norm(options.width, kEpsilon))) {
+    normal_init(word_->weight, kWeightDeviation);
+    zero_init(word_->weight[0]);
+    normal_init(position_->weight, kWeightDeviation);
+    normal_init(type_->weight, kWeightDeviation);
+  }
+
+  Tensor forward(const Tensor& tokens) {  // (N, T)
+    const Tensor x = word_(tokens) + type_->weight[0] +
+                     position_->weight.narrow(0, 0, tokens.size(1));
+    return torch::dropout(norm_(x), dropout_, is_training());
+  }
+
+ private:
+  double dropout_;
+  Embedding word_, position_, type_;
+  LayerNorm norm_;
+};
+TORCH_MODULE(Embeddings);
+
+/// norm(residual + dropout(dense(x)))
+class OutputImpl : public torch::nn::Module {
+ public:
+  OutputImpl(int64_t from, const ModelOptions& options)
+      : dropout_(options.dropout),
+        dense_(register_module("dense", make_linear(from, options.width))),
+        norm_(register_module("LayerNorm",
+                              make_layer_norm(options.width, kEpsilon))) {}
+
+  Tensor forward(const Tensor& x, const Tensor& residual) {
+    return norm_(torch::dropout(dense_(x), dropout_, is_training()) + residual);
+  }
+
+ private:
+  double dropout_;
+  Linear dense_;
+  LayerNorm norm_;
+};
+TORCH_MODULE(Output);
+
+class LayerImpl : public torch::nn::Module {
+ public:
+  explicit LayerImpl(const ModelOptions& options) {
+    const auto attention = add_container(*this, "attention");
+    self_ = attention->register_module(
+        "self", SelfAttention(options.width, options.heads, options.dropout));
+    mixed_ =
+        attention->register_module("output", Output(options.width, options));
+    up_ = add_container(*this, "intermediate")
+              ->register_module("dense",
+                                make_linear(options.width, 4 * options.width));
+    down_ = register_module("output", Output(4 * options.width, options));
+  }
+
+  Tensor forward(const Tensor& x) {  // (N, T, C)
+    const Tensor y = mixed_->forward(self_->forward(x), x);
+    return down_->forward(torch::gelu(up_->forward(y)), y);
+  }
+
+ private:
+  SelfAttention self_{nullptr};
+  Output mixed_{nullptr};
+  Linear up_{nullptr};
+  Output down_{nullptr};
+};
+TORCH_MODULE(Layer);
+
+}  // namespace
+
+Built build_bert(const std::string& name, const ModelOptions& options) {
+  Built built{std::make_shared<torch::nn::Module>(), {}};
+  const auto body = add_container(*built.root, "bert");
+  auto embeddings = body->register_module("embeddings", Embeddings(options));
+  built.stages.push_back(
+      make_stage("embed",
+                 [name, options, embeddings](const Tensor& tokens) mutable {
+                   check_tokens(name, options, tokens);
+                   return embeddings->forward(tokens);
+                 },
+                 {embeddings})
+          .on_first());
+
+  const auto list = add_container(*add_container(*body, "encoder"), "layer");
+  for (int64_t i = 0; i < options.depth; ++i) {
+    const std::string number = std::to_string(i);
+    const auto layer = list->register_module(number, Layer(options));
+    built.stages.push_back(make_stage("layer." + number, layer).on_first());
+  }
+
+  // The class is read off the first token.
+  auto pooler =
+      add_container(*body, "pooler")
+          ->register_module("dense", make_linear(options.width, options.width));
+  auto classifier = built.root->register_module(
+      "classifier", make_linear(options.width, options.classes));
+  built.stages.push_back(
+      make_stage("head",
+                 [pooler, classifier,
+                  dropout = options.dropout](const Tensor& x) mutable {
+                   const Tensor pooled =
+                       torch::tanh(pooler->forward(x.select(1, 0)));
+                   return classifier->forward(
+                       torch::dropout(pooled, dropout, pooler->is_training()));
+                 },
+                 {pooler, classifier})
+          .on_first());
+  const auto loss = built.root->register_module("loss", Loss(Task::kSequences));
+  built.stages.push_back(make_stage("loss", loss));
+  return built;
+}
+
+}  // namespace reprise::zoo

@@ -1,0 +1,167 @@
+#include "loss.h"
+#include "transformer.h"
+
+#include <torch/nn.h>
+
+#include <cmath>
+
+namespace reprise::zoo {
+namespace {
+
+using torch::Tensor;
+using torch::nn::Embedding;
+using torch::nn::LayerNorm;
+
+constexpr double kEpsilon = 1e-5;
+
+/// A linear layer whose weight is (in, out), as the original stores it.
+class Conv1DImpl : public torch::nn::Module {
+ public:
+  Conv1DImpl(int64_t from, int64_t to, double deviation = kWeightDeviation)
+      : weight_(register_parameter("weight", torch::empty({from, to}))),
+        bias_(register_parameter("bias", torch::zeros({to}))) {
+    normal_init(weight_, deviation);
+  }
+
+  Tensor forward(const Tensor& x) {  // (N, T, in)
+    return torch::addmm(bias_, x.flatten(0, 1), weight_)
+        .view({x.size(0), x.size(1), bias_.size(0)});
+  }
+
+ private:
+  Tensor weight_, bias_;
+};
+TORCH_MODULE(Conv1D);
+
+class AttentionImpl : public torch::nn::Module {
+ public:
+  AttentionImpl(const ModelOptions& options, double out_deviation)
+      : heads_(options.heads),
+        dropout_(options.dropout),
+        c_attn_(register_module("c_attn",
+                                Conv1D(options.width, 3 * options.width))),
+        c_proj_(register_module(
+            "c_proj", Conv1D(options.width, options.width, out_deviation))) {}
+
+  Tensor forward(const Tensor& x) {
+    const auto parts = c_attn_(x).chunk(3, -1);
+    HeadsOptions options;
+    options.heads = heads_;
+    options.causal = true;
+    options.dropout = is_training() ? dropout_ : 0;
+    return torch::dropout(
+        c_proj_(attend_heads(parts[0], parts[1], parts[2], options)), dropout_,
+        is_training());
+  }
+
+ private:
+  int64_t heads_;
+  double dropout_;
+  Conv1D c_attn_, c_proj_;
+};
+TORCH_MODULE(Attention);
+
+class FeedForwardImpl : public torch::nn::Module {
+ public:
+  FeedForwardImpl(const ModelOptions& options, double out_deviation)
+      : dropout_(options.dropout),
+        c_fc_(
+            register_module("c_fc", Conv1D(options.width, 4 * options.width))),
+        c_proj_(register_module(
+            "c_proj",
+            Conv1D(4 * options.width, options.width, out_deviation))) {}
+
+  Tensor forward(const Tensor& x) {
+    return torch::dropout(c_proj_(torch::gelu(c_fc_(x), "tanh")), dropout_,
+                          is_training());
+  }
+
+ private:
+  double dropout_;
+  Conv1D c_fc_, c_proj_;
+};
+TORCH_MODULE(FeedForward);
+
+class BlockImpl : public torch::nn::Module {
+ public:
+  /// Layers that add to the residual stream start smaller, by the square root
+  /// of how many there are.
+  explicit BlockImpl(const ModelOptions& options)
+      : BlockImpl(options,
+                  kWeightDeviation /
+                      std::sqrt(2 * static_cast<double>(options.depth))) {}
+
+  Tensor forward(const Tensor& x) {
+    const Tensor y = x + attn_(ln_1_(x));
+    return y + mlp_(ln_2_(y));
+  }
+
+ private:
+  BlockImpl(const ModelOptions& options, double out_deviation)
+      : ln_1_(
+            register_module("ln_1", make_layer_norm(options.width, kEpsilon))),
+        attn_(register_module("attn", Attention(options, out_deviation))),
+        ln_2_(
+            register_module("ln_2", make_layer_norm(options.width, kEpsilon))),
+        mlp_(register_module("mlp", FeedForward(options, out_deviation))) {}
+
+  LayerNorm ln_1_;
+  Attention attn_;
+  LayerNorm ln_2_;
+  FeedForward mlp_;
+};
+TORCH_MODULE(Block);
+
+Embedding make_embedding(int64_t count, int64_t width) {
+  const Tensor weight = torch::empty({count, width});
+  normal_init(weight, kWeightDeviation);
+  return Embedding(torch::nn::EmbeddingOptions(count, width)._weight(weight));
+}
+
+}  // namespace
+
+Built build_gpt2(const std::string& name, const ModelOptions& options) {
+  Built built{std::make_shared<torch::nn::Module>(), {}};
+  const auto body = add_container(*built.root, "transformer");
+  auto wte = body->register_module(
+      "wte", make_embedding(options.vocab, options.width));
+  auto wpe =
+      body->register_module("wpe", make_embedding(options.seq, options.width));
+  built.stages.push_back(
+      make_stage("embed",
+                 [name, options, wte, wpe](const Tensor& tokens) mutable {
+                   check_tokens(name, options, tokens);
+                   const Tensor x = wte->forward(tokens) +
+                                    wpe->weight.narrow(0, 0, tokens.size(1));
+                   return torch::dropout(x, options.dropout,
+                                         wte->is_training());
+                 },
+                 {wte, wpe})
+          .on_first());
+
+  const auto list = add_container(*body, "h");
+  for (int64_t i = 0; i < options.depth; ++i) {
+    const std::string number = std::to_string(i);
+    const auto block = list->register_module(number, Block(options));
+    built.stages.push_back(make_stage("h." + number, block).on_first());
+  }
+  const auto norm =
+      body->register_module("ln_f", make_layer_norm(options.width, kEpsilon));
+  built.stages.push_back(make_stage("ln_f", norm).on_first());
+
+  // The scores (N, T, vocab) are by far the largest tensor. One stage for them
+  // and the loss keeps them from standing between two. The output layer's
+  // weight is that of the embedding, asked for at each call: moving the model
+  // to a device replaces it.
+  auto loss = built.root->register_module("loss", Loss(Task::kLanguage));
+  built.stages.push_back(make_stage(
+      "head",
+      [wte, loss](const Tensor& x, const Tensor& targets) mutable {
+        return loss->forward(torch::matmul(x.flatten(0, 1), wte->weight.t()),
+                             targets.flatten());
+      },
+      {wte, loss}));
+  return built;
+}
+
+}  // namespace reprise::zoo

@@ -1,0 +1,133 @@
+#include "family.h"
+#include "loss.h"
+
+#include <torch/nn.h>
+
+namespace reprise::zoo {
+namespace {
+
+using torch::Tensor;
+using torch::nn::Conv2d;
+using torch::nn::Conv2dOptions;
+using torch::nn::Linear;
+using torch::nn::Module;
+
+/// The end that all classifiers of images share.
+void add_head(Built& built, const std::string& name, Linear head) {
+  built.root->register_module(name, head);
+  built.stages.push_back(make_stage(name, head).on_first());
+  const auto loss = built.root->register_module("loss", Loss(Task::kImages));
+  built.stages.push_back(make_stage("loss", loss));
+}
+
+/// flatten → linear → ReLU → dropout
+void add_hidden(Built& built, const std::string& name, Linear linear,
+                double dropout = 0) {
+  built.root->register_module(name, linear);
+  built.stages.push_back(
+      make_stage(name,
+                 [linear, dropout](const Tensor& x) mutable {
+                   const Tensor y = relu_over(linear(x.flatten(1)));
+                   if (dropout == 0) return y;
+                   return torch::dropout(y, dropout, linear->is_training());
+                 },
+                 {linear.ptr()})
+          .on_first());
+}
+
+}  // namespace
+
+Built build_mlp(const std::string&, const ModelOptions& options) {
+  Built built{std::make_shared<Module>(), {}};
+  int64_t from = options.channels * options.image_size * options.image_size;
+  for (int64_t i = 0; i < options.depth; ++i) {
+    add_hidden(built, "hidden" + std::to_string(i), Linear(from, options.width),
+               options.dropout);
+    from = options.width;
+  }
+  add_head(built, "head", Linear(from, options.classes));
+  return built;
+}
+
+Built build_cnn_basic(const std::string& name, const ModelOptions& options) {
+  // A convolution with `next` channels is where images of `side` enter.
+  struct Step {
+    int64_t next, side;
+  };
+  static constexpr Step kSteps[] = {{8, 3584}, {16, 1792}, {24, 896}, {32, 448},
+                                    {40, 224}, {48, 112},  {56, 56},  {64, 28},
+                                    {72, 0},   {80, 0},    {88, 0},   {96, 0}};
+  Built built{std::make_shared<Module>(), {}};
+  int64_t channels = options.channels;
+  bool entered = false;
+  for (const auto& [next, side] : kSteps) {
+    entered = entered || side == options.image_size;
+    if (!entered) continue;
+    const std::string block = "block" + std::to_string(built.stages.size());
+    const auto part = add_container(*built.root, block);
+    auto conv =
+        part->register_module("conv", Conv2d(Conv2dOptions(channels, next, 2)
+                                                 .stride(2)
+                                                 .padding(next == 80 ? 1 : 0)));
+    torch::nn::AnyModule norm;
+    if (options.norm == "batch") {
+      const torch::nn::BatchNorm2d batch(next);
+      part->register_module("norm", batch);
+      norm = torch::nn::AnyModule(batch);
+    } else {
+      const torch::nn::GroupNorm group(
+          torch::nn::GroupNormOptions(next / 8, next));
+      part->register_module("norm", group);
+      norm = torch::nn::AnyModule(group);
+    }
+    built.stages.push_back(make_stage(block,
+                                      [conv, norm](const Tensor& x) mutable {
+                                        return relu_over(
+                                            norm.forward(conv->forward(x)));
+                                      },
+                                      {part})
+                               .on_first());
+    channels = next;
+  }
+  check_image_size(name, options, entered,
+                   "28, 56, 112, 224, 448, 896, 1792, 3584");
+  add_hidden(built, "hidden", Linear(channels, 32));
+  add_head(built, "head", Linear(32, options.classes));
+  return built;
+}
+
+Built build_cnn_profile(const std::string& name, const ModelOptions& options) {
+  check_image_size(name, options, options.image_size % 2 == 0, "even ones");
+  Built built{std::make_shared<Module>(), {}};
+  constexpr int64_t kFilters[] = {10, 20, 40, 60, 40, 40, 40, 40, 40, 20, 20};
+  constexpr size_t kLast = std::size(kFilters) - 1;
+  int64_t channels = options.channels;
+  for (size_t i = 0; i <= kLast; ++i) {
+    const std::string number = std::to_string(i);
+    auto conv = built.root->register_module(
+        "conv" + number,
+        Conv2d(Conv2dOptions(channels, kFilters[i], 5).padding(2)));
+    built.stages.push_back(make_stage("conv" + number,
+                                      [conv](const Tensor& x) mutable {
+                                        return relu_over(conv->forward(x));
+                                      },
+                                      {conv})
+                               .on_first());
+    // A pool of 1×1 is a copy. LibTorch's own would keep an index of 8 bytes a
+    // pixel for its backward, which the original does not.
+    built.stages.push_back(
+        make_stage("pool" + number, [last = i == kLast](const Tensor& x) {
+          return last ? torch::max_pool2d(x, 2) : x.clone();
+        }).on_first());
+    channels = kFilters[i];
+  }
+  built.stages.push_back(make_stage("flatten", [](const Tensor& x) {
+                           return x.flatten(1);
+                         }).on_first());
+  const int64_t side = options.image_size / 2;
+  add_hidden(built, "dense0", Linear(channels * side * side, 32));
+  add_head(built, "dense1", Linear(32, options.classes));
+  return built;
+}
+
+}  // namespace reprise::zoo

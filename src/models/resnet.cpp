@@ -1,0 +1,140 @@
+#include "family.h"
+#include "loss.h"
+
+#include <torch/nn.h>
+
+#include <array>
+
+namespace reprise::zoo {
+namespace {
+
+using torch::Tensor;
+using torch::nn::BatchNorm2d;
+using torch::nn::Conv2d;
+using torch::nn::Conv2dOptions;
+
+Conv2d make_conv(int64_t from, int64_t to, int64_t kernel, int64_t stride) {
+  Conv2d conv(Conv2dOptions(from, to, kernel)
+                  .stride(stride)
+                  .padding(kernel / 2)
+                  .bias(false));
+  torch::nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut,
+                                   torch::kReLU);
+  return conv;
+}
+
+/// A residual block: convolutions each with a norm, ReLU between them, the
+/// input (through `downsample` where its shape differs) added before the last.
+class BlockImpl : public torch::nn::Module {
+ public:
+  struct Layer {
+    int64_t to, kernel, stride;
+  };
+
+  BlockImpl(int64_t from, const std::vector<Layer>& layers) {
+    int64_t channels = from;
+    int64_t stride = 1;
+    for (const Layer& layer : layers) {
+      const std::string number = std::to_string(convs_.size() + 1);
+      convs_.push_back(register_module(
+          "conv" + number,
+          make_conv(channels, layer.to, layer.kernel, layer.stride)));
+      norms_.push_back(register_module("bn" + number, BatchNorm2d(layer.to)));
+      channels = layer.to;
+      stride *= layer.stride;
+    }
+    if (stride != 1 || channels != from) {
+      downsample_ = register_module(
+          "downsample",
+          torch::nn::Sequential(make_conv(from, channels, 1, stride),
+                                BatchNorm2d(channels)));
+    }
+  }
+
+  Tensor forward(const Tensor& x) {
+    Tensor y = x;
+    for (size_t i = 0; i < convs_.size(); ++i) {
+      y = norms_[i](convs_[i](y));
+      if (i + 1 < convs_.size()) y = relu_over(y);
+    }
+    y.add_(downsample_.is_empty() ? x : downsample_->forward(x));
+    return relu_over(y);
+  }
+
+ private:
+  std::vector<Conv2d> convs_;
+  std::vector<BatchNorm2d> norms_;
+  torch::nn::Sequential downsample_{nullptr};
+};
+TORCH_MODULE(Block);
+
+enum class Kind { kBasic, kBottleneck };
+
+Built build(const ModelOptions& options, Kind kind,
+            const std::array<int, 4>& counts) {
+  Built built{std::make_shared<torch::nn::Module>(), {}};
+  auto& root = *built.root;
+  int64_t planes = options.width;
+  auto conv =
+      root.register_module("conv1", make_conv(options.channels, planes, 7, 2));
+  auto norm = root.register_module("bn1", BatchNorm2d(planes));
+  built.stages.push_back(
+      make_stage("stem",
+                 [conv, norm](const Tensor& x) mutable {
+                   return torch::max_pool2d(
+                       relu_over(norm->forward(conv->forward(x))),
+                       /*kernel=*/3,
+                       /*stride=*/2, /*padding=*/1);
+                 },
+                 {conv, norm})
+          .on_first());
+
+  int64_t channels = planes;
+  for (size_t layer = 0; layer < counts.size(); ++layer, planes *= 2) {
+    const std::string name = "layer" + std::to_string(layer + 1);
+    const auto list = add_container(root, name);
+    for (int i = 0; i < counts[layer]; ++i) {
+      const int64_t stride = layer > 0 && i == 0 ? 2 : 1;
+      const int64_t to = kind == Kind::kBasic ? planes : 4 * planes;
+      const auto layers =
+          kind == Kind::kBasic
+              ? std::vector<BlockImpl::Layer>{{planes, 3, stride},
+                                              {planes, 3, 1}}
+              : std::vector<BlockImpl::Layer>{
+                    {planes, 1, 1}, {planes, 3, stride}, {to, 1, 1}};
+      const auto number = std::to_string(i);
+      const auto block = list->register_module(number, Block(channels, layers));
+      built.stages.push_back(make_stage(name + "." + number, block).on_first());
+      channels = to;
+    }
+  }
+
+  auto fc =
+      root.register_module("fc", torch::nn::Linear(channels, options.classes));
+  built.stages.push_back(
+      make_stage("fc",
+                 [fc](const Tensor& x) mutable {  // (N, C, h, w)
+                   return fc->forward(x.mean({2, 3}));
+                 },
+                 {fc})
+          .on_first());
+  const auto loss = root.register_module("loss", Loss(Task::kImages));
+  built.stages.push_back(make_stage("loss", loss));
+  return built;
+}
+
+}  // namespace
+
+Built build_resnet18(const std::string&, const ModelOptions& options) {
+  return build(options, Kind::kBasic, {2, 2, 2, 2});
+}
+
+Built build_resnet50(const std::string&, const ModelOptions& options) {
+  return build(options, Kind::kBottleneck, {3, 4, 6, 3});
+}
+
+Built build_resnet101(const std::string&, const ModelOptions& options) {
+  return build(options, Kind::kBottleneck, {3, 4, 23, 3});
+}
+
+}  // namespace reprise::zoo

@@ -1,0 +1,91 @@
+#include "family.h"
+#include "loss.h"
+
+#include <torch/nn.h>
+
+namespace reprise::zoo {
+namespace {
+
+using torch::Tensor;
+using torch::nn::Conv2d;
+using torch::nn::Linear;
+
+Conv2d make_conv(int64_t from, int64_t to) {
+  Conv2d conv(torch::nn::Conv2dOptions(from, to, 3).padding(1));
+  torch::nn::init::kaiming_normal_(conv->weight, 0, torch::kFanOut,
+                                   torch::kReLU);
+  zero_init(conv->bias);
+  return conv;
+}
+
+Linear make_linear(int64_t from, int64_t to) {
+  Linear linear(from, to);
+  normal_init(linear->weight, 0.01);
+  zero_init(linear->bias);
+  return linear;
+}
+
+}  // namespace
+
+Built build_vgg16(const std::string& name, const ModelOptions& options) {
+  check_image_size(name, options, options.image_size >= 32, "32 and more");
+  Built built{std::make_shared<torch::nn::Module>(), {}};
+  const auto features = add_container(*built.root, "features");
+  const auto classifier = add_container(*built.root, "classifier");
+  const int64_t width = options.width;
+
+  // Multiples of the width; 0: a pool after the convolution before.
+  constexpr int kPlan[] = {1, 1, 0, 2, 2, 0, 4, 4, 4,
+                           0, 8, 8, 8, 0, 8, 8, 8, 0};
+  int64_t channels = options.channels;
+  int place = 0;  // in the original's list of layers
+  for (size_t i = 0; i < std::size(kPlan); ++i) {
+    if (kPlan[i] == 0) {
+      ++place;
+      continue;
+    }
+    const int64_t next = kPlan[i] * width;
+    const std::string number = std::to_string(place);
+    auto conv = features->register_module(number, make_conv(channels, next));
+    const bool pool = kPlan[i + 1] == 0;
+    built.stages.push_back(
+        make_stage("features." + number,
+                   [conv, pool](const Tensor& x) mutable {
+                     const Tensor y = relu_over(conv->forward(x));
+                     return pool ? torch::max_pool2d(y, 2) : y;
+                   },
+                   {conv})
+            .on_first());
+    channels = next;
+    place += 2;  // and its ReLU
+  }
+
+  const int64_t hidden = 64 * width;
+  const double dropout = options.dropout;
+  const auto add_hidden = [&](const std::string& number, int64_t from) {
+    auto linear =
+        classifier->register_module(number, make_linear(from, hidden));
+    built.stages.push_back(
+        make_stage("classifier." + number,
+                   [linear, dropout](const Tensor& x) mutable {
+                     const Tensor flat =
+                         x.dim() == 2
+                             ? x
+                             : torch::adaptive_avg_pool2d(x, {7, 7}).flatten(1);
+                     return torch::dropout(relu_over(linear->forward(flat)),
+                                           dropout, linear->is_training());
+                   },
+                   {linear})
+            .on_first());
+  };
+  add_hidden("0", channels * 7 * 7);
+  add_hidden("3", hidden);
+  auto head =
+      classifier->register_module("6", make_linear(hidden, options.classes));
+  built.stages.push_back(make_stage("classifier.6", head).on_first());
+  const auto loss = built.root->register_module("loss", Loss(Task::kImages));
+  built.stages.push_back(make_stage("loss", loss));
+  return built;
+}
+
+}  // namespace reprise::zoo

@@ -1,0 +1,132 @@
+#include "loss.h"
+#include "transformer.h"
+
+#include <torch/nn.h>
+
+namespace reprise::zoo {
+namespace {
+
+using torch::Tensor;
+using torch::nn::Conv2d;
+using torch::nn::LayerNorm;
+using torch::nn::Linear;
+
+constexpr double kEpsilon = 1e-12;
+constexpr int64_t kPatch = 16;
+
+// The original draws from a normal distribution cut off at ±2, a hundred
+// deviations away: normal_init() is the same.
+
+int64_t patch_count(const ModelOptions& options) {
+  const int64_t side = options.image_size / kPatch;
+  return side * side;
+}
+
+class EmbeddingsImpl : public torch::nn::Module {
+ public:
+  explicit EmbeddingsImpl(const ModelOptions& options)
+      : dropout_(options.dropout),
+        cls_token_(register_parameter("cls_token",
+                                      torch::empty({1, 1, options.width}))),
+        positions_(register_parameter(
+            "position_embeddings",
+            torch::empty({1, patch_count(options) + 1, options.width}))) {
+    const auto conv =
+        torch::nn::Conv2dOptions(options.channels, options.width, kPatch)
+            .stride(kPatch);
+    patches_ = add_container(*this, "patch_embeddings")
+                   ->register_module("projection", Conv2d(conv));
+    normal_init(cls_token_, kWeightDeviation);
+    normal_init(positions_, kWeightDeviation);
+    normal_init(patches_->weight, kWeightDeviation);
+    zero_init(patches_->bias);
+  }
+
+  Tensor forward(const Tensor& images) {  // (N, C, S, S) → (N, T, width)
+    const Tensor patches = patches_->forward(images).flatten(2).transpose(1, 2);
+    const Tensor first = cls_token_.expand({images.size(0), -1, -1});
+    return torch::dropout(torch::cat({first, patches}, 1) + positions_,
+                          dropout_, is_training());
+  }
+
+ private:
+  double dropout_;
+  Tensor cls_token_, positions_;
+  Conv2d patches_{nullptr};
+};
+TORCH_MODULE(Embeddings);
+
+class LayerImpl : public torch::nn::Module {
+ public:
+  explicit LayerImpl(const ModelOptions& options) : dropout_(options.dropout) {
+    const int64_t width = options.width;
+    const auto attention = add_container(*this, "attention");
+    self_ = attention->register_module(
+        "attention", SelfAttention(width, options.heads, options.dropout));
+    mixed_ = add_container(*attention, "output")
+                 ->register_module("dense", make_linear(width, width));
+    up_ = add_container(*this, "intermediate")
+              ->register_module("dense", make_linear(width, 4 * width));
+    down_ = add_container(*this, "output")
+                ->register_module("dense", make_linear(4 * width, width));
+    before_ =
+        register_module("layernorm_before", make_layer_norm(width, kEpsilon));
+    after_ =
+        register_module("layernorm_after", make_layer_norm(width, kEpsilon));
+  }
+
+  Tensor forward(const Tensor& x) {  // (N, T, C)
+    const Tensor y =
+        x + drop(mixed_->forward(self_->forward(before_->forward(x))));
+    return y +
+           drop(down_->forward(torch::gelu(up_->forward(after_->forward(y)))));
+  }
+
+ private:
+  Tensor drop(const Tensor& x) {
+    return torch::dropout(x, dropout_, is_training());
+  }
+
+  double dropout_;
+  SelfAttention self_{nullptr};
+  Linear mixed_{nullptr}, up_{nullptr}, down_{nullptr};
+  LayerNorm before_{nullptr}, after_{nullptr};
+};
+TORCH_MODULE(Layer);
+
+}  // namespace
+
+Built build_vit(const std::string& name, const ModelOptions& options) {
+  check_image_size(name, options, options.image_size % kPatch == 0,
+                   "multiples of 16");
+  Built built{std::make_shared<torch::nn::Module>(), {}};
+  const auto body = add_container(*built.root, "vit");
+  const auto embeddings =
+      body->register_module("embeddings", Embeddings(options));
+  built.stages.push_back(make_stage("embed", embeddings).on_first());
+
+  const auto list = add_container(*add_container(*body, "encoder"), "layer");
+  for (int64_t i = 0; i < options.depth; ++i) {
+    const std::string number = std::to_string(i);
+    const auto layer = list->register_module(number, Layer(options));
+    built.stages.push_back(make_stage("layer." + number, layer).on_first());
+  }
+  const auto norm = body->register_module(
+      "layernorm", make_layer_norm(options.width, kEpsilon));
+  built.stages.push_back(make_stage("layernorm", norm).on_first());
+
+  auto classifier = built.root->register_module(
+      "classifier", make_linear(options.width, options.classes));
+  built.stages.push_back(make_stage("head",
+                                    [classifier](const Tensor& x) mutable {
+                                      return classifier->forward(
+                                          x.select(1, 0));
+                                    },
+                                    {classifier})
+                             .on_first());
+  const auto loss = built.root->register_module("loss", Loss(Task::kImages));
+  built.stages.push_back(make_stage("loss", loss));
+  return built;
+}
+
+}  // namespace reprise::zoo

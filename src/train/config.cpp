@@ -1,0 +1,170 @@
+#include <reprise/recompute/strategy.h>
+#include <reprise/train/config.h>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <vector>
+
+namespace reprise {
+namespace {
+
+using nlohmann::json;
+
+void check_word(const std::string& value, const char* flag,
+                const std::vector<std::string>& known) {
+  if (std::find(known.begin(), known.end(), value) != known.end()) return;
+  TORCH_CHECK(false, "[", flag, "] expected one of ",
+              fmt::format("{}", fmt::join(known, ", ")), ", got '", value, "'");
+}
+
+void check_not_negative(double value, const char* flag) {
+  TORCH_CHECK(value >= 0, "[", flag, "] expected 0 or more, got ", value);
+}
+
+/// Every field once: `visit(name, field, identity)`. Fields with `identity` must
+/// be equal in a run that continues another.
+template <class Config, class Visit>
+void for_each_field(Config& c, Visit&& visit) {
+  visit("model", c.model, true);
+  visit("depth", c.model_options.depth, true);
+  visit("width", c.model_options.width, true);
+  visit("heads", c.model_options.heads, true);
+  visit("classes", c.model_options.classes, true);
+  visit("vocab", c.model_options.vocab, true);
+  visit("seq", c.model_options.seq, true);
+  visit("image_size", c.model_options.image_size, true);
+  visit("channels", c.model_options.channels, true);
+  visit("norm", c.model_options.norm, true);
+  visit("dropout", c.model_options.dropout, true);
+  visit("weights", c.weights, false);
+  visit("data", c.data, true);
+  visit("random_samples", c.random_samples, true);
+  visit("resize", c.resize, false);
+  visit("workers", c.workers, false);
+  visit("batch", c.batch, true);
+  visit("accumulate", c.accumulate, true);
+  visit("global_batch", c.global_batch, true);
+  visit("recompute", c.recompute, false);
+  visit("precision", c.precision, true);
+  visit("loss_scale", c.loss_scale, true);
+  visit("optimizer", c.optimizer.name, true);
+  visit("momentum", c.optimizer.momentum, true);
+  visit("nesterov", c.optimizer.nesterov, true);
+  visit("beta1", c.optimizer.beta1, true);
+  visit("beta2", c.optimizer.beta2, true);
+  visit("eps", c.optimizer.eps, true);
+  visit("weight_decay", c.optimizer.weight_decay, true);
+  visit("lr", c.rate.base, true);
+  visit("lr_schedule", c.rate.schedule, true);
+  visit("warmup", c.rate.warmup_steps, true);
+  visit("lr_lowest", c.rate.lowest, true);
+  visit("scale_lr", c.scale_lr, true);
+  visit("base_batch", c.base_batch, true);
+  visit("clip", c.clip, true);
+  visit("steps", c.steps, false);
+  visit("epochs", c.epochs, false);
+  visit("eval_every", c.eval_every, false);
+  visit("evaluate", c.evaluate, false);
+  visit("device", c.device, false);
+  visit("memory_limit", c.memory_limit, false);
+  visit("seed", c.seed, true);
+  visit("threads", c.threads, false);
+  visit("save_every", c.save_every, false);
+  visit("keep", c.keep, false);
+  visit("tensorboard", c.tensorboard, false);
+}
+
+}  // namespace
+
+void TrainConfig::resolve() {
+  TORCH_CHECK(batch >= 0 && accumulate >= 0 && global_batch >= 0,
+              "[--batch] expected sizes of 1 or more, got --batch ", batch,
+              ", --accumulate ", accumulate, ", --global-batch ", global_batch);
+  if (global_batch > 0) {
+    if (batch == 0 && accumulate == 0) accumulate = 1;
+    if (batch == 0) {
+      TORCH_CHECK(global_batch % accumulate == 0, "[--global-batch] ",
+                  global_batch, " cannot be divided into ", accumulate,
+                  " equal micro-batches");
+      batch = global_batch / accumulate;
+    } else if (accumulate == 0) {
+      TORCH_CHECK(global_batch % batch == 0, "[--global-batch] ", global_batch,
+                  " cannot be divided into micro-batches of ", batch);
+      accumulate = global_batch / batch;
+    }
+    TORCH_CHECK(batch * accumulate == global_batch, "[--global-batch] ",
+                global_batch, " is not --batch ", batch, " × --accumulate ",
+                accumulate);
+  }
+  if (batch == 0) batch = 32;
+  if (accumulate == 0) accumulate = 1;
+  global_batch = batch * accumulate;
+
+  if (data.empty()) data = "random";
+  if (steps == 0 && epochs == 0) epochs = 1;
+  TORCH_CHECK(steps == 0 || epochs == 0,
+              "[--steps] expected either --steps or --epochs, got both");
+  TORCH_CHECK(steps >= 0 && epochs >= 0,
+              "[--steps] expected 1 or more, got --steps ", steps,
+              ", --epochs ", epochs);
+  check_word(precision, "--precision", {"fp32", "bf16", "fp16"});
+  check_word(resize, "--resize", {"device", "workers"});
+  check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});
+  check_word(rate.schedule, "--lr-schedule", {"constant", "cosine"});
+  check_word(optimizer.name, "--optimizer", optimizer_names());
+  TORCH_CHECK(scale_lr.empty() || base_batch > 0,
+              "[--scale-lr] needs --base-batch, the global batch that --lr was "
+              "tuned for");
+  TORCH_CHECK(random_samples > 0, "[--random-samples] expected 1 or more, got ",
+              random_samples);
+  TORCH_CHECK(keep > 0, "[--keep] expected 1 or more, got ", keep);
+  TORCH_CHECK(loss_scale > 0, "[--loss-scale] expected more than 0, got ",
+              loss_scale);
+  check_not_negative(static_cast<double>(workers), "--workers");
+  check_not_negative(static_cast<double>(threads), "--threads");
+  check_not_negative(static_cast<double>(eval_every), "--eval-every");
+  check_not_negative(static_cast<double>(save_every), "--save-every");
+  check_not_negative(static_cast<double>(rate.warmup_steps), "--warmup");
+  check_not_negative(rate.base, "--lr");
+  check_not_negative(clip, "--clip");
+  recompute = Strategy::parse(recompute).to_text();
+}
+
+std::string to_json(const TrainConfig& config) {
+  json result = json::object();
+  for_each_field(config, [&](const char* name, const auto& field, bool) {
+    result[name] = field;
+  });
+  return result.dump(2);
+}
+
+TrainConfig config_from_json(const std::string& text) {
+  TrainConfig config;
+  try {
+    const json source = json::parse(text);
+    for_each_field(config, [&](const char* name, auto& field, bool) {
+      source.at(name).get_to(field);
+    });
+  } catch (const json::exception& error) {
+    TORCH_CHECK(false, "[config] not a configuration of a run: ", error.what());
+  }
+  return config;
+}
+
+std::string conflict(const TrainConfig& saved, const TrainConfig& now) {
+  const json before = json::parse(to_json(saved));
+  const json after = json::parse(to_json(now));
+  std::string found;
+  for_each_field(saved, [&](const char* name, const auto&, bool identity) {
+    if (!identity || !found.empty() || before[name] == after[name]) return;
+    found = fmt::format("{} was {}, now {}", name, before[name].dump(),
+                        after[name].dump());
+  });
+  return found;
+}
+
+}  // namespace reprise

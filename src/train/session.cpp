@@ -1,0 +1,386 @@
+#include "session.h"
+
+#include <reprise/memory/process.h>
+#include <reprise/models/weights.h>
+#include <reprise/torch/cuda.h>
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <torch/cuda.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace reprise::train_detail {
+namespace {
+
+constexpr double kShowEveryS = 0.25;
+
+Model build(const TrainConfig& config, torch::Device device) {
+  if (config.threads > 0) at::set_num_threads(config.threads);
+  torch::manual_seed(config.seed);
+  Model model = make_model(config.model, config.model_options);
+  if (!config.weights.empty()) load_weights(model, config.weights);
+  model.root->to(device);
+  model.root->train();
+  return model;
+}
+
+NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict) {
+  NamedTensors list;
+  for (const auto& item : dict) list.emplace_back(item.key(), item.value());
+  return list;
+}
+
+std::vector<torch::Tensor> values(const NamedTensors& named) {
+  std::vector<torch::Tensor> list;
+  for (const auto& [name, tensor] : named) list.push_back(tensor);
+  return list;
+}
+
+bool is_token_task(Task task) {
+  return task == Task::kLanguage || task == Task::kSequences;
+}
+
+RateOptions rate_of(const TrainConfig& config) {
+  RateOptions rate = config.rate;
+  rate.base = scale_rate(
+      rate.base, config.scale_lr, static_cast<double>(config.global_batch),
+      static_cast<double>(std::max<int64_t>(config.base_batch, 1)));
+  return rate;
+}
+
+GradScaler::Options scaler_of(const TrainConfig& config) {
+  GradScaler::Options options;
+  options.enabled = config.precision == "fp16";
+  options.scale = config.loss_scale;
+  return options;
+}
+
+}  // namespace
+
+torch::Device check_device(const TrainConfig& config) {
+  torch::Device device(config.device);
+  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+  TORCH_CHECK(device.is_cpu() || device.is_cuda(),
+              "[--device] expected cpu, cuda or cuda:N, got ", config.device);
+  TORCH_CHECK(!device.is_cuda() || device.index() < compat::cuda_device_count(),
+              "[--device] expected one of ", compat::cuda_device_count(),
+              " CUDA devices, got ", config.device);
+  TORCH_CHECK(config.precision != "fp16" || device.is_cuda(),
+              "[--precision] fp16 needs a CUDA device; on the CPU use bf16");
+  return device;
+}
+
+std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
+                                         const Model& model, Split split) {
+  DataOptions options;
+  options.name = config.data;
+  options.split = split;
+  options.tokens = is_token_task(model.task);
+  options.classify = model.task == Task::kSequences;
+  options.seq = model.options.seq;
+  options.vocab = model.options.vocab;
+  // One class of pixels is the background.
+  options.classes = model.options.classes - (model.task == Task::kPixels);
+  options.channels = std::max<int64_t>(model.options.channels, 1);
+  options.random_samples = config.random_samples;
+  options.seed = config.seed;
+  return open_dataset(options);
+}
+
+compat::AutocastState autocast_of(const std::string& precision,
+                                  torch::Device device) {
+  compat::AutocastState state;
+  if (precision == "fp32") return state;
+  const auto type = precision == "bf16" ? torch::kBFloat16 : torch::kHalf;
+  if (device.is_cuda()) {
+    state.cuda_enabled = true;
+    state.cuda_dtype = type;
+  } else {
+    state.cpu_enabled = true;
+    state.cpu_dtype = type;
+  }
+  return state;
+}
+
+Session::Session(const TrainConfig& given)
+    : config_(given),
+      device_(check_device(given)),
+      model_(build(given, device_)),
+      parameters_(named(model_.root->named_parameters())),
+      parameter_list_(values(parameters_)),
+      autocast_(autocast_of(given.precision, device_)),
+      scaler_(scaler_of(given)),
+      accumulator_(parameter_list_),
+      rate_(rate_of(given)),
+      schedule_(make_schedule(given.recompute, model_.chain.size())),
+      execution_(model_.chain, schedule_),
+      kept_(parameter_list_),
+      ledger_(device_),
+      meter_(device_) {
+  train_data_ = open_data(config_, model_, Split::kTrain);
+  optimizer_ = make_optimizer(config_.optimizer, parameters_);
+  prepare_.image_size =
+      is_token_task(model_.task) ? 0 : model_.options.image_size;
+  prepare_.mean = train_data_->mean();
+  prepare_.deviation = train_data_->deviation();
+  prepare_.pixel_targets = model_.task == Task::kPixels;
+
+  ledger_.claim(Category::kData, [this] {
+    auto list = train_data_->tensors();
+    list.push_back(batch_.inputs);
+    list.push_back(batch_.targets);
+    return list;
+  });
+  ledger_.claim_model(parameter_list_, model_.root->buffers());
+  ledger_.claim(Category::kOptimizer,
+                [this] { return values(optimizer_->state()); });
+  ledger_.claim_kept(kept_);
+}
+
+TrainResult Session::run(const TrainRun& run) {
+  run_ = run;
+  const int64_t window = config_.batch * config_.accumulate;
+  total_steps_ =
+      config_.steps > 0
+          ? config_.steps
+          // A short last window counts.
+          : config_.epochs * ((train_data_->size() + window - 1) / window);
+  start();
+  while (state_.step < total_steps_) {
+    if (!train_window()) break;
+    evaluate_if_due();
+    save_if_due();
+  }
+  return finish();
+}
+
+void Session::start() {
+  if (run_.resume) {
+    TORCH_INTERNAL_ASSERT(run_.directory != nullptr);
+    const auto saved = run_.directory->newest(
+        [this](const std::string& text) { warn("passed over: " + text); });
+    if (saved) load(*saved);
+  }
+  LoaderOptions loading;
+  loading.batch = config_.batch;
+  loading.seed = config_.seed;
+  loading.workers = config_.workers;
+  loading.pin = device_.is_cuda();
+  if (config_.resize == "workers") {
+    loading.transform = [options = prepare_](Batch& batch) {
+      prepare(batch, options);
+    };
+  }
+  loader_ = std::make_unique<Loader>(train_data_, loading, state_.position);
+  metrics_.emplace(run_.directory, state_.metrics_bytes, run_.tensorboard,
+                   run_.listener);
+  rate_.total_steps = total_steps_;
+  before_s_ = state_.train_s;
+  meter_.restart();
+  reset_process_peak();
+  if (run_.listener != nullptr) {
+    run_.listener->started(
+        {fmt::format("{}, {} stages, {:.1f} M parameters", model_.name,
+                     model_.chain.size(),
+                     static_cast<double>(parameter_count(model_)) / 1e6),
+         train_data_->description(),
+         fmt::format("{} × {} samples an update, {}, {}, recompute {}, on {}",
+                     config_.batch, config_.accumulate, config_.optimizer.name,
+                     config_.precision, schedule_.name(), device_.str()),
+         state_.step, total_steps_});
+  }
+  began_ = last_save_ = last_show_ = Clock::now();
+  if (state_.evaluation_due) evaluate();
+}
+
+bool Session::train_window() {
+  // The second window shows what all later ones do: by then the optimizer has
+  // its state_. Where there is but one, that one.
+  const bool look =
+      !profile_ && (windows_ == 1 || total_steps_ - state_.step == 1);
+  std::optional<Execution> metered;
+  if (look) {
+    profile_.emplace(device_, ledger_, kept_);
+    metered.emplace(
+        model_.chain, schedule_,
+        ExecutionOptions{
+            .meter = &kept_, .observer = &*profile_, .separate_graphs = true});
+  }
+  WindowProfile* profile = look ? &*profile_ : nullptr;
+
+  if (state_.micro == 0) {
+    while (loader_->batches_left() == 0) loader_->next();  // an epoch's end
+    const int64_t batches =
+        std::min(config_.accumulate, loader_->batches_left());
+    state_.total_count = static_cast<double>(loader_->count_ahead(batches));
+    accumulator_.begin(state_.total_count);
+    window_loss_.reset();
+    window_samples_ = 0;
+  }
+  while (!accumulator_.complete()) {
+    if (told_to_stop()) return false;
+    train_micro_batch(metered ? *metered : execution_, profile);
+  }
+  const bool updated = update(profile);
+  if (look && !updated) profile_.reset();  // look again, at a whole one
+  ++windows_;
+  note_speed();
+  show(false);
+  return true;
+}
+
+void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
+  auto batch = loader_->next();
+  TORCH_INTERNAL_ASSERT(batch.has_value());
+  batch_ = std::move(*batch);
+  move_to(batch_, device_);
+  prepare(batch_, prepare_);
+  const double weight =
+      accumulator_.weigh(static_cast<double>(batch_.count)) * scaler_.scale();
+  Tensors outputs;
+  {
+    const compat::AutocastGuard autocast(autocast_);
+    outputs = execution.forward({batch_.inputs, batch_.targets});
+  }
+  if (profile != nullptr) profile->forward_done();
+  Tensors gradients(1);
+  gradients[0] = torch::full_like(outputs[0], weight);
+  execution.backward(std::move(gradients));
+  window_loss_ =
+      window_loss_.defined() ? window_loss_ + outputs[0] : outputs[0];
+  window_samples_ += batch_.samples;
+  state_.samples += batch_.samples;
+  samples_here_ += batch_.samples;
+  state_.done_count = accumulator_.done_count();
+  state_.position = loader_->position();
+  ++state_.micro;
+}
+
+bool Session::update(WindowProfile* profile) {
+  if (profile != nullptr) profile->begin("update");
+  const double rate = rate_at(rate_, state_.step);
+  torch::Tensor norm;
+  const bool finite = scaler_.unscale(parameter_list_);
+  if (finite && config_.clip > 0) norm = accumulator_.clip(config_.clip);
+  accumulator_.update([&] {
+    if (finite) optimizer_->step(rate);
+  });
+  scaler_.update();
+  if (profile != nullptr) profile->end();
+  batch_ = {};
+  state_.scaler = scaler_.state();
+  state_.micro = 0;
+  state_.done_count = 0;
+  ++state_.step;
+  metrics_->add(state_.step, window_loss_ / state_.total_count, norm, rate,
+                window_samples_);
+  if (!finite) {
+    warn(
+        fmt::format("update {} skipped: the gradient overflowed; the scale is "
+                    "now {:g}",
+                    state_.step, scaler_.scale()));
+  }
+  return finite;
+}
+
+void Session::note_speed() {
+  if (windows_ != kWarmUpWindows) return;
+  wait_for_device();
+  steady_from_s_ = seconds();
+  steady_from_samples_ = samples_here_;
+}
+
+double Session::samples_per_s() const {
+  const bool steady = windows_ >= 2 * kWarmUpWindows;
+  const double since = steady ? steady_from_s_ : 0;
+  const int64_t from = steady ? steady_from_samples_ : 0;
+  return static_cast<double>(samples_here_ - from) /
+         std::max(seconds() - since, 1e-9);
+}
+
+void Session::evaluate_if_due() {
+  if (!config_.evaluate) return;
+  const bool epoch_ends = loader_->batches_left() == 0;
+  const bool due = config_.eval_every > 0
+                       ? state_.step % config_.eval_every == 0
+                       : epoch_ends;
+  if (due || state_.step == total_steps_) evaluate();
+}
+
+void Session::evaluate() {
+  if (evaluated_at_ == state_.step) return;
+  evaluated_at_ = state_.step;
+  const auto start = Clock::now();
+  const auto data = open_data(config_, model_, Split::kTest);
+  LoaderOptions loading;
+  loading.batch = config_.batch;
+  loading.shuffle = false;
+  loading.workers = config_.workers;
+  Loader loader(data, loading);
+  const torch::NoGradGuard no_grad;
+  const compat::AutocastGuard autocast(autocast_);
+  model_.root->eval();
+  torch::Tensor loss =
+      torch::zeros({}, torch::dtype(torch::kDouble).device(device_));
+  torch::Tensor right = loss.clone();
+  double count = 0;
+  while (auto batch = loader.next()) {
+    move_to(*batch, device_);
+    prepare(*batch, prepare_);
+    const Tensors outputs = execution_.forward({batch->inputs, batch->targets});
+    loss += outputs[0];
+    right += outputs[1];
+    count += static_cast<double>(batch->count);
+    if (told_to_stop()) {
+      state_.evaluation_due = true;
+      model_.root->train();
+      return;
+    }
+  }
+  model_.root->train();
+  state_.evaluation_due = false;
+  evaluation_ = TrainListener::Evaluation{
+      state_.step, loss.item<double>() / count, right.item<double>() / count};
+  metrics_->add(*evaluation_);
+  if (run_.listener != nullptr) run_.listener->evaluated(*evaluation_);
+  aside_s_ += std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+bool Session::told_to_stop() const {
+  return run_.stop && run_.stop();
+}
+
+void Session::show(bool now) {
+  const double since =
+      std::chrono::duration<double>(Clock::now() - last_show_).count();
+  if (!now && since < kShowEveryS) return;
+  metrics_->flush();
+  last_show_ = Clock::now();
+  if (run_.listener == nullptr) return;
+  const double speed = samples_per_s();
+  const double left = static_cast<double>(total_steps_ - state_.step) *
+                      static_cast<double>(config_.global_batch);
+  run_.listener->stepped({state_.step, total_steps_,
+                          metrics_->last_loss().value_or(0),
+                          rate_at(rate_, std::max<int64_t>(state_.step - 1, 0)),
+                          speed, meter_.live_bytes(), meter_.peak_bytes(),
+                          config_.memory_limit, speed > 0 ? left / speed : 0});
+}
+
+void Session::warn(const std::string& text) {
+  if (run_.listener != nullptr) run_.listener->warned(text);
+}
+
+void Session::wait_for_device() const {
+  if (device_.is_cuda()) compat::cuda_synchronize(device_.index());
+}
+
+double Session::seconds() const {
+  return std::chrono::duration<double>(Clock::now() - began_).count() -
+         aside_s_;
+}
+
+}  // namespace reprise::train_detail

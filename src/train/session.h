@@ -1,0 +1,110 @@
+#pragma once
+
+#include "metrics.h"
+#include "window_profile.h"
+
+#include <reprise/accumulate/accumulator.h>
+#include <reprise/data/loader.h>
+#include <reprise/data/prepare.h>
+#include <reprise/models/model.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/torch/autocast.h>
+#include <reprise/torch/rng.h>
+#include <reprise/train/optimizer.h>
+#include <reprise/train/scaler.h>
+#include <reprise/train/tensorboard.h>
+#include <reprise/train/trainer.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+/// One training from its start to its summary: the parts and the order in which
+/// they work together.
+namespace reprise::train_detail {
+
+using Clock = std::chrono::steady_clock;
+
+/// Left out of the speed: they make caches, gradients and optimizer state, and
+/// the second is looked into.
+constexpr int64_t kWarmUpWindows = 2;
+
+torch::Device check_device(const TrainConfig& config);
+
+std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
+                                         const Model& model, Split split);
+
+compat::AutocastState autocast_of(const std::string& precision,
+                                  torch::Device device);
+
+class Session {
+ public:
+  explicit Session(const TrainConfig& config);
+  TrainResult run(const TrainRun& run);
+
+ private:
+  void start();
+  /// Trains one window and updates. False where it was told to stop before the
+  /// window's end.
+  bool train_window();
+  void evaluate_if_due();
+  void save_if_due();
+  TrainResult finish();
+  void load(const RunDirectory::Saved& saved);
+  NamedTensors tensors_to_save() const;
+  bool save();
+  void train_micro_batch(Execution& execution, WindowProfile* profile);
+  bool update(WindowProfile* profile);
+  void evaluate();
+  bool told_to_stop() const;
+  void show(bool now);
+  void note_speed();
+  double samples_per_s() const;
+  void warn(const std::string& text);
+  void wait_for_device() const;
+  double seconds() const;
+
+  const TrainConfig config_;
+  RunState state_;
+  TrainRun run_;
+  torch::Device device_;
+  Model model_;
+  NamedTensors parameters_;
+  std::vector<torch::Tensor> parameter_list_;
+  compat::AutocastState autocast_;
+  std::shared_ptr<const Dataset> train_data_;
+  PrepareOptions prepare_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<Optimizer> optimizer_;
+  GradScaler scaler_;
+  Accumulator accumulator_;
+  RateOptions rate_;
+  Schedule schedule_;
+  Execution execution_;
+  KeptMeter kept_;
+  Batch batch_;  // the one in work, for the ledger
+  MemoryLedger ledger_;
+  std::optional<WindowProfile> profile_;
+  std::optional<Metrics> metrics_;
+  MemoryMeter meter_;
+
+  int64_t total_steps_ = 0;
+  torch::Tensor window_loss_;  // sum of losses so far
+  int64_t windows_ = 0;        // of this process
+  int64_t window_samples_ = 0;
+  Clock::time_point began_;
+  double aside_s_ = 0;   // evaluation and saving, not training
+  double before_s_ = 0;  // trained before a resume
+  Clock::time_point last_save_;
+  Clock::time_point last_show_;
+  int64_t samples_here_ = 0;         // trained on by this process
+  int64_t steady_from_samples_ = 0;  // of these, before the speed counts
+  double steady_from_s_ = 0;
+  int64_t evaluated_at_ = -1;
+  std::optional<TrainListener::Evaluation> evaluation_;
+  bool save_failed_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace reprise::train_detail

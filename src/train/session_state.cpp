@@ -1,0 +1,210 @@
+// A session's state on disk, and its end.
+#include "session.h"
+
+#include <reprise/memory/process.h>
+#include <reprise/models/weights.h>
+#include <reprise/torch/cuda.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace reprise::train_detail {
+namespace {
+
+constexpr double kSaveEveryS = 600;
+
+void append(NamedTensors& list, const std::string& prefix,
+            const NamedTensors& tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.defined()) list.emplace_back(prefix + name, tensor);
+  }
+}
+
+/// The tensors whose names begin with `prefix`, without it.
+NamedTensors take(const NamedTensors& tensors, const std::string& prefix) {
+  NamedTensors found;
+  for (const auto& [name, tensor] : tensors) {
+    if (name.starts_with(prefix)) {
+      found.emplace_back(name.substr(prefix.size()), tensor);
+    }
+  }
+  return found;
+}
+
+/// A tensor on `device` whose generator's state is to be saved.
+torch::Tensor on(torch::Device device) {
+  return torch::empty({0}, torch::device(device));
+}
+
+void copy_into(const torch::OrderedDict<std::string, torch::Tensor>& into,
+               const NamedTensors& from, const std::string& what) {
+  std::map<std::string, torch::Tensor> by_name(from.begin(), from.end());
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : into) {
+    const auto found = by_name.find(item.key());
+    TORCH_CHECK(found != by_name.end(), "[resume] the state has no ", what,
+                " '", item.key(), "'");
+    TORCH_CHECK(found->second.sizes() == item.value().sizes(),
+                "[resume] expected ", what, " '", item.key(), "' of shape ",
+                item.value().sizes(), ", got ", found->second.sizes());
+    torch::Tensor(item.value()).copy_(found->second);
+  }
+}
+
+}  // namespace
+
+NamedTensors Session::tensors_to_save() const {
+  NamedTensors list;
+  append(list, "parameter.", parameters_);
+  for (const auto& item : model_.root->named_buffers()) {
+    list.emplace_back("buffer." + item.key(), item.value());
+  }
+  append(list, "optimizer.", optimizer_->state());
+  if (state_.micro > 0) {
+    for (const auto& [name, parameter] : parameters_) {
+      if (parameter.grad().defined()) {
+        list.emplace_back("gradient." + name, parameter.grad());
+      }
+    }
+    list.emplace_back("window.loss", window_loss_);
+    list.emplace_back("window.samples", torch::tensor(window_samples_));
+  }
+  const auto rng = compat::RngState::capture({on(device_)}).states();
+  for (size_t i = 0; i < rng.size(); ++i) {
+    list.emplace_back(fmt::format("rng.{}", i), rng[i]);
+  }
+  return list;
+}
+
+void Session::load(const RunDirectory::Saved& saved) {
+  state_ = saved.state;
+  copy_into(model_.root->named_parameters(), take(saved.tensors, "parameter."),
+            "parameter");
+  copy_into(model_.root->named_buffers(), take(saved.tensors, "buffer."),
+            "buffer");
+  NamedTensors kept_by_optimizer = take(saved.tensors, "optimizer.");
+  for (auto& [name, tensor] : kept_by_optimizer) {
+    if (tensor.dim() > 0) tensor = tensor.to(device_);
+  }
+  optimizer_->load(kept_by_optimizer);
+  scaler_.load(state_.scaler);
+  std::map<std::string, torch::Tensor> gradients;
+  for (auto& [name, tensor] : take(saved.tensors, "gradient.")) {
+    gradients[name] = tensor;
+  }
+  if (state_.micro > 0) {
+    for (auto& [name, parameter] : parameters_) {
+      const auto found = gradients.find(name);
+      if (found != gradients.end()) {
+        parameter.mutable_grad() = found->second.to(device_);
+      }
+    }
+    for (const auto& [name, tensor] : take(saved.tensors, "window.")) {
+      if (name == "loss") window_loss_ = tensor.to(device_);
+      if (name == "samples") window_samples_ = tensor.item<int64_t>();
+    }
+    accumulator_.resume(state_.total_count, state_.done_count);
+  }
+  std::vector<torch::Tensor> rng;
+  for (const auto& [name, tensor] : take(saved.tensors, "rng.")) {
+    rng.push_back(tensor);
+  }
+  const auto here = compat::RngState::capture({on(device_)});
+  if (rng.size() == here.states().size()) {
+    here.with_states(rng).restore();
+  } else {
+    warn("the state is of another kind of device: random numbers start anew");
+  }
+}
+
+bool Session::save() {
+  if (run_.directory == nullptr) return true;
+  const auto start = Clock::now();
+  try {
+    metrics_->flush();
+    state_.metrics_bytes = metrics_->synced_bytes();
+    wait_for_device();
+    state_.train_s = before_s_ + seconds();
+    run_.directory->save(state_, tensors_to_save(), config_.keep);
+    save_failed_ = false;
+    if (run_.listener != nullptr) {
+      run_.listener->saved(fmt::format("{} at update {}{}",
+                                       run_.directory->path(), state_.step,
+                                       state_.micro > 0 ? " and a part" : ""));
+    }
+  } catch (const c10::Error& error) {
+    // Training goes on: the last good state is whole, and a later attempt may
+    // find the disk with room again.
+    save_failed_ = true;
+    warn(std::string("not saved: ") + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    save_failed_ = true;
+    warn(std::string("not saved: ") + error.what());
+  }
+  last_save_ = Clock::now();
+  aside_s_ += std::chrono::duration<double>(last_save_ - start).count();
+  return !save_failed_;
+}
+
+void Session::save_if_due() {
+  const double since =
+      std::chrono::duration<double>(Clock::now() - last_save_).count();
+  const bool due = config_.save_every > 0
+                       ? state_.step % config_.save_every == 0
+                       : since > kSaveEveryS;
+  if (due && state_.step < total_steps_) save();
+}
+
+TrainResult Session::finish() {
+  wait_for_device();
+  const double trained = seconds();
+  const double speed = samples_per_s();
+  stopped_ = state_.step < total_steps_;
+  state_.finished = !stopped_;
+  show(true);
+  save();
+  if (!stopped_ && !run_.export_path.empty()) {
+    export_weights(model_, run_.export_path);
+  }
+
+  TrainSummary s;
+  s.model = model_.name;
+  s.device = config_.device;
+  s.precision = config_.precision;
+  s.optimizer = config_.optimizer.name;
+  s.recompute = schedule_.name();
+  s.data = config_.data;
+  s.parameters = parameter_count(model_);
+  s.micro_batch = config_.batch;
+  s.accumulate = config_.accumulate;
+  s.global_batch = config_.global_batch;
+  s.steps = state_.step;
+  s.skipped = state_.scaler.skipped;
+  s.time_s = before_s_ + trained;
+  s.samples_per_s = speed;
+  s.wait_s = loader_->waited_s();
+  s.loss = metrics_->last_loss();
+  if (evaluation_) {
+    s.eval_loss = evaluation_->loss;
+    s.eval_accuracy = evaluation_->accuracy;
+  }
+  s.peak_bytes = meter_.peak_bytes();
+  if (device_.is_cuda()) s.reserved_bytes = meter_.reserved_peak_bytes();
+  s.rss_peak_bytes = process_memory().rss_peak;
+  s.limit_bytes = config_.memory_limit;
+  if (profile_) {
+    s.kept_bytes = profile_->kept_bytes();
+    s.peak_phase = profile_->phase();
+    if (profile_->stage() >= 0) {
+      s.peak_stage = model_.chain[profile_->stage()].name();
+    }
+    s.window_peak_bytes = profile_->peak_bytes();
+    s.memory = profile_->memory();
+  }
+  return {s, stopped_, save_failed_};
+}
+
+}  // namespace reprise::train_detail

@@ -1,0 +1,167 @@
+#include "files.h"
+#include "support.h"
+
+#include <reprise/data/dataset.h>
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <numeric>
+#include <optional>
+
+namespace {
+
+using namespace reprise::testing;
+using reprise::DataOptions;
+using reprise::open_dataset;
+using reprise::Split;
+
+std::string error_of_opening(const DataOptions& options) {
+  return error_of([&] { open_dataset(options); });
+}
+
+/// Sets or clears (null) a variable of the environment for one test.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    set(value);
+  }
+  ~Variable() { set(before_ ? before_->c_str() : nullptr); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  void set(const char* value) {
+    if (value == nullptr) {
+      unsetenv(name_);
+    } else {
+      setenv(name_, value, 1);
+    }
+  }
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+void write_four(const std::string& folder, int count) {
+  write_bytes(folder + "/train-images-idx3-ubyte", images(count));
+  write_bytes(folder + "/train-labels-idx1-ubyte", labels(count));
+  write_bytes(folder + "/t10k-images-idx3-ubyte", images(2));
+  write_bytes(folder + "/t10k-labels-idx1-ubyte", labels(2));
+}
+
+TEST(Dataset, FindsByNameInOrder) {
+  const Folder folder;
+  const Variable cache("XDG_CACHE_HOME", (folder / "cache").c_str());
+  const Variable own("REPRISE_DATA", (folder / "own").c_str());
+  write_four(folder / "cache/reprise/mnist", 4);
+  EXPECT_EQ(open_dataset({.name = "mnist"})->size(), 4);
+  write_four(folder / "own/mnist", 5);
+  const auto train = open_dataset({.name = "mnist"});
+  EXPECT_EQ(train->size(), 5);
+  EXPECT_EQ(train->description(), "mnist, 5 images of 1×2×3, 3 classes");
+  EXPECT_EQ(train->mean(), 0.1307);
+  EXPECT_EQ(train->deviation(), 0.3081);
+  EXPECT_EQ(open_dataset({.name = "mnist", .split = Split::kTest})->size(), 2);
+  write_four(folder / "own/fashion-mnist", 3);
+  EXPECT_EQ(open_dataset({.name = "fashion-mnist"})->mean(), 0.2860);
+}
+
+TEST(Dataset, LooksInTheHomeWithoutACacheOfItsOwn) {
+  const Folder folder;
+  const Variable own("REPRISE_DATA", nullptr);
+  const Variable cache("XDG_CACHE_HOME", nullptr);
+  const Variable home("HOME", (folder / "home").c_str());
+  write_four(folder / "home/.cache/reprise/mnist", 3);
+  EXPECT_EQ(open_dataset({.name = "mnist"})->size(), 3);
+}
+
+TEST(Dataset, MissingSaysHowToGetIt) {
+  const Folder folder;
+  const Variable own("REPRISE_DATA", (folder / "own").c_str());
+  const Variable cache("XDG_CACHE_HOME", (folder / "cache").c_str());
+  if (std::filesystem::exists("/usr/share/datasets/mnist")) {
+    GTEST_SKIP() << "this machine has mnist";
+  }
+  const std::string text = error_of_opening({.name = "mnist"});
+  EXPECT_NE(text.find(folder / "own/mnist"), std::string::npos) << text;
+  EXPECT_NE(text.find("scripts/data.sh mnist"), std::string::npos) << text;
+}
+
+TEST(Dataset, RefusesWhatTheModelCannotTake) {
+  const Folder folder;
+  write_four(folder / "d", 3);
+  write_bytes(folder / "a.txt", "some text that is long enough");
+  const auto refused = [](const DataOptions& options, const char* part) {
+    const std::string text = error_of_opening(options);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  refused({.name = "mnist", .tokens = true}, "has images");
+  refused({.name = folder / "d/train-images-idx3-ubyte", .tokens = true},
+          "has IDX data");
+  refused({.name = folder / "a.txt"}, "expected IDX images");
+  refused({.name = folder / "a.txt", .tokens = true, .classify = true},
+          "choose random");
+  refused({.name = folder / "d"}, "is a directory");
+  refused({.name = "minst"}, "no such file");
+  refused({.name = "random"}, "classes above 0");
+  refused({.name = "random", .tokens = true, .seq = 4}, "vocab above 0");
+}
+
+TEST(Dataset, RandomImagesDependOnSeedSplitAndNumberAlone) {
+  DataOptions options{.name = "random", .classes = 10, .channels = 3};
+  options.random_side = 5;
+  const auto data = open_dataset(options);
+  EXPECT_EQ(data->size(), 512);
+  const auto all = data->get({0, 1, 2, 3});
+  EXPECT_EQ(all.inputs.sizes(), (std::vector<int64_t>{4, 3, 5, 5}));
+  EXPECT_EQ(all.inputs.scalar_type(), torch::kUInt8);
+  const auto one = open_dataset(options)->get({2});
+  EXPECT_TRUE(same(one.inputs[0], all.inputs[2]));
+  EXPECT_TRUE(same(one.targets[0], all.targets[2]));
+  EXPECT_FALSE(same(all.inputs[0], all.inputs[1]));
+
+  options.split = Split::kTest;
+  EXPECT_FALSE(same(open_dataset(options)->get({2}).inputs, one.inputs));
+  options.split = Split::kTrain;
+  options.seed = 2;
+  EXPECT_FALSE(same(open_dataset(options)->get({2}).inputs, one.inputs));
+}
+
+TEST(Dataset, RandomImagesAreEvenlySpread) {
+  const auto data =
+      open_dataset({.name = "random", .classes = 10, .random_samples = 2000});
+  std::vector<int64_t> indices(2000);
+  std::iota(indices.begin(), indices.end(), 0);
+  const auto batch = data->get(indices);
+  const auto pixels = batch.inputs.to(torch::kDouble).div(255);
+  EXPECT_NEAR(pixels.mean().item<double>(), data->mean(), 1e-3);
+  EXPECT_NEAR(pixels.std(false).item<double>(), data->deviation(), 1e-3);
+  const auto seen = torch::bincount(batch.targets, {}, 10);
+  EXPECT_EQ(seen.size(0), 10);
+  EXPECT_GT(seen.min().item<int64_t>(), 140);
+  EXPECT_LT(seen.max().item<int64_t>(), 260);
+}
+
+TEST(Dataset, RandomTokens) {
+  DataOptions options{
+      .name = "random", .tokens = true, .seq = 50, .vocab = 7, .classes = 2};
+  const auto language = open_dataset(options);
+  EXPECT_EQ(language->count(0), 50);
+  auto batch = language->get({3, 9});
+  EXPECT_EQ(batch.count, 100);
+  EXPECT_TRUE(same(batch.inputs.slice(1, 1), batch.targets.slice(1, 0, 49)));
+  EXPECT_EQ(batch.inputs.min().item<int64_t>(), 0);
+  EXPECT_EQ(batch.inputs.max().item<int64_t>(), 6);
+
+  options.classify = true;
+  const auto classified = open_dataset(options);
+  EXPECT_EQ(classified->count(0), 1);
+  batch = classified->get({3, 9});
+  EXPECT_EQ(batch.count, 2);
+  EXPECT_EQ(batch.inputs.sizes(), (std::vector<int64_t>{2, 50}));
+  EXPECT_EQ(batch.targets.sizes(), (std::vector<int64_t>{2}));
+  EXPECT_TRUE(same(classified->get({9}).inputs[0], batch.inputs[1]));
+}
+
+}  // namespace

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <unistd.h>
+#include <vector>
+#include <zlib.h>
+
+/// Small files for tests of data.
+namespace reprise::testing {
+
+/// A directory that is gone when the test ends.
+class Folder {
+ public:
+  Folder() {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "reprise.XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  std::string operator/(const std::string& name) const {
+    return (path_ / name).string();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline void write_bytes(const std::string& path, const std::string& bytes) {
+  std::filesystem::create_directories(
+      std::filesystem::path(path).parent_path());
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+inline void write_gzipped(const std::string& path, const std::string& bytes) {
+  const gzFile file = gzopen(path.c_str(), "wb");
+  gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
+  gzclose_w(file);
+}
+
+/// An IDX file of bytes: magic number, dimensions, values.
+inline std::string idx_bytes(const std::vector<uint32_t>& shape,
+                             const std::string& values) {
+  std::string bytes = {0, 0, 8, static_cast<char>(shape.size())};
+  for (const uint32_t extent : shape) {
+    for (int shift = 24; shift >= 0; shift -= 8) {
+      bytes += static_cast<char>(extent >> shift & 255);
+    }
+  }
+  return bytes + values;
+}
+
+/// `count` images of 2×3 whose pixel k of image i is 10 i + k.
+inline std::string images(int count) {
+  std::string values;
+  for (int i = 0; i < count; ++i) {
+    for (int k = 0; k < 6; ++k) values += static_cast<char>(10 * i + k);
+  }
+  return idx_bytes({static_cast<uint32_t>(count), 2, 3}, values);
+}
+
+/// Label i is i mod 3.
+inline std::string labels(int count) {
+  std::string values;
+  for (int i = 0; i < count; ++i) values += static_cast<char>(i % 3);
+  return idx_bytes({static_cast<uint32_t>(count)}, values);
+}
+
+}  // namespace reprise::testing

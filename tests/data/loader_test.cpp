@@ -1,0 +1,300 @@
+#include "support.h"
+
+#include <reprise/data/loader.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+namespace {
+
+using namespace reprise::testing;
+using reprise::Batch;
+using reprise::Loader;
+using reprise::LoaderOptions;
+using reprise::LoaderPosition;
+
+/// Sample i is the number i and counts i + 1.
+class Numbers : public reprise::Dataset {
+ public:
+  explicit Numbers(int64_t size) : size_(size) {}
+  int64_t size() const override { return size_; }
+  int64_t count(int64_t index) const override { return index + 1; }
+  Batch get(const std::vector<int64_t>& indices) const override {
+    if (delay_us > 0) {
+      // Later batches are often faster than earlier ones.
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(indices[0] * 7919 % delay_us));
+    }
+    reads += static_cast<int64_t>(indices.size());
+    Batch batch;
+    for (const int64_t index : indices) {
+      if (index == broken) throw std::runtime_error("sample cannot be read");
+      batch.count += count(index);
+    }
+    batch.inputs = torch::tensor(indices, torch::kLong);
+    batch.targets = batch.inputs.clone();
+    batch.samples = static_cast<int64_t>(indices.size());
+    return batch;
+  }
+  std::string description() const override { return "numbers"; }
+
+  mutable std::atomic<int64_t> reads = 0;
+  int64_t broken = -1;
+  int64_t delay_us = 0;
+
+ private:
+  int64_t size_;
+};
+
+std::vector<int64_t> numbers_of(const Batch& batch) {
+  const int64_t* data = batch.inputs.data_ptr<int64_t>();
+  return {data, data + batch.inputs.numel()};
+}
+
+/// Batches of `epochs` epochs; an empty one where an epoch ended.
+std::vector<std::vector<int64_t>> run(Loader& loader, int epochs) {
+  std::vector<std::vector<int64_t>> batches;
+  while (epochs > 0) {
+    const auto batch = loader.next();
+    batches.push_back(batch ? numbers_of(*batch) : std::vector<int64_t>{});
+    if (!batch) --epochs;
+  }
+  return batches;
+}
+
+TEST(Loader, InOrderWithoutShuffling) {
+  Loader loader(std::make_shared<Numbers>(5), {.batch = 2, .shuffle = false});
+  const std::vector<std::vector<int64_t>> expected = {{0, 1}, {2, 3}, {4}, {},
+                                                      {0, 1}, {2, 3}, {4}, {}};
+  EXPECT_EQ(run(loader, 2), expected);
+}
+
+TEST(Loader, ShufflesEachEpochAnew) {
+  Loader loader(std::make_shared<Numbers>(100), {.batch = 100});
+  const auto batches = run(loader, 3);
+  ASSERT_EQ(batches.size(), 6u);
+  EXPECT_NE(batches[0], batches[2]);
+  EXPECT_NE(batches[2], batches[4]);
+  for (auto batch : {batches[0], batches[2], batches[4]}) {
+    EXPECT_FALSE(std::is_sorted(batch.begin(), batch.end()));
+    EXPECT_EQ(std::set<int64_t>(batch.begin(), batch.end()).size(), 100u);
+  }
+  Loader other(std::make_shared<Numbers>(100), {.batch = 100, .seed = 2});
+  EXPECT_NE(run(other, 1)[0], batches[0]);
+}
+
+/// Fixed for ever: a saved position would otherwise mean other samples.
+TEST(Loader, TheOrderIsTheSameOnEveryMachine) {
+  Loader loader(std::make_shared<Numbers>(10), {.batch = 10});
+  const auto batches = run(loader, 2);
+  EXPECT_EQ(batches[0], (std::vector<int64_t>{5, 0, 8, 7, 3, 1, 9, 6, 4, 2}));
+  EXPECT_EQ(batches[2], (std::vector<int64_t>{6, 2, 8, 7, 4, 5, 9, 3, 0, 1}));
+}
+
+/// Every permutation of three is as likely as the others.
+TEST(Loader, ShufflesFairly) {
+  std::map<std::vector<int64_t>, int> seen;
+  Loader loader(std::make_shared<Numbers>(3), {.batch = 3, .workers = 0});
+  for (const auto& batch : run(loader, 6000)) {
+    if (!batch.empty()) ++seen[batch];
+  }
+  EXPECT_EQ(seen.size(), 6u);
+  for (const auto& [order, times] : seen) EXPECT_NEAR(times, 1000, 150);
+}
+
+TEST(Loader, TheNumberOfWorkersChangesNothing) {
+  const auto data = std::make_shared<Numbers>(53);
+  Loader alone(data, {.batch = 4, .workers = 0});
+  const auto expected = run(alone, 3);
+  data->delay_us = 500;
+  for (const int workers : {1, 2, 5}) {
+    for (const int queue : {0, 1, 40}) {
+      Loader loader(data, {.batch = 4, .workers = workers, .queue = queue});
+      EXPECT_EQ(run(loader, 3), expected) << workers << ", " << queue;
+    }
+  }
+}
+
+TEST(Loader, GoesOnAnywhereAsIfNeverStopped) {
+  const auto data = std::make_shared<Numbers>(11);
+  for (const int workers : {0, 3}) {
+    const LoaderOptions options{.batch = 4, .workers = workers};
+    Loader whole(data, options);
+    std::vector<LoaderPosition> positions;
+    std::vector<std::vector<int64_t>> expected;
+    for (int i = 0; i < 12; ++i) {
+      positions.push_back(whole.position());
+      const auto batch = whole.next();
+      expected.push_back(batch ? numbers_of(*batch) : std::vector<int64_t>{});
+    }
+    for (size_t i = 0; i < positions.size(); ++i) {
+      Loader later(data, options, positions[i]);
+      EXPECT_EQ(later.position(), positions[i]);
+      for (size_t k = i; k < expected.size(); ++k) {
+        const auto batch = later.next();
+        EXPECT_EQ(batch ? numbers_of(*batch) : std::vector<int64_t>{},
+                  expected[k])
+            << "from " << i << " at " << k;
+      }
+      EXPECT_EQ(later.position(), whole.position());
+    }
+  }
+}
+
+TEST(Loader, PositionCountsWhatWasHandedOut) {
+  const auto data = std::make_shared<Numbers>(5);
+  Loader loader(data, {.batch = 2, .workers = 2, .queue = 8});
+  EXPECT_EQ(loader.position(), (LoaderPosition{0, 0}));
+  loader.next();
+  while (data->reads < 10) std::this_thread::yield();  // read far ahead
+  EXPECT_EQ(loader.position(), (LoaderPosition{0, 2}));
+  loader.next();
+  loader.next();
+  EXPECT_EQ(loader.position(), (LoaderPosition{0, 5}));
+  EXPECT_FALSE(loader.next());
+  EXPECT_EQ(loader.position(), (LoaderPosition{1, 0}));
+}
+
+TEST(Loader, AnotherBatchSizeGoesOnAtTheSameSample) {
+  const auto data = std::make_shared<Numbers>(10);
+  Loader whole(data, {.batch = 10});
+  const auto order = run(whole, 1)[0];
+  Loader loader(data, {.batch = 3}, {0, 4});
+  const auto batches = run(loader, 1);
+  ASSERT_EQ(batches.size(), 3u);
+  EXPECT_EQ(batches[0], std::vector<int64_t>(&order[4], &order[7]));
+  EXPECT_EQ(batches[1], std::vector<int64_t>(&order[7], &order[7] + 3));
+}
+
+TEST(Loader, CountsAhead) {
+  const auto data = std::make_shared<Numbers>(11);
+  Loader loader(data, {.batch = 4});
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (int64_t left = 3; left > 0; --left) {
+      EXPECT_EQ(loader.batches_left(), left);
+      const int64_t rest = loader.count_ahead(left);
+      EXPECT_EQ(loader.count_ahead(100), rest);
+      EXPECT_EQ(loader.count_ahead(0), 0);
+      const int64_t one = loader.count_ahead(1);
+      EXPECT_EQ(loader.next()->count, one);
+      EXPECT_EQ(loader.count_ahead(left - 1), rest - one);
+    }
+    EXPECT_EQ(loader.batches_left(), 0);
+    EXPECT_EQ(loader.count_ahead(1), 0);
+    EXPECT_FALSE(loader.next());
+  }
+}
+
+TEST(Loader, ReadsAheadAcrossTheEpochButNotMoreThanTheQueue) {
+  const auto data = std::make_shared<Numbers>(4);
+  Loader loader(data, {.batch = 2, .workers = 2, .queue = 3});
+  while (data->reads < 6) std::this_thread::yield();  // 4 is an epoch
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(data->reads, 6);
+}
+
+TEST(Loader, AnErrorComesInItsPlaceAndStays) {
+  const auto data = std::make_shared<Numbers>(10);
+  data->broken = 5;
+  for (const int workers : {0, 3}) {
+    Loader loader(data, {.batch = 2, .shuffle = false, .workers = workers});
+    EXPECT_EQ(numbers_of(*loader.next()), (std::vector<int64_t>{0, 1}));
+    EXPECT_EQ(numbers_of(*loader.next()), (std::vector<int64_t>{2, 3}));
+    EXPECT_THROW(loader.next(), std::runtime_error);
+    EXPECT_THROW(loader.next(), std::runtime_error);
+    EXPECT_EQ(loader.position(), (LoaderPosition{0, 4}));
+  }
+}
+
+TEST(Loader, TransformRunsOnceABatchWithoutGradients) {
+  std::atomic<int> calls = 0;
+  std::atomic<bool> recorded = false;
+  const auto transform = [&](Batch& batch) {
+    ++calls;
+    if (torch::GradMode::is_enabled()) recorded = true;
+    batch.inputs = batch.inputs.to(torch::kFloat) * 2;
+  };
+  for (const int workers : {0, 2}) {
+    calls = 0;
+    Loader loader(std::make_shared<Numbers>(4), {.batch = 2,
+                                                 .shuffle = false,
+                                                 .workers = workers,
+                                                 .queue = 1,
+                                                 .transform = transform});
+    EXPECT_TRUE(same(loader.next()->inputs, torch::tensor({0.f, 2.f})));
+    EXPECT_TRUE(same(loader.next()->inputs, torch::tensor({4.f, 6.f})));
+    EXPECT_GE(calls, 2);
+    EXPECT_LE(calls, 3);
+    EXPECT_FALSE(recorded);
+  }
+}
+
+TEST(Loader, WaitingIsMeasured) {
+  class Slow : public Numbers {
+   public:
+    using Numbers::Numbers;
+    Batch get(const std::vector<int64_t>& indices) const override {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      return Numbers::get(indices);
+    }
+  };
+  for (const int workers : {0, 1}) {
+    Loader loader(std::make_shared<Slow>(100), {.workers = workers});
+    EXPECT_EQ(loader.waited_s(), 0);
+    loader.next();
+    loader.next();
+    EXPECT_GT(loader.waited_s(), 0.04);
+  }
+}
+
+TEST(Loader, EndsWhileWorkersAreBusyOrTheQueueIsFull) {
+  const auto data = std::make_shared<Numbers>(50);
+  data->delay_us = 300;
+  for (int i = 0; i < 40; ++i) {
+    Loader loader(data, {.batch = 2, .workers = 3});
+    for (int k = 0; k < i % 5; ++k) loader.next();
+    if (i % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+}
+
+TEST(Loader, PinnedMemory) {
+  const auto data = std::make_shared<Numbers>(4);
+  if (torch::cuda::is_available()) {
+    Loader loader(data, {.batch = 2, .pin = true});
+    const auto batch = loader.next();
+    EXPECT_TRUE(batch->inputs.is_pinned());
+    EXPECT_TRUE(batch->targets.is_pinned());
+  } else {
+    EXPECT_NE(error_of([&] {
+                Loader loader(data, {.pin = true});
+              }).find("CUDA device"),
+              std::string::npos);
+  }
+}
+
+TEST(Loader, RefusesWhatMakesNoSense) {
+  const auto data = std::make_shared<Numbers>(4);
+  const auto refused = [&](const LoaderOptions& options,
+                           LoaderPosition position, const char* part) {
+    const std::string text =
+        error_of([&] { Loader loader(data, options, position); });
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  refused({.batch = 0}, {}, "batch above 0");
+  refused({.workers = -1}, {}, "workers");
+  refused({}, {0, 5}, "at most 4 samples");
+  refused({}, {-1, 0}, "epoch -1");
+  EXPECT_NE(error_of([] {
+              Loader loader(std::make_shared<Numbers>(0), {});
+            }).find("dataset with samples"),
+            std::string::npos);
+}
+
+}  // namespace

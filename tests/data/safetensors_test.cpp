@@ -1,0 +1,174 @@
+#include "support.h"
+
+#include <reprise/data/safetensors.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+namespace reprise {
+namespace {
+
+using testing::error_of;
+using testing::on_device;
+using testing::same;
+
+/// A path in the temporary directory, removed at the end.
+class TemporaryPath {
+ public:
+  TemporaryPath()
+      : path_(::testing::TempDir() + "reprise_" +
+              ::testing::UnitTest::GetInstance()->current_test_info()->name() +
+              ".safetensors") {}
+  ~TemporaryPath() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  const std::string& get() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// A file byte by byte, as the format's description has it.
+void write_raw(const std::string& path, const std::string& header,
+               const std::string& data) {
+  std::ofstream file(path, std::ios::binary);
+  for (size_t i = 0; i < 8; ++i) {
+    file.put(static_cast<char>((header.size() >> (8 * i)) & 0xff));
+  }
+  file << header << data;
+}
+
+/// What opening (and reading "a" of) such a file says.
+std::string problem(const std::string& header, const std::string& data) {
+  const TemporaryPath path;
+  write_raw(path.get(), header, data);
+  const std::string text = error_of([&] { SafeTensors(path.get()).read("a"); });
+  EXPECT_NE(text.find(path.get()), std::string::npos) << text;
+  return text;
+}
+
+void expect_in(const std::string& part, const std::string& text) {
+  EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(Safetensors, RoundTripOfAllTypes) {
+  const TemporaryPath path;
+  NamedTensors written;
+  for (const auto type :
+       {torch::kDouble, torch::kFloat, torch::kHalf, torch::kBFloat16,
+        torch::kLong, torch::kInt, torch::kShort, torch::kChar, torch::kByte,
+        torch::kBool}) {
+    written.emplace_back(
+        std::string("t.") + c10::toString(type),
+        (torch::rand({3, 5}, on_device()) * 100).sub(1).relu().to(type));
+  }
+  written.emplace_back("a scalar", torch::tensor(3.5));
+  written.emplace_back("empty", torch::empty({0, 4}));
+  written.emplace_back("turned", torch::rand({4, 3}).t());
+  written.emplace_back("names \"quoted\" é", torch::rand({1}));
+  write_safetensors(path.get(), written, {{"format", "pt"}, {"x", "1"}});
+
+  const SafeTensors file(path.get());
+  EXPECT_EQ(file.path(), path.get());
+  ASSERT_EQ(file.entries().size(), written.size());
+  for (const auto& [name, tensor] : written) {
+    EXPECT_TRUE(same(file.read(name), tensor)) << name;
+    const auto& entry = file.entries().at(name);
+    EXPECT_EQ(entry.begin % tensor.element_size(), 0u) << name;
+  }
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+  EXPECT_EQ(file.metadata().size(), 2u);
+}
+
+TEST(Safetensors, FileWrittenByHand) {
+  const TemporaryPath path;
+  const float floats[] = {1.5f, -2.f};
+  std::string data(reinterpret_cast<const char*>(floats), sizeof floats);
+  data += std::string("\x01\x00\x07", 3);
+  write_raw(path.get(),
+            R"({"b":{"dtype":"BOOL","shape":[3],"data_offsets":[8,11]},)"
+            R"("a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}}    )",
+            data);
+  const SafeTensors file(path.get());
+  EXPECT_TRUE(same(file.read("a"), torch::tensor({1.5f, -2.f}).view({2, 1})));
+  EXPECT_TRUE(same(file.read("b"), torch::tensor({true, false, true})));
+  EXPECT_TRUE(file.metadata().empty());
+  expect_in("there is no tensor 'c'", error_of([&] { file.read("c"); }));
+}
+
+TEST(Safetensors, TruncatedFiles) {
+  const TemporaryPath path;
+  write_safetensors(path.get(), {{"a", torch::ones({4})}});
+  const auto whole = std::filesystem::file_size(path.get());
+  for (auto size = whole; size-- > 0;) {
+    std::filesystem::resize_file(path.get(), size);
+    expect_in("truncated", error_of([&] { SafeTensors{path.get()}; }));
+  }
+  const TemporaryPath missing;
+  std::filesystem::remove(missing.get());
+  expect_in("cannot open", error_of([&] { SafeTensors{missing.get()}; }));
+}
+
+TEST(Safetensors, HeadersThatAreNone) {
+  expect_in("JSON object", problem("{\"a\":", ""));
+  expect_in("JSON object", problem("[1, 2]", ""));
+  expect_in("expected dtype, shape", problem(R"({"a":{}})", ""));
+  expect_in("expected dtype, shape",
+            problem(R"({"a":{"dtype":"F32","shape":[-1],)"
+                    R"("data_offsets":[0,4]}})",
+                    "abcd"));
+  expect_in("has type F7",
+            problem(R"({"a":{"dtype":"F7","shape":[],"data_offsets":[0,4]}})",
+                    "abcd"));
+  expect_in("metadata", problem(R"({"__metadata__":{"a":1}})", ""));
+  expect_in("is there twice",
+            problem(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                    R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                    "ab"));
+  const TemporaryPath path;
+  std::ofstream(path.get(), std::ios::binary) << "PK\x03\x04 a zip file";
+  expect_in("of another format", error_of([&] { SafeTensors{path.get()}; }));
+}
+
+TEST(Safetensors, BytesThatDoNotFit) {
+  const auto one = [](const std::string& shape, const std::string& offsets) {
+    return R"({"a":{"dtype":"F32","shape":)" + shape + R"(,"data_offsets":)" +
+           offsets + "}}";
+  };
+  expect_in("tensor 'a' has shape [3] of F32, which does not fit its 8 bytes",
+            problem(one("[3]", "[0,8]"), std::string(8, 'x')));
+  expect_in("does not fit",  // 2⁶⁴ bytes
+            problem(one("[4294967296,1073741824]", "[0,0]"), ""));
+  expect_in("before it begins", problem(one("[1]", "[4,0]"), "abcd"));
+  expect_in("bytes 0 to 4, before tensor 'a', belong to no tensor",
+            problem(one("[1]", "[4,8]"), "abcdabcd"));
+  expect_in("the last 4 bytes belong to no tensor",
+            problem(one("[1]", "[0,4]"), "abcdabcd"));
+  expect_in("tensor 'b' begins at byte 2, inside the tensor before it",
+            problem(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                    R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+                    "abcdef"));
+}
+
+TEST(Safetensors, WhatCannotBeWritten) {
+  const TemporaryPath path;
+  write_safetensors(path.get(), {{"a", torch::ones({1})}});
+  const auto one = torch::ones({1});
+  expect_in("'a' again", error_of([&] {
+              write_safetensors(path.get(), {{"a", one}, {"a", one}});
+            }));
+  expect_in(
+      "which the format does not have", error_of([&] {
+        write_safetensors(path.get(), {{"c", one.to(torch::kComplexFloat)}});
+      }));
+  expect_in("UTF-8", error_of([&] {
+              write_safetensors(path.get(), {{"\xff", one}});
+            }));
+  // What stood there is untouched.
+  EXPECT_TRUE(same(SafeTensors(path.get()).read("a"), one));
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,90 @@
+#include "small_models.h"
+
+#include "support.h"
+
+namespace reprise::testing {
+
+const std::vector<SmallModel>& small_models() {
+  static const std::vector<SmallModel> all = [] {
+    ModelOptions mlp;
+    mlp.depth = 3;
+    mlp.width = 16;
+    mlp.image_size = 8;
+    mlp.dropout = 0.2;
+    ModelOptions cnn_basic;
+    cnn_basic.image_size = 28;
+    cnn_basic.norm = "group";
+    ModelOptions cnn_profile;
+    cnn_profile.image_size = 8;
+    ModelOptions vgg;
+    vgg.width = 2;
+    vgg.image_size = 32;
+    vgg.classes = 5;
+    ModelOptions resnet = vgg;
+    resnet.width = 4;
+    resnet.image_size = 40;
+    ModelOptions unet;
+    unet.depth = 2;
+    unet.width = 4;
+    unet.image_size = 16;
+    ModelOptions transformer;
+    transformer.depth = 2;
+    transformer.width = 16;
+    transformer.heads = 2;
+    ModelOptions vit = transformer;
+    vit.image_size = 32;
+    vit.channels = 1;
+    vit.classes = 4;
+    vit.dropout = 0.1;
+    ModelOptions language = transformer;
+    language.vocab = 11;
+    language.seq = 8;
+    return std::vector<SmallModel>{
+        {"mlp", mlp},
+        {"cnn-basic", cnn_basic},
+        {"cnn-profile", cnn_profile},
+        {"vgg16", vgg},
+        {"resnet18", resnet},
+        {"resnet50", resnet},
+        {"resnet101", resnet},
+        {"unet", unet},
+        {"bert-base", language},
+        {"bert-large", language},
+        {"gpt2", language},
+        {"gpt2-medium", language},
+        {"gpt2-large", language},
+        {"gpt2-xl", language},
+        {"vit-b-16", vit},
+        {"vit-l-16", vit},
+    };
+  }();
+  return all;
+}
+
+Tensors small_inputs(const Model& model) {
+  constexpr int64_t kBatch = 3;
+  const auto& options = model.options;
+  const auto whole = on_device(torch::kLong);
+  const int64_t side = options.image_size;
+  switch (model.task) {
+    case Task::kImages:
+      return {torch::randn({kBatch, options.channels, side, side}, on_device()),
+              torch::randint(options.classes, {kBatch}, whole)};
+    case Task::kPixels:
+      return {torch::randn({kBatch, options.channels, side, side}, on_device()),
+              torch::randint(options.classes, {kBatch, side, side}, whole)};
+    case Task::kSequences:
+      return {torch::randint(options.vocab, {kBatch, options.seq}, whole),
+              torch::randint(options.classes, {kBatch}, whole)};
+    case Task::kLanguage: {
+      torch::Tensor targets =
+          torch::randint(options.vocab, {kBatch, options.seq}, whole);
+      targets.select(1, 0).fill_(-100);
+      return {torch::randint(options.vocab, {kBatch, options.seq}, whole),
+              targets};
+    }
+  }
+  return {};
+}
+
+}  // namespace reprise::testing

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <reprise/models/model.h>
+
+#include <string>
+#include <vector>
+
+namespace reprise::testing {
+
+struct SmallModel {
+  std::string name;
+  ModelOptions options;
+};
+
+/// Every model of the zoo, so small that a step takes milliseconds.
+const std::vector<SmallModel>& small_models();
+
+/// A random batch on the test's device; some tokens of a language are ignored.
+Tensors small_inputs(const Model& model);
+
+}  // namespace reprise::testing

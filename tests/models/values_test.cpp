@@ -1,0 +1,70 @@
+#include "compare_values.h"
+#include "support.h"
+
+#include <reprise/models/weights.h>
+
+namespace reprise {
+namespace {
+
+/// Small versions of the originals, with their weights, losses and gradients,
+/// made by tests/fixtures/make_model_values.py.
+void expect_values(const std::string& name, const ModelOptions& options,
+                   std::vector<torch::ScalarType> types) {
+  const std::string path = REPRISE_FIXTURES "/models/" + name;
+  for (const auto type : types) {
+    Model model = make_model(name, options);
+    load_weights(model, path + ".weights.safetensors");
+    for (const char* strategy : {"none", "sqrt", "all"}) {
+      const auto report =
+          testing::compare_values(model, path + ".values.safetensors", strategy,
+                                  testing::on_device(type));
+      EXPECT_LE(report.loss_difference, 1e-5)
+          << type << ", " << strategy << ": " << report.to_string();
+      EXPECT_LE(report.largest(), 1e-4)
+          << type << ", " << strategy << ": " << report.to_string();
+    }
+  }
+}
+
+ModelOptions small_transformer() {
+  ModelOptions options;
+  options.depth = 2;
+  options.width = 32;
+  options.heads = 2;
+  options.dropout = 0;
+  return options;
+}
+
+TEST(Values, Gpt2) {
+  ModelOptions options = small_transformer();
+  options.vocab = 64;
+  options.seq = 16;
+  expect_values("gpt2", options, {torch::kDouble, torch::kFloat});
+}
+
+TEST(Values, Bert) {
+  ModelOptions options = small_transformer();
+  options.vocab = 64;
+  options.seq = 16;
+  expect_values("bert-base", options, {torch::kDouble, torch::kFloat});
+}
+
+TEST(Values, Vit) {
+  ModelOptions options = small_transformer();
+  options.image_size = 32;
+  options.channels = 1;
+  options.classes = 10;
+  expect_values("vit-b-16", options, {torch::kDouble, torch::kFloat});
+}
+
+TEST(Values, Resnet) {
+  ModelOptions options;
+  options.width = 3;
+  options.image_size = 48;
+  options.classes = 10;
+  // Norms over 16 values each: rounding alone costs 5e-4 in single precision.
+  expect_values("resnet50", options, {torch::kDouble});
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,331 @@
+#include "small_models.h"
+#include "support.h"
+
+#include <reprise/models/model.h>
+#include <reprise/recompute/strategy.h>
+
+#include <cmath>
+#include <set>
+#include <tuple>
+
+namespace reprise {
+namespace {
+
+using testing::device;
+using testing::error_of;
+using testing::same;
+using testing::small_inputs;
+using testing::small_models;
+using testing::SmallModel;
+using torch::Tensor;
+
+void expect_error(const std::string& expected, const std::string& name,
+                  const ModelOptions& options = {}) {
+  const std::string text = error_of([&] { make_model(name, options); });
+  EXPECT_NE(text.find(expected), std::string::npos) << text;
+}
+
+/// Loss and gradients after one forward and backward.
+std::vector<Tensor> step(const Model& model, const Tensors& inputs,
+                         const char* strategy) {
+  std::vector<Tensor> buffers;
+  for (const Tensor& buffer : model.root->buffers()) {
+    buffers.push_back(buffer.clone());
+  }
+  torch::manual_seed(5);
+  Execution execution(model.chain, make_schedule(strategy, model.chain.size()));
+  const Tensor loss = execution.forward(inputs).at(0);
+  execution.backward({torch::ones_like(loss)});
+  auto results = testing::take_gradients(model.root->parameters());
+  results.push_back(loss);
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    Tensor buffer = model.root->buffers()[i];
+    results.push_back(buffer.clone());
+    buffer.copy_(buffers[i]);
+  }
+  return results;
+}
+
+TEST(Zoo, ListNamesEveryModelOnce) {
+  std::set<std::string> names;
+  for (const ModelInfo& info : model_list()) {
+    EXPECT_TRUE(names.insert(info.name).second) << info.name;
+    EXPECT_FALSE(info.description.empty());
+  }
+  std::set<std::string> tested;
+  for (const SmallModel& small : small_models()) tested.insert(small.name);
+  EXPECT_EQ(names, tested);
+}
+
+TEST(Zoo, RecomputationChangesNothing) {
+  for (const SmallModel& small : small_models()) {
+    torch::manual_seed(1);
+    const Model model = make_model(small.name, small.options);
+    model.root->to(device());
+    const Tensors inputs = small_inputs(model);
+    const auto kept = step(model, inputs, "none");
+    for (const Tensor& tensor : kept) {
+      ASSERT_TRUE(tensor.defined()) << small.name << ": no gradient";
+      ASSERT_TRUE(tensor.isfinite().all().item<bool>()) << small.name;
+    }
+    for (const char* strategy : {"sqrt", "all"}) {
+      const auto again = step(model, inputs, strategy);
+      ASSERT_EQ(again.size(), kept.size());
+      for (size_t i = 0; i < kept.size(); ++i) {
+        EXPECT_TRUE(same(kept[i], again[i]))
+            << small.name << ", " << strategy << ", tensor " << i;
+      }
+    }
+  }
+}
+
+TEST(Zoo, StagesHoldWhatTheRootHolds) {
+  for (const SmallModel& small : small_models()) {
+    const Model model = make_model(small.name, small.options);
+    std::set<const void*> root;
+    for (const Tensor& tensor : model.root->parameters()) {
+      root.insert(tensor.unsafeGetTensorImpl());
+    }
+    std::set<const void*> chain;
+    for (const Tensor& tensor : model.chain.parameters()) {
+      chain.insert(tensor.unsafeGetTensorImpl());
+    }
+    EXPECT_EQ(root, chain) << small.name;
+    EXPECT_EQ(model.root->buffers().size(), model.chain.buffers().size())
+        << small.name;
+    EXPECT_EQ(parameter_count(model), [&] {
+      int64_t count = 0;
+      for (const Tensor& tensor : model.chain.parameters()) {
+        count += tensor.numel();
+      }
+      return count;
+    }()) << small.name;
+  }
+}
+
+TEST(Zoo, RunsInDoublePrecisionWithALossInSingle) {
+  for (const SmallModel& small : small_models()) {
+    const Model model = make_model(small.name, small.options);
+    model.root->to(device());
+    model.root->to(torch::kDouble);
+    Tensors inputs = small_inputs(model);
+    if (inputs[0].is_floating_point()) inputs[0] = inputs[0].to(torch::kDouble);
+    const auto results = step(model, inputs, "sqrt");
+    const size_t parameters = model.root->parameters().size();
+    EXPECT_EQ(results[parameters].scalar_type(), torch::kFloat) << small.name;
+    for (size_t i = 0; i < parameters; ++i) {
+      EXPECT_EQ(results[i].scalar_type(), torch::kDouble) << small.name;
+    }
+  }
+}
+
+TEST(Zoo, EvaluationCountsRightPredictions) {
+  for (const SmallModel& small : small_models()) {
+    const Model model = make_model(small.name, small.options);
+    model.root->to(device());
+    Tensors inputs = small_inputs(model);
+    model.root->eval();
+    const torch::NoGradGuard no_grad;
+    const auto schedule = make_schedule("none", model.chain.size());
+    auto out = model.chain.forward(inputs, schedule);
+    ASSERT_EQ(out.size(), 2u) << small.name;
+    EXPECT_EQ(out[0].scalar_type(), torch::kFloat);
+    const double right = out[1].item<double>();
+    const double most = static_cast<double>(
+        model.task == Task::kLanguage ? inputs[1].ge(0).sum().item<int64_t>()
+                                      : inputs[1].size(0));
+    EXPECT_GE(right, 0) << small.name;
+    EXPECT_LE(right, most) << small.name;
+    // With every class as the target in turn, each prediction is right once.
+    const int64_t classes = model.task == Task::kLanguage
+                                ? model.options.vocab
+                                : model.options.classes;
+    double total = 0;
+    const Tensor ignored = inputs[1].lt(0);
+    for (int64_t c = 0; c < classes; ++c) {
+      inputs[1] = torch::full_like(inputs[1], c).masked_fill(ignored, -100);
+      total += model.chain.forward(inputs, schedule)[1].item<double>();
+    }
+    EXPECT_NEAR(total, most, 1e-6) << small.name;
+    // The chain switches it as well as the root does.
+    model.chain.train();
+    EXPECT_EQ(model.chain.forward(inputs, schedule).size(), 1u) << small.name;
+  }
+}
+
+TEST(Zoo, PixelLossIsASumOfMeans) {
+  ModelOptions options;
+  options.depth = 1;
+  options.width = 4;
+  options.image_size = 4;
+  const Model model = make_model("unet", options);
+  model.root->to(device());
+  const Tensors inputs = small_inputs(model);
+  // With no scores at all every pixel costs log(classes).
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : model.root->named_parameters()) {
+    if (item.key().starts_with("head.")) Tensor(item.value()).zero_();
+  }
+  const auto out =
+      model.chain.forward(inputs, make_schedule("none", model.chain.size()));
+  EXPECT_NEAR(out[0].item<double>(),
+              static_cast<double>(inputs[0].size(0)) * std::log(11.0), 1e-4);
+}
+
+TEST(Zoo, IgnoredTokensDoNotCount) {
+  ModelOptions options;
+  options.depth = 1;
+  options.width = 8;
+  options.vocab = 5;
+  options.seq = 4;
+  options.dropout = 0;
+  const Model model = make_model("gpt2", options);
+  model.root->to(device());
+  const auto schedule = make_schedule("none", model.chain.size());
+  const Tensor x = torch::randint(5, {2, 4}, testing::on_device(torch::kLong));
+  const Tensor whole =
+      torch::randint(5, {2, 4}, testing::on_device(torch::kLong));
+  const auto loss = [&](const Tensor& targets) {
+    return model.chain.forward(Tensors{x, targets}, schedule)[0].item<double>();
+  };
+  double sum = 0;
+  for (int64_t t = 0; t < 4; ++t) {
+    Tensor one = torch::full_like(whole, -100);
+    one.select(1, t).copy_(whole.select(1, t));
+    sum += loss(one);
+  }
+  EXPECT_NEAR(sum, loss(whole), 1e-4);
+  EXPECT_EQ(loss(torch::full_like(whole, -100)), 0);
+}
+
+TEST(Zoo, UnknownNames) {
+  expect_error("unknown model 'gpt'; did you mean gpt2?", "gpt");
+  expect_error("unknown model 'resnet5'; did you mean resnet50?", "resnet5");
+  expect_error("expected one of mlp, cnn-basic", "transformer-of-mine");
+}
+
+TEST(Zoo, OptionsAModelDoesNotHave) {
+  ModelOptions options;
+  options.norm = "batch";
+  expect_error(
+      "[model gpt2] has no option norm; it has depth, width, heads, vocab, "
+      "seq, dropout",
+      "gpt2", options);
+  options = {};
+  options.seq = 5;
+  expect_error("[model resnet18] has no option seq", "resnet18", options);
+  options = {};
+  options.dropout = 0;
+  expect_error("[model unet] has no option dropout", "unet", options);
+}
+
+TEST(Zoo, OptionsOutOfRange) {
+  ModelOptions options;
+  options.depth = -1;
+  expect_error("[model mlp] expected a positive depth, got -1", "mlp", options);
+  options = {};
+  options.dropout = 1;
+  expect_error("dropout from 0 to below 1", "mlp", options);
+  options = {};
+  options.norm = "layer";
+  expect_error("expected norm batch or group, got 'layer'", "cnn-basic",
+               options);
+  options = {};
+  options.width = 100;
+  options.heads = 3;
+  expect_error("multiple of its 3 heads, got 100", "gpt2", options);
+}
+
+TEST(Zoo, ImageSizesAModelCannotTake) {
+  ModelOptions options;
+  options.image_size = 100;
+  expect_error(
+      "[model cnn-basic] cannot take image size 100; it can take 28, 56, 112, "
+      "224, 448, 896, 1792, 3584",
+      "cnn-basic", options);
+  expect_error("it can take multiples of 16", "vit-b-16", options);
+  expect_error("it can take multiples of 16", "unet", options);
+  options.image_size = 31;
+  expect_error("it can take 32 and more", "vgg16", options);
+  expect_error("it can take even ones", "cnn-profile", options);
+}
+
+TEST(Zoo, SequencesThatAreTooLong) {
+  ModelOptions options;
+  options.depth = 1;
+  options.width = 8;
+  options.vocab = 5;
+  options.seq = 4;
+  for (const char* name : {"gpt2", "bert-base"}) {
+    const Model model = make_model(name, options);
+    const Tensor x = torch::zeros({1, 5}, torch::kLong);
+    const std::string text = error_of([&] {
+      model.chain.forward(Tensors{x, x},
+                          make_schedule("none", model.chain.size()));
+    });
+    EXPECT_NE(text.find("T at most 4, got [1, 5]; set seq"), std::string::npos)
+        << text;
+  }
+}
+
+TEST(Zoo, CnnBasicTakesEverySize) {
+  int convolutions = 5;
+  for (int64_t size = 28; size <= 3584; size *= 2, ++convolutions) {
+    ModelOptions options;
+    options.image_size = size;
+    const Model model = make_model("cnn-basic", options);
+    EXPECT_EQ(model.chain.size(), convolutions + 3) << size;
+    if (size > 224) continue;
+    const Tensor x = torch::randn({2, 1, size, size});
+    const Tensor targets = torch::zeros({2}, torch::kLong);
+    model.chain.forward(Tensors{x, targets},
+                        make_schedule("none", model.chain.size()));
+  }
+}
+
+TEST(Zoo, DefaultsAndHeads) {
+  ModelOptions options;
+  options.width = 128;
+  options.depth = 1;
+  EXPECT_EQ(make_model("gpt2", options).options.heads, 2);
+  EXPECT_EQ(make_model("cnn-profile").chain.size(), 26);
+  const Model mlp = make_model("mlp");
+  EXPECT_EQ(mlp.options.width, 512);
+  EXPECT_EQ(mlp.options.depth, 4);
+  EXPECT_EQ(mlp.options.dropout, 0);
+  EXPECT_EQ(mlp.options.vocab, 0);
+}
+
+TEST(Zoo, ParameterCountsOfTheOriginals) {
+  const std::pair<const char*, int64_t> known[] = {
+      {"gpt2", 124'439'808},     {"bert-base", 109'483'778},
+      {"resnet18", 11'689'512},  {"resnet50", 25'557'032},
+      {"resnet101", 44'549'160}, {"vgg16", 138'357'544},
+      {"vit-b-16", 86'567'656}};
+  for (const auto& [name, count] : known) {
+    EXPECT_EQ(parameter_count(make_model(name)), count) << name;
+  }
+}
+
+TEST(Zoo, ParameterCountsOfTheLargestFromTheirBlocks) {
+  // Parameters grow by the same number with each block.
+  const auto count = [](const char* name, int64_t depth) {
+    ModelOptions options;
+    options.depth = depth;
+    return parameter_count(make_model(name, options));
+  };
+  const std::tuple<const char*, int64_t, int64_t> known[] = {
+      {"gpt2-medium", 24, 354'823'168},
+      {"gpt2-large", 36, 774'030'080},
+      {"gpt2-xl", 48, 1'557'611'200},
+      {"bert-large", 24, 335'143'938},
+      {"vit-l-16", 24, 304'326'632}};
+  for (const auto& [name, depth, expected] : known) {
+    const int64_t one = count(name, 1);
+    EXPECT_EQ(one + (depth - 1) * (count(name, 2) - one), expected) << name;
+  }
+}
+
+}  // namespace
+}  // namespace reprise

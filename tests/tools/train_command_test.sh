@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# `reprise train` as its user runs it: summary, comparison, saved runs, errors.
+set -u
+. "$(dirname "$0")/expect.sh"
+
+small=(--model mlp --depth 2 --width 32 --data random --random-samples 64
+  --batch 8 --accumulate 2 --device "$device" --workers 1)
+
+expect 0 train --help
+has out "vit-b-16"
+has out "--recompute"
+has out "reprise-runs/MODEL-DATE-TIME"
+
+# --- a run, its files, its summary, a comparison
+expect 0 train "${small[@]}" --out "$work/a" --tensorboard --export "$work/a.safetensors"
+has out "Samples/second"
+has out "Peak memory"
+has out "activations"
+has err "mlp, "
+has err "saved"
+for file in config.json metrics.jsonl summary.json tensorboard; do
+  [ -e "$work/a/$file" ] || fail "no $file in the run directory"
+done
+expect 0 train "${small[@]}" --out "$work/b" --recompute all --format json
+python3 - "$work/out" "$work/b/summary.json" <<'PY' || fail "JSON is not as documented"
+import json, sys
+shown, kept = (json.load(open(path)) for path in sys.argv[1:])
+assert shown == kept
+assert shown["recompute"] == "all" and shown["global_batch"] == 16
+assert shown["steps"] == 4
+assert sum(shown["memory"].values()) == shown["window_peak_bytes"]
+assert shown["peak_at"]["phase"] in ("forward", "backward", "update")
+PY
+expect 0 train --compare "$work/a/summary.json" "$work/b/summary.json"
+has out BEFORE
+has out AFTER
+has out "×"
+expect 1 train --compare "$work/a/summary.json" "$work/nowhere.json"
+has err "nowhere.json"
+
+# --- weights out and in
+expect 0 train "${small[@]}" --weights "$work/a.safetensors" --out none --steps 1
+expect 1 train "${small[@]}" --width 16 --weights "$work/a.safetensors" --out "$work/c"
+has err "shape"
+[ ! -e "$work/c" ] || fail "a refused run left a directory"
+head -c 200 "$work/a.safetensors" >"$work/cut.safetensors"
+expect 1 train "${small[@]}" --weights "$work/cut.safetensors" --out "$work/c"
+has err "cut.safetensors"
+
+# --- going on
+expect 0 train --resume "$work/a" --epochs 2
+has err "continues after update 4 of 8"
+expect 1 train --resume "$work/a" --model cnn-basic
+has err "another training: model was"
+expect 1 train --resume "$work/a" --clip 3
+has err "clip was"
+expect 1 train --resume "$work/nowhere"
+has err "holds no run"
+expect 1 train "${small[@]}" --out "$work/a"
+has err "holds a run already"
+
+# --- a directory that cannot be made; a disk that is full
+: >"$work/x"
+expect 1 train "${small[@]}" --out "$work/x/run"
+has err "cannot make the directory"
+# A limit on the size of files stands for a full disk: the first states fit, the
+# training goes on without later ones, and says so.
+expect 0 train "${small[@]}" --out "$work/full" --steps 2
+before=$(ls "$work"/full/state-*)
+last="train on a full disk"
+(
+  trap '' XFSZ
+  ulimit -f 8
+  exec "$reprise" train --resume "$work/full" --steps 6 --save-every 1
+) >"$work/out" 2>"$work/err" && fail "exit status 0, expected 1"
+has err "not saved: "
+has err "File too large"
+[ "$(ls "$work"/full/state-*)" = "$before" ] || fail "the last good state is gone"
+expect 0 train --resume "$work/full" --steps 6
+has err "continues after update 2 of 6"
+
+# --- wrong input, one clear line each
+one_line() { [ "$(grep -c . "$work/err")" -le 2 ] || fail "more than one line"; }
+expect 1 train --model gtp2
+has err "gpt2"
+one_line
+expect 1 train --model cnn-basic --image-size 100
+has err "image"
+one_line
+expect 2 train --batch 0
+has err "--batch"
+expect 1 train "${small[@]}" --precision fp8
+has err "fp32, bf16, fp16"
+expect 1 train "${small[@]}" --optimizer adamm
+has err "adamw"
+expect 1 train "${small[@]}" --data "$work/nothing-images-idx3-ubyte"
+has err "nothing-images-idx3-ubyte"
+one_line
+printf 'not an idx file at all' >"$work/bad-images-idx3-ubyte"
+expect 1 train --model cnn-basic --data "$work/bad-images-idx3-ubyte" --out "$work/c"
+has err "bad-images-idx3-ubyte"
+one_line
+[ ! -e "$work/c" ] || fail "a refused run left a directory"
+expect 2 train --recompte sqrt
+has err "did you mean --recompute?"
+expect 1 train "${small[@]}" --recompute every:99
+has err "between 1 and"
+
+finish "reprise train"

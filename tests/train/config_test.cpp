@@ -1,0 +1,92 @@
+#include "support.h"
+
+#include <reprise/train/config.h>
+
+namespace reprise {
+namespace {
+
+using testing::error_of;
+
+TrainConfig sizes(int64_t batch, int64_t accumulate, int64_t global) {
+  TrainConfig config;
+  config.batch = batch;
+  config.accumulate = accumulate;
+  config.global_batch = global;
+  config.resolve();
+  return config;
+}
+
+TEST(Config, TwoOfThreeSizesDecide) {
+  const auto expect = [](const TrainConfig& config, int64_t batch,
+                         int64_t accumulate) {
+    EXPECT_EQ(config.batch, batch);
+    EXPECT_EQ(config.accumulate, accumulate);
+    EXPECT_EQ(config.global_batch, batch * accumulate);
+  };
+  expect(sizes(0, 0, 0), 32, 1);
+  expect(sizes(4, 0, 0), 4, 1);
+  expect(sizes(4, 8, 0), 4, 8);
+  expect(sizes(4, 0, 32), 4, 8);
+  expect(sizes(0, 8, 32), 4, 8);
+  expect(sizes(0, 0, 32), 32, 1);
+  expect(sizes(4, 8, 32), 4, 8);
+  EXPECT_NE(error_of([] {
+              sizes(5, 0, 32);
+            }).find("32 cannot be divided into micro-batches of 5"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { sizes(4, 4, 32); }).find("is not --batch 4"),
+            std::string::npos);
+  EXPECT_THROW(sizes(-1, 0, 0), c10::Error);
+}
+
+TEST(Config, BadWordsAreNamed) {
+  const auto error = [](auto change) {
+    TrainConfig config;
+    change(config);
+    return error_of([&] { config.resolve(); });
+  };
+  EXPECT_NE(error([](auto& c) {
+              c.precision = "fp8";
+            }).find("[--precision] expected one of fp32, bf16, fp16, got"),
+            std::string::npos);
+  EXPECT_NE(
+      error([](auto& c) { c.optimizer.name = "SGD"; }).find("--optimizer"),
+      std::string::npos);
+  EXPECT_NE(error([](auto& c) { c.scale_lr = "linear"; }).find("--base-batch"),
+            std::string::npos);
+  EXPECT_NE(error([](auto& c) {
+              c.steps = 1;
+              c.epochs = 1;
+            }).find("either --steps or --epochs"),
+            std::string::npos);
+  EXPECT_FALSE(error([](auto& c) { c.recompute = "every:x"; }).empty());
+}
+
+TEST(Config, JsonAndBack) {
+  TrainConfig config;
+  config.model = "gpt2";
+  config.model_options.depth = 3;
+  config.optimizer.name = "sgd";
+  config.optimizer.momentum = 0.9;
+  config.rate.base = 0.1;
+  config.recompute = "revolve:3";
+  config.seed = 18446744073709551615u;
+  config.resolve();
+  EXPECT_EQ(to_json(config_from_json(to_json(config))), to_json(config));
+  EXPECT_THROW(config_from_json("{}"), c10::Error);
+  EXPECT_THROW(config_from_json("no"), c10::Error);
+}
+
+TEST(Config, ConflictNamesTheFirstDifferenceThatMatters) {
+  TrainConfig saved;
+  TrainConfig now = saved;
+  now.steps = 100;
+  now.workers = 1;
+  now.recompute = "sqrt";
+  EXPECT_EQ(conflict(saved, now), "");
+  now.model = "gpt2";
+  EXPECT_EQ(conflict(saved, now), "model was \"cnn-basic\", now \"gpt2\"");
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,338 @@
+#include "support.h"
+
+#include <reprise/memory/meter.h>
+#include <reprise/train/optimizer.h>
+
+#include <nlohmann/json.hpp>
+
+#include <fstream>
+#include <map>
+
+namespace reprise {
+namespace {
+
+using nlohmann::json;
+using testing::error_of;
+using testing::on_device;
+using testing::relative_error;
+using testing::same;
+using torch::Tensor;
+
+const json& fixture() {
+  static const json values = [] {
+    std::ifstream file(REPRISE_FIXTURES "/optimizer_values.json");
+    return json::parse(file);
+  }();
+  return values;
+}
+
+OptimizerOptions options_of(const json& given) {
+  OptimizerOptions options;
+  options.name = given.at("name");
+  options.momentum = given.value("momentum", options.momentum);
+  options.nesterov = given.value("nesterov", options.nesterov);
+  options.beta1 = given.value("beta1", options.beta1);
+  options.beta2 = given.value("beta2", options.beta2);
+  options.eps = given.value("eps", options.eps);
+  options.weight_decay = given.value("weight_decay", options.weight_decay);
+  return options;
+}
+
+Tensor read(const json& values, const std::string& name,
+            torch::ScalarType type) {
+  return torch::tensor(values.at(name).get<std::vector<double>>(),
+                       torch::kDouble)
+      .view(fixture()["shapes"][name].get<std::vector<int64_t>>())
+      .to(on_device(type));
+}
+
+NamedTensors start(torch::ScalarType type = torch::kFloat) {
+  NamedTensors parameters;
+  for (const auto& [name, values] : fixture()["start"].items()) {
+    parameters.emplace_back(
+        name, read(fixture()["start"], name, type).requires_grad_());
+  }
+  return parameters;
+}
+
+NamedTensors copy(const NamedTensors& tensors) {
+  NamedTensors copies;
+  for (const auto& [name, tensor] : tensors) {
+    copies.emplace_back(
+        name, tensor.detach().clone().requires_grad_(tensor.requires_grad()));
+  }
+  return copies;
+}
+
+std::map<std::string, Tensor> by_name(const NamedTensors& tensors) {
+  return {tensors.begin(), tensors.end()};
+}
+
+int count() {
+  return static_cast<int>(fixture()["rates"].size());
+}
+
+/// Update `k` of the fixture.
+void step(Optimizer& optimizer, const NamedTensors& parameters, int k) {
+  const json& gradients = fixture()["gradients"][k];
+  for (const auto& [name, parameter] : parameters) {
+    parameter.mutable_grad() =
+        gradients.contains(name)
+            ? read(gradients, name, parameter.scalar_type())
+            : Tensor();
+  }
+  optimizer.step(fixture()["rates"][k]);
+}
+
+void expect_near(const NamedTensors& parameters, const json& expected,
+                 double tolerance, const std::string& what) {
+  for (const auto& [name, parameter] : parameters) {
+    EXPECT_LT(relative_error(read(expected, name, torch::kDouble), parameter),
+              tolerance)
+        << what << " " << name;
+  }
+}
+
+TEST(Optimizer, EqualsTorchOptimAndThePapersAdafactor) {
+  for (const auto& [name, test] : fixture()["cases"].items()) {
+    for (const auto type : {torch::kDouble, torch::kFloat}) {
+      const double tolerance = type == torch::kDouble ? 1e-12 : 1e-6;
+      const auto parameters = start(type);
+      const auto optimizer =
+          make_optimizer(options_of(test["options"]), parameters);
+      for (int k = 0; k < count(); ++k) {
+        step(*optimizer, parameters, k);
+        if (k == 1) expect_near(parameters, test["second"], tolerance, name);
+      }
+      expect_near(parameters, test["last"], tolerance, name);
+    }
+  }
+}
+
+TEST(Optimizer, GoesOnBitByBitAfterSavingAndLoading) {
+  for (const auto& [name, test] : fixture()["cases"].items()) {
+    const auto options = options_of(test["options"]);
+    const auto parameters = start();
+    const auto optimizer = make_optimizer(options, parameters);
+    for (int k = 0; k < 3; ++k) step(*optimizer, parameters, k);
+    const auto resumed_parameters = copy(parameters);
+    const auto saved = copy(optimizer->state());
+    const auto resumed = make_optimizer(options, resumed_parameters);
+    // Over a state of its own, which must not show through.
+    if (name == "adam") {
+      const auto elsewhere = copy(parameters);
+      const auto used = make_optimizer(options, elsewhere);
+      step(*used, elsewhere, 4);
+      resumed->load(used->state());
+    }
+    resumed->load(optimizer->state());
+    for (int k = 3; k < count(); ++k) {
+      step(*optimizer, parameters, k);
+      step(*resumed, resumed_parameters, k);
+    }
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_TRUE(same(parameters[i].second, resumed_parameters[i].second))
+          << name << " " << parameters[i].first;
+    }
+    const auto states = by_name(resumed->state());
+    EXPECT_EQ(states.size(), saved.size());
+    for (const auto& [key, tensor] : optimizer->state()) {
+      EXPECT_TRUE(same(tensor, states.at(key))) << name << " " << key;
+    }
+  }
+}
+
+TEST(Optimizer, StateHasNamesAndIsItsOwn) {
+  const auto parameters = start();
+  OptimizerOptions options;
+  const auto optimizer = make_optimizer(options, parameters);
+  EXPECT_TRUE(optimizer->state().empty());
+  step(*optimizer, parameters, 0);
+  auto state = by_name(optimizer->state());
+  // The fixture's bias has no gradient in the first update.
+  EXPECT_EQ(state.count("exp_avg.fc.bias"), 0u);
+  EXPECT_EQ(state.at("step.fc.bias").item<int64_t>(), 0);
+  step(*optimizer, parameters, 1);
+  state = by_name(optimizer->state());
+  EXPECT_EQ(state.size(), 8u);
+  EXPECT_EQ(state.at("step").item<int64_t>(), 2);
+  EXPECT_EQ(state.at("step").scalar_type(), torch::kLong);
+  EXPECT_EQ(state.at("step.fc.bias").item<int64_t>(), 1);
+  const auto again = by_name(optimizer->state());
+  for (const char* name : {"exp_avg.fc.weight", "exp_avg_sq.conv.weight"}) {
+    EXPECT_TRUE(state.at(name).is_alias_of(again.at(name))) << name;
+    EXPECT_EQ(state.at(name).device(), testing::device()) << name;
+  }
+
+  options.name = "sgd";
+  options.momentum = 0.5;
+  const auto sgd = make_optimizer(options, parameters);
+  step(*sgd, parameters, 1);
+  EXPECT_EQ(by_name(sgd->state()).count("momentum.fc.bias"), 1u);
+}
+
+TEST(Optimizer, AdafactorKeepsRowsAndColumns) {
+  const auto weight = torch::ones({300, 200}, on_device()).requires_grad_();
+  const auto bias = torch::ones({7}, on_device()).requires_grad_();
+  weight.mutable_grad() = torch::ones_like(weight);
+  bias.mutable_grad() = torch::ones_like(bias);
+  OptimizerOptions options;
+  options.name = "adafactor";
+  const auto optimizer = make_optimizer(options, {{"w", weight}, {"b", bias}});
+  optimizer->step(0.1);
+  const auto state = by_name(optimizer->state());
+  EXPECT_EQ(state.at("row.w").sizes(), (std::vector<int64_t>{300}));
+  EXPECT_EQ(state.at("col.w").sizes(), (std::vector<int64_t>{200}));
+  EXPECT_EQ(state.at("square.b").sizes(), (std::vector<int64_t>{7}));
+  EXPECT_EQ(state.size(), 4u);
+}
+
+TEST(Optimizer, LeavesGradientsAndOthersAlone) {
+  for (const auto& [name, test] : fixture()["cases"].items()) {
+    const auto parameters = start();
+    const auto before = copy(parameters);
+    const auto optimizer =
+        make_optimizer(options_of(test["options"]), parameters);
+    step(*optimizer, parameters, 0);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto& [key, parameter] = parameters[i];
+      if (parameter.grad().defined()) {
+        EXPECT_TRUE(same(parameter.grad(), read(fixture()["gradients"][0], key,
+                                                parameter.scalar_type())))
+            << name;
+      } else {
+        EXPECT_TRUE(same(parameter, before[i].second)) << name;
+      }
+      EXPECT_TRUE(parameter.requires_grad()) << name;
+    }
+  }
+}
+
+TEST(Optimizer, TakesGradientsOfOtherStrides) {
+  for (const auto& name : optimizer_names()) {
+    OptimizerOptions options;
+    options.name = name;
+    const auto a = torch::ones({4, 6}, on_device()).requires_grad_();
+    const auto b = torch::ones({4, 6}, on_device()).requires_grad_();
+    const auto gradient = torch::arange(24, on_device()).view({4, 6}) - 7;
+    a.mutable_grad() = gradient;
+    b.mutable_grad() = gradient.t().contiguous().t();
+    make_optimizer(options, {{"a", a}})->step(0.1);
+    make_optimizer(options, {{"b", b}})->step(0.1);
+    EXPECT_LT(relative_error(a, b), 1e-6) << name;
+  }
+}
+
+TEST(Optimizer, UpdatesTiedWeightsOnce) {
+  const auto weight = torch::ones({2}, on_device()).requires_grad_();
+  weight.mutable_grad() = torch::ones({2}, on_device());
+  OptimizerOptions options;
+  options.name = "sgd";
+  make_optimizer(options, {{"in", weight}, {"out", weight}})->step(0.25);
+  EXPECT_TRUE(same(weight, torch::full({2}, 0.75, on_device())));
+}
+
+TEST(Optimizer, BoundsItsTemporaries) {
+  constexpr int64_t kMiB = 1 << 20;
+  NamedTensors parameters;
+  for (int i = 0; i < 3; ++i) {
+    const auto parameter =
+        torch::ones({4, 1024, 1024}, on_device()).requires_grad_();
+    parameter.mutable_grad() = torch::ones_like(parameter);
+    parameters.emplace_back(std::to_string(i), parameter);
+  }
+  for (const auto& name : optimizer_names()) {
+    OptimizerOptions options;
+    options.name = name;
+    options.weight_decay = 0.1;
+    const auto optimizer = make_optimizer(options, parameters);
+    optimizer->step(0.1);
+    const MemoryMeter meter(testing::device());
+    optimizer->step(0.1);
+    EXPECT_LE(meter.peak_increase_bytes(), 33 * kMiB) << name;
+  }
+}
+
+TEST(Optimizer, RefusesOptionsOutOfRange) {
+  const auto error = [](auto&& change) {
+    OptimizerOptions options;
+    change(options);
+    return error_of([&] { make_optimizer(options, start()); });
+  };
+  using O = OptimizerOptions;
+  const auto names = error([](O& o) { o.name = "adma"; });
+  EXPECT_NE(names.find("[make_optimizer] expected one of sgd, adam, adamw, "
+                       "adafactor, got 'adma'"),
+            std::string::npos)
+      << names;
+  const std::map<std::string, std::string> errors = {
+      {"momentum of 0 or more, got -1", error([](O& o) { o.momentum = -1; })},
+      {"beta1 in [0, 1), got 1", error([](O& o) { o.beta1 = 1; })},
+      {"beta2 in [0, 1), got 1.5", error([](O& o) { o.beta2 = 1.5; })},
+      {"eps above 0, got 0", error([](O& o) { o.eps = 0; })},
+      {"weight_decay of 0 or more", error([](O& o) { o.weight_decay = -1; })},
+      {"momentum above 0 with nesterov",
+       error([](O& o) { o.nesterov = true; })},
+  };
+  for (const auto& [expected, got] : errors) {
+    EXPECT_NE(got.find("[make_optimizer] expected " + expected),
+              std::string::npos)
+        << got;
+  }
+  EXPECT_NE(error_of([] {
+              const auto t = torch::ones(1);
+              make_optimizer({}, {{"a", t}, {"a", torch::ones(1)}});
+            }).find("'a' twice"),
+            std::string::npos);
+  EXPECT_NE(error_of([] {
+              make_optimizer({}, start())->step(-1);
+            }).find("expected a learning rate of 0 or more, got -1"),
+            std::string::npos);
+}
+
+TEST(Optimizer, RefusesAnotherStateAndKeepsItsOwn) {
+  const auto parameters = start();
+  const auto optimizer = make_optimizer({}, parameters);
+  for (int k = 0; k < 2; ++k) step(*optimizer, parameters, k);
+  const auto before = copy(optimizer->state());
+  const auto expect_error = [&](const std::string& part, auto&& change) {
+    auto state = by_name(copy(optimizer->state()));
+    for (auto& [name, tensor] : state) {
+      if (name != "step" && name != "step.fc.bias") tensor.fill_(7);
+    }
+    change(state);
+    const auto error = error_of([&] {
+      optimizer->load({state.begin(), state.end()});
+    });
+    EXPECT_NE(error.find(part), std::string::npos) << part << ": " << error;
+    const auto after = by_name(optimizer->state());
+    for (const auto& [name, tensor] : before) {
+      EXPECT_TRUE(same(tensor, after.at(name))) << part << " " << name;
+    }
+  };
+  using State = std::map<std::string, Tensor>;
+  expect_error("unknown 'exp_avg.other'",
+               [](State& state) { state["exp_avg.other"] = torch::ones(3); });
+  expect_error("'exp_avg.fc.weight', got Float [2]", [](State& state) {
+    state["exp_avg.fc.weight"] = torch::ones(2);
+  });
+  expect_error("a tensor as 'exp_avg.fc.weight' after 2 updates, got none",
+               [](State& state) { state.erase("exp_avg.fc.weight"); });
+  expect_error("expected a 'step' above 0",
+               [](State& state) { state.erase("step"); });
+  expect_error("one int64 as 'step'",
+               [](State& state) { state["step"] = torch::ones(1); });
+  expect_error("expected nothing as 'exp_avg.fc.bias' after 0 updates",
+               [](State& state) { state["step.fc.bias"].zero_(); });
+}
+
+TEST(Optimizer, LoadsAnEmptyStateAsTheBeginning) {
+  const auto parameters = start();
+  const auto optimizer = make_optimizer({}, parameters);
+  step(*optimizer, parameters, 0);
+  optimizer->load({});
+  EXPECT_TRUE(optimizer->state().empty());
+}
+
+}  // namespace
+}  // namespace reprise

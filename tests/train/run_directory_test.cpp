@@ -1,0 +1,111 @@
+#include "support.h"
+
+#include <reprise/data/file.h>
+#include <reprise/train/run_directory.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace reprise {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::error_of;
+
+/// A directory of its own, gone at the end.
+struct Temporary {
+  Temporary() {
+    char name[] = "/tmp/reprise-run-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Temporary() { fs::remove_all(path); }
+  std::string path;
+};
+
+NamedTensors tensors(double value) {
+  return {{"parameter.a", torch::full({3}, value)}};
+}
+
+TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
+  const Temporary temporary;
+  const std::string& base = temporary.path;
+  {
+    auto run = RunDirectory::create(base + "/run", {});
+    EXPECT_FALSE(run.newest([](const auto&) {}).has_value());
+    for (int i = 1; i <= 4; ++i) {
+      RunState state;
+      state.step = i;
+      state.micro = i % 2;
+      state.train_s = 0.1 * i;
+      state.position = {i, 7};
+      run.save(state, tensors(i), /*keep=*/2);
+    }
+    const auto saved = run.newest([](const auto&) { FAIL(); });
+    ASSERT_TRUE(saved.has_value());
+    EXPECT_EQ(saved->state.step, 4);
+    EXPECT_EQ(saved->state.train_s, 0.1 * 4);
+    EXPECT_EQ(saved->state.position, (LoaderPosition{4, 7}));
+    EXPECT_EQ(saved->tensors.at(0).first, "parameter.a");
+    EXPECT_TRUE(torch::equal(saved->tensors[0].second, torch::full({3}, 4.0)));
+    int states = 0;
+    for (const auto& entry : fs::directory_iterator(base + "/run")) {
+      states += entry.path().extension() == ".safetensors";
+    }
+    EXPECT_EQ(states, 2);
+
+    // A damaged newest state is passed over, with its name.
+    fs::resize_file(saved->path, fs::file_size(saved->path) - 5);
+    std::string warning;
+    const auto older = run.newest([&](const auto& text) { warning = text; });
+    ASSERT_TRUE(older.has_value());
+    EXPECT_EQ(older->state.step, 3);
+    EXPECT_NE(warning.find("state-0000000004"), std::string::npos);
+  }
+}
+
+TEST(RunDirectory, RefusesWhatWouldDestroy) {
+  const Temporary temporary;
+  const std::string& base = temporary.path;
+  {
+    auto run = RunDirectory::create(base, {});
+    EXPECT_NE(error_of([&] {
+                RunDirectory::create(base, {});
+              }).find("holds a run already; continue it with --resume"),
+              std::string::npos);
+    EXPECT_NE(error_of([&] {
+                RunDirectory::open(base);
+              }).find("another process is training in"),
+              std::string::npos);
+  }
+  RunDirectory::open(base);  // the lock went with the first
+  EXPECT_NE(error_of([&] { RunDirectory::open("/tmp"); }).find("holds no run"),
+            std::string::npos);
+  std::ofstream(base + "/file") << "x";
+  EXPECT_NE(error_of([&] {
+              RunDirectory::create(base + "/file/run", {});
+            }).find("cannot make the directory"),
+            std::string::npos);
+}
+
+TEST(RunDirectory, MetricsAreCutBackToTheState) {
+  const Temporary temporary;
+  const std::string& base = temporary.path;
+  int64_t bytes = 0;
+  {
+    MetricsLog log(base + "/m", 0);
+    log.write("one");
+    log.sync();
+    bytes = log.bytes();
+    log.write("two");
+  }
+  {
+    MetricsLog log(base + "/m", bytes);
+    log.write("three");
+  }
+  EXPECT_EQ(read_text(base + "/m"), "one\nthree\n");
+  EXPECT_THROW(MetricsLog(base + "/m", 1000), c10::Error);
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,67 @@
+#include "support.h"
+
+#include <reprise/train/summary.h>
+
+#include <nlohmann/json.hpp>
+
+namespace reprise {
+namespace {
+
+TrainSummary example() {
+  TrainSummary s;
+  s.model = "bert-large";
+  s.device = "cuda";
+  s.precision = "fp32";
+  s.optimizer = "adamw";
+  s.recompute = "none";
+  s.micro_batch = 4;
+  s.accumulate = 1;
+  s.global_batch = 4;
+  s.time_s = 50;
+  s.samples_per_s = 10;
+  s.peak_bytes = 1000;
+  s.kept_bytes = 500;
+  s.loss = 0.5;
+  s.peak_phase = "backward";
+  s.peak_stage = "layer3";
+  s.window_peak_bytes = 900;
+  s.memory.bytes[0] = 100;
+  return s;
+}
+
+TEST(Summary, JsonHasTheKeysOfTheDesignAndReadsBack) {
+  const auto json = nlohmann::json::parse(to_json(example()));
+  for (const char* key :
+       {"model", "device", "precision", "optimizer", "time_s", "samples_per_s",
+        "peak_bytes", "kept_bytes", "peak_at", "rss_peak_bytes", "steps",
+        "loss", "micro_batch", "accumulate", "global_batch", "recompute",
+        "memory"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+  for (const char* key : {"parameters", "gradients", "optimizer", "activations",
+                          "workspace", "data"}) {
+    EXPECT_TRUE(json["memory"].contains(key)) << key;
+  }
+  EXPECT_EQ(json["peak_at"]["phase"], "backward");
+  EXPECT_EQ(json["peak_at"]["stage"], "layer3");
+  EXPECT_TRUE(json["eval_loss"].is_null());
+  EXPECT_EQ(to_json(summary_from_json(to_json(example()))), to_json(example()));
+  EXPECT_THROW(summary_from_json("{}"), c10::Error);
+}
+
+TEST(Summary, TableAndComparison) {
+  const std::string table = to_table(example());
+  EXPECT_NE(table.find("Time"), std::string::npos);
+  EXPECT_NE(table.find("Samples/second"), std::string::npos);
+  EXPECT_NE(table.find("backward of layer3"), std::string::npos);
+  TrainSummary after = example();
+  after.peak_bytes = 250;
+  after.samples_per_s = 8;
+  const std::string text = compare(example(), after);
+  EXPECT_NE(text.find("BEFORE"), std::string::npos);
+  EXPECT_NE(text.find("×0.250"), std::string::npos);
+  EXPECT_NE(text.find("×0.800"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace reprise

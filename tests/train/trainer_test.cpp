@@ -1,0 +1,236 @@
+#include "support.h"
+
+#include <reprise/data/file.h>
+#include <reprise/train/trainer.h>
+
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+namespace reprise {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::device;
+using testing::error_of;
+using testing::relative_error;
+using testing::same;
+
+struct Temporary {
+  Temporary() {
+    char name[] = "/tmp/reprise-train-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Temporary() { fs::remove_all(path); }
+  std::string path;
+};
+
+TrainConfig small(const std::string& model = "mlp") {
+  TrainConfig config;
+  config.model = model;
+  config.device = device().str();
+  config.data = "random";
+  config.random_samples = 22;  // the last window and micro-batch are short
+  config.batch = 4;
+  config.accumulate = 2;
+  config.epochs = 2;
+  config.workers = 2;
+  config.evaluate = false;
+  if (model == "mlp") {
+    config.model_options.depth = 2;
+    config.model_options.width = 16;
+    config.model_options.dropout = 0.2;
+  }
+  return config;
+}
+
+struct Ended {
+  TrainResult result;
+  NamedTensors tensors;
+  std::string metrics;
+};
+
+/// Trains in a directory of its own, stopped and resumed after each of `stops`
+/// micro-batches.
+Ended run(TrainConfig config, const std::vector<int>& stops = {},
+          TrainListener* listener = nullptr) {
+  const Temporary base;
+  config.resolve();
+  Ended ended;
+  for (size_t i = 0; i <= stops.size(); ++i) {
+    auto directory = i == 0 ? RunDirectory::create(base.path + "/run", config)
+                            : RunDirectory::open(base.path + "/run");
+    int left = i < stops.size() ? stops[i] : -1;
+    TrainRun how;
+    how.directory = &directory;
+    how.resume = i > 0;
+    how.listener = listener;
+    how.stop = [&left] { return left-- == 0; };
+    ended.result = Training(config).run(how);
+    EXPECT_EQ(ended.result.stopped, i < stops.size());
+    ended.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
+    ended.metrics = read_text(directory.metrics_path());
+  }
+  return ended;
+}
+
+void expect_same(const Ended& a, const Ended& b, const std::string& what) {
+  ASSERT_EQ(a.tensors.size(), b.tensors.size()) << what;
+  for (size_t i = 0; i < a.tensors.size(); ++i) {
+    EXPECT_EQ(a.tensors[i].first, b.tensors[i].first);
+    EXPECT_TRUE(same(a.tensors[i].second, b.tensors[i].second))
+        << what << ": " << a.tensors[i].first;
+  }
+  if (device().is_cpu()) {
+    EXPECT_EQ(a.metrics, b.metrics) << what;
+  }
+}
+
+TEST(Trainer, RecomputationChangesNothing) {
+  auto config = small("cnn-basic");
+  const Ended plain = run(config);
+  for (const char* strategy : {"sqrt", "all", "revolve:2"}) {
+    config.recompute = strategy;
+    expect_same(run(config), plain, strategy);
+  }
+}
+
+TEST(Trainer, ResumeIsTheSameWhereverItStopped) {
+  for (const char* optimizer : {"adamw", "sgd", "adafactor"}) {
+    auto config = small();
+    config.optimizer.name = optimizer;
+    config.optimizer.momentum = optimizer == std::string("sgd") ? 0.9 : 0;
+    config.clip = 0.5;
+    config.rate.schedule = "cosine";
+    config.rate.warmup_steps = 2;
+    const Ended whole = run(config);
+    // 12 micro-batches in 6 windows: stops at every place, and several times.
+    for (int stop = 0; stop < 12; ++stop) {
+      expect_same(
+          run(config, {stop}), whole,
+          std::string(optimizer) + ", stopped after " + std::to_string(stop));
+    }
+    expect_same(run(config, {1, 0, 4, 3}), whole, "four stops");
+  }
+}
+
+TEST(Trainer, AccumulationEqualsTheFullBatch) {
+  auto config = small();
+  config.model_options.dropout = 0;
+  config.optimizer.name = "sgd";
+  config.rate.base = 0.1;
+  config.accumulate = 1;
+  config.batch = 8;
+  const Ended full = run(config);
+  config.batch = 3;
+  config.accumulate = 0;
+  for (const int64_t batch : {1, 2, 4}) {
+    config.batch = batch;
+    config.accumulate = 8 / batch;
+    const Ended parts = run(config);
+    for (size_t i = 0; i < full.tensors.size(); ++i) {
+      if (!full.tensors[i].first.starts_with("parameter.")) continue;
+      EXPECT_LT(relative_error(full.tensors[i].second, parts.tensors[i].second),
+                1e-5)
+          << batch << " " << full.tensors[i].first;
+    }
+  }
+}
+
+TEST(Trainer, MetricsHaveALineAnUpdate) {
+  const Ended ended = run(small());
+  std::istringstream lines(ended.metrics);
+  std::string line;
+  int step = 0;
+  int64_t samples = 0;
+  while (std::getline(lines, line)) {
+    const auto json = nlohmann::json::parse(line);
+    EXPECT_EQ(json.at("step"), ++step);
+    EXPECT_GT(json.at("loss").get<double>(), 0);
+    samples += json.at("samples").get<int64_t>();
+  }
+  EXPECT_EQ(step, 6);  // two epochs of 8, 8 and 6 samples
+  EXPECT_EQ(samples, 44);
+  EXPECT_EQ(ended.result.summary.steps, 6);
+}
+
+TEST(Trainer, SummaryDividesThePeakAmongCategories) {
+  auto config = small();
+  config.optimizer.name = "adam";
+  const auto s = run(config).result.summary;
+  EXPECT_GT(s.peak_bytes, 0);
+  EXPECT_GT(s.kept_bytes, 0);
+  EXPECT_FALSE(s.peak_phase.empty());
+  int64_t sum = 0;
+  for (const int64_t bytes : s.memory.bytes) sum += bytes;
+  EXPECT_EQ(sum, s.window_peak_bytes);
+  EXPECT_LE(s.window_peak_bytes, s.peak_bytes);
+  const int64_t bytes = s.parameters * 4;
+  EXPECT_NEAR(double(s.memory[Category::kParameters]), double(bytes),
+              device().is_cpu() ? 0 : 0.05 * double(bytes));
+  EXPECT_GE(s.memory[Category::kOptimizer], 2 * bytes);
+}
+
+TEST(Trainer, EvaluationLeavesTheTrainingAlone) {
+  auto config = small("cnn-basic");
+  const Ended plain = run(config);
+  config.evaluate = true;
+  config.eval_every = 1;
+  const Ended evaluated = run(config);
+  for (size_t i = 0; i < plain.tensors.size(); ++i) {
+    EXPECT_TRUE(same(evaluated.tensors[i].second, plain.tensors[i].second))
+        << plain.tensors[i].first;
+  }
+  ASSERT_TRUE(evaluated.result.summary.eval_accuracy.has_value());
+  EXPECT_LE(*evaluated.result.summary.eval_accuracy, 1);
+}
+
+TEST(Trainer, ABadConfigurationIsRefusedBeforeAnythingIsWritten) {
+  const auto refused = [](auto change) {
+    auto config = small();
+    change(config);
+    config.resolve();
+    return error_of([&] { Training{config}; });
+  };
+  EXPECT_NE(refused([](auto& c) { c.model = "gpt3"; }).find("gpt2"),
+            std::string::npos);
+  EXPECT_NE(
+      refused([](auto& c) { c.data = "/nowhere/images"; }).find("/nowhere"),
+      std::string::npos);
+  EXPECT_FALSE(refused([](auto& c) { c.recompute = "every:99"; }).empty());
+  if (device().is_cpu()) {
+    EXPECT_NE(refused([](auto& c) { c.precision = "fp16"; }).find("CUDA"),
+              std::string::npos);
+  }
+}
+
+TEST(Trainer, Fp16OverflowSkipsTheUpdateAndGoesOn) {
+  if (!device().is_cuda()) GTEST_SKIP() << "fp16 needs a CUDA device";
+  auto config = small();
+  config.precision = "fp16";
+  config.loss_scale = 1e12;  // the first updates must overflow
+  config.epochs = 20;
+  struct Warnings : TrainListener {
+    void warned(const std::string& text) override { list.push_back(text); }
+    std::vector<std::string> list;
+  } warnings;
+  const Ended ended = run(config, {}, &warnings);
+  EXPECT_GT(ended.result.summary.skipped, 0);
+  EXPECT_LT(ended.result.summary.skipped, ended.result.summary.steps);
+  ASSERT_FALSE(warnings.list.empty());
+  EXPECT_NE(warnings.list[0].find("overflowed"), std::string::npos);
+}
+
+TEST(Trainer, Bf16Trains) {
+  auto config = small();
+  config.precision = "bf16";
+  const Ended plain = run(config);
+  ASSERT_TRUE(plain.result.summary.loss.has_value());
+  config.recompute = "all";
+  expect_same(run(config), plain, "bf16, all");
+}
+
+}  // namespace
+}  // namespace reprise

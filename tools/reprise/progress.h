@@ -1,0 +1,31 @@
+#pragma once
+
+#include <reprise/train/trainer.h>
+
+#include <chrono>
+#include <string>
+
+namespace reprise::command {
+
+/// Shows a training on standard error: one line that changes on a terminal,
+/// plain lines now and then in a log.
+class Progress : public TrainListener {
+ public:
+  Progress();
+  ~Progress() override;
+
+  void started(const Start& start) override;
+  void stepped(const Step& step) override;
+  void evaluated(const Evaluation& evaluation) override;
+  void saved(const std::string& path) override;
+  void warned(const std::string& text) override;
+
+ private:
+  void line(const std::string& text);
+  bool terminal_;
+  bool open_ = false;  // a changing line stands there
+  std::chrono::steady_clock::time_point last_{};
+  int lines_ = 0;
+};
+
+}  // namespace reprise::command
