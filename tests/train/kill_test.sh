@@ -82,7 +82,10 @@ echo "$done_kills kills in $run runs: every byte the same"
 "$reprise" train "${flags[@]}" --epochs 200 --out "$work/term" \
   >/dev/null 2>"$work/log" &
 pid=$!
-while ! grep -q "step" "$work/log"; do sleep 0.05; done
+while ! grep -q "step" "$work/log"; do
+  kill -0 $pid 2>/dev/null || fail "it ended by itself: $(cat "$work/log")"
+  sleep 0.05
+done
 kill -TERM $pid
 wait $pid || fail "status $? after SIGTERM"
 grep -q "go on with: reprise train --resume $work/term" "$work/log" ||

@@ -23,6 +23,8 @@ struct Temporary {
   std::string path;
 };
 
+const TrainConfig kConfig;
+
 NamedTensors tensors(double value) {
   return {{"parameter.a", torch::full({3}, value)}};
 }
@@ -31,7 +33,7 @@ TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
   const Temporary temporary;
   const std::string& base = temporary.path;
   {
-    auto run = RunDirectory::create(base + "/run", {});
+    auto run = RunDirectory::create(base + "/run", kConfig);
     EXPECT_FALSE(run.newest([](const auto&) {}).has_value());
     for (int i = 1; i <= 4; ++i) {
       RunState state;
@@ -68,9 +70,9 @@ TEST(RunDirectory, RefusesWhatWouldDestroy) {
   const Temporary temporary;
   const std::string& base = temporary.path;
   {
-    auto run = RunDirectory::create(base, {});
+    auto run = RunDirectory::create(base, kConfig);
     EXPECT_NE(error_of([&] {
-                RunDirectory::create(base, {});
+                RunDirectory::create(base, kConfig);
               }).find("holds a run already; continue it with --resume"),
               std::string::npos);
     EXPECT_NE(error_of([&] {
@@ -83,7 +85,7 @@ TEST(RunDirectory, RefusesWhatWouldDestroy) {
             std::string::npos);
   std::ofstream(base + "/file") << "x";
   EXPECT_NE(error_of([&] {
-              RunDirectory::create(base + "/file/run", {});
+              RunDirectory::create(base + "/file/run", kConfig);
             }).find("cannot make the directory"),
             std::string::npos);
 }

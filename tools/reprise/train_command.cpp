@@ -216,6 +216,9 @@ void add_train(CLI::App& app, Action& action) {
   TrainConfig& c = flags->config;
   CLI::App* train = app.add_subcommand(
       "train", "Train a model on real data inside a memory budget");
+  // A flag given twice: the later one counts, so that a script's can be changed.
+  train->option_defaults()->multi_option_policy(
+      CLI::MultiOptionPolicy::TakeLast);
   add_model_flags(*train, c);
   const auto option = [&](const char* group, const char* flag, auto& value,
                           const char* text) {
@@ -260,6 +263,7 @@ void add_train(CLI::App& app, Action& action) {
       ->add_option("--compare", flags->compare,
                    "Show two runs' summary.json as BEFORE and AFTER; trains "
                    "nothing")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->expected(2);
   train->footer(
       "An interrupt (SIGINT, SIGTERM) finishes the micro-batch, saves and says "
