@@ -4,20 +4,24 @@
 # file, in single precision. Needs python3 with torch, torchvision, transformers
 # and safetensors, and a build.
 #
-#   scripts/compare_models.sh BUILD-DIR [DEVICE]
+#   scripts/compare_models.sh BUILD-DIR [DEVICE…]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$1
-device=${2:-cpu}
+devices=("${@:2}")
+[ ${#devices[@]} -gt 0 ] || devices=(cpu)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 tests/fixtures/make_model_values.py --full "$work"
 status=0
-for precision in double single; do
-  for name in gpt2 bert-base vit-b-16 resnet50; do
-    "$build/tests/model_values" $name "$work/$name.weights.safetensors" \
-      "$work/$name.values.safetensors" --device "$device" \
-      --precision $precision || status=1
+for device in "${devices[@]}"; do
+  for precision in double single; do
+    for name in gpt2 bert-base vit-b-16 resnet50; do
+      printf '%s, %s, %s: ' $name $precision "$device"
+      "$build/tests/model_values" $name "$work/$name.weights.safetensors" \
+        "$work/$name.values.safetensors" --device "$device" \
+        --precision $precision || status=1
+    done
   done
 done
 exit $status

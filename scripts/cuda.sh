@@ -38,12 +38,13 @@ if want verify; then
   step "verify nested, CUDA" $bin/tools/reprise/reprise verify --device cuda --nested 2>/dev/null
 fi
 if want models; then
-  step "models against their originals, CPU" scripts/compare_models.sh $bin cpu
-  step "models against their originals, CUDA" scripts/compare_models.sh $bin cuda
+  step "models against their originals" scripts/compare_models.sh $bin cpu cuda
 fi
 if want bench; then
   step "executor, CPU" $bin/bench/executor_bench --repeats 11
   step "executor, CUDA" $bin/bench/executor_bench --device cuda --repeats 51
+  step "loader, CUDA" $bin/bench/loader_bench --device cuda
+  step "trade-off, CUDA" $bin/bench/tradeoff_bench --device cuda --width 1024 --rows 8192
 fi
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[*]}"
