@@ -28,9 +28,9 @@ fi
 bin=build/cuda
 if want test; then
   step "tests, CPU" ctest --test-dir $bin --output-on-failure -j "$(nproc)"
-  # One after another: each takes the peak of the whole device.
+  # A few at a time: each process counts its own memory.
   step "tests, CUDA" env REPRISE_TEST_DEVICE=cuda ctest --test-dir $bin \
-    --output-on-failure -LE slow
+    --output-on-failure -j 8 -LE slow
 fi
 if want verify; then
   step "verify, CPU" $bin/tools/reprise/reprise verify 2>/dev/null

@@ -19,6 +19,16 @@ using c10::CachingAllocator::StatType;
 using caching::StatType;
 #endif
 
+// The allocator has no statistics before LibTorch's CUDA state exists.
+void init_cuda() {
+#if TORCH_VERSION_MAJOR > 2 || \
+    (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 6)
+  at::globalContext().lazyInitDevice(at::kCUDA);
+#else
+  at::globalContext().lazyInitCUDA();
+#endif
+}
+
 constexpr auto kAggregate = static_cast<size_t>(StatType::AGGREGATE);
 
 }  // namespace
@@ -28,8 +38,7 @@ int cuda_device_count() {
 }
 
 CudaMemory cuda_memory(int device) {
-  // The allocator has no statistics before LibTorch's CUDA state exists.
-  at::globalContext().lazyInitCUDA();
+  init_cuda();
   const auto stats =
       caching::getDeviceStats(static_cast<c10::DeviceIndex>(device));
   const auto& allocated = stats.allocated_bytes[kAggregate];
@@ -38,7 +47,7 @@ CudaMemory cuda_memory(int device) {
 }
 
 void reset_cuda_memory_peak(int device) {
-  at::globalContext().lazyInitCUDA();
+  init_cuda();
   caching::resetPeakStats(static_cast<c10::DeviceIndex>(device));
 }
 

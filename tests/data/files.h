@@ -1,39 +1,18 @@
 #pragma once
 
+#include "temporary.h"
+
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <unistd.h>
 #include <vector>
 #include <zlib.h>
 
 /// Small files for tests of data.
 namespace reprise::testing {
 
-/// A directory that is gone when the test ends.
-class Folder {
- public:
-  Folder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "reprise.XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string operator/(const std::string& name) const {
-    return (path_ / name).string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
+using Folder = TemporaryDirectory;
 
 inline void write_bytes(const std::string& path, const std::string& bytes) {
   std::filesystem::create_directories(

@@ -31,7 +31,9 @@ struct ValueReport {
 /// that the original model gave (tests/fixtures/make_model_values.py). Every
 /// parameter must have a gradient there. Some gradients are zero but for
 /// rounding (those of keys' biases), so nothing is taken to be smaller than a
-/// thousandth of the largest gradient. The model stays where `where` puts it;
+/// thousandth of the largest gradient. In single precision, what counts is how
+/// far it is off beyond twice the original's own error, where the values have
+/// that: rounding decides which of thousands of ReLUs are on. The model stays where `where` puts it;
 /// its buffers are put back.
 ValueReport compare_values(const Model& model, const std::string& values_path,
                            const std::string& strategy,

@@ -249,7 +249,9 @@ TEST(Optimizer, BoundsItsTemporaries) {
     optimizer->step(0.1);
     const MemoryMeter meter(testing::device());
     optimizer->step(0.1);
-    EXPECT_LE(meter.peak_increase_bytes(), 33 * kMiB) << name;
+    // Adafactor's reductions on CUDA take another tensor of the same size.
+    const bool reduces = name == "adafactor" && testing::device().is_cuda();
+    EXPECT_LE(meter.peak_increase_bytes(), (reduces ? 49 : 33) * kMiB) << name;
   }
 }
 

@@ -1,9 +1,9 @@
 #include "support.h"
+#include "temporary.h"
 
 #include <reprise/data/file.h>
 #include <reprise/train/run_directory.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -13,16 +13,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::error_of;
 
-/// A directory of its own, gone at the end.
-struct Temporary {
-  Temporary() {
-    char name[] = "/tmp/reprise-run-XXXXXX";
-    path = mkdtemp(name);
-  }
-  ~Temporary() { fs::remove_all(path); }
-  std::string path;
-};
-
 const TrainConfig kConfig;
 
 NamedTensors tensors(double value) {
@@ -30,8 +20,8 @@ NamedTensors tensors(double value) {
 }
 
 TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
-  const Temporary temporary;
-  const std::string& base = temporary.path;
+  const testing::TemporaryDirectory temporary;
+  const std::string& base = temporary.path();
   {
     auto run = RunDirectory::create(base + "/run", kConfig);
     EXPECT_FALSE(run.newest([](const auto&) {}).has_value());
@@ -67,8 +57,8 @@ TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
 }
 
 TEST(RunDirectory, RefusesWhatWouldDestroy) {
-  const Temporary temporary;
-  const std::string& base = temporary.path;
+  const testing::TemporaryDirectory temporary;
+  const std::string& base = temporary.path();
   {
     auto run = RunDirectory::create(base, kConfig);
     EXPECT_NE(error_of([&] {
@@ -91,8 +81,8 @@ TEST(RunDirectory, RefusesWhatWouldDestroy) {
 }
 
 TEST(RunDirectory, MetricsAreCutBackToTheState) {
-  const Temporary temporary;
-  const std::string& base = temporary.path;
+  const testing::TemporaryDirectory temporary;
+  const std::string& base = temporary.path();
   int64_t bytes = 0;
   {
     MetricsLog log(base + "/m", 0);

@@ -1,4 +1,5 @@
 #include "support.h"
+#include "temporary.h"
 
 #include <reprise/train/tensorboard.h>
 
@@ -40,17 +41,6 @@ T take(const std::string& bytes, size_t at) {
   std::memcpy(&value, bytes.data() + at, sizeof(value));
   return value;
 }
-
-struct Folder {
-  Folder() {
-    static int count = 0;
-    path = fs::temp_directory_path() /
-           ("reprise_tensorboard_" + std::to_string(::getpid()) + "_" +
-            std::to_string(count++));
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path path;
-};
 
 std::string contents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -99,8 +89,8 @@ TEST(Tensorboard, TestsOwnCrcIsTheKnownOne) {
 }
 
 TEST(Tensorboard, WritesEventsByteByByte) {
-  const Folder folder;
-  EventWriter writer(folder.path.string());
+  const testing::TemporaryDirectory folder;
+  EventWriter writer(folder.path());
   writer.scalar("train/loss", 0.15625, 300);
   writer.scalar("x", -2, 0);
   const auto found = records(contents(writer.path()));
@@ -118,8 +108,8 @@ TEST(Tensorboard, WritesEventsByteByByte) {
 }
 
 TEST(Tensorboard, WritesLongTagsAndLargeSteps) {
-  const Folder folder;
-  EventWriter writer(folder.path.string());
+  const testing::TemporaryDirectory folder;
+  EventWriter writer(folder.path());
   const std::string tag(300, 't');
   writer.scalar(tag, 1, int64_t{1} << 40);
   const auto found = records(contents(writer.path()));
@@ -134,8 +124,8 @@ TEST(Tensorboard, WritesLongTagsAndLargeSteps) {
 }
 
 TEST(Tensorboard, MakesANewFileEachTime) {
-  const Folder folder;
-  const auto directory = (folder.path / "a" / "b").string();
+  const testing::TemporaryDirectory folder;
+  const auto directory = folder / "a/b";
   EventWriter first(directory);
   EventWriter second(directory);
   EXPECT_NE(first.path(), second.path());
@@ -150,11 +140,9 @@ TEST(Tensorboard, MakesANewFileEachTime) {
 }
 
 TEST(Tensorboard, SaysWhereItCannotWrite) {
-  const Folder folder;
-  fs::create_directories(folder.path);
-  std::ofstream(folder.path / "file") << "x";
-  const auto error =
-      error_of([&] { EventWriter((folder.path / "file" / "logs").string()); });
+  const testing::TemporaryDirectory folder;
+  std::ofstream(folder / "file") << "x";
+  const auto error = error_of([&] { EventWriter(folder / "file/logs"); });
   EXPECT_NE(error.find("[EventWriter] expected to make the directory"),
             std::string::npos)
       << error;

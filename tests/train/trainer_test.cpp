@@ -1,31 +1,20 @@
 #include "support.h"
+#include "temporary.h"
 
 #include <reprise/data/file.h>
 #include <reprise/train/trainer.h>
 
 #include <nlohmann/json.hpp>
 
-#include <cstdlib>
-#include <filesystem>
 #include <sstream>
 
 namespace reprise {
 namespace {
 
-namespace fs = std::filesystem;
 using testing::device;
 using testing::error_of;
 using testing::relative_error;
 using testing::same;
-
-struct Temporary {
-  Temporary() {
-    char name[] = "/tmp/reprise-train-XXXXXX";
-    path = mkdtemp(name);
-  }
-  ~Temporary() { fs::remove_all(path); }
-  std::string path;
-};
 
 TrainConfig small(const std::string& model = "mlp") {
   TrainConfig config;
@@ -56,12 +45,12 @@ struct Ended {
 /// micro-batches.
 Ended run(TrainConfig config, const std::vector<int>& stops = {},
           TrainListener* listener = nullptr) {
-  const Temporary base;
+  const testing::TemporaryDirectory base;
   config.resolve();
   Ended ended;
   for (size_t i = 0; i <= stops.size(); ++i) {
-    auto directory = i == 0 ? RunDirectory::create(base.path + "/run", config)
-                            : RunDirectory::open(base.path + "/run");
+    auto directory = i == 0 ? RunDirectory::create(base.path() + "/run", config)
+                            : RunDirectory::open(base.path() + "/run");
     int left = i < stops.size() ? stops[i] : -1;
     TrainRun how;
     how.directory = &directory;
