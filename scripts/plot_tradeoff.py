@@ -76,7 +76,14 @@ for position, (kind, (colour, label)) in enumerate(FAMILIES.items()):
         x, y = x_of(row), y_of(row["time_ratio"])
         out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" '
                    f'fill="{colour}"/>')
-        out.append(f'<text x="{x + 6:.1f}" y="{y - 7:.1f}" fill="{colour}">'
+        # Below for one family and above for the others, so that neighbours
+        # can be read; to the left where there is room.
+        below = kind == "every"
+        edge = x > WIDTH - RIGHT - 40
+        left = edge or (kind == "checkpoints" and row is points[0])
+        out.append(f'<text x="{x - 7 if left else x + 6:.1f}" '
+                   f'y="{y + 17 if below else y - 7:.1f}" fill="{colour}" '
+                   f'text-anchor="{"end" if left else "start"}">'
                    f'{row["recompute"]}</text>')
     y = TOP + 14 + 18 * position
     out.append(f'<circle cx="{WIDTH - 300}" cy="{y - 4}" r="4" '
