@@ -87,9 +87,11 @@ void Metrics::write(const std::string& line) {
   if (!log_) return;
   try {
     log_->write(line);
+    warned_of_log_ = false;
   } catch (const c10::Error& error) {
-    // A full disk must not end a training; the states tell what is missing.
-    warn(error.what_without_backtrace());
+    // A full disk must not end a training; and one warning is enough.
+    if (!warned_of_log_) warn(error.what_without_backtrace());
+    warned_of_log_ = true;
   }
 }
 

@@ -49,6 +49,7 @@ class Metrics {
   std::vector<Pending> pending_;
   std::optional<double> last_loss_;
   bool warned_of_loss_ = false;
+  bool warned_of_log_ = false;
 };
 
 }  // namespace reprise::train_detail

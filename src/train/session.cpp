@@ -121,6 +121,8 @@ Session::Session(const TrainConfig& given)
       ledger_(device_),
       meter_(device_) {
   train_data_ = open_data(config_, model_, Split::kTrain);
+  // Now, so that a missing test split does not end a training hours later.
+  if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
   optimizer_ = make_optimizer(config_.optimizer, parameters_);
   prepare_.image_size =
       is_token_task(model_.task) ? 0 : model_.options.image_size;
@@ -130,6 +132,9 @@ Session::Session(const TrainConfig& given)
 
   ledger_.claim(Category::kData, [this] {
     auto list = train_data_->tensors();
+    if (test_data_) {
+      for (auto& tensor : test_data_->tensors()) list.push_back(tensor);
+    }
     list.push_back(batch_.inputs);
     list.push_back(batch_.targets);
     return list;
@@ -193,7 +198,7 @@ void Session::start() {
          state_.step, total_steps_});
   }
   began_ = last_save_ = last_show_ = Clock::now();
-  if (state_.evaluation_due) evaluate();
+  if (state_.evaluation_due && evaluates()) evaluate();
 }
 
 bool Session::train_window() {
@@ -301,8 +306,14 @@ double Session::samples_per_s() const {
          std::max(seconds() - since, 1e-9);
 }
 
+bool Session::evaluates() const {
+  // Random data has nothing to learn, so only on request.
+  return config_.evaluate &&
+         (config_.data != "random" || config_.eval_every > 0);
+}
+
 void Session::evaluate_if_due() {
-  if (!config_.evaluate) return;
+  if (!evaluates()) return;
   const bool epoch_ends = loader_->batches_left() == 0;
   const bool due = config_.eval_every > 0
                        ? state_.step % config_.eval_every == 0
@@ -314,12 +325,11 @@ void Session::evaluate() {
   if (evaluated_at_ == state_.step) return;
   evaluated_at_ = state_.step;
   const auto start = Clock::now();
-  const auto data = open_data(config_, model_, Split::kTest);
   LoaderOptions loading;
   loading.batch = config_.batch;
   loading.shuffle = false;
   loading.workers = config_.workers;
-  Loader loader(data, loading);
+  Loader loader(test_data_, loading);
   const torch::NoGradGuard no_grad;
   const compat::AutocastGuard autocast(autocast_);
   model_.root->eval();

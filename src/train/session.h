@@ -48,6 +48,7 @@ class Session {
   /// Trains one window and updates. False where it was told to stop before the
   /// window's end.
   bool train_window();
+  bool evaluates() const;
   void evaluate_if_due();
   void save_if_due();
   TrainResult finish();
@@ -74,6 +75,7 @@ class Session {
   std::vector<torch::Tensor> parameter_list_;
   compat::AutocastState autocast_;
   std::shared_ptr<const Dataset> train_data_;
+  std::shared_ptr<const Dataset> test_data_;  // null: no evaluation
   PrepareOptions prepare_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cmake --install "$build" --prefix "$work/prefix" >"$work/install.log"
 cp -r "$example" "$work/example"
-cmake -S "$work/example" -B "$work/build" -DCMAKE_BUILD_TYPE=Release \
+cmake -G Ninja -S "$work/example" -B "$work/build" -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_PREFIX_PATH="$work/prefix"
 cmake --build "$work/build"
 "$work/build/example" | tee "$work/output"

@@ -39,7 +39,8 @@ struct TrainConfig {
   int64_t steps = 0;       ///< updates in all; 0: by epochs
   int64_t epochs = 0;      ///< 0: by steps
   int64_t eval_every = 0;  ///< updates; 0: at the end of each epoch only
-  bool evaluate = true;    ///< on the test split, where the data has one
+  /// On the test split; on random data only where `eval_every` is given.
+  bool evaluate = true;
 
   std::string device = "cpu";
   int64_t memory_limit = 0;  ///< bytes the peak should not pass; 0: none given
