@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Compares loss and gradients of full-size models with their originals (Hugging
 # Face's gpt2, bert and vit, torchvision's resnet50) from the same safetensors
-# file, in single precision. Needs python3 with torch, torchvision, transformers
+# file: in double precision with the original's on the CPU, in single precision
+# with the original's on the same device. Needs python3 with torch, torchvision, transformers
 # and safetensors, and a build.
 #
 #   scripts/compare_models.sh BUILD-DIR [DEVICE…]
@@ -12,14 +13,17 @@ devices=("${@:2}")
 [ ${#devices[@]} -gt 0 ] || devices=(cpu)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-python3 tests/fixtures/make_model_values.py --full "$work"
+python3 tests/fixtures/make_model_values.py --full "$work" \
+  "${devices[@]/#/--single=}"
 status=0
 for device in "${devices[@]}"; do
   for precision in double single; do
+    values=$precision
+    [ $precision = double ] || values=single-$device
     for name in gpt2 bert-base vit-b-16 resnet50; do
       printf '%s, %s, %s: ' $name $precision "$device"
       "$build/tests/model_values" $name "$work/$name.weights.safetensors" \
-        "$work/$name.values.safetensors" --device "$device" \
+        "$work/$name.$values.safetensors" --device "$device" \
         --precision $precision || status=1
     done
   done

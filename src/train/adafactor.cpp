@@ -58,9 +58,15 @@ class Adafactor final : public ListOptimizer {
                                 torch::Tensor row, torch::Tensor col,
                                 double keep) {
     {
-      const auto square = gradient.square().add_(kEps);
+      // Both means over the last dimension: over another one, CUDA's kernel
+      // takes a temporary of twice the tensor.
+      auto square = torch::empty(gradient.sizes(), gradient.options());
+      torch::square_out(square, gradient).add_(kEps);
       row.mul_(keep).add_(square.mean(-1), 1 - keep);
-      col.mul_(keep).add_(square.mean(-2), 1 - keep);
+      const auto turned = gradient.transpose(-1, -2);
+      square = square.view(turned.sizes());
+      torch::square_out(square, turned).add_(kEps);
+      col.mul_(keep).add_(square.mean(-1), 1 - keep);
     }
     const auto row_factor = (row / row.mean(-1, /*keepdim=*/true)).rsqrt_();
     return row_factor.unsqueeze(-1) * col.rsqrt().unsqueeze(-2);

@@ -111,20 +111,13 @@ ValueReport compare_values(const Model& model, const std::string& values_path,
       scale = std::max(scale, largest_of(as_double(values.read(name))));
     }
   }
-  const bool single = where.dtype() == torch::kFloat;
-  const auto allowance = [&](const std::string& name) {
-    const std::string own = "own." + name;
-    if (!single || values.entries().count(own) == 0) return 0.0;
-    return 2 * values.read(own).item<double>();
-  };
   Rows rows;
   for (const auto& item : model.root->named_parameters()) {
     const Tensor expected = as_double(values.read("grad." + item.key()));
     TORCH_CHECK(item.value().grad().defined(), "no gradient of ", item.key());
-    const double off = largest_of(as_double(item.value().grad()) - expected) -
-                       allowance(item.key());
     rows.add("grad ", item.key(),
-             std::max(off, 0.0) / std::max(largest_of(expected), 1e-3 * scale));
+             largest_of(as_double(item.value().grad()) - expected) /
+                 std::max(largest_of(expected), 1e-3 * scale));
   }
   for (const auto& item : model.root->named_buffers()) {
     const Tensor expected = as_double(values.read("buffer." + item.key()));

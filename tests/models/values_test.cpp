@@ -16,7 +16,7 @@ void expect_values(const std::string& name, const ModelOptions& options,
     load_weights(model, path + ".weights.safetensors");
     for (const char* strategy : {"none", "sqrt", "all"}) {
       const auto report =
-          testing::compare_values(model, path + ".values.safetensors", strategy,
+          testing::compare_values(model, path + ".double.safetensors", strategy,
                                   testing::on_device(type));
       EXPECT_LE(report.loss_difference, 1e-5)
           << type << ", " << strategy << ": " << report.to_string();

@@ -32,6 +32,10 @@ struct StageFigures {
 
   double forward_ms = 0;
   double backward_ms = 0;
+  /// What the host needs to start the same work on a device that runs on its
+  /// own; 0 on the CPU, where the host is the device.
+  double forward_host_ms = 0;
+  double backward_host_ms = 0;
 
   /// One new output of `output_bytes`, saved together with the input and
   /// `saved_bytes` more: a plain layer, for calculations by hand.
@@ -61,8 +65,17 @@ struct Simulation {
   int64_t peak_bytes = 0;
   size_t peak_op = 0;  ///< operation that reaches it
 
+  /// What is live at the peak; adds up to `peak_bytes`.
+  struct AtPeak {
+    std::vector<int64_t> kept_by_stage;  ///< by the stage that made it
+    int64_t gradient_bytes = 0;          ///< of a boundary, in flight
+    int64_t workspace_bytes = 0;         ///< temporaries of the operation
+  };
+  AtPeak at_peak;
+
   std::vector<int> runs;  ///< by stage
   int total_runs = 0;
+  /// The device's work or, where that takes longer, the host's.
   double time_ms = 0;
 };
 

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <reprise/recompute/simulate.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace reprise {
+
+/// Bytes that are there whatever the micro-batch and the schedule.
+struct FixedMemory {
+  int64_t parameters = 0;  ///< and buffers
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  int64_t data = 0;       ///< what the dataset holds on the device
+  int64_t workspace = 0;  ///< of libraries, such as cuBLAS
+
+  int64_t total() const {
+    return parameters + gradients + optimizer + data + workspace;
+  }
+};
+
+/// What one micro-batch of a given size costs.
+struct SizeCosts {
+  int64_t micro_batch = 0;
+  ChainFigures figures;
+  int64_t data_bytes = 0;  ///< the batch itself, and those read ahead
+  /// Time outside the chain: moving and preparing the batch.
+  double other_ms = 0;
+};
+
+/// What a training costs, measured at some sizes of the micro-batch. Plain
+/// data.
+struct CostProfile {
+  std::string key;  ///< model, shapes, precision, device and versions
+  std::string precision;
+  std::vector<std::string> stages;  ///< names
+  FixedMemory fixed;
+  double update_ms = 0;      ///< the optimizer's step, with unscaling and clipping
+  int64_t update_bytes = 0;  ///< its temporaries
+  std::vector<SizeCosts> sizes;  ///< rising
+
+  bool measured(int64_t micro_batch) const;
+
+  /// As measured; between two sizes a straight line; beyond the last, and below
+  /// the first, the line of the nearest two. Throws c10::Error where nothing was
+  /// measured.
+  SizeCosts at(int64_t micro_batch) const;
+
+  /// Adds a size, or replaces what was measured at it.
+  void add(SizeCosts costs);
+};
+
+std::string to_json(const CostProfile& profile);
+
+/// Throws c10::Error where the text is no profile.
+CostProfile profile_from_json(std::string_view text);
+
+}  // namespace reprise

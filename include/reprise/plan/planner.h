@@ -1,0 +1,113 @@
+#pragma once
+
+#include <reprise/plan/costs.h>
+#include <reprise/recompute/schedule.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+/// Given a global batch and a memory budget: the micro-batch, the accumulation,
+/// the precision and the schedule that train fastest and fit.
+namespace reprise {
+
+/// Where costs come from: measurements, or figures in a test.
+class CostSource {
+ public:
+  virtual ~CostSource() = default;
+
+  /// What is known so far, at this precision ("fp32", "bf16", "fp16").
+  virtual const CostProfile& profile(const std::string& precision) = 0;
+
+  /// Measures a micro-batch size, if it is not known. False where the device has
+  /// no room for it.
+  virtual bool measure(const std::string& precision, int64_t micro_batch) = 0;
+};
+
+struct PlanRequest {
+  int64_t global_batch = 1;
+  int64_t memory = 0;                    ///< bytes; 0: no limit
+  std::vector<std::string> precisions{"fp32"};  ///< to choose from
+  int64_t micro_batch = 0;               ///< 0: to be chosen
+  std::string strategy;                  ///< such as "sqrt"; empty: optimal
+};
+
+/// The moment of the peak, and what is live there.
+struct PeakReport {
+  std::string phase;  ///< "forward", "recompute", "backward", "update"
+  int stage = -1;     ///< -1: none, as in the update
+  std::string stage_name;
+  /// In bytes; together the peak.
+  int64_t parameters = 0, gradients = 0, optimizer = 0, data = 0;
+  int64_t kept = 0;                    ///< activations
+  std::vector<int64_t> kept_by_stage;  ///< by the stage that made them
+  int64_t in_flight = 0;               ///< gradients of activations
+  int64_t workspace = 0;
+  /// True where no schedule lowers it at this micro-batch.
+  bool is_floor = false;
+};
+
+/// What to set, and what to expect of it.
+struct Plan {
+  int64_t global_batch = 0;
+  int64_t micro_batch = 0;
+  int64_t accumulate = 0;
+  int64_t last_micro_batch = 0;  ///< of a window; the others are equal
+  std::string precision;
+  Schedule schedule;
+
+  int64_t peak_bytes = 0;
+  int64_t kept_bytes = 0;  ///< held after the forward
+  double micro_ms = 0;     ///< one micro-batch
+  double step_ms = 0;      ///< a whole window with its update
+  PeakReport peak;
+};
+
+/// A point of time against memory, for the whole window.
+struct FrontierPoint {
+  int64_t peak_bytes = 0;
+  double step_ms = 0;
+  int64_t micro_batch = 0;
+  std::string label;  ///< "none", "all", "sqrt"; empty: optimal
+};
+
+/// One thing that lowers the peak, and to what.
+struct Measure {
+  std::string what;  ///< "micro-batch 4 instead of 8"
+  int64_t peak_bytes = 0;
+  double step_ms = 0;  ///< 0: not known
+};
+
+struct PlanResult {
+  PlanRequest request;
+  bool feasible = false;
+  /// Where nothing fits: the one that needs least.
+  Plan plan;
+  /// Other choices that fit, the fastest first: another micro-batch each.
+  std::vector<Plan> alternatives;
+  /// Best time for every memory, rising memory, falling time.
+  std::vector<FrontierPoint> frontier;
+  /// What people set by hand (none, all, sqrt) at the plan's micro-batch and at
+  /// the whole global batch.
+  std::vector<FrontierPoint> references;
+  /// What sets the peak and what would lower it.
+  std::vector<Measure> measures;
+  std::vector<std::string> stages;  ///< names
+  int64_t smallest_bytes = 0;       ///< below this nothing fits
+};
+
+/// Throws c10::Error on a request that makes no sense. Measures what it needs.
+PlanResult make_plan(const PlanRequest& request, CostSource& costs);
+
+/// For people: the plan, memory by category as bars, the schedule drawn over the
+/// chain, the frontier, alternatives, what sets the peak.
+std::string to_text(const PlanResult& result);
+
+/// The same as JSON: micro_batch, accumulate, recompute, schedule,
+/// predicted{peak_bytes, step_ms}, alternatives[], frontier[], … or
+/// feasible:false with smallest_bytes and the plan that needs it.
+std::string to_json(const PlanResult& result);
+
+}  // namespace reprise
