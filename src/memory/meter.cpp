@@ -67,6 +67,12 @@ int64_t live_bytes(c10::Device device) {
   return g_cpu_live.load(std::memory_order_relaxed);
 }
 
+int64_t allocated_bytes(int64_t bytes, c10::Device device) {
+  constexpr int64_t kCudaBlock = 512;
+  if (!device.is_cuda()) return bytes;
+  return (bytes + kCudaBlock - 1) / kCudaBlock * kCudaBlock;
+}
+
 struct MemoryMeter::Record {
   int64_t start = 0;
   int64_t peak = 0;

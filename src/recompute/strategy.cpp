@@ -244,7 +244,14 @@ Schedule make_schedule(const Strategy& strategy, int stages) {
   TORCH_INTERNAL_ASSERT(false, "unknown strategy");
 }
 
+bool is_schedule_text(std::string_view text) {
+  return text.size() >= 2 && std::string_view("KDI").find(text[0]) !=
+                                 std::string_view::npos &&
+         text[1] >= '0' && text[1] <= '9';
+}
+
 Schedule make_schedule(std::string_view text, int stages) {
+  if (is_schedule_text(text)) return Schedule::parse("given", stages, text);
   return make_schedule(Strategy::parse(text), stages);
 }
 

@@ -4,11 +4,10 @@
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/replay.h>
 #include <reprise/recompute/trace.h>
-#include <reprise/torch/cuda.h>
+#include <reprise/torch/moment.h>
 #include <reprise/torch/saved_tensors.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -16,7 +15,7 @@
 namespace reprise {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using compat::Moment;
 
 /// The distinct storages behind a list of tensors, in order.
 class Storages {
@@ -29,7 +28,9 @@ class Storages {
         continue;
       }
       keys_.push_back(key);
-      bytes_.push_back(static_cast<int64_t>(tensor.storage().nbytes()));
+      bytes_.push_back(
+          allocated_bytes(static_cast<int64_t>(tensor.storage().nbytes()),
+                          tensor.device()));
     }
   }
 
@@ -92,7 +93,61 @@ class GradientsAside {
   std::vector<torch::Tensor> gradients_;
 };
 
+/// Work that keeps a device busy while the host starts what is to be timed:
+/// otherwise a short stage would be timed together with the wait for its launch.
+class Filler {
+ public:
+  explicit Filler(torch::Device device) : device_(device) {
+    if (!device.is_cuda()) return;
+    constexpr int64_t kSide = 2048;
+    const auto options = torch::TensorOptions(device).dtype(torch::kFloat);
+    a_ = torch::zeros({kSide, kSide}, options);
+    b_ = torch::empty_like(a_);
+    run(2);
+    const compat::CudaMoment start(device.index());
+    run(4);
+    const compat::CudaMoment end(device.index());
+    each_ms_ = end.milliseconds_since(start) / 4;
+  }
+
+  /// At least so many milliseconds of it.
+  void fill(double ms) {
+    if (device_.is_cuda()) run(static_cast<int>(ms / each_ms_) + 1);
+  }
+
+ private:
+  void run(int times) {
+    const torch::NoGradGuard no_grad;
+    for (int i = 0; i < times; ++i) torch::mm_out(b_, a_, a_);
+  }
+
+  torch::Device device_;
+  torch::Tensor a_, b_;
+  double each_ms_ = 1;
+};
+
+/// Times of the runs of one stage.
+struct Times {
+  std::vector<double> forward, backward, forward_host, backward_host;
+
+  void add(const Moment& start, const Moment& middle, const Moment& back,
+           const Moment& end, bool on_device) {
+    forward.push_back(middle.ms_since(start));
+    backward.push_back(end.ms_since(back));
+    if (!on_device) return;
+    forward_host.push_back(middle.host_ms_since(start));
+    backward_host.push_back(end.host_ms_since(back));
+  }
+  double last_ms() const {
+    const double device = forward.back() + backward.back();
+    if (forward_host.empty()) return device;
+    return std::max(device, forward_host.back() + backward_host.back());
+  }
+  void clear() { *this = {}; }
+};
+
 double median(std::vector<double> values) {
+  if (values.empty()) return 0;
   const auto middle =
       values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -101,10 +156,11 @@ double median(std::vector<double> values) {
 
 class Tracer {
  public:
-  Tracer(const Chain& chain, const Tensors& inputs, int repeats)
+  Tracer(const Chain& chain, const Tensors& inputs, const TraceOptions& options)
       : chain_(chain),
-        repeats_(repeats),
+        options_(options),
         device_(inputs.at(0).device()),
+        filler_(device_),
         state_(chain.parameters()),
         current_(inputs) {
     for (const auto& buffer : chain.buffers()) state_.push_back(buffer);
@@ -128,18 +184,25 @@ class Tracer {
   StageFigures measure(const Stage& stage) {
     StageFigures figures;
     const ForwardContext context(current_, stage.modules());
-    std::vector<double> forward_ms;
-    std::vector<double> backward_ms;
     // The first round makes the parameters' gradients and warms caches up.
-    for (int round = 0; round <= repeats_; ++round) {
+    keep_and_go_back(stage, context, figures);
+    const double warm_ms = times_.last_ms();
+    fill_ms_ = warm_ms;
+    times_.clear();
+    double spent_ms = 0;
+    for (int round = 0; round < options_.repeats ||
+                        (round < options_.most_repeats &&
+                         spent_ms < options_.enough_ms);
+         ++round) {
       keep_and_go_back(stage, context, figures);
-      forward_ms.push_back(forward_ms_);
-      backward_ms.push_back(backward_ms_);
+      spent_ms += times_.last_ms();
+      fill_ms_ = std::min(fill_ms_, 2 * times_.last_ms());
     }
-    forward_ms.erase(forward_ms.begin());
-    backward_ms.erase(backward_ms.begin());
-    figures.forward_ms = median(std::move(forward_ms));
-    figures.backward_ms = median(std::move(backward_ms));
+    figures.forward_ms = median(std::move(times_.forward));
+    figures.backward_ms = median(std::move(times_.backward));
+    figures.forward_host_ms = median(std::move(times_.forward_host));
+    figures.backward_host_ms = median(std::move(times_.backward_host));
+    times_.clear();
     figures.input_gradient_bytes = gradient_bytes(current_, requires_grad_);
     move_on(stage, context, figures);
     return figures;
@@ -152,13 +215,14 @@ class Tracer {
     auto policy = std::make_shared<NotingPolicy>();
     StageGraph graph;
     Tensors outputs;
-    const auto start = now();
+    filler_.fill(fill_ms_);
+    const Moment start(device_);
     {
       const compat::SavedTensorScope scope(policy);
       const CurrentModules modules(stage.modules());
       outputs = stage(graph.begin(current_, requires_grad_));
     }
-    forward_ms_ = milliseconds_since(start);
+    const Moment middle(device_);
     graph.end(outputs);
     figures.keep_extra_bytes = meter.peak_bytes() - meter.live_bytes();
     note_buffers(outputs, std::exchange(policy->saved, {}), figures);
@@ -171,9 +235,9 @@ class Tracer {
     }
     outputs.clear();  // as in an execution, where only graphs hold them
     meter.restart();
-    const auto back = now();
+    const Moment back(device_);
     graph.backward(std::move(gradients), /*accumulate=*/true);
-    backward_ms_ = milliseconds_since(back);
+    times_.add(start, middle, back, Moment(device_), device_.is_cuda());
     figures.backward_extra_bytes = meter.peak_increase_bytes();
   }
 
@@ -228,40 +292,41 @@ class Tracer {
                                 const std::vector<bool>& requires_grad) {
     int64_t bytes = 0;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (requires_grad[i]) bytes += static_cast<int64_t>(tensors[i].nbytes());
+      if (!requires_grad[i]) continue;
+      bytes += allocated_bytes(static_cast<int64_t>(tensors[i].nbytes()),
+                               tensors[i].device());
     }
     return bytes;
   }
 
-  Clock::time_point now() const {
-    if (device_.is_cuda()) compat::cuda_synchronize(device_.index());
-    return Clock::now();
-  }
-
-  double milliseconds_since(Clock::time_point start) const {
-    return std::chrono::duration<double, std::milli>(now() - start).count();
-  }
-
   const Chain& chain_;
-  int repeats_;
+  TraceOptions options_;
   torch::Device device_;
+  Filler filler_;
   Tensors state_;  // parameters and buffers: never counted
   Tensors current_;
   std::vector<bool> requires_grad_;
-  double forward_ms_ = 0;
-  double backward_ms_ = 0;
+  Times times_;
+  double fill_ms_ = 0;  // how long the device is kept busy before a run
 };
 
 }  // namespace
 
 ChainFigures trace(const Chain& chain, const Tensors& inputs, int repeats) {
+  TraceOptions options;
+  options.repeats = repeats;
+  return trace(chain, inputs, options);
+}
+
+ChainFigures trace(const Chain& chain, const Tensors& inputs,
+                   const TraceOptions& options) {
   TORCH_CHECK(torch::GradMode::is_enabled(),
               "[trace] expected grad mode to be on");
   TORCH_CHECK(!inputs.empty() && inputs[0].defined(),
               "[trace] expected at least one input, got none");
-  TORCH_CHECK(repeats >= 1, "[trace] expected at least one repeat, got ",
-              repeats);
-  return Tracer(chain, inputs, repeats).run();
+  TORCH_CHECK(options.repeats >= 1,
+              "[trace] expected at least one repeat, got ", options.repeats);
+  return Tracer(chain, inputs, options).run();
 }
 
 }  // namespace reprise

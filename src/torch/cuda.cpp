@@ -2,6 +2,8 @@
 #include <reprise/torch/cuda.h>
 
 #include <ATen/Context.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -54,6 +56,36 @@ void reset_cuda_memory_peak(int device) {
 void cuda_synchronize(int device) {
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   c10::cuda::device_synchronize();
+}
+
+struct CudaMoment::Impl {
+  at::cuda::CUDAEvent event{cudaEventDefault};  // with its time
+};
+
+CudaMoment::CudaMoment(int device) : impl_(std::make_unique<Impl>()) {
+  impl_->event.record(
+      at::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)));
+}
+CudaMoment::~CudaMoment() = default;
+CudaMoment::CudaMoment(CudaMoment&&) noexcept = default;
+CudaMoment& CudaMoment::operator=(CudaMoment&&) noexcept = default;
+
+double CudaMoment::milliseconds_since(const CudaMoment& earlier) const {
+  impl_->event.synchronize();
+  return earlier.impl_->event.elapsed_time(impl_->event);
+}
+
+std::string cuda_device_name(int device) {
+  init_cuda();
+  return at::cuda::getDeviceProperties(device)->name;
+}
+
+CudaDeviceMemory cuda_device_memory(int device) {
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  size_t free = 0;
+  size_t total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return {static_cast<int64_t>(total), static_cast<int64_t>(free)};
 }
 
 void empty_cuda_cache() {

@@ -30,6 +30,25 @@ void cuda_synchronize(int) {
   no_cuda();
 }
 
+struct CudaMoment::Impl {};
+CudaMoment::CudaMoment(int) {
+  no_cuda();
+}
+CudaMoment::~CudaMoment() = default;
+CudaMoment::CudaMoment(CudaMoment&&) noexcept = default;
+CudaMoment& CudaMoment::operator=(CudaMoment&&) noexcept = default;
+double CudaMoment::milliseconds_since(const CudaMoment&) const {
+  no_cuda();
+}
+
+std::string cuda_device_name(int) {
+  no_cuda();
+}
+
+CudaDeviceMemory cuda_device_memory(int) {
+  no_cuda();
+}
+
 void empty_cuda_cache() {}
 
 void set_cuda_deterministic(bool) {}

@@ -16,6 +16,7 @@ namespace reprise::train_detail {
 namespace {
 
 constexpr double kShowEveryS = 0.25;
+constexpr int64_t kShortRunWindows = 1000;
 
 Model build(const TrainConfig& config, torch::Device device) {
   if (config.threads > 0) at::set_num_threads(config.threads);
@@ -145,6 +146,23 @@ Session::Session(const TrainConfig& given)
   ledger_.claim_kept(kept_);
 }
 
+CostParts Session::cost_parts() const {
+  CostParts parts{config_, device_, model_, parameters_, train_data_, prepare_};
+  if (device_.is_cpu()) {
+    parts.dataset_bytes = storage_bytes(train_data_->tensors());
+    if (test_data_) parts.dataset_bytes += storage_bytes(test_data_->tensors());
+  }
+  return parts;
+}
+
+std::vector<double> Session::window_ms() const {
+  std::vector<double> ms;
+  for (size_t i = 1; i < window_ends_.size(); ++i) {
+    ms.push_back(window_ends_[i].ms_since(window_ends_[i - 1]));
+  }
+  return ms;
+}
+
 TrainResult Session::run(const TrainRun& run) {
   run_ = run;
   const int64_t window = config_.batch * config_.accumulate;
@@ -154,8 +172,11 @@ TrainResult Session::run(const TrainRun& run) {
           // A short last window counts.
           : config_.epochs * ((train_data_->size() + window - 1) / window);
   start();
+  const bool note_times = total_steps_ <= kShortRunWindows;
+  if (note_times) window_ends_.emplace_back(device_);
   while (state_.step < total_steps_) {
     if (!train_window()) break;
+    if (note_times) window_ends_.emplace_back(device_);
     evaluate_if_due();
     save_if_due();
   }

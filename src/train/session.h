@@ -1,6 +1,7 @@
 #pragma once
 
 #include "metrics.h"
+#include "training_costs.h"
 #include "window_profile.h"
 
 #include <reprise/accumulate/accumulator.h>
@@ -10,6 +11,7 @@
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/torch/autocast.h>
+#include <reprise/torch/moment.h>
 #include <reprise/torch/rng.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/scaler.h>
@@ -42,6 +44,11 @@ class Session {
  public:
   explicit Session(const TrainConfig& config);
   TrainResult run(const TrainRun& run);
+
+  /// For measuring what it costs, before it runs.
+  CostParts cost_parts() const;
+  /// How long each window of a short run took; waits for the device.
+  std::vector<double> window_ms() const;
 
  private:
   void start();
@@ -92,6 +99,7 @@ class Session {
   MemoryMeter meter_;
 
   int64_t total_steps_ = 0;
+  std::vector<compat::Moment> window_ends_;  // of a short run
   torch::Tensor window_loss_;  // sum of losses so far
   int64_t windows_ = 0;        // of this process
   int64_t window_samples_ = 0;

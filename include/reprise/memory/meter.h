@@ -21,6 +21,9 @@ void count_cpu_memory();
 /// began.
 int64_t live_bytes(c10::Device device);
 
+/// What a tensor of so many bytes takes of `device`, as live_bytes() counts it.
+int64_t allocated_bytes(int64_t bytes, c10::Device device);
+
 /// Live and peak bytes on one device over its own lifetime.
 ///
 ///     MemoryMeter meter(torch::kCPU);

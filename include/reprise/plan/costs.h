@@ -29,6 +29,8 @@ struct SizeCosts {
   int64_t data_bytes = 0;  ///< the batch itself, and those read ahead
   /// Time outside the chain: moving and preparing the batch.
   double other_ms = 0;
+  /// Time of a whole micro-batch over the sum of its stages' times.
+  double time_factor = 1;
 };
 
 /// What a training costs, measured at some sizes of the micro-batch. Plain
@@ -37,6 +39,10 @@ struct CostProfile {
   std::string key;  ///< model, shapes, precision, device and versions
   std::string precision;
   std::vector<std::string> stages;  ///< names
+  /// Of parameters, by the stage whose backward makes their gradient first; and
+  /// of these, the ones that other stages use too (tied weights).
+  std::vector<int64_t> gradient_bytes;
+  std::vector<int64_t> tied_bytes;
   FixedMemory fixed;
   double update_ms = 0;      ///< the optimizer's step, with unscaling and clipping
   int64_t update_bytes = 0;  ///< its temporaries

@@ -55,14 +55,14 @@ struct Plan {
   int64_t micro_batch = 0;
   int64_t accumulate = 0;
   int64_t last_micro_batch = 0;  ///< of a window; the others are equal
-  std::string precision;
+  std::string precision{};
   Schedule schedule;
 
   int64_t peak_bytes = 0;
   int64_t kept_bytes = 0;  ///< held after the forward
   double micro_ms = 0;     ///< one micro-batch
   double step_ms = 0;      ///< a whole window with its update
-  PeakReport peak;
+  PeakReport peak{};
 };
 
 /// A point of time against memory, for the whole window.
@@ -101,13 +101,22 @@ struct PlanResult {
 /// Throws c10::Error on a request that makes no sense. Measures what it needs.
 PlanResult make_plan(const PlanRequest& request, CostSource& costs);
 
+/// What a plan took when it was run.
+struct Measured {
+  int64_t peak_bytes = 0;
+  double step_ms = 0;         ///< median of the windows
+  double step_ms_spread = 0;  ///< half the distance between the quartiles
+};
+
 /// For people: the plan, memory by category as bars, the schedule drawn over the
 /// chain, the frontier, alternatives, what sets the peak.
-std::string to_text(const PlanResult& result);
+std::string to_text(const PlanResult& result,
+                    const std::optional<Measured>& measured = {});
 
 /// The same as JSON: micro_batch, accumulate, recompute, schedule,
 /// predicted{peak_bytes, step_ms}, alternatives[], frontier[], … or
 /// feasible:false with smallest_bytes and the plan that needs it.
-std::string to_json(const PlanResult& result);
+std::string to_json(const PlanResult& result,
+                    const std::optional<Measured>& measured = {});
 
 }  // namespace reprise

@@ -40,8 +40,12 @@ struct Strategy {
 /// Throws c10::Error where the number does not fit the number of stages.
 Schedule make_schedule(const Strategy& strategy, int stages);
 
-/// `make_schedule(Strategy::parse(text), stages)`.
+/// `make_schedule(Strategy::parse(text), stages)`; or a schedule itself, as
+/// Schedule::to_text() writes it, which is then named "given".
 Schedule make_schedule(std::string_view text, int stages);
+
+/// True where `text` is meant as a schedule itself: "K0 K1 B1 …".
+bool is_schedule_text(std::string_view text);
 
 /// A schedule that cuts the chain into segments, keeps their inputs and runs
 /// each segment again as a whole before its backward. `starts` are the first

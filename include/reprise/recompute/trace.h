@@ -5,11 +5,23 @@
 
 namespace reprise {
 
+struct TraceOptions {
+  int repeats = 1;  ///< at least so many timed runs of each stage
+  /// A quick stage is run more often, until its runs took this long together,
+  /// up to `most_repeats` of them.
+  double enough_ms = 0;
+  int most_repeats = 1;
+};
+
 /// Measures the figures of every stage of `chain` on `inputs`, one stage at a
-/// time: at most one stage's graph exists at any moment. Each stage runs
-/// forward and backward `repeats` + 1 times; times are medians. Gradients,
-/// buffers and random generators are afterwards as they were before. Needs
-/// grad mode; inputs and modules on one device.
+/// time: at most one stage's graph exists at any moment. Each stage runs once to
+/// warm up; times are medians of the runs after that. On CUDA they are the
+/// device's own, between events, while earlier work keeps it busy, so that the
+/// host's time to start a stage is a figure of its own. Gradients, buffers and
+/// random generators are afterwards as they were before. Needs grad mode; inputs
+/// and modules on one device.
+ChainFigures trace(const Chain& chain, const Tensors& inputs,
+                   const TraceOptions& options);
 ChainFigures trace(const Chain& chain, const Tensors& inputs, int repeats = 1);
 
 }  // namespace reprise

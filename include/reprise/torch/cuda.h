@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 
 /// CUDA through LibTorch. In a build without CUDA every function is there,
 /// `cuda_device_count()` is 0 and the others must not be called.
@@ -22,6 +24,31 @@ void reset_cuda_memory_peak(int device);
 
 /// Waits for all work on `device`.
 void cuda_synchronize(int device);
+
+/// A moment on the device's current stream. Recording does not wait.
+class CudaMoment {
+ public:
+  explicit CudaMoment(int device);
+  ~CudaMoment();
+  CudaMoment(CudaMoment&&) noexcept;
+  CudaMoment& operator=(CudaMoment&&) noexcept;
+
+  /// Waits for both moments.
+  double milliseconds_since(const CudaMoment& earlier) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Such as "NVIDIA H200".
+std::string cuda_device_name(int device);
+
+/// Bytes that the device has, and those that nobody uses.
+struct CudaDeviceMemory {
+  int64_t total = 0, free = 0;
+};
+CudaDeviceMemory cuda_device_memory(int device);
 
 /// Gives cached, unused memory back to the driver.
 void empty_cuda_cache();

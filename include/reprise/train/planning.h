@@ -1,0 +1,74 @@
+#pragma once
+
+#include <reprise/plan/planner.h>
+#include <reprise/train/config.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+/// The planner applied to a training: makes the model, measures its costs on
+/// its device, decides.
+namespace reprise {
+
+struct PlanningOptions {
+  bool fresh = false;  ///< measure again, whatever is cached
+  std::function<void(const std::string&)> progress{};  ///< a line at a time
+};
+
+/// `config` resolved but for the sizes that are to be chosen. Measurements are
+/// kept in ${XDG_CACHE_HOME:-~/.cache}/reprise/profiles. Throws c10::Error where
+/// the configuration cannot be run.
+PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
+                         const PlanningOptions& options = {});
+
+/// Trains a few windows by `plan` and says what they took.
+Measured measure_plan(const TrainConfig& config, const Plan& plan,
+                      int windows = 5);
+
+struct Largest {
+  std::string axis;
+  int64_t plain = 0;  ///< that fits with no technique; 0: not even the smallest
+  int64_t value = 0;  ///< that fits with them
+  int64_t plain_peak_bytes = 0;
+  int64_t peak_bytes = 0;
+  std::optional<Plan> plan;  ///< of `value`
+};
+
+/// The largest "batch", "image-size", "seq" or "depth" that fits in
+/// `request.memory`, everything else as configured: without any technique (the
+/// whole batch at once, nothing recomputed) and with them. With "batch" that is
+/// the samples in memory at once; accumulation makes of it any global batch.
+Largest find_largest(const TrainConfig& config, const std::string& axis,
+                     const PlanRequest& request,
+                     const PlanningOptions& options = {});
+
+/// Decides for a session what to run within a budget, again and again as more
+/// becomes known.
+class BudgetPlanner {
+ public:
+  virtual ~BudgetPlanner() = default;
+
+  struct Decision {
+    int64_t micro_batch = 0;
+    int64_t accumulate = 0;
+    Schedule schedule;
+    int64_t predicted_peak_bytes = 0;
+    double predicted_step_ms = 0;
+    std::string text{};  ///< in words
+  };
+
+  /// The first one. Throws c10::Error with what would fit where nothing does.
+  virtual Decision decide() = 0;
+
+  /// The peak passed the budget by `over_bytes`, or an allocation failed (0).
+  /// Keeps the micro-batch where a schedule of it needs less than the present
+  /// one, since results then stay the same to the bit; a smaller one otherwise.
+  /// Nothing: none is left.
+  virtual std::optional<Decision> tighten(const Decision& present,
+                                          int64_t over_bytes) = 0;
+};
+
+}  // namespace reprise

@@ -1,0 +1,248 @@
+#include <reprise/plan/costs.h>
+
+#include <c10/util/Exception.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+namespace reprise {
+namespace {
+
+using nlohmann::json;
+using Buffer = StageFigures::Buffer;
+
+/// Every field once: `visit(name, field)`.
+template <class Figures, class Visit>
+void visit_stage(Figures& f, Visit&& visit) {
+  visit("saved_inputs", f.saved_inputs);
+  visit("saved_outputs", f.saved_outputs);
+  visit("saved_bytes", f.saved_bytes);
+  visit("input_gradient_bytes", f.input_gradient_bytes);
+  visit("keep_extra_bytes", f.keep_extra_bytes);
+  visit("drop_extra_bytes", f.drop_extra_bytes);
+  visit("backward_extra_bytes", f.backward_extra_bytes);
+  visit("forward_ms", f.forward_ms);
+  visit("backward_ms", f.backward_ms);
+  visit("forward_host_ms", f.forward_host_ms);
+  visit("backward_host_ms", f.backward_host_ms);
+}
+
+/// The straight line through (x0, a) and (x1, b), at a place given as a share
+/// of the way; never negative.
+struct Line {
+  double share;
+
+  double operator()(double a, double b) const {
+    return std::max(0.0, a + (b - a) * share);
+  }
+  int64_t operator()(int64_t a, int64_t b) const {
+    return std::llround((*this)(static_cast<double>(a),
+                                static_cast<double>(b)));
+  }
+};
+
+std::vector<int64_t> between(const std::vector<int64_t>& a,
+                             const std::vector<int64_t>& b, const Line& line) {
+  std::vector<int64_t> result;
+  for (size_t i = 0; i < a.size(); ++i) {
+    result.push_back(line(a[i], b.at(i)));
+  }
+  return result;
+}
+
+/// `near` gives what has no size: which tensors are saved and shared.
+StageFigures between(const StageFigures& a, const StageFigures& b,
+                     const StageFigures& near, const Line& line) {
+  StageFigures result = near;
+  for (size_t i = 0; i < near.outputs.size(); ++i) {
+    result.outputs[i].bytes =
+        line(a.outputs.at(i).bytes, b.outputs.at(i).bytes);
+  }
+  const auto mix = [&](auto StageFigures::*field) {
+    result.*field = line(a.*field, b.*field);
+  };
+  mix(&StageFigures::saved_bytes);
+  mix(&StageFigures::input_gradient_bytes);
+  mix(&StageFigures::keep_extra_bytes);
+  mix(&StageFigures::drop_extra_bytes);
+  mix(&StageFigures::backward_extra_bytes);
+  mix(&StageFigures::forward_ms);
+  mix(&StageFigures::backward_ms);
+  mix(&StageFigures::forward_host_ms);
+  mix(&StageFigures::backward_host_ms);
+  return result;
+}
+
+SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
+  const Line line{static_cast<double>(micro_batch - a.micro_batch) /
+                  static_cast<double>(b.micro_batch - a.micro_batch)};
+  const SizeCosts& near = line.share < 0.5 ? a : b;
+  SizeCosts result;
+  result.micro_batch = micro_batch;
+  result.data_bytes = line(a.data_bytes, b.data_bytes);
+  result.other_ms = line(a.other_ms, b.other_ms);
+  // Not along the line: beyond the last size it could become anything.
+  result.time_factor = near.time_factor;
+  result.figures.input_bytes =
+      between(a.figures.input_bytes, b.figures.input_bytes, line);
+  result.figures.output_gradient_bytes = line(a.figures.output_gradient_bytes,
+                                              b.figures.output_gradient_bytes);
+  for (size_t i = 0; i < near.figures.stages.size(); ++i) {
+    result.figures.stages.push_back(
+        between(a.figures.stages.at(i), b.figures.stages.at(i),
+                near.figures.stages[i], line));
+  }
+  return result;
+}
+
+/// No samples, no costs.
+SizeCosts nothing_like(const SizeCosts& size) {
+  SizeCosts nothing;
+  nothing.figures.input_bytes.resize(size.figures.input_bytes.size());
+  for (const StageFigures& stage : size.figures.stages) {
+    StageFigures none = stage;
+    for (Buffer& buffer : none.outputs) buffer.bytes = 0;
+    visit_stage(none, [](const char*, auto& field) {
+      if constexpr (std::is_arithmetic_v<std::decay_t<decltype(field)>>) {
+        field = 0;
+      }
+    });
+    nothing.figures.stages.push_back(none);
+  }
+  return nothing;
+}
+
+json to_value(const StageFigures& figures) {
+  json value;
+  for (const Buffer& buffer : figures.outputs) {
+    value["outputs"].push_back({buffer.bytes, buffer.input});
+  }
+  visit_stage(figures, [&](const char* name, const auto& field) {
+    value[name] = field;
+  });
+  return value;
+}
+
+StageFigures stage_from(const json& value) {
+  StageFigures figures;
+  for (const json& buffer : value.at("outputs")) {
+    figures.outputs.push_back({buffer.at(0), buffer.at(1)});
+  }
+  visit_stage(figures, [&](const char* name, auto& field) {
+    value.at(name).get_to(field);
+  });
+  return figures;
+}
+
+json to_value(const SizeCosts& size) {
+  json value = {{"micro_batch", size.micro_batch},
+                {"data_bytes", size.data_bytes},
+                {"other_ms", size.other_ms},
+                {"time_factor", size.time_factor},
+                {"input_bytes", size.figures.input_bytes},
+                {"output_gradient_bytes", size.figures.output_gradient_bytes}};
+  for (const StageFigures& stage : size.figures.stages) {
+    value["stages"].push_back(to_value(stage));
+  }
+  return value;
+}
+
+SizeCosts size_from(const json& value) {
+  SizeCosts size;
+  value.at("micro_batch").get_to(size.micro_batch);
+  value.at("data_bytes").get_to(size.data_bytes);
+  value.at("other_ms").get_to(size.other_ms);
+  value.at("time_factor").get_to(size.time_factor);
+  value.at("input_bytes").get_to(size.figures.input_bytes);
+  value.at("output_gradient_bytes")
+      .get_to(size.figures.output_gradient_bytes);
+  for (const json& stage : value.at("stages")) {
+    size.figures.stages.push_back(stage_from(stage));
+  }
+  return size;
+}
+
+template <class Profile, class Visit>
+void visit_profile(Profile& p, Visit&& visit) {
+  visit("key", p.key);
+  visit("precision", p.precision);
+  visit("stages", p.stages);
+  visit("gradient_bytes", p.gradient_bytes);
+  visit("tied_bytes", p.tied_bytes);
+  visit("parameters", p.fixed.parameters);
+  visit("gradients", p.fixed.gradients);
+  visit("optimizer", p.fixed.optimizer);
+  visit("data", p.fixed.data);
+  visit("workspace", p.fixed.workspace);
+  visit("update_ms", p.update_ms);
+  visit("update_bytes", p.update_bytes);
+}
+
+}  // namespace
+
+bool CostProfile::measured(int64_t micro_batch) const {
+  return std::any_of(sizes.begin(), sizes.end(), [&](const SizeCosts& size) {
+    return size.micro_batch == micro_batch;
+  });
+}
+
+SizeCosts CostProfile::at(int64_t micro_batch) const {
+  TORCH_CHECK(!sizes.empty() && micro_batch > 0,
+              "[CostProfile::at] expected a size above 0 and something "
+              "measured, got ",
+              micro_batch, " and ", sizes.size(), " sizes");
+  const auto after = std::lower_bound(
+      sizes.begin(), sizes.end(), micro_batch,
+      [](const SizeCosts& size, int64_t b) { return size.micro_batch < b; });
+  if (after != sizes.end() && after->micro_batch == micro_batch) return *after;
+  if (sizes.size() == 1) {
+    return between(nothing_like(sizes[0]), sizes[0], micro_batch);
+  }
+  const auto last = std::max(after, sizes.begin() + 1);
+  const auto second = last == sizes.end() ? last - 1 : last;
+  return between(*(second - 1), *second, micro_batch);
+}
+
+void CostProfile::add(SizeCosts costs) {
+  const auto place = std::lower_bound(
+      sizes.begin(), sizes.end(), costs.micro_batch,
+      [](const SizeCosts& size, int64_t b) { return size.micro_batch < b; });
+  if (place != sizes.end() && place->micro_batch == costs.micro_batch) {
+    *place = std::move(costs);
+  } else {
+    sizes.insert(place, std::move(costs));
+  }
+}
+
+std::string to_json(const CostProfile& profile) {
+  json value;
+  visit_profile(profile, [&](const char* name, const auto& field) {
+    value[name] = field;
+  });
+  value["sizes"] = json::array();
+  for (const SizeCosts& size : profile.sizes) {
+    value["sizes"].push_back(to_value(size));
+  }
+  return value.dump();
+}
+
+CostProfile profile_from_json(std::string_view text) {
+  CostProfile profile;
+  try {
+    const json value = json::parse(text);
+    visit_profile(profile, [&](const char* name, auto& field) {
+      value.at(name).get_to(field);
+    });
+    for (const json& size : value.at("sizes")) {
+      profile.sizes.push_back(size_from(size));
+    }
+  } catch (const json::exception& error) {
+    TORCH_CHECK(false, "[profile_from_json] not a cost profile: ",
+                error.what());
+  }
+  return profile;
+}
+
+}  // namespace reprise

@@ -1,0 +1,180 @@
+#include "evaluation.h"
+
+#include <reprise/recompute/strategy.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace reprise::plan_detail {
+namespace {
+
+int64_t sum(const std::vector<int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+bool recomputes(const Schedule& schedule) {
+  return schedule.total_runs() > schedule.stages();
+}
+
+}  // namespace
+
+Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
+                     int64_t global_batch, std::string strategy)
+    : precision_(profile.precision),
+      stages_(profile.stages),
+      gradient_bytes_(profile.gradient_bytes),
+      tied_bytes_(profile.tied_bytes),
+      fixed_(profile.fixed),
+      update_ms_(profile.update_ms),
+      update_bytes_(profile.update_bytes),
+      global_batch_(global_batch),
+      costs_(profile.at(micro_batch)),
+      accumulate_((global_batch + micro_batch - 1) / micro_batch),
+      strategy_(std::move(strategy)) {
+  const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
+  last_costs_ = last == micro_batch ? costs_ : profile.at(last);
+  if (strategy_.empty()) {
+    solver_.emplace(with_gradients(costs_.figures, /*recomputes=*/true));
+  }
+}
+
+/// Gradients of parameters that come into being during the backward: with one
+/// micro-batch a window all of them; with more, those of tied weights, which
+/// are added up apart where a schedule cuts the chain into several graphs. They
+/// join the gradient in flight, which like them depends only on how far the
+/// backward has come.
+ChainFigures Evaluator::with_gradients(const ChainFigures& figures,
+                                       bool recomputes) const {
+  const bool all = accumulate_ == 1;
+  if (!all && !recomputes) return figures;
+  const auto& added = all ? gradient_bytes_ : tied_bytes_;
+  ChainFigures result = figures;
+  int64_t so_far = 0;
+  for (size_t i = result.stages.size(); i-- > 0;) {
+    so_far += added.at(i);
+    result.stages[i].input_gradient_bytes += so_far;
+  }
+  return result;
+}
+
+/// There during the whole micro-batch.
+int64_t Evaluator::base_bytes() const {
+  const int64_t gradients = accumulate_ == 1 ? 0 : fixed_.gradients;
+  return fixed_.total() - fixed_.gradients + gradients + costs_.data_bytes;
+}
+
+Plan Evaluator::plan_of(const Schedule& schedule) const {
+  const bool again = recomputes(schedule);
+  const Simulation full =
+      simulate(schedule, with_gradients(costs_.figures, again));
+  const Simulation last = simulate(schedule, last_costs_.figures);
+  Plan plan{.schedule = schedule};
+  plan.global_batch = global_batch_;
+  plan.micro_batch = costs_.micro_batch;
+  plan.accumulate = accumulate_;
+  plan.last_micro_batch = last_costs_.micro_batch;
+  plan.precision = precision_;
+  plan.kept_bytes = full.kept_after_forward_bytes;
+  plan.micro_ms = full.time_ms * costs_.time_factor + costs_.other_ms;
+  plan.step_ms = static_cast<double>(accumulate_ - 1) * plan.micro_ms +
+                 last.time_ms * last_costs_.time_factor + last_costs_.other_ms +
+                 update_ms_;
+  const int64_t step_peak = base_bytes() + full.peak_bytes;
+  const int64_t update_peak =
+      fixed_.total() + costs_.data_bytes + update_bytes_;
+  plan.peak_bytes = std::max(step_peak, update_peak);
+  plan.peak = report(schedule, full, plan.peak_bytes, update_peak > step_peak);
+  return plan;
+}
+
+PeakReport Evaluator::report(const Schedule& schedule,
+                             const Simulation& simulation, int64_t peak_bytes,
+                             bool in_update) const {
+  PeakReport report;
+  report.parameters = fixed_.parameters;
+  report.optimizer = fixed_.optimizer;
+  report.data = fixed_.data + costs_.data_bytes;
+  report.gradients = fixed_.gradients;
+  report.workspace = fixed_.workspace;
+  if (in_update) {
+    report.phase = "update";
+    report.workspace += update_bytes_;
+    report.is_floor = true;
+    return report;
+  }
+  const Op& op = schedule.ops().at(simulation.peak_op);
+  const bool first_pass = simulation.peak_op < schedule.forward_ops();
+  report.phase = op.kind == OpKind::kBackward ? "backward"
+                 : first_pass                 ? "forward"
+                                              : "recompute";
+  report.stage = op.stage;
+  report.stage_name = stages_.at(static_cast<size_t>(op.stage));
+  report.kept_by_stage = simulation.at_peak.kept_by_stage;
+  report.kept = sum(report.kept_by_stage);
+  report.workspace += simulation.at_peak.workspace_bytes;
+  // Of parameters, as far as the backward has come.
+  int64_t parameters = 0;
+  if (!first_pass) {
+    int next = schedule.stages();  // the stage behind the next backward's
+    for (size_t i = 0; i < simulation.peak_op; ++i) {
+      if (schedule.ops()[i].kind == OpKind::kBackward) {
+        next = schedule.ops()[i].stage;
+      }
+    }
+    const bool all = accumulate_ == 1;
+    const auto& added = all ? gradient_bytes_ : tied_bytes_;
+    if (all || recomputes(schedule)) {
+      for (size_t i = static_cast<size_t>(next); i < added.size(); ++i) {
+        parameters += added[i];
+      }
+    }
+  }
+  report.gradients = parameters + (accumulate_ == 1 ? 0 : fixed_.gradients);
+  report.in_flight = simulation.at_peak.gradient_bytes - parameters;
+  report.is_floor = solver_ && peak_bytes <= base_bytes() +
+                                                 solver_->smallest_bytes() +
+                                                 peak_bytes / 1000;
+  return report;
+}
+
+std::optional<Plan> Evaluator::fastest(int64_t budget) const {
+  if (!solver_) {
+    Plan plan = of_strategy(strategy_);
+    if (plan.peak_bytes > budget) return std::nullopt;
+    return plan;
+  }
+  // Without recomputation tied weights need nothing extra.
+  Plan none = of_strategy("none");
+  if (none.peak_bytes <= budget) return none;
+  const auto solution = solver_->solve(budget - base_bytes());
+  if (!solution) return std::nullopt;
+  Plan plan = plan_of(solution->schedule);
+  if (plan.peak_bytes > budget) return std::nullopt;  // the update's
+  return plan;
+}
+
+Plan Evaluator::smallest() const {
+  if (!solver_) return of_strategy(strategy_);
+  Plan none = of_strategy("none");
+  const auto solution = solver_->solve(solver_->smallest_bytes());
+  TORCH_INTERNAL_ASSERT(solution.has_value());
+  Plan least = plan_of(solution->schedule);
+  return none.peak_bytes <= least.peak_bytes ? none : least;
+}
+
+std::vector<Plan> Evaluator::frontier(int points) const {
+  if (!solver_) return {of_strategy(strategy_)};
+  std::vector<Plan> plans;
+  for (const auto& solution : solver_->frontier(points)) {
+    plans.push_back(plan_of(solution.schedule));
+  }
+  return plans;
+}
+
+Plan Evaluator::of_strategy(const std::string& strategy) const {
+  return plan_of(
+      make_schedule(strategy, static_cast<int>(stages_.size())));
+}
+
+}  // namespace reprise::plan_detail

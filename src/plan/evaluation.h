@@ -1,0 +1,51 @@
+#pragma once
+
+#include <reprise/plan/costs.h>
+#include <reprise/plan/planner.h>
+#include <reprise/plan/solver.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace reprise::plan_detail {
+
+/// All plans of one precision and one micro-batch size: solves its schedules
+/// once and says what each costs as a whole window.
+class Evaluator {
+ public:
+  /// `strategy`: the only one allowed; empty: any schedule.
+  Evaluator(const CostProfile& profile, int64_t micro_batch,
+            int64_t global_batch, std::string strategy);
+
+  /// The fastest whose peak stays within `budget`; nothing where none does.
+  std::optional<Plan> fastest(int64_t budget) const;
+  /// The one with the lowest peak.
+  Plan smallest() const;
+  /// Rising peak, falling time.
+  std::vector<Plan> frontier(int points) const;
+  Plan of_strategy(const std::string& strategy) const;
+
+ private:
+  Plan plan_of(const Schedule& schedule) const;
+  PeakReport report(const Schedule& schedule, const Simulation& simulation,
+                    int64_t peak_bytes, bool in_update) const;
+  ChainFigures with_gradients(const ChainFigures& figures,
+                              bool recomputes) const;
+  int64_t base_bytes() const;
+
+  std::string precision_;
+  std::vector<std::string> stages_;
+  std::vector<int64_t> gradient_bytes_, tied_bytes_;
+  FixedMemory fixed_;
+  double update_ms_;
+  int64_t update_bytes_;
+  int64_t global_batch_;
+  SizeCosts costs_, last_costs_;
+  int64_t accumulate_;
+  std::string strategy_;
+  std::optional<Solver> solver_;
+};
+
+}  // namespace reprise::plan_detail

@@ -1,0 +1,287 @@
+#include "budget_planner.h"
+#include "session.h"
+#include "training_costs.h"
+
+#include <reprise/memory/bytes.h>
+#include <reprise/train/planning.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+using train_detail::CostParts;
+using train_detail::Session;
+using train_detail::TrainingCosts;
+
+TrainingCosts::Options cost_options(const PlanningOptions& options) {
+  TrainingCosts::Options result;
+  result.fresh = options.fresh;
+  result.progress = options.progress;
+  return result;
+}
+
+/// What a training with fixed settings does: no planning inside, no test data.
+TrainConfig plain(TrainConfig config) {
+  config.memory_limit = 0;
+  config.evaluate = false;
+  if (config.batch == 0) config.batch = 1;
+  if (config.accumulate == 0) config.accumulate = 1;
+  config.global_batch = config.batch * config.accumulate;
+  if (config.recompute == "optimal") config.recompute = "none";
+  return config;
+}
+
+std::string how(const Plan& plan) {
+  const int again = plan.schedule.total_runs() - plan.schedule.stages();
+  return fmt::format(
+      "{} samples {} times, {} stage run{} again, {} of memory",
+      plan.micro_batch, plan.accumulate, again, again == 1 ? "" : "s",
+      format_bytes(plan.peak_bytes));
+}
+
+class SessionPlanner final : public BudgetPlanner {
+ public:
+  SessionPlanner(CostParts parts, PlanRequest request,
+                 const PlanningOptions& options)
+      : costs_(std::move(parts), cost_options(options)),
+        request_(std::move(request)) {}
+
+  Decision decide() override {
+    const PlanResult result = make_plan(request_, costs_);
+    TORCH_CHECK(result.feasible, "[--memory] nothing fits into ",
+                format_bytes(request_.memory), "; the smallest plan needs ",
+                format_bytes(result.smallest_bytes), ": ", how(result.plan));
+    return decision(result.plan);
+  }
+
+  std::optional<Decision> tighten(const Decision& present,
+                                  int64_t over_bytes) override {
+    // By as much as the prediction was off; where that is not known, by a
+    // tenth.
+    const int64_t less = over_bytes > 0
+                             ? over_bytes
+                             : std::max<int64_t>(
+                                   1, present.predicted_peak_bytes / 10);
+    PlanRequest request = request_;
+    request.micro_batch = present.micro_batch;
+    request.memory = std::max<int64_t>(1, present.predicted_peak_bytes - less);
+    const PlanResult result = make_plan(request, costs_);
+    if (result.feasible) return decision(result.plan);
+    const bool lower = result.plan.peak_bytes < present.predicted_peak_bytes;
+    // Not as low as asked for, but it leaves every bit as it is.
+    if (lower && over_bytes == 0) return decision(result.plan);
+    if (auto smaller = smaller_batch(present, request.memory)) return smaller;
+    if (lower) return decision(result.plan);
+    return std::nullopt;
+  }
+
+ private:
+  std::optional<Decision> smaller_batch(const Decision& present,
+                                        int64_t budget) {
+    if (request_.micro_batch > 0) return std::nullopt;  // given by the user
+    PlanRequest request = request_;
+    request.memory = budget;
+    const PlanResult result = make_plan(request, costs_);
+    const auto smaller = [&](const Plan& plan) {
+      return plan.micro_batch < present.micro_batch &&
+             plan.peak_bytes < present.predicted_peak_bytes;
+    };
+    if (smaller(result.plan)) return decision(result.plan);
+    for (const Plan& plan : result.alternatives) {
+      if (smaller(plan)) return decision(plan);
+    }
+    return std::nullopt;
+  }
+
+  static Decision decision(const Plan& plan) {
+    return {plan.micro_batch, plan.accumulate, plan.schedule, plan.peak_bytes,
+            plan.step_ms,     how(plan)};
+  }
+
+  TrainingCosts costs_;
+  PlanRequest request_;
+};
+
+/// The largest whole multiple of `step` up to `most` for which `fits` holds, 0
+/// where not even `step` does: doubles first, then halves the distance.
+int64_t search(int64_t step, int64_t most,
+               const std::function<bool(int64_t)>& fits) {
+  int64_t good = 0;
+  int64_t bad = 1;  // in steps
+  while (bad * step <= most && fits(bad * step)) {
+    good = bad;
+    bad *= 2;
+  }
+  if (bad * step > most) bad = most / step + 1;
+  while (bad - good > std::max<int64_t>(1, good / 32)) {
+    const int64_t middle = (good + bad) / 2;
+    (fits(middle * step) ? good : bad) = middle;
+  }
+  return good * step;
+}
+
+/// One way along which something grows.
+struct Axis {
+  int64_t ModelOptions::*option = nullptr;  // null: the batch
+  int64_t step = 1;
+  int64_t most = 1 << 20;
+};
+
+Axis axis_of(const std::string& name) {
+  if (name == "batch") return {nullptr, 1};
+  if (name == "image-size") return {&ModelOptions::image_size, 32, 1 << 14};
+  if (name == "seq") return {&ModelOptions::seq, 32};
+  if (name == "depth") return {&ModelOptions::depth, 1, 1 << 14};
+  TORCH_CHECK(false, "[--largest] expected batch, image-size, seq or depth, ",
+              "got '", name, "'");
+}
+
+/// Measures memory at one value of an axis.
+class Trial {
+ public:
+  Trial(const TrainConfig& config, const PlanningOptions& options)
+      : session_(plain(config)) {
+    TrainingCosts::Options measuring;
+    measuring.memory_only = true;
+    measuring.progress = options.progress;
+    costs_.emplace(session_.cost_parts(), measuring);
+  }
+
+  PlanResult plan(const PlanRequest& request) {
+    return make_plan(request, *costs_);
+  }
+
+ private:
+  Session session_;
+  std::optional<TrainingCosts> costs_;
+};
+
+class LargestSearch {
+ public:
+  LargestSearch(const TrainConfig& config, std::string axis,
+                const PlanRequest& request, const PlanningOptions& options)
+      : config_(config),
+        axis_(axis_of(axis)),
+        request_(request),
+        options_(options) {
+    result_.axis = std::move(axis);
+    TORCH_CHECK(request.memory > 0, "[--largest] needs --memory");
+  }
+
+  Largest run() {
+    result_.plain =
+        search(axis_.step, axis_.most, [&](int64_t v) { return fits(v, true); });
+    result_.value =
+        search(axis_.step, axis_.most, [&](int64_t v) { return fits(v, false); });
+    return result_;
+  }
+
+ private:
+  bool fits(int64_t value, bool plainly) {
+    PlanRequest request = request_;
+    TrainConfig config = config_;
+    if (axis_.option == nullptr) {
+      request.global_batch = request.micro_batch = value;
+    } else {
+      config.model_options.*axis_.option = value;
+      if (plainly) request.micro_batch = request.global_batch;
+    }
+    request.strategy = plainly ? "none" : "";
+    if (options_.progress) {
+      options_.progress(fmt::format("{} {}, {}", result_.axis, value,
+                                    plainly ? "no technique" : "planned"));
+    }
+    std::optional<PlanResult> found;
+    try {
+      found = trial(config, value).plan(request);
+    } catch (const c10::Error& error) {
+      // No room for it at all, or a size that the model cannot take.
+      if (value == axis_.step) throw;
+      return false;
+    }
+    if (!found->feasible) return false;
+    if (plainly) {
+      result_.plain_peak_bytes = found->plan.peak_bytes;
+    } else {
+      result_.peak_bytes = found->plan.peak_bytes;
+      result_.plan.emplace(found->plan);
+    }
+    return true;
+  }
+
+  /// The batch needs one model only.
+  Trial& trial(const TrainConfig& config, int64_t value) {
+    const int64_t key = axis_.option == nullptr ? 0 : value;
+    if (!trial_ || trial_key_ != key) {
+      trial_.reset();  // before the next one takes memory
+      trial_.emplace(config, options_);
+      trial_key_ = key;
+    }
+    return *trial_;
+  }
+
+  TrainConfig config_;
+  Axis axis_;
+  PlanRequest request_;
+  PlanningOptions options_;
+  std::optional<Trial> trial_;
+  int64_t trial_key_ = -1;
+  Largest result_;
+};
+
+}  // namespace
+
+std::unique_ptr<BudgetPlanner> train_detail::make_budget_planner(
+    CostParts parts, PlanRequest request, const PlanningOptions& options) {
+  return std::make_unique<SessionPlanner>(std::move(parts), std::move(request),
+                                          options);
+}
+
+PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
+                         const PlanningOptions& options) {
+  Session session(plain(config));
+  TrainingCosts costs(session.cost_parts(), cost_options(options));
+  return make_plan(request, costs);
+}
+
+Measured measure_plan(const TrainConfig& config, const Plan& plan,
+                      int windows) {
+  TORCH_CHECK(windows > 0, "[measure_plan] expected 1 window or more, got ",
+              windows);
+  TrainConfig fixed = config;
+  fixed.memory_limit = 0;
+  fixed.evaluate = false;
+  fixed.batch = plan.micro_batch;
+  fixed.accumulate = plan.accumulate;
+  fixed.global_batch = plan.global_batch;
+  fixed.precision = plan.precision;
+  fixed.recompute = plan.schedule.to_text();
+  fixed.epochs = 0;
+  fixed.steps = train_detail::kWarmUpWindows + windows;
+  fixed.resolve();
+  Session session(fixed);
+  const TrainResult result = session.run({});
+  std::vector<double> ms = session.window_ms();
+  ms.erase(ms.begin(),
+           ms.begin() + std::min<std::ptrdiff_t>(
+                            static_cast<std::ptrdiff_t>(ms.size()) - 1,
+                            train_detail::kWarmUpWindows));
+  std::sort(ms.begin(), ms.end());
+  const auto at = [&](double share) {
+    return ms[static_cast<size_t>(share * static_cast<double>(ms.size() - 1))];
+  };
+  return {result.summary.peak_bytes, at(0.5), (at(0.75) - at(0.25)) / 2};
+}
+
+Largest find_largest(const TrainConfig& config, const std::string& axis,
+                     const PlanRequest& request,
+                     const PlanningOptions& options) {
+  return LargestSearch(config, axis, request, options).run();
+}
+
+}  // namespace reprise

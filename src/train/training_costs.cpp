@@ -1,0 +1,363 @@
+#include "training_costs.h"
+
+#include "session.h"
+
+#include <reprise/data/file.h>
+#include <reprise/memory/meter.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/recompute/trace.h>
+#include <reprise/torch/cuda.h>
+#include <reprise/torch/out_of_memory.h>
+#include <reprise/torch/version.h>
+#include <reprise/train/optimizer.h>
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+namespace reprise::train_detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What the figures mean; changes when they are measured in another way.
+constexpr int kFormat = 1;
+
+/// Puts gradients, buffers, parameters and random generators back.
+class Undisturbed {
+ public:
+  Undisturbed(const Model& model, torch::Device device, bool parameters) {
+    const torch::NoGradGuard no_grad;
+    const auto empty = torch::empty({0}, device);
+    rng_ = compat::RngState::capture({empty});
+    for (auto& parameter : model.root->parameters()) {
+      gradients_.emplace_back(
+          parameter, std::exchange(parameter.mutable_grad(), torch::Tensor()));
+      // In the host's memory: the device may have no room for a copy.
+      if (parameters) values_.emplace_back(parameter, to_host(parameter));
+    }
+    for (auto& buffer : model.root->buffers()) {
+      values_.emplace_back(buffer, buffer.detach().clone());
+    }
+  }
+  ~Undisturbed() {
+    const torch::NoGradGuard no_grad;
+    for (auto& [parameter, gradient] : gradients_) {
+      parameter.mutable_grad() = gradient;
+    }
+    for (auto& [tensor, before] : values_) tensor.detach().copy_(before);
+    rng_.restore();
+  }
+  Undisturbed(const Undisturbed&) = delete;
+  Undisturbed& operator=(const Undisturbed&) = delete;
+
+ private:
+  static torch::Tensor to_host(const torch::Tensor& tensor) {
+    return tensor.is_cuda() ? tensor.detach().cpu() : tensor.detach().clone();
+  }
+  using Pair = std::pair<torch::Tensor, torch::Tensor>;
+  std::vector<Pair> gradients_;
+  std::vector<Pair> values_;
+  compat::RngState rng_;
+};
+
+void wait_for(torch::Device device) {
+  if (device.is_cuda()) compat::cuda_synchronize(device.index());
+}
+
+/// Milliseconds that `work` takes, the device's part included: the median.
+template <class Work>
+double time_of(torch::Device device, int times, Work&& work) {
+  std::vector<double> ms;
+  for (int i = 0; i < times; ++i) {
+    wait_for(device);
+    const auto start = Clock::now();
+    work();
+    wait_for(device);
+    ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start)
+                     .count());
+  }
+  std::nth_element(ms.begin(), ms.begin() + times / 2, ms.end());
+  return ms[static_cast<size_t>(times / 2)];
+}
+
+int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
+  if (!tensor.defined() || tensor.device() != device) return 0;
+  return allocated_bytes(static_cast<int64_t>(tensor.nbytes()), device);
+}
+
+/// FNV-1a: a file's name from a key.
+uint64_t hash_of(const std::string& text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  }
+  return hash;
+}
+
+fs::path cache_folder() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  if (cache != nullptr && *cache != '\0') {
+    return fs::path(cache) / "reprise" / "profiles";
+  }
+  if (home == nullptr || *home == '\0') return {};
+  return fs::path(home) / ".cache" / "reprise" / "profiles";
+}
+
+}  // namespace
+
+TrainingCosts::TrainingCosts(CostParts parts, Options options)
+    : parts_(std::move(parts)), options_(std::move(options)) {}
+
+const CostProfile& TrainingCosts::profile(const std::string& precision) {
+  return entry(precision);
+}
+
+CostProfile& TrainingCosts::entry(const std::string& precision) {
+  const auto found = profiles_.find(precision);
+  if (found != profiles_.end()) return found->second;
+  CostProfile& profile = profiles_[precision];
+  profile.key = key_of(precision);
+  profile.precision = precision;
+  load_kept(profile);
+  if (profile.stages.empty()) measure_fixed(profile);
+  return profile;
+}
+
+bool TrainingCosts::measure(const std::string& precision,
+                            int64_t micro_batch) {
+  CostProfile& profile = entry(precision);
+  if (profile.measured(micro_batch)) return true;
+  say(fmt::format("measuring a micro-batch of {} in {}", micro_batch,
+                  precision));
+  try {
+    const bool first = profile.sizes.empty();
+    SizeCosts size = measure_size(precision, micro_batch);
+    if (first) measure_workspace(profile);
+    if (!options_.memory_only) {
+      size.time_factor = measure_factor(precision, size);
+    }
+    profile.add(std::move(size));
+  } catch (const c10::Error& error) {
+    if (!compat::is_out_of_memory(error)) throw;
+    if (parts_.device.is_cuda()) compat::empty_cuda_cache();
+    return false;
+  }
+  if (!options_.memory_only) keep(profile);
+  return true;
+}
+
+std::string TrainingCosts::key_of(const std::string& precision) const {
+  const TrainConfig& c = parts_.config;
+  const ModelOptions& m = parts_.model.options;
+  const auto& o = c.optimizer;
+  return fmt::format(
+      "{} {} depth {} width {} heads {} classes {} vocab {} seq {} image {} "
+      "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
+      "{} momentum {} clip {} | {} threads {} | LibTorch {}",
+      kFormat, parts_.model.name, m.depth, m.width, m.heads, m.classes, m.vocab,
+      m.seq, m.image_size, m.channels, m.norm, m.dropout, precision, c.data,
+      parts_.dataset_bytes, c.workers, c.resize, o.name, o.momentum,
+      c.clip > 0, parts_.device.is_cuda()
+          ? compat::cuda_device_name(parts_.device.index())
+          : "cpu",
+      at::get_num_threads(), compat::libtorch_version());
+}
+
+void TrainingCosts::measure_fixed(CostProfile& profile) {
+  const Chain& chain = parts_.model.chain;
+  const auto n = static_cast<size_t>(chain.size());
+  profile.gradient_bytes.assign(n, 0);
+  profile.tied_bytes.assign(n, 0);
+  std::map<const void*, int> uses;
+  for (int i = 0; i < chain.size(); ++i) {
+    profile.stages.push_back(chain[i].name());
+    std::set<const void*> here;
+    for (const auto& module : chain[i].modules()) {
+      for (const auto& p : module->parameters()) {
+        here.insert(p.unsafeGetTensorImpl());
+      }
+    }
+    for (const void* p : here) ++uses[p];
+  }
+  // The last stage to use a parameter is the first to give it a gradient.
+  std::set<const void*> seen;
+  for (int i = chain.size(); i-- > 0;) {
+    for (const auto& module : chain[i].modules()) {
+      for (const auto& p : module->parameters()) {
+        const void* key = p.unsafeGetTensorImpl();
+        if (!p.requires_grad() || !seen.insert(key).second) continue;
+        const int64_t bytes = bytes_on(p, parts_.device);
+        profile.gradient_bytes[static_cast<size_t>(i)] += bytes;
+        if (uses[key] > 1) profile.tied_bytes[static_cast<size_t>(i)] += bytes;
+      }
+    }
+  }
+  for (const auto& p : parts_.model.root->parameters()) {
+    const int64_t bytes = bytes_on(p, parts_.device);
+    profile.fixed.parameters += bytes;
+    if (p.requires_grad()) profile.fixed.gradients += bytes;
+  }
+  for (const auto& b : parts_.model.root->buffers()) {
+    profile.fixed.parameters += bytes_on(b, parts_.device);
+  }
+  profile.fixed.data = parts_.dataset_bytes;
+  measure_update(profile);
+}
+
+void TrainingCosts::measure_update(CostProfile& profile) {
+  const Undisturbed undisturbed(parts_.model, parts_.device,
+                                /*parameters=*/true);
+  for (const auto& [name, parameter] : parts_.parameters) {
+    torch::Tensor p = parameter;
+    p.mutable_grad() = torch::zeros_like(p);
+  }
+  const auto optimizer =
+      make_optimizer(parts_.config.optimizer, parts_.parameters);
+  optimizer->step(0);
+  for (const auto& [name, tensor] : optimizer->state()) {
+    profile.fixed.optimizer += bytes_on(tensor, parts_.device);
+  }
+  const MemoryMeter meter(parts_.device);
+  profile.update_ms = time_of(parts_.device, options_.memory_only ? 1 : 3,
+                              [&] { optimizer->step(0); });
+  profile.update_bytes = meter.peak_increase_bytes();
+}
+
+void TrainingCosts::measure_workspace(CostProfile& profile) {
+  // All that is neither model nor data when nothing runs: what libraries took.
+  const int64_t known = profile.fixed.parameters + profile.fixed.data;
+  const int64_t live = live_bytes(parts_.device);
+  profile.fixed.workspace = std::max<int64_t>(0, live - known);
+}
+
+Batch TrainingCosts::make_batch(int64_t samples) const {
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < samples; ++i) {
+    indices.push_back(i % parts_.data->size());
+  }
+  return parts_.data->get(indices);
+}
+
+int64_t TrainingCosts::data_bytes(int64_t micro_batch,
+                                  const Batch& prepared) const {
+  int64_t bytes = bytes_on(prepared.inputs, parts_.device) +
+                  bytes_on(prepared.targets, parts_.device);
+  if (parts_.device.is_cuda()) return bytes;
+  // On the CPU those that the workers have read ahead are there too.
+  const bool large = parts_.config.resize == "workers";
+  const Batch raw = large ? prepared : make_batch(micro_batch);
+  const int64_t each = bytes_on(raw.inputs, parts_.device) +
+                       bytes_on(raw.targets, parts_.device);
+  return bytes + 2 * parts_.config.workers * each;
+}
+
+SizeCosts TrainingCosts::measure_size(const std::string& precision,
+                                      int64_t micro_batch) {
+  SizeCosts size;
+  size.micro_batch = micro_batch;
+  Batch batch;
+  const Batch raw = make_batch(micro_batch);
+  const auto prepare_batch = [&] {
+    batch = raw;
+    move_to(batch, parts_.device);
+    prepare(batch, parts_.prepare);
+  };
+  prepare_batch();
+  if (!options_.memory_only && parts_.config.resize == "device") {
+    size.other_ms = time_of(parts_.device, 3, prepare_batch);
+  }
+  size.data_bytes = data_bytes(micro_batch, batch);
+  TraceOptions tracing;
+  if (!options_.memory_only) {
+    tracing.repeats = parts_.device.is_cuda() ? 5 : 2;
+    tracing.enough_ms = 40;
+    tracing.most_repeats = 15;
+  }
+  const compat::AutocastGuard autocast(autocast_of(precision, parts_.device));
+  size.figures =
+      trace(parts_.model.chain, {batch.inputs, batch.targets}, tracing);
+  return size;
+}
+
+double TrainingCosts::measure_factor(const std::string& precision,
+                                     const SizeCosts& size) {
+  const Undisturbed undisturbed(parts_.model, parts_.device,
+                                /*parameters=*/false);
+  Batch batch = make_batch(size.micro_batch);
+  move_to(batch, parts_.device);
+  prepare(batch, parts_.prepare);
+  const Schedule schedule = make_schedule("all", parts_.model.chain.size());
+  Execution execution(parts_.model.chain, schedule);
+  const auto autocast = autocast_of(precision, parts_.device);
+  const auto step = [&] {
+    Tensors outputs;
+    {
+      const compat::AutocastGuard guard(autocast);
+      outputs = execution.forward({batch.inputs, batch.targets});
+    }
+    Tensors gradients(1);
+    gradients[0] = torch::full_like(outputs[0], 1e-6);
+    execution.backward(std::move(gradients));
+  };
+  try {
+    if (parts_.device.is_cuda()) step();
+    // Several in a row, so that the host can run ahead as it does in training.
+    const int in_a_row = parts_.device.is_cuda() ? 4 : 1;
+    const double ms = time_of(parts_.device, 3, [&] {
+                        for (int i = 0; i < in_a_row; ++i) step();
+                      }) /
+                      in_a_row;
+    return ms / simulate(schedule, size.figures).time_ms;
+  } catch (const c10::Error& error) {
+    // Another schedule may fit all the same.
+    if (!compat::is_out_of_memory(error)) throw;
+    return 1;
+  }
+}
+
+void TrainingCosts::say(const std::string& text) const {
+  if (options_.progress) options_.progress(text);
+}
+
+std::string TrainingCosts::path_of(const CostProfile& profile) const {
+  const fs::path folder = cache_folder();
+  if (folder.empty()) return {};
+  return folder / fmt::format("{:016x}.json", hash_of(profile.key));
+}
+
+void TrainingCosts::load_kept(CostProfile& profile) const {
+  if (options_.fresh || options_.memory_only) return;
+  const std::string path = path_of(profile);
+  std::error_code none;
+  if (path.empty() || !fs::exists(path, none)) return;
+  try {
+    CostProfile kept = profile_from_json(read_text(path));
+    if (kept.key == profile.key) profile = std::move(kept);
+  } catch (const c10::Error&) {
+    // Written by another version, or not to be read: it is measured anew.
+  }
+}
+
+void TrainingCosts::keep(const CostProfile& profile) const {
+  const std::string path = path_of(profile);
+  if (path.empty()) return;
+  try {
+    fs::create_directories(fs::path(path).parent_path());
+    AtomicFile file(path);
+    file.write(to_json(profile));
+    file.commit();
+  } catch (const std::exception& error) {
+    say(fmt::format("the profile is not kept: {}", error.what()));
+  }
+}
+
+}  // namespace reprise::train_detail

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <reprise/data/dataset.h>
+#include <reprise/data/prepare.h>
+#include <reprise/models/model.h>
+#include <reprise/plan/planner.h>
+#include <reprise/train/config.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace reprise::train_detail {
+
+/// What a session has that measuring its costs needs. The model is used as it
+/// stands; parameters, gradients, buffers and random generators are afterwards
+/// as they were before.
+struct CostParts {
+  TrainConfig config;
+  torch::Device device;
+  Model model;
+  NamedTensors parameters;
+  std::shared_ptr<const Dataset> data;
+  PrepareOptions prepare;
+  int64_t dataset_bytes = 0;  // on the device
+};
+
+/// Measures the costs of a training, and keeps them on disk for the next time.
+class TrainingCosts final : public CostSource {
+ public:
+  struct Options {
+    bool fresh = false;       // measure again, whatever was kept
+    bool memory_only = false;  // one run of each stage; nothing is kept on disk
+    std::function<void(const std::string&)> progress{};
+  };
+
+  TrainingCosts(CostParts parts, Options options);
+
+  const CostProfile& profile(const std::string& precision) override;
+  bool measure(const std::string& precision, int64_t micro_batch) override;
+
+ private:
+  CostProfile& entry(const std::string& precision);
+  std::string key_of(const std::string& precision) const;
+  void measure_fixed(CostProfile& profile);
+  void measure_update(CostProfile& profile);
+  void measure_workspace(CostProfile& profile);
+  SizeCosts measure_size(const std::string& precision, int64_t micro_batch);
+  /// Time of real micro-batches over what their stages' times add up to.
+  double measure_factor(const std::string& precision, const SizeCosts& size);
+  Batch make_batch(int64_t samples) const;
+  int64_t data_bytes(int64_t micro_batch, const Batch& prepared) const;
+  void say(const std::string& text) const;
+  std::string path_of(const CostProfile& profile) const;
+  void load_kept(CostProfile& profile) const;
+  void keep(const CostProfile& profile) const;
+
+  CostParts parts_;
+  Options options_;
+  std::map<std::string, CostProfile> profiles_;
+};
+
+}  // namespace reprise::train_detail
