@@ -9,6 +9,7 @@
 #include <reprise/data/safetensors.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/memory/categories.h>
+#include <reprise/memory/failure.h>
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
 #include <reprise/memory/process.h>

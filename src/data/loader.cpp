@@ -66,6 +66,9 @@ class Loader::Impl {
     size_ = dataset_->size();
     TORCH_CHECK(options_.batch > 0, "[loader] expected a batch above 0, got ",
                 options_.batch);
+    TORCH_CHECK(options_.window >= 0,
+                "[loader] expected a window of at least 0, got ",
+                options_.window);
     TORCH_CHECK(options_.workers >= 0 && options_.queue >= 0,
                 "[loader] expected workers and queue of at least 0, got ",
                 options_.workers, " and ", options_.queue);
@@ -113,16 +116,23 @@ class Loader::Impl {
   LoaderPosition position() const { return position_; }
 
   int64_t batches_left() const {
-    return (size_ - position_.sample + options_.batch - 1) / options_.batch;
+    const int64_t left = size_ - position_.sample;
+    if (options_.window == 0) return batches_of(left);
+    const int64_t here = std::min(left, window_left(position_));
+    const int64_t whole = (left - here) / options_.window;
+    const int64_t last = (left - here) % options_.window;
+    return batches_of(here) + whole * batches_of(options_.window) +
+           batches_of(last);
   }
 
   int64_t count_ahead(int64_t batches) {
-    const int64_t end = batches >= batches_left()
-                            ? size_
-                            : position_.sample + batches * options_.batch;
+    LoaderPosition end = position_;
+    for (; batches > 0 && end.sample < size_; --batches) {
+      end.sample += batch_samples(end);
+    }
     const Order order = order_of(position_.epoch);
     int64_t count = 0;
-    for (int64_t i = position_.sample; i < end; ++i) {
+    for (int64_t i = position_.sample; i < end.sample; ++i) {
       count += dataset_->count(order ? (*order)[static_cast<size_t>(i)] : i);
     }
     return count;
@@ -138,7 +148,17 @@ class Loader::Impl {
   };
 
   int64_t batch_samples(const LoaderPosition& from) const {
-    return std::min(options_.batch, size_ - from.sample);
+    const int64_t most = std::min(options_.batch, size_ - from.sample);
+    return options_.window > 0 ? std::min(most, window_left(from)) : most;
+  }
+
+  /// Samples from `from` to its window's end, as if the epoch did not end.
+  int64_t window_left(const LoaderPosition& from) const {
+    return options_.window - from.sample % options_.window;
+  }
+
+  int64_t batches_of(int64_t samples) const {
+    return (samples + options_.batch - 1) / options_.batch;
   }
 
   /// The order of an epoch; nothing where samples come as they lie.

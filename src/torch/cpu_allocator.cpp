@@ -1,4 +1,5 @@
 #include <reprise/torch/cpu_allocator.h>
+#include <reprise/torch/out_of_memory.h>
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -19,6 +20,25 @@ constexpr size_t kHeaderBytes = 64;
 
 std::atomic<AllocationListener> g_listener{nullptr};
 
+struct Injection {
+  std::atomic<bool> on{false};
+  std::atomic<int64_t> counted{0};
+  std::atomic<int64_t> after{0};
+  std::atomic<int64_t> min_bytes{0};
+};
+Injection g_injection;
+
+void fail_if_injected(size_t bytes) {
+  if (!g_injection.on.load(std::memory_order_relaxed)) return;
+  if (static_cast<int64_t>(bytes) < g_injection.min_bytes) return;
+  if (ReservedScope::active()) return;
+  // Begins as LibTorch's own text does.
+  TORCH_CHECK(g_injection.counted++ != g_injection.after,
+              "DefaultCPUAllocator: can't allocate memory: you tried to "
+              "allocate ",
+              bytes, " bytes. (injected)");
+}
+
 void give(void* data) {
   if (data == nullptr) return;
   char* block = static_cast<char*>(data) - kHeaderBytes;
@@ -31,6 +51,7 @@ void* take(size_t bytes) {
   if (bytes == 0) return nullptr;
   TORCH_CHECK(bytes < std::numeric_limits<int64_t>::max() - kHeaderBytes,
               "[cpu allocator] expected a size below 2^63, got ", bytes);
+  fail_if_injected(bytes);
   char* block = static_cast<char*>(c10::alloc_cpu(bytes + kHeaderBytes));
   *reinterpret_cast<int64_t*>(block) = static_cast<int64_t>(bytes);
   g_listener.load(std::memory_order_relaxed)(static_cast<int64_t>(bytes));
@@ -74,6 +95,26 @@ void install_cpu_allocator(AllocationListener listener) {
   // Never freed: tensors may outlive every static object.
   static auto* allocator = new ReportingAllocator;
   c10::SetCPUAllocator(allocator, /*priority=*/100);
+}
+
+void inject_failure(int64_t after, int64_t min_bytes) {
+  TORCH_CHECK(after >= 0 && min_bytes >= 0,
+              "[inject_failure] expected numbers of 0 or more, got ", after,
+              " and ", min_bytes);
+  TORCH_CHECK(!g_injection.on, "[inject_failure] one is on already");
+  g_injection.counted = 0;
+  g_injection.after = after;
+  g_injection.min_bytes = min_bytes;
+  g_injection.on = true;
+}
+
+void end_injection() {
+  g_injection.on = false;
+}
+
+InjectedFailure injected_failure() {
+  const int64_t counted = g_injection.counted;
+  return {counted, counted > g_injection.after};
 }
 
 }  // namespace reprise::compat

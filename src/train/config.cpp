@@ -25,6 +25,11 @@ void check_not_negative(double value, const char* flag) {
   TORCH_CHECK(value >= 0, "[", flag, "] expected 0 or more, got ", value);
 }
 
+/// How many parts of `size` hold `whole`; the last may be smaller.
+int64_t parts(int64_t whole, int64_t size) {
+  return (whole + size - 1) / size;
+}
+
 /// Every field once: `visit(name, field, identity)`. Fields with `identity` must
 /// be equal in a run that continues another.
 template <class Config, class Visit>
@@ -78,32 +83,33 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("tensorboard", c.tensorboard, false);
 }
 
+void resolve_sizes(TrainConfig& c) {
+  TORCH_CHECK(c.batch >= 0 && c.accumulate >= 0 && c.global_batch >= 0,
+              "[--batch] expected sizes of 1 or more, got --batch ", c.batch,
+              ", --accumulate ", c.accumulate, ", --global-batch ",
+              c.global_batch);
+  if (c.global_batch == 0) {
+    if (c.batch == 0) c.batch = 32;
+    if (c.accumulate == 0) c.accumulate = 1;
+    c.global_batch = c.batch * c.accumulate;
+    return;
+  }
+  if (c.batch == 0) {
+    c.batch = parts(c.global_batch, std::max<int64_t>(c.accumulate, 1));
+  }
+  TORCH_CHECK(c.batch <= c.global_batch, "[--batch] expected at most the ",
+              c.global_batch, " samples of --global-batch, got ", c.batch);
+  const int64_t needed = parts(c.global_batch, c.batch);
+  if (c.accumulate == 0) c.accumulate = needed;
+  TORCH_CHECK(c.accumulate == needed, "[--global-batch] ", c.global_batch,
+              " samples are ", needed, " micro-batches of ", c.batch,
+              ", not --accumulate ", c.accumulate);
+}
+
 }  // namespace
 
 void TrainConfig::resolve() {
-  TORCH_CHECK(batch >= 0 && accumulate >= 0 && global_batch >= 0,
-              "[--batch] expected sizes of 1 or more, got --batch ", batch,
-              ", --accumulate ", accumulate, ", --global-batch ", global_batch);
-  if (global_batch > 0) {
-    if (batch == 0 && accumulate == 0) accumulate = 1;
-    if (batch == 0) {
-      TORCH_CHECK(global_batch % accumulate == 0, "[--global-batch] ",
-                  global_batch, " cannot be divided into ", accumulate,
-                  " equal micro-batches");
-      batch = global_batch / accumulate;
-    } else if (accumulate == 0) {
-      TORCH_CHECK(global_batch % batch == 0, "[--global-batch] ", global_batch,
-                  " cannot be divided into micro-batches of ", batch);
-      accumulate = global_batch / batch;
-    }
-    TORCH_CHECK(batch * accumulate == global_batch, "[--global-batch] ",
-                global_batch, " is not --batch ", batch, " × --accumulate ",
-                accumulate);
-  }
-  if (batch == 0) batch = 32;
-  if (accumulate == 0) accumulate = 1;
-  global_batch = batch * accumulate;
-
+  resolve_sizes(*this);
   if (data.empty()) data = "random";
   if (steps == 0 && epochs == 0) epochs = 1;
   TORCH_CHECK(steps == 0 || epochs == 0,

@@ -165,7 +165,7 @@ std::vector<double> Session::window_ms() const {
 
 TrainResult Session::run(const TrainRun& run) {
   run_ = run;
-  const int64_t window = config_.batch * config_.accumulate;
+  const int64_t window = config_.global_batch;
   total_steps_ =
       config_.steps > 0
           ? config_.steps
@@ -192,6 +192,7 @@ void Session::start() {
   }
   LoaderOptions loading;
   loading.batch = config_.batch;
+  loading.window = config_.global_batch;
   loading.seed = config_.seed;
   loading.workers = config_.workers;
   loading.pin = device_.is_cuda();
@@ -213,9 +214,13 @@ void Session::start() {
                      model_.chain.size(),
                      static_cast<double>(parameter_count(model_)) / 1e6),
          train_data_->description(),
-         fmt::format("{} × {} samples an update, {}, {}, recompute {}, on {}",
-                     config_.batch, config_.accumulate, config_.optimizer.name,
-                     config_.precision, schedule_.name(), device_.str()),
+         fmt::format("{} × {}{} samples an update, {}, {}, recompute {}, on {}",
+                     config_.batch, config_.accumulate,
+                     config_.global_batch % config_.batch == 0
+                         ? std::string()
+                         : fmt::format(" = {}", config_.global_batch),
+                     config_.optimizer.name, config_.precision,
+                     schedule_.name(), device_.str()),
          state_.step, total_steps_});
   }
   began_ = last_save_ = last_show_ = Clock::now();

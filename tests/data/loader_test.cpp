@@ -192,6 +192,50 @@ TEST(Loader, CountsAhead) {
   }
 }
 
+TEST(Loader, AWindowsLastBatchIsWhatIsLeft) {
+  Loader loader(std::make_shared<Numbers>(12),
+                {.batch = 2, .window = 5, .shuffle = false});
+  const std::vector<std::vector<int64_t>> expected = {
+      {0, 1}, {2, 3}, {4}, {5, 6}, {7, 8}, {9}, {10, 11}, {}};
+  EXPECT_EQ(run(loader, 1), expected);
+}
+
+TEST(Loader, WindowsChangeNeitherTheOrderNorWhatIsLeft) {
+  const auto data = std::make_shared<Numbers>(23);
+  Loader whole(data, {.batch = 23});
+  const auto order = run(whole, 1)[0];
+  for (const int64_t window : {1, 4, 7, 10, 23, 30}) {
+    for (const int64_t batch : {1, 2, 3, 5, 40}) {
+      for (const int workers : {0, 2}) {
+        const LoaderOptions options{
+            .batch = batch, .window = window, .workers = workers};
+        Loader loader(data, options);
+        const auto batches = run(loader, 1);
+        std::vector<int64_t> joined;
+        Loader counting(data, options);
+        for (size_t i = 0; i + 1 < batches.size(); ++i) {
+          const auto left = static_cast<int64_t>(batches.size() - 1 - i);
+          EXPECT_EQ(counting.batches_left(), left);
+          int64_t two = 0;
+          for (size_t k = i; k < std::min(i + 2, batches.size()); ++k) {
+            for (const int64_t number : batches[k]) two += number + 1;
+          }
+          EXPECT_EQ(counting.count_ahead(2), two);
+          // The position alone says where in its window it is.
+          Loader later(data, options, counting.position());
+          EXPECT_EQ(numbers_of(*later.next()), batches[i]);
+          EXPECT_EQ(numbers_of(*counting.next()), batches[i]);
+          const auto first = static_cast<int64_t>(joined.size());
+          joined.insert(joined.end(), batches[i].begin(), batches[i].end());
+          const auto last = static_cast<int64_t>(joined.size()) - 1;
+          EXPECT_EQ(first / window, last / window);
+        }
+        EXPECT_EQ(joined, order) << window << ", " << batch;
+      }
+    }
+  }
+}
+
 TEST(Loader, ReadsAheadAcrossTheEpochButNotMoreThanTheQueue) {
   const auto data = std::make_shared<Numbers>(4);
   Loader loader(data, {.batch = 2, .workers = 2, .queue = 3});
@@ -288,6 +332,7 @@ TEST(Loader, RefusesWhatMakesNoSense) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
   refused({.batch = 0}, {}, "batch above 0");
+  refused({.window = -1}, {}, "window");
   refused({.workers = -1}, {}, "workers");
   refused({}, {0, 5}, "at most 4 samples");
   refused({}, {-1, 0}, "epoch -1");

@@ -21,7 +21,6 @@ TEST(Config, TwoOfThreeSizesDecide) {
                          int64_t accumulate) {
     EXPECT_EQ(config.batch, batch);
     EXPECT_EQ(config.accumulate, accumulate);
-    EXPECT_EQ(config.global_batch, batch * accumulate);
   };
   expect(sizes(0, 0, 0), 32, 1);
   expect(sizes(4, 0, 0), 4, 1);
@@ -30,13 +29,35 @@ TEST(Config, TwoOfThreeSizesDecide) {
   expect(sizes(0, 8, 32), 4, 8);
   expect(sizes(0, 0, 32), 32, 1);
   expect(sizes(4, 8, 32), 4, 8);
+  EXPECT_EQ(sizes(4, 8, 0).global_batch, 32);
   EXPECT_NE(error_of([] {
-              sizes(5, 0, 32);
-            }).find("32 cannot be divided into micro-batches of 5"),
-            std::string::npos);
-  EXPECT_NE(error_of([] { sizes(4, 4, 32); }).find("is not --batch 4"),
+              sizes(4, 4, 32);
+            }).find("32 samples are 8 micro-batches of 4, not --accumulate 4"),
             std::string::npos);
   EXPECT_THROW(sizes(-1, 0, 0), c10::Error);
+}
+
+TEST(Config, TheLastMicroBatchMayBeSmaller) {
+  const auto expect = [](const TrainConfig& config, int64_t batch,
+                         int64_t accumulate) {
+    EXPECT_EQ(config.batch, batch);
+    EXPECT_EQ(config.accumulate, accumulate);
+    EXPECT_EQ(config.global_batch, 10);
+    TrainConfig again = config;
+    again.resolve();
+    EXPECT_EQ(to_json(again), to_json(config));
+  };
+  expect(sizes(3, 0, 10), 3, 4);
+  expect(sizes(0, 4, 10), 3, 4);
+  expect(sizes(3, 4, 10), 3, 4);
+  expect(sizes(6, 0, 10), 6, 2);
+  // Six of two would leave the sixth empty.
+  EXPECT_NE(error_of([] {
+              sizes(0, 6, 10);
+            }).find("10 samples are 5 micro-batches of 2, not --accumulate 6"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { sizes(11, 0, 10); }).find("expected at most the 10"),
+            std::string::npos);
 }
 
 TEST(Config, BadWordsAreNamed) {

@@ -105,19 +105,32 @@ TEST(Trainer, ResumeIsTheSameWhereverItStopped) {
   }
 }
 
+TEST(Trainer, ResumeIsTheSameWithASmallerLastMicroBatch) {
+  auto config = small();
+  config.batch = 3;
+  config.accumulate = 0;
+  config.global_batch = 8;  // 3, 3, 2; the epoch's last window 3, 3
+  const Ended whole = run(config);
+  EXPECT_EQ(whole.result.summary.steps, 6);
+  EXPECT_EQ(whole.result.summary.accumulate, 3);
+  for (int stop = 0; stop < 16; ++stop) {
+    expect_same(run(config, {stop}), whole,
+                "stopped after " + std::to_string(stop));
+  }
+  expect_same(run(config, {1, 0, 4, 3}), whole, "four stops");
+}
+
 TEST(Trainer, AccumulationEqualsTheFullBatch) {
   auto config = small();
   config.model_options.dropout = 0;
   config.optimizer.name = "sgd";
   config.rate.base = 0.1;
-  config.accumulate = 1;
+  config.accumulate = 0;
+  config.global_batch = 8;
   config.batch = 8;
   const Ended full = run(config);
-  config.batch = 3;
-  config.accumulate = 0;
-  for (const int64_t batch : {1, 2, 4}) {
+  for (const int64_t batch : {1, 2, 3, 4, 5, 7}) {
     config.batch = batch;
-    config.accumulate = 8 / batch;
     const Ended parts = run(config);
     for (size_t i = 0; i < full.tensors.size(); ++i) {
       if (!full.tensors[i].first.starts_with("parameter.")) continue;

@@ -184,7 +184,8 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
   number("--batch", c.batch, "Samples a micro-batch (default 32)");
   number("--accumulate", c.accumulate, "Micro-batches an update (default 1)");
   number("--global-batch", c.global_batch,
-         "Samples an update: --batch × --accumulate");
+         "Samples an update: --batch × --accumulate, the last micro-batch what "
+         "is left");
   option("--recompute", c.recompute,
          "none, all, sqrt, every:K, checkpoints:K, revolve:S");
   option("--precision", c.precision, "fp32, bf16, fp16");

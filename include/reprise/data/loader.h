@@ -17,6 +17,10 @@ struct LoaderPosition {
 
 struct LoaderOptions {
   int64_t batch = 1;
+  /// Samples a window; 0: none. Windows begin at multiples of it in an epoch, so
+  /// a position alone tells the place in a window. A window's last batch is what
+  /// is left of it: 10 as 3, 3, 3 and 1. An epoch's last window may be short.
+  int64_t window = 0;
   bool shuffle = true;
   uint64_t seed = 1;
   int workers = 4;   ///< threads; 0: read on the caller's thread
@@ -29,8 +33,8 @@ struct LoaderOptions {
 };
 
 /// Hands out batches in an order that depends on the seed and the epoch alone,
-/// not on the number of workers. The last batch of an epoch may be smaller;
-/// batches never span epochs. Workers go on into the next epoch while the caller
+/// not on the number of workers. The last batch of a window and of an epoch may be
+/// smaller; batches never span either. Workers go on into the next epoch while the caller
 /// finishes this one. One caller at a time; the destructor waits for the workers
 /// to end the batches they are at.
 ///
@@ -51,8 +55,8 @@ class Loader {
   std::optional<Batch> next();
 
   /// What was handed out, not what was read ahead. A loader made with it, the
-  /// same data, batch size and seed hands out what this one would have; with
-  /// another batch size it goes on at the same sample.
+  /// same data, batch size, window and seed hands out what this one would have;
+  /// with another batch size it goes on at the same sample.
   LoaderPosition position() const;
 
   /// Batches left in this epoch, and what the next `batches` of them count

@@ -14,4 +14,16 @@ using AllocationListener = void (*)(int64_t bytes);
 /// Throws where a listener is installed already.
 void install_cpu_allocator(AllocationListener listener);
 
+/// Behind memory/failure.h: makes allocation number `after` from now, of those of
+/// at least `min_bytes` outside a ReservedScope, fail. Costs a relaxed load an
+/// allocation while nothing is injected.
+void inject_failure(int64_t after, int64_t min_bytes);
+void end_injection();
+
+struct InjectedFailure {
+  int64_t counted = 0;
+  bool happened = false;
+};
+InjectedFailure injected_failure();
+
 }  // namespace reprise::compat

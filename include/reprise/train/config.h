@@ -23,9 +23,10 @@ struct TrainConfig {
   int workers = 4;
 
   /// Two of the three decide; 0: not given. resolve() fills them.
-  int64_t batch = 0;  ///< samples a micro-batch
-  int64_t accumulate = 0;
-  int64_t global_batch = 0;
+  int64_t batch = 0;         ///< samples a micro-batch
+  int64_t accumulate = 0;    ///< micro-batches a window
+  int64_t global_batch = 0;  ///< samples a window; its last micro-batch is what
+                             ///< is left: 10 as 3, 3, 3 and 1
 
   std::string recompute = "none";
   std::string precision = "fp32";  ///< fp32, bf16, fp16

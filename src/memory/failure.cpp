@@ -1,0 +1,24 @@
+#include <reprise/memory/failure.h>
+#include <reprise/memory/meter.h>
+#include <reprise/torch/cpu_allocator.h>
+
+namespace reprise {
+
+AllocationFailure::AllocationFailure(int64_t after, int64_t min_bytes) {
+  count_cpu_memory();  // the failing allocator is the counting one
+  compat::inject_failure(after, min_bytes);
+}
+
+AllocationFailure::~AllocationFailure() {
+  compat::end_injection();
+}
+
+bool AllocationFailure::happened() const {
+  return compat::injected_failure().happened;
+}
+
+int64_t AllocationFailure::counted() const {
+  return compat::injected_failure().counted;
+}
+
+}  // namespace reprise
