@@ -101,21 +101,27 @@ struct PlanResult {
 /// Throws c10::Error on a request that makes no sense. Measures what it needs.
 PlanResult make_plan(const PlanRequest& request, CostSource& costs);
 
-/// What a plan took when it was run.
+/// What a training by a plan took.
 struct Measured {
   int64_t peak_bytes = 0;
-  double step_ms = 0;         ///< median of the windows
-  double step_ms_spread = 0;  ///< half the distance between the quartiles
+  double step_ms = 0;         ///< median
+  double step_ms_spread = 0;  ///< half the distance of the quartiles
 };
 
-/// For people: the plan, memory by category as bars, the schedule drawn over the
-/// chain, the frontier, alternatives, what sets the peak.
+/// For people: the plan, memory by category as bars, what sets the peak and what
+/// lowers it, the schedule drawn over the chain, the frontier, alternatives. At
+/// most 100 columns. With `measured` also that against what was predicted.
 std::string to_text(const PlanResult& result,
                     const std::optional<Measured>& measured = {});
 
-/// The same as JSON: micro_batch, accumulate, recompute, schedule,
-/// predicted{peak_bytes, step_ms}, alternatives[], frontier[], … or
-/// feasible:false with smallest_bytes and the plan that needs it.
+/// The same as JSON: feasible, budget (null: none), smallest_bytes; the plan's
+/// micro_batch, accumulate, last_micro_batch, global_batch, precision, recompute
+/// (a strategy, or "optimal"), schedule, runs_again and predicted{peak_bytes,
+/// kept_bytes, step_ms, micro_ms, samples_per_s}; memory by category;
+/// peak_at{phase, stage, stage_name, kept_by_stage, is_floor};
+/// measured{peak_bytes, step_ms, step_ms_spread} where it was; alternatives[],
+/// plans like it; frontier[] and references[] of {recompute, micro_batch,
+/// peak_bytes, step_ms}; measures[]; stages[].
 std::string to_json(const PlanResult& result,
                     const std::optional<Measured>& measured = {});
 

@@ -1,0 +1,316 @@
+#include "drawing.h"
+
+#include <reprise/memory/bytes.h>
+#include <reprise/plan/planner.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace reprise {
+namespace {
+
+using plan_detail::columns_of;
+using plan_detail::flow;
+using plan_detail::format_change;
+using plan_detail::format_ms;
+using plan_detail::shorten;
+
+constexpr int kNameColumns = 32;
+constexpr int kMostRows = 10;  // of the drawn chain; beyond, stages share cells
+constexpr int kRowCells = 80;
+constexpr size_t kMostNames = 12;
+
+double samples_per_s(const Plan& plan) {
+  return plan.step_ms > 0
+             ? 1000 * static_cast<double>(plan.global_batch) / plan.step_ms
+             : 0;
+}
+
+std::string percent_of(int64_t part, int64_t whole) {
+  return fmt::format(
+      "{:.1f} %", 100 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+std::string batches_in_words(const Plan& plan) {
+  const bool even = plan.last_micro_batch == plan.micro_batch;
+  return fmt::format(
+      "micro-batch {} × {}{} = {} samples an update", plan.micro_batch,
+      plan.accumulate,
+      even ? "" : fmt::format(" (the last one {})", plan.last_micro_batch),
+      plan.global_batch);
+}
+
+/// "keeps 9 of 14 stages, recomputes 5 once".
+std::string schedule_in_words(const Schedule& schedule) {
+  int kept = 0, once = 0, more = 0, most = 0;
+  for (int i = 0; i < schedule.stages(); ++i) {
+    const int again = schedule.runs(i) - 1;
+    ++(again == 0 ? kept : again == 1 ? once : more);
+    most = std::max(most, again);
+  }
+  if (kept == schedule.stages()) {
+    return fmt::format("keeps all {} stages", kept);
+  }
+  std::string text = fmt::format("keeps {} of {} stages, recomputes ", kept,
+                                 schedule.stages());
+  if (once > 0) text += fmt::format("{} once", once);
+  if (more > 0) {
+    text +=
+        fmt::format("{}{} up to {} times", once > 0 ? " and " : "", more, most);
+  }
+  return text;
+}
+
+std::string name_of_stage(const PlanResult& result, int stage) {
+  const auto i = static_cast<size_t>(stage);
+  if (i >= result.stages.size()) return fmt::format("stage {}", stage);
+  return fmt::format("'{}'", shorten(result.stages[i], kNameColumns));
+}
+
+std::string settings(const PlanResult& result,
+                     const std::optional<Measured>& measured) {
+  const Plan& plan = result.plan;
+  std::string text = fmt::format(
+      "{}, {}\nrecompute {}: {}\n", batches_in_words(plan), plan.precision,
+      plan.schedule.name(), schedule_in_words(plan.schedule));
+  text += fmt::format("predicted  peak {}", format_bytes(plan.peak_bytes));
+  if (result.request.memory > 0) {
+    text += fmt::format(", {} of the budget of {}",
+                        percent_of(plan.peak_bytes, result.request.memory),
+                        format_bytes(result.request.memory));
+  }
+  text += fmt::format("; step {}, {:.1f} samples/s\n", format_ms(plan.step_ms),
+                      samples_per_s(plan));
+  if (!measured) return text;
+  return text +
+         fmt::format(
+             "measured   peak {} ({} against predicted); step {} ± {} ({})\n",
+             format_bytes(measured->peak_bytes),
+             format_change(static_cast<double>(measured->peak_bytes),
+                           static_cast<double>(plan.peak_bytes)),
+             format_ms(measured->step_ms), format_ms(measured->step_ms_spread),
+             format_change(measured->step_ms, plan.step_ms));
+}
+
+std::string memory_bars(const PlanResult& result) {
+  const PeakReport& peak = result.plan.peak;
+  return "\nMemory at the peak\n" +
+         plan_detail::draw_stack({{"parameters", peak.parameters},
+                                  {"gradients", peak.gradients},
+                                  {"optimizer", peak.optimizer},
+                                  {"data", peak.data},
+                                  {"kept activations", peak.kept},
+                                  {"gradients in flight", peak.in_flight},
+                                  {"workspace", peak.workspace}},
+                                 result.request.memory);
+}
+
+/// "largest kept: 'stem' 512 MiB, 'layer1.0' 256 MiB, 3 others 96 MiB".
+std::string largest_kept(const PlanResult& result) {
+  const auto& bytes = result.plan.peak.kept_by_stage;
+  std::vector<int> order(bytes.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto bytes_at = [&](int i) { return bytes[static_cast<size_t>(i)]; };
+  std::erase_if(order, [&](int i) { return bytes_at(i) == 0; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return bytes_at(a) > bytes_at(b); });
+  if (order.empty()) return "";
+  std::vector<std::string> words{"largest", "kept:"};
+  int64_t rest = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (i >= 3) {
+      rest += bytes_at(order[i]);
+      continue;
+    }
+    words.push_back(fmt::format("{} {}{}", name_of_stage(result, order[i]),
+                                format_bytes(bytes_at(order[i])),
+                                i + 1 < order.size() ? "," : ""));
+  }
+  if (order.size() > 3) {
+    words.push_back(fmt::format("{} other{} {}", order.size() - 3,
+                                order.size() > 4 ? "s" : "",
+                                format_bytes(rest)));
+  }
+  return fmt::format("  {}\n", flow(words, 2, 2));
+}
+
+std::string measures_table(const PlanResult& result) {
+  if (result.measures.empty()) return "";
+  int widest = 4;
+  for (const Measure& measure : result.measures) {
+    widest = std::max(widest, columns_of(measure.what));
+  }
+  widest = std::min(widest, 48);
+  std::string text =
+      fmt::format("  {:<{}}{:>12}{:>12}{:>11}{:>10}\n", "what lowers it",
+                  std::max(widest, 14), "peak", "saves", "step", "time");
+  for (const Measure& measure : result.measures) {
+    const bool timed = measure.step_ms > 0;
+    text += fmt::format(
+        "  {:<{}}{:>12}{:>12}{:>11}{:>10}\n", shorten(measure.what, widest),
+        std::max(widest, 14), format_bytes(measure.peak_bytes),
+        format_bytes(result.plan.peak_bytes - measure.peak_bytes),
+        timed ? format_ms(measure.step_ms) : "-",
+        timed ? format_change(measure.step_ms, result.plan.step_ms) : "-");
+  }
+  return text;
+}
+
+std::string peak_in_words(const PlanResult& result) {
+  const PeakReport& peak = result.plan.peak;
+  if (peak.phase.empty()) return measures_table(result);
+  std::string text = fmt::format("\nThe peak is in the {}", peak.phase);
+  if (peak.stage >= 0) {
+    text += fmt::format(" of stage {} '{}'", peak.stage,
+                        shorten(peak.stage_name, kNameColumns));
+  }
+  text += fmt::format("\n{}", largest_kept(result));
+  if (peak.is_floor) {
+    text += fmt::format("  no schedule lowers it at micro-batch {}\n",
+                        result.plan.micro_batch);
+  }
+  return text + measures_table(result);
+}
+
+/// The stages of which the first pass holds the input.
+std::string kept_inputs(const PlanResult& result) {
+  const Schedule& schedule = result.plan.schedule;
+  std::vector<std::string> words{"inputs", "kept", "of:"};
+  size_t count = 0;
+  for (size_t i = 0; i < schedule.forward_ops(); ++i) {
+    const Op& op = schedule.ops()[i];
+    if (op.kind != OpKind::kForwardKeepInput || ++count > kMostNames) continue;
+    words.push_back(
+        fmt::format("{} {}", op.stage, name_of_stage(result, op.stage)));
+  }
+  if (count == 0) return "";
+  if (count > kMostNames) {
+    words.push_back(fmt::format("and {} more", count - kMostNames));
+  }
+  for (size_t i = 3; i + 1 < words.size(); ++i) words[i] += ",";
+  return fmt::format("  {}\n", flow(words, 2, 2));
+}
+
+/// A cell a stage, wide where there are few; beyond kMostRows rows several
+/// stages share a cell, which shows the one that runs most.
+std::string drawn_chain(const Schedule& schedule) {
+  const int stages = schedule.stages();
+  const int together = (stages - 1) / (kRowCells * kMostRows) + 1;
+  const int cells = (stages + together - 1) / together;
+  const int width = std::clamp(kRowCells / cells, 1, 4);
+  std::string text;
+  for (int cell = 0; cell < cells; ++cell) {
+    const int first = cell * together;
+    int runs = 1;
+    for (int i = first; i < std::min(first + together, stages); ++i) {
+      runs = std::max(runs, schedule.runs(i));
+    }
+    if (cell % (kRowCells / width) == 0) {
+      text += fmt::format("{}  {:>5}  ", cell > 0 ? "\n" : "", first);
+    }
+    for (int i = 0; i < width; ++i) {
+      text += runs == 1 ? "█" : runs == 2 ? "▒" : "░";
+    }
+  }
+  text += "\n         █ kept  ▒ recomputed once  ░ more often";
+  if (together > 1) text += fmt::format("; {} stages a cell", together);
+  return text + "\n";
+}
+
+std::string chain_section(const PlanResult& result) {
+  const Schedule& schedule = result.plan.schedule;
+  return fmt::format("\nThe chain of {} stages\n", schedule.stages()) +
+         drawn_chain(schedule) + kept_inputs(result);
+}
+
+std::string bytes_label(double bytes) {
+  return format_bytes(static_cast<int64_t>(bytes));
+}
+
+std::string mark_of(const FrontierPoint& point) {
+  if (point.label == "none") return "N";
+  if (point.label == "all") return "A";
+  if (point.label == "sqrt") return "S";
+  return "·";
+}
+
+/// How far the plot reaches: what is far beyond would press all else together.
+int64_t plotted_bytes(const PlanResult& result) {
+  int64_t most = result.plan.peak_bytes;
+  for (const auto& point : result.frontier) {
+    most = std::max(most, point.peak_bytes);
+  }
+  return 2 * most;
+}
+
+std::string frontier_section(const PlanResult& result) {
+  if (result.frontier.empty()) return "";
+  const int64_t most = plotted_bytes(result);
+  plan_detail::ScatterPlot plot;
+  std::vector<std::string> beyond;
+  const auto add = [&](const FrontierPoint& point) {
+    if (point.peak_bytes <= most) {
+      plot.points.push_back({static_cast<double>(point.peak_bytes),
+                             point.step_ms, mark_of(point)});
+      return;
+    }
+    beyond.push_back(fmt::format(
+        "{} at micro-batch {} ({}, {}),", point.label, point.micro_batch,
+        format_bytes(point.peak_bytes), format_ms(point.step_ms)));
+  };
+  for (const auto& point : result.frontier) add(point);
+  for (const auto& point : result.references) add(point);
+  plot.points.push_back(
+      {static_cast<double>(result.plan.peak_bytes), result.plan.step_ms, "◆"});
+  const int64_t budget = result.request.memory;
+  if (budget > 0 && budget <= most) {
+    plot.x_line = static_cast<double>(budget);
+  } else if (budget > 0) {
+    beyond.push_back(fmt::format("the budget ({}),", format_bytes(budget)));
+  }
+  std::string text = "\nStep time against peak memory\n";
+  text += plot.draw(bytes_label, format_ms);
+  text += "  ◆ the plan  · optimal  N none  A all  S sqrt";
+  text += plot.x_line > 0 ? "  │ budget\n" : "\n";
+  if (beyond.empty()) return text;
+  beyond.back().pop_back();
+  beyond.insert(beyond.begin(), "beyond the right edge:");
+  return text + fmt::format("  {}\n", flow(beyond, 2, 2));
+}
+
+std::string alternatives_table(const PlanResult& result) {
+  if (result.alternatives.empty()) return "";
+  std::string text = fmt::format(
+      "\nOther choices that fit\n  "
+      "{:>11}{:>14}{:>11}{:>11}{:>11}{:>12}{:>12}\n",
+      "micro-batch", "accumulation", "precision", "peak", "step", "samples/s",
+      "runs again");
+  for (const Plan& plan : result.alternatives) {
+    text += fmt::format("  {:>11}{:>14}{:>11}{:>11}{:>11}{:>12.1f}{:>12}\n",
+                        plan.micro_batch, plan.accumulate, plan.precision,
+                        format_bytes(plan.peak_bytes), format_ms(plan.step_ms),
+                        samples_per_s(plan),
+                        plan.schedule.total_runs() - plan.schedule.stages());
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string to_text(const PlanResult& result,
+                    const std::optional<Measured>& measured) {
+  std::string text;
+  if (!result.feasible) {
+    text =
+        fmt::format("Nothing fits into {}: the smallest that does needs {}\n\n",
+                    format_bytes(result.request.memory),
+                    format_bytes(result.smallest_bytes));
+  }
+  return text + settings(result, measured) + memory_bars(result) +
+         peak_in_words(result) + chain_section(result) +
+         frontier_section(result) + alternatives_table(result);
+}
+
+}  // namespace reprise
