@@ -62,7 +62,10 @@ class Planner {
       : request_(request),
         costs_(costs),
         sizes_(candidate_sizes(request)),
-        budget_(request.memory > 0 ? request.memory : kNoLimit) {}
+        budget_(request.memory > 0
+                    ? static_cast<int64_t>(static_cast<double>(request.memory) *
+                                           (1 - request.margin))
+                    : kNoLimit) {}
 
   PlanResult run() {
     for (const auto& precision : request_.precisions) begin(precision);
@@ -186,7 +189,7 @@ class Planner {
                       {},
                       {},
                       costs_.profile(chosen->precision).stages,
-                      least()->smallest.peak_bytes};
+                      with_margin(least()->smallest.peak_bytes)};
     for (const Choice& choice : choices_) {
       if (choice.plan && &choice != chosen) {
         result.alternatives.push_back(*choice.plan);
@@ -198,6 +201,13 @@ class Planner {
     result.references = references(result.plan);
     result.measures = measures(*chosen, result.plan);
     return result;
+  }
+
+  /// The budget that such a peak needs.
+  int64_t with_margin(int64_t peak_bytes) const {
+    return static_cast<int64_t>(
+        std::ceil((static_cast<double>(peak_bytes) + 1) /
+                  (1 - request_.margin)));
   }
 
   std::vector<FrontierPoint> frontier() {
@@ -296,6 +306,8 @@ PlanResult make_plan(const PlanRequest& request, CostSource& costs) {
   TORCH_CHECK(request.memory >= 0,
               "[make_plan] expected a budget of 0 or more, got ",
               request.memory);
+  TORCH_CHECK(request.margin >= 0 && request.margin < 1,
+              "[make_plan] expected a margin in [0, 1), got ", request.margin);
   TORCH_CHECK(!request.precisions.empty(),
               "[make_plan] expected a precision to choose from, got none");
   return Planner(request, costs).run();

@@ -31,7 +31,7 @@ struct ModelOptions {
   int64_t seq = 0;         ///< longest sequence
   int64_t image_size = 0;  ///< side in pixels
   int64_t channels = 0;    ///< of the image
-  std::string norm;        ///< "batch" or "group", where there is a choice
+  std::string norm{};      ///< "batch" or "group", where there is a choice
   double dropout = -1;     ///< negative: the model's own
 };
 

@@ -32,6 +32,8 @@ struct PlanRequest {
   std::vector<std::string> precisions{"fp32"};  ///< to choose from
   int64_t micro_batch = 0;               ///< 0: to be chosen
   std::string strategy;                  ///< such as "sqrt"; empty: optimal
+  /// Share of the budget left free: predictions are that good.
+  double margin = 0.01;
 };
 
 /// The moment of the peak, and what is live there.

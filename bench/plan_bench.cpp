@@ -1,0 +1,299 @@
+// Does a plan keep its promise? For each model, at budgets between the smallest
+// feasible one and what no technique at the whole global batch needs: predicted
+// and measured peak and time. With --sweep, the plan against the best of every
+// micro-batch × strategy that fits, each measured.
+// Exit status: 1 where a peak passes its budget or a prediction is too far off.
+#include <reprise/memory/bytes.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/torch/version.h>
+#include <reprise/train/planning.h>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+
+namespace {
+
+using nlohmann::json;
+using reprise::format_bytes;
+using reprise::Measured;
+using reprise::Plan;
+using reprise::PlanRequest;
+using reprise::PlanResult;
+using reprise::TrainConfig;
+
+constexpr double kPeakTolerance = 0.03;
+constexpr double kTimeTolerance = 0.10;    // on CUDA
+constexpr double kSweepTolerance = 0.05;   // of the best found
+constexpr double kNoise = 0.10;            // of times, between budgets
+
+struct Case {
+  std::string model;
+  int64_t global_batch;
+  std::string precision = "fp32";
+  reprise::ModelOptions options{};
+};
+
+std::vector<Case> cases_for(bool cuda) {
+  if (cuda) {
+    return {{"cnn-basic", 16, "fp32", {.image_size = 1792}},
+            {"cnn-profile", 64, "fp32", {}},
+            {"vgg16", 64, "fp32", {}},
+            {"resnet50", 128, "fp32", {}},
+            {"unet", 64, "fp32", {}},
+            {"bert-base", 64, "bf16", {.seq = 512}},
+            {"gpt2", 32, "bf16", {}},
+            {"vit-b-16", 128, "bf16", {}}};
+  }
+  return {
+      {"cnn-basic", 16, "fp32", {.image_size = 56}},
+      {"cnn-profile", 4, "fp32", {.image_size = 64}},
+      {"vgg16", 8, "fp32", {.width = 16, .image_size = 32}},
+      {"resnet50", 8, "fp32", {.width = 16, .image_size = 64}},
+      {"unet", 4, "fp32", {.width = 8, .image_size = 64}},
+      {"bert-base", 8, "fp32", {.depth = 4, .width = 128, .vocab = 512, .seq = 64}},
+      {"gpt2", 8, "fp32", {.depth = 4, .width = 128, .vocab = 512, .seq = 64}},
+      {"vit-b-16", 8, "fp32", {.depth = 4, .width = 128, .image_size = 64}}};
+}
+
+struct Settings {
+  std::string device = "cpu";
+  std::vector<std::string> models;
+  int budgets = 5;
+  int windows = 4;
+  int threads = 0;
+  bool sweep = false;
+  bool fresh = false;
+};
+
+TrainConfig config_of(const Case& one, const Settings& settings) {
+  TrainConfig config;
+  config.model = one.model;
+  config.model_options = one.options;
+  config.precision = one.precision;
+  config.global_batch = one.global_batch;
+  config.optimizer.name = "adamw";
+  config.device = settings.device;
+  config.threads = settings.threads;
+  config.steps = 1;
+  config.random_samples = 1024;
+  config.resolve();
+  return config;
+}
+
+PlanRequest request_of(const Case& one) {
+  PlanRequest request;
+  request.global_batch = one.global_batch;
+  request.precisions = {one.precision};
+  return request;
+}
+
+double off_by(double predicted, double measured) {
+  return predicted / measured - 1;
+}
+
+class Report {
+ public:
+  explicit Report(bool cuda) : cuda_(cuda) {}
+
+  void head() const {
+    fmt::print("{:<12} {:>10} {:>9} {:>6} {:>10} {:>10} {:>7} {:>9} {:>9} {:>7}\n",
+               "model", "budget", "micro×acc", "again", "predicted", "measured",
+               "off", "predicted", "measured", "off");
+  }
+
+  void row(const std::string& model, int64_t budget, const Plan& plan,
+           const Measured& measured) {
+    const double peak_off = off_by(static_cast<double>(plan.peak_bytes),
+                                   static_cast<double>(measured.peak_bytes));
+    const double time_off = off_by(plan.step_ms, measured.step_ms);
+    std::string wrong;
+    if (measured.peak_bytes > budget) wrong += " over budget";
+    if (std::abs(peak_off) > kPeakTolerance) wrong += " peak";
+    if (cuda_ && std::abs(time_off) > kTimeTolerance) wrong += " time";
+    if (last_ms_ > 0 && measured.step_ms > last_ms_ * (1 + kNoise)) {
+      wrong += " slower than with less";
+    }
+    last_ms_ = measured.step_ms;
+    fmt::print(
+        "{:<12} {:>10} {:>9} {:>6} {:>10} {:>10} {:>6.1f}% {:>6.1f} ms {:>6.1f} "
+        "ms {:>6.1f}%{}\n",
+        model, format_bytes(budget),
+        fmt::format("{}×{}", plan.micro_batch, plan.accumulate),
+        plan.schedule.total_runs() - plan.schedule.stages(),
+        format_bytes(plan.peak_bytes), format_bytes(measured.peak_bytes),
+        100 * peak_off, plan.step_ms, measured.step_ms, 100 * time_off, wrong);
+    std::fflush(stdout);
+    failures_ += wrong.empty() ? 0 : 1;
+    rows_.push_back({{"model", model},
+                     {"budget", budget},
+                     {"micro_batch", plan.micro_batch},
+                     {"accumulate", plan.accumulate},
+                     {"schedule", plan.schedule.to_text()},
+                     {"predicted_bytes", plan.peak_bytes},
+                     {"measured_bytes", measured.peak_bytes},
+                     {"predicted_ms", plan.step_ms},
+                     {"measured_ms", measured.step_ms},
+                     {"spread_ms", measured.step_ms_spread},
+                     {"wrong", wrong}});
+  }
+
+  void next_model() { last_ms_ = 0; }
+  void fail() { ++failures_; }
+  int failures() const { return failures_; }
+  const json& rows() const { return rows_; }
+
+ private:
+  bool cuda_;
+  double last_ms_ = 0;
+  int failures_ = 0;
+  json rows_ = json::array();
+};
+
+/// What the whole global batch at once needs with nothing recomputed.
+int64_t plain_peak(const PlanResult& result) {
+  int64_t most = 0;
+  for (const auto& point : result.references) {
+    if (point.label == "none") most = std::max(most, point.peak_bytes);
+  }
+  return most;
+}
+
+std::vector<int64_t> budgets_between(int64_t low, int64_t high, int count) {
+  std::vector<int64_t> budgets;
+  for (int i = 0; i < count; ++i) {
+    budgets.push_back(low + (high - low) * i / std::max(1, count - 1));
+  }
+  return budgets;
+}
+
+void table(const Case& one, const Settings& settings, Report& report) {
+  const TrainConfig config = config_of(one, settings);
+  reprise::PlanningOptions options;
+  options.fresh = settings.fresh;
+  PlanRequest request = request_of(one);
+  request.memory = 1;  // what is the least?
+  const PlanResult least = plan_training(config, request, options);
+  report.next_model();
+  const int64_t high = std::max(least.smallest_bytes,
+                                plain_peak(least) + plain_peak(least) / 50);
+  for (const int64_t budget :
+       budgets_between(least.smallest_bytes, high, settings.budgets)) {
+    request.memory = budget;
+    const PlanResult result = plan_training(config, request);
+    if (!result.feasible) {
+      fmt::print("{:<12} {:>10} nothing fits\n", one.model,
+                 format_bytes(budget));
+      report.fail();
+      continue;
+    }
+    report.row(one.model, budget, result.plan,
+               measure_plan(config, result.plan, settings.windows));
+  }
+}
+
+void sweep(const Case& one, const Settings& settings, Report& report) {
+  const TrainConfig config = config_of(one, settings);
+  PlanRequest request = request_of(one);
+  request.memory = 1;
+  const PlanResult least = plan_training(config, request);
+  // Where neither everything nor nearly nothing fits.
+  request.memory =
+      least.smallest_bytes + (plain_peak(least) - least.smallest_bytes) / 3;
+  const PlanResult result = plan_training(config, request);
+  const Measured ours = measure_plan(config, result.plan, settings.windows);
+  fmt::print("{}: budget {}, plan {}×{}, {} again: {:.1f} ms, {}\n", one.model,
+             format_bytes(request.memory), result.plan.micro_batch,
+             result.plan.accumulate,
+             result.plan.schedule.total_runs() - result.plan.schedule.stages(),
+             ours.step_ms, format_bytes(ours.peak_bytes));
+  double best_ms = 0;
+  std::string best;
+  const int stages = static_cast<int>(result.stages.size());
+  for (int64_t micro = one.global_batch; micro >= 1; micro /= 2) {
+    for (const std::string strategy :
+         {"none", "all", "sqrt", "every:2", "every:3", "every:4", "every:6"}) {
+      if (strategy.size() > 6 && strategy[6] - '0' > stages) continue;
+      PlanRequest fixed = request;
+      fixed.micro_batch = micro;
+      fixed.strategy = strategy;
+      const PlanResult there = plan_training(config, fixed);
+      // Far from fitting, by a prediction that the table shows to be right.
+      if (there.plan.peak_bytes > request.memory + request.memory / 20) {
+        continue;
+      }
+      const Measured measured =
+          measure_plan(config, there.plan, settings.windows);
+      const bool fits = measured.peak_bytes <= request.memory;
+      fmt::print("  {:>4} × {:<8} {:>10} {:>9.1f} ms{}\n", micro, strategy,
+                 format_bytes(measured.peak_bytes), measured.step_ms,
+                 fits ? "" : "  over budget");
+      std::fflush(stdout);
+      if (fits && (best_ms == 0 || measured.step_ms < best_ms)) {
+        best_ms = measured.step_ms;
+        best = fmt::format("{} × {}", micro, strategy);
+      }
+    }
+  }
+  const bool good = best_ms == 0 || ours.step_ms <= best_ms * (1 + kSweepTolerance);
+  fmt::print("  best by hand: {}, {:.1f} ms; the plan takes {:.3f} of that{}\n",
+             best, best_ms, best_ms > 0 ? ours.step_ms / best_ms : 0,
+             good ? "" : ": TOO SLOW");
+  if (!good) report.fail();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Plans: predicted against measured, and against a sweep");
+  Settings settings;
+  std::string json_path;
+  app.add_option("--device", settings.device, "cpu or cuda")
+      ->capture_default_str();
+  app.add_option("--models", settings.models, "Only these")->delimiter(',');
+  app.add_option("--budgets", settings.budgets, "Budgets a model")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--windows", settings.windows, "Windows measured")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--threads", settings.threads, "Of the CPU");
+  app.add_flag("--sweep", settings.sweep, "Against every micro-batch × strategy");
+  app.add_flag("--fresh", settings.fresh, "Measure costs again");
+  app.add_option("--json", json_path, "Also write the rows here");
+  CLI11_PARSE(app, argc, argv);
+
+  const bool cuda = settings.device.rfind("cuda", 0) == 0;
+  fmt::print("LibTorch {}, {}\n\n", reprise::compat::libtorch_version(),
+             settings.device);
+  Report report(cuda);
+  if (!settings.sweep) report.head();
+  for (const Case& one : cases_for(cuda)) {
+    const auto& only = settings.models;
+    if (!only.empty() &&
+        std::find(only.begin(), only.end(), one.model) == only.end()) {
+      continue;
+    }
+    if (settings.sweep) {
+      sweep(one, settings, report);
+    } else {
+      table(one, settings, report);
+    }
+  }
+  if (!json_path.empty()) {
+    FILE* file = std::fopen(json_path.c_str(), "w");
+    if (file != nullptr) {
+      fmt::print(file, "{}\n", report.rows().dump(1));
+      std::fclose(file);
+    }
+  }
+  fmt::print("\n{}\n", report.failures() == 0
+                           ? "every budget kept, every prediction close"
+                           : fmt::format("{} not as promised",
+                                         report.failures()));
+  return report.failures() == 0 ? 0 : 1;
+}

@@ -1,0 +1,109 @@
+#include "support.h"
+
+#include <reprise/plan/costs.h>
+
+namespace reprise {
+namespace {
+
+using testing::error_of;
+
+/// One stage whose costs are lines in the size.
+SizeCosts line_at(int64_t b) {
+  SizeCosts size;
+  size.micro_batch = b;
+  StageFigures stage = StageFigures::simple(100 * b, 50 + 10 * b,
+                                            1.0 + 0.5 * double(b), double(b));
+  stage.forward_host_ms = 2;
+  size.figures = ChainFigures::simple(8 * b, {stage});
+  size.data_bytes = 16 * b;
+  size.other_ms = 0.25;
+  return size;
+}
+
+void expect_equal(const SizeCosts& a, const SizeCosts& b) {
+  CostProfile first, second;
+  first.add(a);
+  second.add(b);
+  EXPECT_EQ(to_json(first), to_json(second));
+}
+
+TEST(Costs, AreALineBetweenAndBeyondWhatWasMeasured) {
+  CostProfile profile;
+  profile.add(line_at(8));
+  profile.add(line_at(2));
+  profile.add(line_at(32));
+  ASSERT_EQ(profile.sizes.size(), 3u);
+  EXPECT_TRUE(profile.measured(8));
+  EXPECT_FALSE(profile.measured(4));
+  for (const int64_t b : {1, 2, 5, 8, 20, 32, 64}) {
+    expect_equal(profile.at(b), line_at(b));
+  }
+}
+
+TEST(Costs, OfOneSizeAreInProportion) {
+  CostProfile profile;
+  profile.add(line_at(4));
+  const SizeCosts half = profile.at(2);
+  EXPECT_EQ(half.figures.stages[0].outputs[0].bytes, 200);
+  EXPECT_EQ(half.figures.stages[0].saved_bytes, 45);
+  EXPECT_DOUBLE_EQ(half.figures.stages[0].forward_ms, 1.5);
+  EXPECT_EQ(half.data_bytes, 32);
+}
+
+TEST(Costs, NeverFallBelowZero) {
+  CostProfile profile;
+  SizeCosts two = line_at(2);
+  SizeCosts four = line_at(4);
+  two.figures.stages[0].backward_extra_bytes = 0;
+  four.figures.stages[0].backward_extra_bytes = 100;  // another algorithm
+  profile.add(two);
+  profile.add(four);
+  EXPECT_EQ(profile.at(1).figures.stages[0].backward_extra_bytes, 0);
+}
+
+TEST(Costs, AMeasurementReplacesTheOneBefore) {
+  CostProfile profile;
+  profile.add(line_at(2));
+  SizeCosts again = line_at(2);
+  again.data_bytes = 7;
+  profile.add(again);
+  ASSERT_EQ(profile.sizes.size(), 1u);
+  EXPECT_EQ(profile.at(2).data_bytes, 7);
+}
+
+TEST(Costs, SurviveTheDisk) {
+  CostProfile profile;
+  profile.key = "a model";
+  profile.precision = "bf16";
+  profile.stages = {"only"};
+  profile.gradient_bytes = {40};
+  profile.tied_bytes = {8};
+  profile.fixed = {1, 2, 3, 4, 5};
+  profile.update_ms = 0.1;
+  profile.update_bytes = 6;
+  profile.add(line_at(3));
+  profile.add(line_at(5));
+  const std::string text = to_json(profile);
+  const CostProfile read = profile_from_json(text);
+  EXPECT_EQ(to_json(read), text);
+  EXPECT_EQ(read.fixed.total(), 15);
+  EXPECT_EQ(read.key, "a model");
+  EXPECT_EQ(read.at(4).figures.stages[0].outputs[0].bytes, 400);
+  for (const char* wrong : {"", "{", "{}", "[1]"}) {
+    EXPECT_NE(error_of([&] { profile_from_json(wrong); })
+                  .find("[profile_from_json] not a cost profile"),
+              std::string::npos)
+        << wrong;
+  }
+}
+
+TEST(Costs, RefuseToGuessFromNothing) {
+  EXPECT_NE(error_of([] { CostProfile().at(1); }).find("[CostProfile::at]"),
+            std::string::npos);
+  CostProfile profile;
+  profile.add(line_at(1));
+  EXPECT_THROW(profile.at(0), c10::Error);
+}
+
+}  // namespace
+}  // namespace reprise

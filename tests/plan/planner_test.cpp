@@ -1,0 +1,261 @@
+#include "support.h"
+
+#include <reprise/plan/planner.h>
+#include <reprise/plan/solver.h>
+#include <reprise/recompute/strategy.h>
+
+#include <set>
+
+namespace reprise {
+namespace {
+
+using testing::error_of;
+
+constexpr int kStages = 6;
+constexpr int64_t kMiB = 1 << 20;
+
+/// A made-up device: bytes rise with the size, times have a part that does not,
+/// as launches have. Notes what it was asked to measure.
+class MadeUp final : public CostSource {
+ public:
+  explicit MadeUp(int64_t room = 1 << 20) : room_(room) {
+    for (const char* precision : {"fp32", "bf16"}) {
+      CostProfile& profile = profiles_[precision];
+      profile.precision = precision;
+      for (int i = 0; i < kStages; ++i) {
+        profile.stages.push_back("s" + std::to_string(i));
+        profile.gradient_bytes.push_back(2 * kMiB);
+        profile.tied_bytes.push_back(i == kStages - 1 ? kMiB : 0);
+      }
+      profile.fixed.parameters = 12 * kMiB;
+      profile.fixed.gradients = 12 * kMiB;
+      profile.fixed.optimizer = 24 * kMiB;
+      profile.update_ms = 3;
+      profile.update_bytes = 2 * kMiB;
+    }
+  }
+
+  const CostProfile& profile(const std::string& precision) override {
+    return profiles_.at(precision);
+  }
+
+  bool measure(const std::string& precision, int64_t b) override {
+    if (b > room_) return false;
+    asked.insert(b);
+    profiles_.at(precision).add(costs(precision, b));
+    return true;
+  }
+
+  static SizeCosts costs(const std::string& precision, int64_t b) {
+    const int64_t unit = (precision == "bf16" ? kMiB / 2 : kMiB);
+    SizeCosts size;
+    size.micro_batch = b;
+    std::vector<StageFigures> stages;
+    for (int i = 0; i < kStages; ++i) {
+      StageFigures stage = StageFigures::simple(
+          b * unit, b * unit * (1 + i % 3), 0.4 + 0.1 * double(b * (1 + i % 2)),
+          0.8 + 0.2 * double(b));
+      stages.push_back(stage);
+    }
+    size.figures = ChainFigures::simple(b * 1000, std::move(stages));
+    size.data_bytes = b * 1000;
+    size.other_ms = 0.1;
+    return size;
+  }
+
+  std::set<int64_t> asked;
+
+ private:
+  std::map<std::string, CostProfile> profiles_;
+  int64_t room_;
+};
+
+PlanRequest request_for(int64_t global_batch, int64_t memory) {
+  PlanRequest request;
+  request.global_batch = global_batch;
+  request.memory = memory;
+  request.margin = 0;
+  return request;
+}
+
+/// What a window costs, written down once more and without the planner's parts.
+struct Window {
+  int64_t peak = 0;
+  double ms = 0;
+};
+
+Window window_of(int64_t global, int64_t b, const Schedule& schedule) {
+  const int64_t k = (global + b - 1) / b;
+  const int64_t rest = global - (k - 1) * b;
+  const bool again = schedule.total_runs() > schedule.stages();
+  ChainFigures figures = MadeUp::costs("fp32", b).figures;
+  int64_t fixed = 12 * kMiB + 24 * kMiB + b * 1000;
+  if (k == 1) {  // gradients of parameters come one by one
+    for (int i = 0; i < kStages; ++i) {
+      figures.stages[size_t(i)].input_gradient_bytes += (kStages - i) * 2 * kMiB;
+    }
+  } else {
+    fixed += 12 * kMiB;
+    if (again) {
+      for (auto& stage : figures.stages) stage.input_gradient_bytes += kMiB;
+    }
+  }
+  Window window;
+  window.peak = std::max(fixed + simulate(schedule, figures).peak_bytes,
+                         48 * kMiB + b * 1000 + 2 * kMiB);
+  const auto time = [&](int64_t size) {
+    return simulate(schedule, MadeUp::costs("fp32", size).figures).time_ms + 0.1;
+  };
+  window.ms = double(k - 1) * time(b) + time(rest) + 3;
+  return window;
+}
+
+TEST(Planner, FindsTheBestOfAllSizesAndSchedules) {
+  for (const int64_t global : {1, 7, 12, 32}) {
+    for (const int64_t memory :
+         {70 * kMiB, 90 * kMiB, 140 * kMiB, 250 * kMiB, 2000 * kMiB}) {
+      MadeUp costs;
+      const PlanResult result = make_plan(request_for(global, memory), costs);
+      double best = 0;
+      for (int64_t b = 1; b <= global; ++b) {
+        // Every cut into segments, none and all among them.
+        for (unsigned bits = 0; bits < (1U << (kStages - 1)); ++bits) {
+          std::vector<int> starts{0};
+          for (int i = 1; i < kStages; ++i) {
+            if ((bits >> (i - 1)) & 1U) starts.push_back(i);
+          }
+          const Window window =
+              window_of(global, b, make_segments("cut", kStages, starts));
+          if (window.peak <= memory && (best == 0 || window.ms < best)) {
+            best = window.ms;
+          }
+        }
+      }
+      ASSERT_EQ(result.feasible, best > 0) << global << " " << memory;
+      if (!result.feasible) continue;
+      EXPECT_LE(result.plan.step_ms, best * (1 + 1e-9))
+          << global << " " << memory;
+      const Window window =
+          window_of(global, result.plan.micro_batch, result.plan.schedule);
+      EXPECT_EQ(result.plan.peak_bytes, window.peak);
+      EXPECT_NEAR(result.plan.step_ms, window.ms, 1e-6);
+      EXPECT_LE(window.peak, memory);
+      EXPECT_EQ(costs.asked.count(result.plan.micro_batch), 1u);
+    }
+  }
+}
+
+TEST(Planner, MoreMemoryIsNeverSlower) {
+  double last = 1e30;
+  for (int64_t mib = 60; mib < 400; mib += 5) {
+    MadeUp costs;
+    const PlanResult result = make_plan(request_for(16, mib * kMiB), costs);
+    if (!result.feasible) {
+      EXPECT_EQ(last, 1e30) << "fits into less, but not into " << mib;
+      EXPECT_GT(result.smallest_bytes, mib * kMiB);
+      continue;
+    }
+    EXPECT_LE(result.plan.step_ms, last + 1e-9) << mib;
+    last = result.plan.step_ms;
+  }
+  EXPECT_LT(last, 1e30);
+}
+
+TEST(Planner, AnswersTheInfeasibleWithTheSmallest) {
+  MadeUp costs;
+  const PlanResult result = make_plan(request_for(8, 10 * kMiB), costs);
+  EXPECT_FALSE(result.feasible);
+  EXPECT_EQ(result.plan.micro_batch, 1);
+  EXPECT_FALSE(result.measures.empty());
+  MadeUp again;
+  const PlanResult fits =
+      make_plan(request_for(8, result.smallest_bytes), again);
+  EXPECT_TRUE(fits.feasible);
+  MadeUp less;
+  EXPECT_FALSE(
+      make_plan(request_for(8, result.smallest_bytes - kMiB / 10), less)
+          .feasible);
+}
+
+TEST(Planner, TakesWhatIsGiven) {
+  MadeUp costs;
+  PlanRequest request = request_for(10, 0);
+  request.micro_batch = 3;
+  request.strategy = "every:2";
+  const Plan plan = make_plan(request, costs).plan;
+  EXPECT_EQ(plan.micro_batch, 3);
+  EXPECT_EQ(plan.accumulate, 4);
+  EXPECT_EQ(plan.last_micro_batch, 1);
+  EXPECT_EQ(plan.schedule.to_text(), make_schedule("every:2", kStages).to_text());
+}
+
+TEST(Planner, ChoosesThePrecision) {
+  MadeUp costs;
+  PlanRequest request = request_for(8, 80 * kMiB);
+  request.precisions = {"fp32", "bf16"};
+  const PlanResult both = make_plan(request, costs);
+  EXPECT_EQ(both.plan.precision, "bf16");  // as fast, at half the bytes
+}
+
+TEST(Planner, KeepsToWhatTheDeviceHasRoomFor) {
+  MadeUp costs(/*room=*/4);
+  const PlanResult result = make_plan(request_for(64, 0), costs);
+  EXPECT_TRUE(result.feasible);
+  EXPECT_LE(result.plan.micro_batch, 4);
+}
+
+TEST(Planner, LeavesTheMargin) {
+  MadeUp costs;
+  PlanRequest request = request_for(16, 200 * kMiB);
+  request.margin = 0.1;
+  const PlanResult result = make_plan(request, costs);
+  ASSERT_TRUE(result.feasible);
+  EXPECT_LE(result.plan.peak_bytes, 180 * kMiB);
+}
+
+TEST(Planner, TellsWhatSetsThePeak) {
+  for (const int64_t mib : {70, 90, 140, 2000}) {
+    MadeUp costs;
+    const Plan plan = make_plan(request_for(16, mib * kMiB), costs).plan;
+    const PeakReport& peak = plan.peak;
+    EXPECT_EQ(peak.parameters + peak.gradients + peak.optimizer + peak.data +
+                  peak.kept + peak.in_flight + peak.workspace,
+              plan.peak_bytes)
+        << mib;
+    if (peak.phase != "update") {
+      EXPECT_EQ(peak.stage_name, "s" + std::to_string(peak.stage));
+    }
+    EXPECT_GE(peak.in_flight, 0);
+  }
+}
+
+TEST(Planner, DrawsTheFrontierThroughTheReferences) {
+  MadeUp costs;
+  const PlanResult result = make_plan(request_for(16, 150 * kMiB), costs);
+  ASSERT_GT(result.frontier.size(), 3u);
+  for (size_t i = 1; i < result.frontier.size(); ++i) {
+    EXPECT_GT(result.frontier[i].peak_bytes, result.frontier[i - 1].peak_bytes);
+    EXPECT_LT(result.frontier[i].step_ms, result.frontier[i - 1].step_ms);
+  }
+  std::set<std::string> labels;
+  for (const auto& point : result.references) labels.insert(point.label);
+  EXPECT_EQ(labels, (std::set<std::string>{"none", "all", "sqrt"}));
+}
+
+TEST(Planner, RefusesRequestsThatMakeNoSense) {
+  MadeUp costs;
+  const auto error = [&](const PlanRequest& request) {
+    return error_of([&] { make_plan(request, costs); });
+  };
+  EXPECT_NE(error(request_for(0, 0)).find("global batch above 0, got 0"),
+            std::string::npos);
+  PlanRequest request = request_for(4, 0);
+  request.micro_batch = 5;
+  EXPECT_NE(error(request).find("at most the global batch, 4, got 5"),
+            std::string::npos);
+  EXPECT_NE(error(request_for(4, -1)).find("budget of 0 or more"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace reprise
