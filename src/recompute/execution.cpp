@@ -122,6 +122,7 @@ class Execution::Impl {
                 "[Execution] expected a schedule for ", chain_.size(),
                 " stages, got '", schedule_.name(), "' for ",
                 schedule_.stages());
+    check_variants();
     if (options_.separate_graphs) {
       joined_.assign(static_cast<size_t>(chain_.size()), false);
     } else {
@@ -191,6 +192,18 @@ class Execution::Impl {
   }
 
  private:
+  void check_variants() const {
+    for (const Op& op : schedule_.ops()) {
+      if (op.variant == 0) continue;
+      const Stage& stage = chain_[op.stage];
+      TORCH_CHECK(static_cast<size_t>(op.variant) <= stage.variants().size(),
+                  "[Execution] expected a variant up to ",
+                  stage.variants().size(), " of stage ", op.stage, " '",
+                  stage.name(), "', got ", op.variant, " in schedule '",
+                  schedule_.name(), "'; see Stage::with_variant");
+    }
+  }
+
   Tensors run_plain(const Tensors& inputs) {
     Tensors current = inputs;
     for (int i = 0; i < chain_.size(); ++i) current = chain_[i](current);
@@ -266,7 +279,7 @@ class Execution::Impl {
       std::optional<ReplayGuard> replay;
       if (again) replay.emplace(*contexts_[i]);
       if (!joined_[i] || !keep) open_.emplace();
-      outputs = call(stage, op.stage, keep,
+      outputs = call(stage, op,
                      joined_[i] && keep
                          ? boundaries_[i]->tensors
                          : open_->begin(boundaries_[i]->tensors,
@@ -293,20 +306,20 @@ class Execution::Impl {
     hold(i + 1, Boundary(detach_all(outputs), std::move(needs_grad)));
   }
 
-  Tensors call(const Stage& stage, int index, bool keep,
-               const Tensors& inputs) {
+  Tensors call(const Stage& stage, const Op& op, const Tensors& inputs) {
     const CurrentModules modules(stage.modules());
-    if (!keep) {
+    if (op.kind != OpKind::kForwardKeep) {
       // The graph is built all the same, so that operators which choose their
       // kernel by it choose as in the run that counts; but nothing is saved.
       const SavedNothing nothing;
       return stage(inputs);
     }
+    const Stage::Function& function = stage.function(op.variant);
     if (options_.meter != nullptr) {
-      const KeptMeter::Scope scope(*options_.meter, index);
-      return stage(inputs);
+      const KeptMeter::Scope scope(*options_.meter, op.stage);
+      return function(inputs);
     }
-    return stage(inputs);
+    return function(inputs);
   }
 
   static void check_unchanged(const Boundary& input, const Stage& stage,

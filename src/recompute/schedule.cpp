@@ -34,6 +34,12 @@ class Validator {
     if (op.stage < 0 || op.stage > last) {
       return fmt::format("expected a stage between 0 and {}", last);
     }
+    if (op.variant < 0) {
+      return fmt::format("expected a variant from 0 on, got {}", op.variant);
+    }
+    if (op.variant > 0 && op.kind != OpKind::kForwardKeep) {
+      return "only a run that keeps its graph has variants";
+    }
     if (is_forward(op.kind)) return forward(op);
     if (op.kind == OpKind::kBackward) return backward(op.stage);
     return discard(op.stage);
@@ -111,7 +117,9 @@ std::string to_string(const Op& op) {
   static constexpr const char* kWords[] = {"forward-keep", "forward-drop",
                                            "forward-keep-input", "backward",
                                            "discard"};
-  return fmt::format("{} {}", kWords[static_cast<size_t>(op.kind)], op.stage);
+  const auto text =
+      fmt::format("{} {}", kWords[static_cast<size_t>(op.kind)], op.stage);
+  return op.variant == 0 ? text : fmt::format("{}.{}", text, op.variant);
 }
 
 std::optional<std::string> Schedule::problem(int stages,
@@ -153,15 +161,17 @@ Schedule Schedule::parse(std::string name, int stages, std::string_view text) {
       continue;
     }
     const auto letter = kLetters.find(text[at]);
-    int stage = 0;
+    int stage = 0, variant = 0;
     const char* end = text.data() + text.size();
-    const auto [rest, error] =
-        std::from_chars(text.data() + at + 1, end, stage);
-    TORCH_CHECK(letter != std::string_view::npos && error == std::errc{},
-                "[Schedule::parse] expected a word such as K3 at '",
+    auto read = std::from_chars(text.data() + at + 1, end, stage);
+    if (read.ec == std::errc{} && read.ptr != end && *read.ptr == '.') {
+      read = std::from_chars(read.ptr + 1, end, variant);
+    }
+    TORCH_CHECK(letter != std::string_view::npos && read.ec == std::errc{},
+                "[Schedule::parse] expected a word such as K3 or K3.1 at '",
                 std::string(text.substr(at, 8)), "'");
-    ops.push_back({static_cast<OpKind>(letter), stage});
-    at = static_cast<size_t>(rest - text.data());
+    ops.push_back({static_cast<OpKind>(letter), stage, variant});
+    at = static_cast<size_t>(read.ptr - text.data());
   }
   return Schedule(std::move(name), stages, std::move(ops));
 }
@@ -176,6 +186,7 @@ std::string Schedule::to_text() const {
     if (!text.empty()) text += ' ';
     text += kLetters[static_cast<size_t>(op.kind)];
     text += std::to_string(op.stage);
+    if (op.variant > 0) text += '.' + std::to_string(op.variant);
   }
   return text;
 }
@@ -184,19 +195,19 @@ std::string Schedule::to_string() const {
   std::string text = fmt::format(
       "{}: {} stages, {} operations, {} stage runs ({} of them again)\n", name_,
       stages_, ops_.size(), total_runs(), total_runs() - stages_);
-  std::vector<OpKind> first(static_cast<size_t>(stages_));
+  std::vector<std::string> first(static_cast<size_t>(stages_));
   for (size_t i = 0; i < forward_ops_; ++i) {
-    if (is_forward(ops_[i].kind)) {
-      first[static_cast<size_t>(ops_[i].stage)] = ops_[i].kind;
-    }
+    const Op& op = ops_[i];
+    if (!is_forward(op.kind)) continue;
+    first[static_cast<size_t>(op.stage)] =
+        op.variant > 0 ? fmt::format("variant {}", op.variant)
+        : op.kind == OpKind::kForwardKeep      ? "kept"
+        : op.kind == OpKind::kForwardKeepInput ? "input kept"
+                                               : "dropped";
   }
   for (int i = 0; i < stages_; ++i) {
-    const OpKind kind = first[static_cast<size_t>(i)];
     text += fmt::format("  {:>4}  {:<12} runs {}\n", i,
-                        kind == OpKind::kForwardKeep        ? "kept"
-                        : kind == OpKind::kForwardKeepInput ? "input kept"
-                                                            : "dropped",
-                        runs(i));
+                        first[static_cast<size_t>(i)], runs(i));
   }
   return text;
 }

@@ -19,9 +19,10 @@ class Simulator {
     boundaries_.resize(n + 1);
     graphs_.resize(n);
     result_.runs.resize(n);
+    kept_as_.resize(n);
     std::vector<int> input;
     for (const int64_t bytes : figures.input_bytes) {
-      input.push_back(make_buffer(bytes, /*callers=*/true));
+      input.push_back(make_buffer(bytes, kCallers));
     }
     hold(0, input);
   }
@@ -34,19 +35,30 @@ class Simulator {
     }
     for (const int runs : result_.runs) result_.total_runs += runs;
     result_.time_ms = std::max(result_.time_ms, host_ms_);
+    result_.at_peak.kept_by_stage.resize(result_.runs.size());
+    for (size_t i = 0; i < changes_at_peak_; ++i) {
+      result_.at_peak.kept_by_stage[changes_[i].stage] += changes_[i].bytes;
+    }
     return std::move(result_);
   }
 
  private:
+  static constexpr int kCallers = -1;
+
   struct Buffer {
     int64_t bytes;
-    int kept_by = 0;  // boundaries and graphs
+    int stage;        // that made it
     bool callers;     // the caller has it too
+    int kept_by = 0;  // boundaries and graphs
+  };
+  struct Change {  // of what is live
+    size_t stage;
+    int64_t bytes;
   };
   using List = std::vector<int>;  // positions in buffers_
 
-  int make_buffer(int64_t bytes, bool callers) {
-    buffers_.push_back({bytes, 0, callers});
+  int make_buffer(int64_t bytes, int stage) {
+    buffers_.push_back({bytes, stage, stage == kCallers});
     return static_cast<int>(buffers_.size()) - 1;
   }
 
@@ -59,7 +71,9 @@ class Simulator {
       if (was == is) continue;
       const int64_t bytes = is ? buffer.bytes : -buffer.bytes;
       kept_ += bytes;
-      if (!buffer.callers) live_ += bytes;
+      if (buffer.callers || bytes == 0) continue;
+      live_ += bytes;
+      changes_.push_back({static_cast<size_t>(buffer.stage), bytes});
     }
     result_.kept_peak_bytes = std::max(result_.kept_peak_bytes, kept_);
   }
@@ -75,10 +89,14 @@ class Simulator {
     list.reset();
   }
 
-  void reach(int64_t bytes, size_t op) {
+  void reach(int64_t workspace, size_t op) {
+    const int64_t bytes = live_ + gradient_ + workspace;
     if (bytes <= result_.peak_bytes) return;
     result_.peak_bytes = bytes;
     result_.peak_op = op;
+    result_.at_peak.gradient_bytes = gradient_;
+    result_.at_peak.workspace_bytes = workspace;
+    changes_at_peak_ = changes_.size();
   }
 
   void step(const Op& op, size_t index) {
@@ -89,14 +107,15 @@ class Simulator {
       case OpKind::kForwardKeepInput:
         forward(op, index);
         break;
-      case OpKind::kBackward:
-        reach(live_ + gradient_ + figures_.stages[i].backward_extra_bytes,
-              index);
+      case OpKind::kBackward: {
+        const KeptRunFigures& kept = *kept_as_[i];
+        reach(kept.backward_extra_bytes, index);
         release(graphs_[i]);
         gradient_ = figures_.stages[i].input_gradient_bytes;
-        result_.time_ms += figures_.stages[i].backward_ms;
-        host_ms_ += figures_.stages[i].backward_host_ms;
+        result_.time_ms += kept.backward_ms;
+        host_ms_ += kept.backward_host_ms;
         break;
+      }
       case OpKind::kDiscard:
         release(boundaries_[i]);
         break;
@@ -107,35 +126,35 @@ class Simulator {
     const auto i = static_cast<size_t>(op.stage);
     const StageFigures& stage = figures_.stages[i];
     const bool keep = op.kind == OpKind::kForwardKeep;
+    const KeptRunFigures& run = stage.kept_as(op.variant);
     const List input = *boundaries_[i];
     List output;
     for (const auto& buffer : stage.outputs) {
       output.push_back(buffer.input >= 0
                            ? input.at(static_cast<size_t>(buffer.input))
-                           : make_buffer(buffer.bytes, /*callers=*/false));
+                           : make_buffer(buffer.bytes, op.stage));
     }
     if (keep) {
       List saved;
-      for (const int s : stage.saved_inputs) {
+      for (const int s : run.saved_inputs) {
         saved.push_back(input.at(static_cast<size_t>(s)));
       }
-      for (const int s : stage.saved_outputs) {
+      for (const int s : run.saved_outputs) {
         saved.push_back(output.at(static_cast<size_t>(s)));
       }
-      if (stage.saved_bytes > 0) {
-        saved.push_back(make_buffer(stage.saved_bytes, /*callers=*/false));
+      if (run.saved_bytes > 0) {
+        saved.push_back(make_buffer(run.saved_bytes, op.stage));
       }
+      kept_as_[i] = &run;
       refer(saved, +1);
       graphs_[i] = std::move(saved);
     }
     hold(i + 1, std::move(output));
-    reach(live_ + gradient_ +
-              (keep ? stage.keep_extra_bytes : stage.drop_extra_bytes),
-          index);
+    reach(keep ? run.keep_extra_bytes : stage.drop_extra_bytes, index);
     if (op.kind != OpKind::kForwardKeepInput) release(boundaries_[i]);
     ++result_.runs[i];
-    result_.time_ms += stage.forward_ms;
-    host_ms_ += stage.forward_host_ms;
+    result_.time_ms += run.forward_ms;
+    host_ms_ += run.forward_host_ms;
   }
 
   /// The output goes to the caller, who has it to the end.
@@ -153,6 +172,11 @@ class Simulator {
   std::vector<Buffer> buffers_;
   std::vector<std::optional<List>> boundaries_;
   std::vector<std::optional<List>> graphs_;
+  std::vector<const KeptRunFigures*> kept_as_;  // the run that made the graph
+  // All changes are noted and summed up once, at the end: a copy of what is
+  // live by stage at every new peak would take stages × operations.
+  std::vector<Change> changes_;
+  size_t changes_at_peak_ = 0;
   int64_t kept_ = 0;      // bytes of buffers kept, the input's included
   int64_t live_ = 0;      // rise over the memory before the forward
   int64_t gradient_ = 0;  // of the boundary that the backward has reached
@@ -191,6 +215,14 @@ Simulation simulate(const Schedule& schedule, const ChainFigures& figures) {
   TORCH_CHECK(figures.stages.size() == static_cast<size_t>(schedule.stages()),
               "[simulate] expected figures for ", schedule.stages(),
               " stages, got ", figures.stages.size());
+  for (const Op& op : schedule.ops()) {
+    if (op.variant == 0) continue;
+    const auto known =
+        figures.stages[static_cast<size_t>(op.stage)].variants.size();
+    TORCH_CHECK(static_cast<size_t>(op.variant) <= known,
+                "[simulate] expected figures for variant ", op.variant,
+                " of stage ", op.stage, ", got ", known, " variants");
+  }
   return Simulator(schedule, figures).run();
 }
 

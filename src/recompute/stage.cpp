@@ -12,18 +12,29 @@ Stage::Stage(std::string name, Function function, Modules modules)
   }
 }
 
+Stage Stage::with_variant(std::string name, Function function) const {
+  TORCH_CHECK(function, "[stage '", name_,
+              "'] expected a function for variant '", name, "', got none");
+  Stage stage = *this;
+  stage.variants_.push_back({std::move(name), std::move(function)});
+  return stage;
+}
+
 Stage Stage::on_first() const {
-  Function function = function_;
-  return Stage(
-      name_,
-      [name = name_, function](const Tensors& inputs) {
-        TORCH_CHECK(!inputs.empty(), "[stage '", name,
-                    "'] expected at least one tensor, got none");
-        Tensors outputs = function({inputs[0]});
-        outputs.insert(outputs.end(), inputs.begin() + 1, inputs.end());
-        return outputs;
-      },
-      modules_);
+  const auto first_only = [this](const Function& function) -> Function {
+    return [name = name_, function](const Tensors& inputs) {
+      TORCH_CHECK(!inputs.empty(), "[stage '", name,
+                  "'] expected at least one tensor, got none");
+      Tensors outputs = function({inputs[0]});
+      outputs.insert(outputs.end(), inputs.begin() + 1, inputs.end());
+      return outputs;
+    };
+  };
+  Stage stage(name_, first_only(function_), modules_);
+  for (const Variant& variant : variants_) {
+    stage.variants_.push_back({variant.name, first_only(variant.function)});
+  }
+  return stage;
 }
 
 }  // namespace reprise

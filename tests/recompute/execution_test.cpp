@@ -107,6 +107,90 @@ TEST(Execution, NothingIsLeftAfterwards) {
   }
 }
 
+TEST(Execution, AVariantKeepsLessAndGivesTheSame) {
+  std::vector<Stage> stages;
+  for (int i = 0; i < 3; ++i) {
+    torch::nn::Sequential block(torch::nn::Linear(16, 64), torch::nn::Tanh(),
+                                torch::nn::Dropout(0.3),
+                                torch::nn::Linear(64, 16));
+    block->to(device());
+    const Stage plain = make_stage("block", block);
+    stages.push_back(
+        plain.with_variant("checkpoint", [plain](const Tensors& x) {
+          return checkpoint_list(plain.function(), x);
+        }));
+  }
+  const Chain chain(std::move(stages));
+  const auto x = torch::randn({32, 16}, on_device());
+  const auto step = [&](const std::string& text, int64_t* kept_bytes) {
+    torch::manual_seed(3);
+    const KeptMeter kept(chain.parameters());
+    Execution execution(chain, Schedule::parse(text, 3, text),
+                        {.meter = &kept});
+    const auto y = execution.forward({x});
+    execution.backward({torch::ones_like(y[0])});
+    *kept_bytes = kept.peak_bytes();
+    auto values = take_gradients(chain.parameters());
+    values.push_back(y[0]);
+    return values;
+  };
+  int64_t none = 0, one = 0, all = 0, again = 0;
+  const auto expected = step("K0 K1 K2 B2 B1 B0", &none);
+  for (const auto& [text, kept] : std::vector<std::pair<std::string, int64_t*>>{
+           {"K0 K1.1 K2 B2 B1 B0", &one},
+           {"K0.1 K1.1 K2.1 B2 B1 B0", &all},
+           {"I0 D1 K2.1 B2 K0.1 K1 X2 B1 B0", &again}}) {
+    const auto values = step(text, kept);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(same(values[i], expected[i])) << text << ", value " << i;
+    }
+  }
+  EXPECT_LT(one, none);
+  EXPECT_LT(all, one);
+  EXPECT_LT(again, none);
+}
+
+TEST(Execution, ADroppedRunIsTheStageItself) {
+  int own = 0, variant = 0;
+  const auto count = [](int& runs) -> Stage::Function {
+    return [&runs](const Tensors& x) {
+      ++runs;
+      return Tensors{torch::tanh(x[0])};
+    };
+  };
+  const Chain chain(
+      {Stage("counted", count(own)).with_variant("other", count(variant)),
+       make_stage("tanh", [](const torch::Tensor& x) { return x.tanh(); })});
+  Execution execution(chain, Schedule::parse("test", 2, "I0 K1 B1 K0.1 X1 B0"));
+  const auto x = torch::ones({2}, on_device()).requires_grad_();
+  execution.backward({torch::ones_like(execution.forward({x})[0])});
+  EXPECT_EQ(own, 1);
+  EXPECT_EQ(variant, 1);
+}
+
+TEST(Execution, AnUnknownVariantIsRefusedByName) {
+  const auto schedule = Schedule::parse("lean", 2, "K0.1 K1 B1 B0");
+  const auto error =
+      testing::error_of([&] { Execution(equal_stages(2, 4), schedule); });
+  EXPECT_NE(error.find("variant up to 0 of stage 0 'stage0', got 1 in schedule "
+                       "'lean'"),
+            std::string::npos)
+      << error;
+}
+
+TEST(Execution, OnFirstKeepsVariants) {
+  const auto twice = [](const Tensors& x) { return Tensors{x[0] * 2}; };
+  const Stage stage =
+      Stage("double", twice).with_variant("same", twice).on_first();
+  const auto x = torch::ones({2}, on_device());
+  ASSERT_EQ(stage.variants().size(), 1u);
+  EXPECT_EQ(stage.variants()[0].name, "same");
+  const auto outputs = stage.function(1)({x, x});
+  ASSERT_EQ(outputs.size(), 2u);
+  EXPECT_TRUE(same(outputs[0], x * 2));
+  EXPECT_THROW(stage.with_variant("none", nullptr), c10::Error);
+}
+
 TEST(Execution, NothingToDifferentiateCostsNothing) {
   const Chain chain(
       {make_stage("double", [](const torch::Tensor& x) { return x * 2; })});

@@ -64,7 +64,21 @@ TEST(Schedule, OrderIsChecked) {
   expect_problem(0, "", "expected at least one stage");
 }
 
+TEST(Schedule, VariantsOfKeptRuns) {
+  const std::string text = "I0 K1.2 B1 K0.1 X1 B0";
+  const auto schedule = Schedule::parse("variants", 2, text);
+  EXPECT_EQ(schedule.to_text(), text);
+  EXPECT_EQ(schedule.ops()[1], (Op{OpKind::kForwardKeep, 1, 2}));
+  EXPECT_EQ(to_string(schedule.ops()[1]), "forward-keep 1.2");
+  EXPECT_NE(schedule.to_string().find("   1  variant 2    runs 1"),
+            std::string::npos);
+  expect_problem(2, "I0.1 K1 B1 K0 X1 B0", "operation 0 (forward-keep-input");
+  expect_problem(1, "K0 B0.1", "only a run that keeps its graph has variants");
+  expect_problem(1, "K0.-1 B0", "expected a variant from 0 on, got -1");
+}
+
 TEST(Schedule, TextIsChecked) {
+  expect_problem(1, "K0. B0", "expected a word such as K3");
   expect_problem(1, "Q0", "expected a word such as K3");
   expect_problem(1, "K", "expected a word such as K3");
 }

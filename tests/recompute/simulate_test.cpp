@@ -1,7 +1,10 @@
+#include "recompute/random_figures.h"
 #include "support.h"
 
 #include <reprise/recompute/simulate.h>
 #include <reprise/recompute/strategy.h>
+
+#include <numeric>
 
 namespace reprise {
 namespace {
@@ -73,6 +76,84 @@ TEST(Simulate, ExtrasSetThePeak) {
   const auto back = run("all", ChainFigures::simple(10, {stage, big, stage}));
   EXPECT_EQ(to_string(make_schedule("all", 3).ops()[back.peak_op]),
             "backward 1");
+}
+
+TEST(Simulate, VariantsByHand) {
+  auto stage = StageFigures::simple(10, 100, 1, 2);
+  auto lean = stage;  // keeps its input alone and runs twice
+  StageFigures::Variant again;
+  again.saved_inputs = {0};
+  again.keep_extra_bytes = 100;
+  again.backward_extra_bytes = 110;
+  again.forward_ms = 1;
+  again.backward_ms = 3;
+  lean.variants = {again};
+  const auto figures = ChainFigures::simple(10, {stage, lean, stage});
+  const auto plain = run("none", figures);
+  const auto with =
+      simulate(Schedule::parse("variant", 3, "K0 K1.1 K2 B2 B1 B0"), figures);
+  EXPECT_EQ(plain.time_ms, 9);
+  EXPECT_EQ(with.time_ms, 10);
+  EXPECT_EQ(plain.kept_peak_bytes, 340);
+  // The output of stage 1 is the input that stage 2 saves.
+  EXPECT_EQ(with.kept_peak_bytes, 240);
+  EXPECT_EQ(plain.peak_bytes, 350);
+  EXPECT_EQ(with.peak_bytes, 250);
+  // One graph with its output, the caller's output, a gradient, the rise.
+  again.backward_extra_bytes = 300;
+  auto higher = figures;
+  higher.stages[1].variants = {again};
+  EXPECT_EQ(
+      simulate(Schedule::parse("variant", 3, "K0 K1.1 K2 B2 B1 B0"), higher)
+          .peak_bytes,
+      100 + 10 + 10 + 10 + 300);
+}
+
+TEST(Simulate, AnUnknownVariantIsRefused) {
+  const auto figures = ChainFigures::simple(10, {StageFigures::simple(10)});
+  const auto error = testing::error_of(
+      [&] { simulate(Schedule::parse("variant", 1, "K0.2 B0"), figures); });
+  EXPECT_NE(error.find("figures for variant 2 of stage 0, got 0 variants"),
+            std::string::npos)
+      << error;
+}
+
+TEST(Simulate, AtPeakByHand) {
+  auto stage = StageFigures::simple(10, 5);
+  const auto none = run("none", ChainFigures::simple(99, {stage, stage}));
+  EXPECT_EQ(none.at_peak.kept_by_stage, (std::vector<int64_t>{15, 15}));
+  EXPECT_EQ(none.at_peak.gradient_bytes, 10);
+  EXPECT_EQ(none.at_peak.workspace_bytes, 10);
+  // The last output is the caller's to the end, saved or not.
+  stage.saved_inputs.clear();
+  stage.saved_outputs.clear();
+  auto first = stage;
+  first.backward_extra_bytes = 1000;
+  const auto late = run("none", ChainFigures::simple(99, {first, stage}));
+  EXPECT_EQ(late.at_peak.kept_by_stage, (std::vector<int64_t>{5, 10}));
+  EXPECT_EQ(late.at_peak.workspace_bytes, 1000);
+}
+
+TEST(Simulate, AtPeakAddsUp) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 500; ++round) {
+    const int stages = 1 + round % 12;
+    const auto figures = testing::random_figures(
+        random,
+        {.stages = stages, .most_bytes = 50, .handed_on = round % 2 == 0});
+    for (const char* strategy :
+         {"none", "all", "sqrt", "checkpoints:0", "revolve:1", "revolve:3"}) {
+      const auto result = run(strategy, figures);
+      const auto& at_peak = result.at_peak;
+      ASSERT_EQ(at_peak.kept_by_stage.size(), size_t(stages));
+      for (const int64_t bytes : at_peak.kept_by_stage) ASSERT_GE(bytes, 0);
+      EXPECT_EQ(std::accumulate(at_peak.kept_by_stage.begin(),
+                                at_peak.kept_by_stage.end(), int64_t{0}) +
+                    at_peak.gradient_bytes + at_peak.workspace_bytes,
+                result.peak_bytes)
+          << strategy;
+    }
+  }
 }
 
 TEST(Simulate, NumbersOfStagesMustAgree) {

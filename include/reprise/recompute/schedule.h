@@ -21,10 +21,13 @@ enum class OpKind {
 struct Op {
   OpKind kind;
   int stage;  ///< i; for kDiscard the boundary
+  /// For kForwardKeep, which of the stage's variants runs, counted from 1; 0:
+  /// the stage itself. The backward is that of the run that was kept.
+  int variant = 0;
   bool operator==(const Op&) const = default;
 };
 
-/// "forward-keep 3", "discard 4".
+/// "forward-keep 3", "forward-keep 3.1" for its first variant, "discard 4".
 std::string to_string(const Op& op);
 
 /// Which stage outputs are kept and which are recomputed, as an immutable list
@@ -59,8 +62,8 @@ class Schedule {
   int runs(int stage) const { return runs_.at(static_cast<size_t>(stage)); }
   int total_runs() const;
 
-  /// One word an operation: K3 keep, D3 drop, I3 keep-input, B3 backward, X3
-  /// discard.
+  /// One word an operation: K3 keep, K3.1 keep its first variant, D3 drop, I3
+  /// keep-input, B3 backward, X3 discard.
   std::string to_text() const;
 
   /// For people: a line with the totals, a row a stage with how it is kept.

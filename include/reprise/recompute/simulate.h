@@ -7,25 +7,16 @@
 
 namespace reprise {
 
-/// What one stage costs, in bytes and milliseconds. A *buffer* is one storage;
-/// tensors that share memory are one buffer. The outputs of a stage are, in
-/// order, the inputs of the next.
-struct StageFigures {
-  struct Buffer {
-    int64_t bytes = 0;
-    int input = -1;  ///< the stage's input that it shares memory with, or none
-  };
+/// What a run that keeps its graph costs, and the backward that goes with it,
+/// in bytes and milliseconds.
+struct KeptRunFigures {
+  std::vector<int> saved_inputs;   ///< positions that the graph holds
+  std::vector<int> saved_outputs;  ///< positions that the graph holds
+  int64_t saved_bytes = 0;         ///< what else the graph holds
 
-  std::vector<Buffer> outputs;
-  std::vector<int> saved_inputs;   ///< positions that its graph holds
-  std::vector<int> saved_outputs;  ///< positions that its graph holds
-  int64_t saved_bytes = 0;         ///< what else its graph holds
-
-  int64_t input_gradient_bytes = 0;
   /// Highest rise over what is held before the run, beyond what it leaves
-  /// behind: for a run that keeps its graph, and for one that drops it.
+  /// behind.
   int64_t keep_extra_bytes = 0;
-  int64_t drop_extra_bytes = 0;
   /// Highest rise of the backward over what is held when it begins, the
   /// gradient of the outputs included in the latter.
   int64_t backward_extra_bytes = 0;
@@ -36,6 +27,30 @@ struct StageFigures {
   /// own; 0 on the CPU, where the host is the device.
   double forward_host_ms = 0;
   double backward_host_ms = 0;
+};
+
+/// What one stage costs. A *buffer* is one storage; tensors that share memory
+/// are one buffer. The outputs of a stage are, in order, the inputs of the
+/// next. A run that drops its graph takes as long as one that keeps it.
+struct StageFigures : KeptRunFigures {
+  struct Buffer {
+    int64_t bytes = 0;
+    int input = -1;  ///< the stage's input that it shares memory with, or none
+  };
+  using Variant = KeptRunFigures;
+
+  std::vector<Buffer> outputs;
+  int64_t input_gradient_bytes = 0;
+  /// As `keep_extra_bytes`, for a run that drops its graph.
+  int64_t drop_extra_bytes = 0;
+  /// Other ways to run the stage with its graph kept: see Stage::with_variant.
+  std::vector<Variant> variants;
+
+  /// The stage itself for 0, else `variants[variant - 1]`.
+  const KeptRunFigures& kept_as(int variant) const {
+    if (variant == 0) return *this;
+    return variants.at(static_cast<size_t>(variant) - 1);
+  }
 
   /// One new output of `output_bytes`, saved together with the input and
   /// `saved_bytes` more: a plain layer, for calculations by hand.
@@ -80,7 +95,7 @@ struct Simulation {
 };
 
 /// Walks `schedule` with these figures; no tensor is touched. Throws c10::Error
-/// where the numbers of stages differ.
+/// where the numbers of stages differ or a variant has no figures.
 Simulation simulate(const Schedule& schedule, const ChainFigures& figures);
 
 }  // namespace reprise

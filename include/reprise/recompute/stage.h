@@ -34,14 +34,34 @@ class Stage {
   const Modules& modules() const { return modules_; }
   Tensors operator()(const Tensors& inputs) const { return function_(inputs); }
 
+  /// Another function for the same: same outputs and gradients, on the same
+  /// modules, but it keeps less for the backward or runs faster. Example: the
+  /// stage's own function inside checkpoint().
+  struct Variant {
+    std::string name;
+    Function function;
+  };
+  /// A copy with one variant more. A schedule names variants from 1 on, in the
+  /// order of these calls; see Op::variant.
+  Stage with_variant(std::string name, Function function) const;
+  const std::vector<Variant>& variants() const { return variants_; }
+
+  /// The stage itself for 0, else `variants()[variant - 1]`.
+  const Function& function(int variant = 0) const {
+    if (variant == 0) return function_;
+    return variants_.at(static_cast<size_t>(variant) - 1).function;
+  }
+
   /// This stage applied to the first tensor, with all others handed on: how a
-  /// plain layer stands in a chain that carries masks or skip connections.
+  /// plain layer stands in a chain that carries masks or skip connections. Its
+  /// variants likewise.
   Stage on_first() const;
 
  private:
   std::string name_;
   Function function_;
   Modules modules_;
+  std::vector<Variant> variants_;
 };
 
 namespace detail {

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <reprise/recompute/simulate.h>
+
+#include <algorithm>
+#include <random>
+
+namespace reprise::testing {
+
+struct RandomFigures {
+  int stages = 4;
+  int most_bytes = 4;    ///< of a single size
+  int most_ms = 5;       ///< of a single time; all are whole numbers
+  bool variants = true;  ///< on some of the stages
+  /// Boundaries of several tensors, some handed on from stage to stage.
+  bool handed_on = false;
+};
+
+/// Figures of a chain in which everything that can differ does.
+class RandomChain {
+ public:
+  RandomChain(std::mt19937& random, const RandomFigures& wanted)
+      : random_(random), wanted_(wanted) {}
+
+  ChainFigures make() {
+    ChainFigures chain;
+    chain.input_bytes = {bytes()};
+    if (wanted_.handed_on && coin()) chain.input_bytes.push_back(bytes());
+    auto inputs = static_cast<int>(chain.input_bytes.size());
+    for (int i = 0; i < wanted_.stages; ++i) {
+      chain.stages.push_back(stage(inputs));
+      inputs = static_cast<int>(chain.stages.back().outputs.size());
+    }
+    chain.output_gradient_bytes = bytes();
+    return chain;
+  }
+
+ private:
+  int up_to(int most) {
+    return std::uniform_int_distribution<int>(0, most)(random_);
+  }
+  bool coin() { return up_to(1) == 1; }
+  int64_t bytes() { return up_to(wanted_.most_bytes); }
+  int64_t rarely_bytes() { return up_to(2) == 0 ? bytes() : 0; }
+
+  void fill(KeptRunFigures& run, int inputs, int outputs) {
+    for (int i = 0; i < inputs; ++i) {
+      if (coin()) run.saved_inputs.push_back(i);
+    }
+    for (int i = 0; i < outputs; ++i) {
+      if (coin()) run.saved_outputs.push_back(i);
+    }
+    run.saved_bytes = bytes();
+    run.keep_extra_bytes = rarely_bytes();
+    run.backward_extra_bytes = rarely_bytes();
+    run.forward_ms = 1 + up_to(wanted_.most_ms - 1);
+    run.backward_ms = up_to(wanted_.most_ms);
+  }
+
+  StageFigures stage(int inputs) {
+    StageFigures stage;
+    stage.outputs = {{bytes(), -1}};
+    for (int i = 0; wanted_.handed_on && i < inputs; ++i) {
+      if (up_to(2) > 0 && stage.outputs.size() < 5) {
+        stage.outputs.push_back({0, i});
+      }
+    }
+    if (wanted_.handed_on && up_to(2) == 0) {
+      stage.outputs.push_back({bytes(), -1});
+    }
+    const auto outputs = static_cast<int>(stage.outputs.size());
+    fill(stage, inputs, outputs);
+    stage.input_gradient_bytes = bytes();
+    stage.drop_extra_bytes = rarely_bytes();
+    for (int v = up_to(4) - 2; wanted_.variants && v > 0; --v) {
+      fill(stage.variants.emplace_back(), inputs, outputs);
+    }
+    return stage;
+  }
+
+  std::mt19937& random_;
+  RandomFigures wanted_;
+};
+
+inline ChainFigures random_figures(std::mt19937& random,
+                                   const RandomFigures& wanted) {
+  return RandomChain(random, wanted).make();
+}
+
+}  // namespace reprise::testing
