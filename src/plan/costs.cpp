@@ -15,18 +15,23 @@ using Buffer = StageFigures::Buffer;
 
 /// Every field once: `visit(name, field)`.
 template <class Figures, class Visit>
-void visit_stage(Figures& f, Visit&& visit) {
+void visit_kept(Figures& f, Visit&& visit) {
   visit("saved_inputs", f.saved_inputs);
   visit("saved_outputs", f.saved_outputs);
   visit("saved_bytes", f.saved_bytes);
-  visit("input_gradient_bytes", f.input_gradient_bytes);
   visit("keep_extra_bytes", f.keep_extra_bytes);
-  visit("drop_extra_bytes", f.drop_extra_bytes);
   visit("backward_extra_bytes", f.backward_extra_bytes);
   visit("forward_ms", f.forward_ms);
   visit("backward_ms", f.backward_ms);
   visit("forward_host_ms", f.forward_host_ms);
   visit("backward_host_ms", f.backward_host_ms);
+}
+
+template <class Figures, class Visit>
+void visit_stage(Figures& f, Visit&& visit) {
+  visit_kept(f, visit);
+  visit("input_gradient_bytes", f.input_gradient_bytes);
+  visit("drop_extra_bytes", f.drop_extra_bytes);
 }
 
 /// The straight line through (x0, a) and (x1, b), at a place given as a share
@@ -52,6 +57,20 @@ std::vector<int64_t> between(const std::vector<int64_t>& a,
   return result;
 }
 
+void mix_kept(const KeptRunFigures& a, const KeptRunFigures& b,
+              const Line& line, KeptRunFigures& result) {
+  const auto mix = [&](auto KeptRunFigures::*field) {
+    result.*field = line(a.*field, b.*field);
+  };
+  mix(&KeptRunFigures::saved_bytes);
+  mix(&KeptRunFigures::keep_extra_bytes);
+  mix(&KeptRunFigures::backward_extra_bytes);
+  mix(&KeptRunFigures::forward_ms);
+  mix(&KeptRunFigures::backward_ms);
+  mix(&KeptRunFigures::forward_host_ms);
+  mix(&KeptRunFigures::backward_host_ms);
+}
+
 /// `near` gives what has no size: which tensors are saved and shared.
 StageFigures between(const StageFigures& a, const StageFigures& b,
                      const StageFigures& near, const Line& line) {
@@ -60,18 +79,13 @@ StageFigures between(const StageFigures& a, const StageFigures& b,
     result.outputs[i].bytes =
         line(a.outputs.at(i).bytes, b.outputs.at(i).bytes);
   }
-  const auto mix = [&](auto StageFigures::*field) {
-    result.*field = line(a.*field, b.*field);
-  };
-  mix(&StageFigures::saved_bytes);
-  mix(&StageFigures::input_gradient_bytes);
-  mix(&StageFigures::keep_extra_bytes);
-  mix(&StageFigures::drop_extra_bytes);
-  mix(&StageFigures::backward_extra_bytes);
-  mix(&StageFigures::forward_ms);
-  mix(&StageFigures::backward_ms);
-  mix(&StageFigures::forward_host_ms);
-  mix(&StageFigures::backward_host_ms);
+  mix_kept(a, b, line, result);
+  for (size_t i = 0; i < near.variants.size(); ++i) {
+    mix_kept(a.variants.at(i), b.variants.at(i), line, result.variants[i]);
+  }
+  result.input_gradient_bytes =
+      line(a.input_gradient_bytes, b.input_gradient_bytes);
+  result.drop_extra_bytes = line(a.drop_extra_bytes, b.drop_extra_bytes);
   return result;
 }
 
@@ -103,12 +117,14 @@ SizeCosts nothing_like(const SizeCosts& size) {
   nothing.figures.input_bytes.resize(size.figures.input_bytes.size());
   for (const StageFigures& stage : size.figures.stages) {
     StageFigures none = stage;
-    for (Buffer& buffer : none.outputs) buffer.bytes = 0;
-    visit_stage(none, [](const char*, auto& field) {
+    const auto clear = [](const char*, auto& field) {
       if constexpr (std::is_arithmetic_v<std::decay_t<decltype(field)>>) {
         field = 0;
       }
-    });
+    };
+    for (Buffer& buffer : none.outputs) buffer.bytes = 0;
+    visit_stage(none, clear);
+    for (auto& variant : none.variants) visit_kept(variant, clear);
     nothing.figures.stages.push_back(none);
   }
   return nothing;
@@ -122,6 +138,13 @@ json to_value(const StageFigures& figures) {
   visit_stage(figures, [&](const char* name, const auto& field) {
     value[name] = field;
   });
+  value["variants"] = json::array();
+  for (const auto& variant : figures.variants) {
+    json& kept = value["variants"].emplace_back();
+    visit_kept(variant, [&](const char* name, const auto& field) {
+      kept[name] = field;
+    });
+  }
   return value;
 }
 
@@ -133,6 +156,12 @@ StageFigures stage_from(const json& value) {
   visit_stage(figures, [&](const char* name, auto& field) {
     value.at(name).get_to(field);
   });
+  for (const json& kept : value.at("variants")) {
+    auto& variant = figures.variants.emplace_back();
+    visit_kept(variant, [&](const char* name, auto& field) {
+      kept.at(name).get_to(field);
+    });
+  }
   return figures;
 }
 

@@ -184,17 +184,31 @@ class Tracer {
   StageFigures measure(const Stage& stage) {
     StageFigures figures;
     const ForwardContext context(current_, stage.modules());
+    measure_kept(stage, 0, context, figures);
+    const auto variants = static_cast<int>(stage.variants().size());
+    for (int v = 1; v <= variants; ++v) {
+      StageFigures other;
+      measure_kept(stage, v, context, other);
+      figures.variants.push_back(std::move(other));  // what concerns a kept run
+    }
+    figures.input_gradient_bytes = gradient_bytes(current_, requires_grad_);
+    move_on(stage, context, figures);
+    return figures;
+  }
+
+  void measure_kept(const Stage& stage, int variant,
+                    const ForwardContext& context, StageFigures& figures) {
     // The first round makes the parameters' gradients and warms caches up.
-    keep_and_go_back(stage, context, figures);
-    const double warm_ms = times_.last_ms();
-    fill_ms_ = warm_ms;
+    fill_ms_ = 0;
+    keep_and_go_back(stage, variant, context, figures);
+    fill_ms_ = times_.last_ms();
     times_.clear();
     double spent_ms = 0;
-    for (int round = 0; round < options_.repeats ||
-                        (round < options_.most_repeats &&
-                         spent_ms < options_.enough_ms);
+    for (int round = 0;
+         round < options_.repeats || (round < options_.most_repeats &&
+                                      spent_ms < options_.enough_ms);
          ++round) {
-      keep_and_go_back(stage, context, figures);
+      keep_and_go_back(stage, variant, context, figures);
       spent_ms += times_.last_ms();
       fill_ms_ = std::min(fill_ms_, 2 * times_.last_ms());
     }
@@ -203,13 +217,10 @@ class Tracer {
     figures.forward_host_ms = median(std::move(times_.forward_host));
     figures.backward_host_ms = median(std::move(times_.backward_host));
     times_.clear();
-    figures.input_gradient_bytes = gradient_bytes(current_, requires_grad_);
-    move_on(stage, context, figures);
-    return figures;
   }
 
-  void keep_and_go_back(const Stage& stage, const ForwardContext& context,
-                        StageFigures& figures) {
+  void keep_and_go_back(const Stage& stage, int variant,
+                        const ForwardContext& context, StageFigures& figures) {
     const ReplayGuard replay(context);
     MemoryMeter meter(device_);
     auto policy = std::make_shared<NotingPolicy>();
@@ -220,7 +231,7 @@ class Tracer {
     {
       const compat::SavedTensorScope scope(policy);
       const CurrentModules modules(stage.modules());
-      outputs = stage(graph.begin(current_, requires_grad_));
+      outputs = stage.function(variant)(graph.begin(current_, requires_grad_));
     }
     const Moment middle(device_);
     graph.end(outputs);
