@@ -4,7 +4,8 @@
 # that has CUDA (python3's torch, or REPRISE_TORCH=DIR); installs nothing.
 #
 #   scripts/cuda.sh            everything
-#   scripts/cuda.sh build      the build alone; also: test, verify, models, bench
+#   scripts/cuda.sh build      the build alone; also: test, verify, models, bench,
+#                              plan (predictions, a sweep), peers (PyTorch beside)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export REPRISE_SETUP=off
@@ -45,6 +46,17 @@ if want bench; then
   step "executor, CUDA" $bin/bench/executor_bench --device cuda --repeats 51
   step "loader, CUDA" $bin/bench/loader_bench --device cuda
   step "trade-off, CUDA" $bin/bench/tradeoff_bench --device cuda --width 1024 --rows 8192
+fi
+if want plan; then
+  step "plans, CUDA" $bin/bench/plan_bench --device cuda
+  step "plans against a sweep, CUDA" $bin/bench/plan_bench --device cuda --sweep \
+    --models resnet50,gpt2,cnn-basic --windows 3
+fi
+if want peers; then
+  for model in resnet101 vgg16; do
+    step "checkpoint_sequential, $model" python3 bench/peers/checkpoint_sequential.py \
+      $bin/tools/reprise/reprise --model $model
+  done
 fi
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[*]}"

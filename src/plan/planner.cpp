@@ -266,13 +266,11 @@ class Planner {
                       chosen.micro_batch),
           smaller->smallest);
     }
-    for (const Choice& choice : choices_) {
-      if (choice.precision != chosen.precision &&
-          choice.micro_batch == chosen.micro_batch) {
-        add(fmt::format("{} instead of {}", choice.precision,
-                        chosen.precision),
-            choice.smallest);
-      }
+    if (chosen.precision == "fp32" && (!chosen.plan || plan.peak.is_floor) &&
+        costs_.measure("bf16", chosen.micro_batch)) {
+      add("bf16 instead of fp32",
+          evaluator_for("bf16", costs_.profile("bf16"), chosen.micro_batch)
+              .smallest());
     }
     const auto& profile = costs_.profile(chosen.precision);
     if (profile.fixed.optimizer > 0) {
