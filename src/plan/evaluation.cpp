@@ -2,6 +2,8 @@
 
 #include <reprise/recompute/strategy.h>
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>

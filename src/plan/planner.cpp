@@ -81,16 +81,29 @@ class Planner {
 
   /// Measures the smallest size and, by steps of four, those that may fit.
   void begin(const std::string& precision) {
-    if (!costs_.measure(precision, sizes_.front())) return;
+    if (!measure(precision, sizes_.front())) return;
     int64_t last = sizes_.front();
     for (const int64_t size : sizes_) {
       const bool end = size == sizes_.back();
       if (size == last || (size < 4 * last && !end)) continue;
       const auto& profile = costs_.profile(precision);
       if (profile.sizes.size() >= 2 && !may_fit(profile, size)) break;
-      if (!costs_.measure(precision, size)) break;
+      if (!measure(precision, size)) break;
       last = size;
     }
+  }
+
+  /// Where the device has no room for a size, it has none for larger ones.
+  bool measure(const std::string& precision, int64_t size) {
+    if (costs_.measure(precision, size)) return true;
+    const auto known = too_large_.emplace(precision, size).first;
+    known->second = std::min(known->second, size);
+    return false;
+  }
+
+  bool has_room(const std::string& precision, int64_t size) const {
+    const auto known = too_large_.find(precision);
+    return known == too_large_.end() || size < known->second;
   }
 
   /// By what is known so far: a stage alone, with nothing else kept.
@@ -109,7 +122,7 @@ class Planner {
       const CostProfile& profile = costs_.profile(precision);
       if (profile.sizes.empty()) continue;
       for (const int64_t size : sizes_) {
-        if (no_room_.count({precision, size}) > 0) continue;
+        if (!has_room(precision, size)) continue;
         choices_.push_back(consider(precision, profile, size));
       }
     }
@@ -170,9 +183,7 @@ class Planner {
                 " fits on the device");
     const auto& precision = chosen->precision;
     if (costs_.profile(precision).measured(chosen->micro_batch)) return false;
-    if (!costs_.measure(precision, chosen->micro_batch)) {
-      no_room_.insert({precision, chosen->micro_batch});
-    }
+    measure(precision, chosen->micro_batch);
     return true;
   }
 
@@ -267,7 +278,7 @@ class Planner {
           smaller->smallest);
     }
     if (chosen.precision == "fp32" && (!chosen.plan || plan.peak.is_floor) &&
-        costs_.measure("bf16", chosen.micro_batch)) {
+        measure("bf16", chosen.micro_batch)) {
       add("bf16 instead of fp32",
           evaluator_for("bf16", costs_.profile("bf16"), chosen.micro_batch)
               .smallest());
@@ -287,7 +298,7 @@ class Planner {
   std::vector<int64_t> sizes_;
   int64_t budget_;
   std::vector<Choice> choices_;
-  std::set<Key> no_room_;
+  std::map<std::string, int64_t> too_large_;  // the smallest such size
   std::map<Key, std::pair<size_t, std::unique_ptr<Evaluator>>> evaluators_;
 };
 
