@@ -69,9 +69,13 @@ class Planner {
 
   PlanResult run() {
     for (const auto& precision : request_.precisions) begin(precision);
-    for (int round = 0; round < kMostRounds; ++round) {
+    consider_all();
+    for (int round = 0; round < kMostRounds;) {
+      const auto found = measure_what_was_chosen();
+      if (!found) break;
       consider_all();
-      if (!measure_what_was_chosen()) break;
+      // A size without room rules itself out; a measured one is a round.
+      if (*found) ++round;
     }
     return answer();
   }
@@ -174,17 +178,19 @@ class Planner {
     return least;
   }
 
-  /// False where all that the answer rests on was measured.
-  bool measure_what_was_chosen() {
+  /// Nothing where all that the answer rests on was measured; else whether it
+  /// could be.
+  std::optional<bool> measure_what_was_chosen() {
     const Choice* chosen = best();
     if (chosen == nullptr) chosen = least();
     TORCH_CHECK(chosen != nullptr,
                 "[make_plan] not even a micro-batch of ", sizes_.front(),
                 " fits on the device");
     const auto& precision = chosen->precision;
-    if (costs_.profile(precision).measured(chosen->micro_batch)) return false;
-    measure(precision, chosen->micro_batch);
-    return true;
+    if (costs_.profile(precision).measured(chosen->micro_batch)) {
+      return std::nullopt;
+    }
+    return measure(precision, chosen->micro_batch);
   }
 
   PlanResult answer() {
