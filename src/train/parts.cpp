@@ -52,6 +52,14 @@ std::vector<torch::Tensor> values(const NamedTensors& named) {
   return list;
 }
 
+std::vector<torch::Tensor> held_by(const Optimizer& optimizer) {
+  NamedTensors state = optimizer.state();
+  std::erase_if(state, [](const auto& item) {
+    return item.first == "step" || item.first.starts_with("step.");
+  });
+  return values(state);
+}
+
 std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
                                          const Model& model, Split split) {
   DataOptions options;

@@ -26,6 +26,10 @@ Model build_model(const TrainConfig& config, torch::Device device);
 NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict);
 std::vector<torch::Tensor> values(const NamedTensors& named);
 
+/// What the optimizer holds in memory: its state without the counters, which are
+/// copies.
+std::vector<torch::Tensor> held_by(const Optimizer& optimizer);
+
 std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
                                          const Model& model, Split split);
 

@@ -49,8 +49,7 @@ Session::Session(const TrainConfig& given)
     return list;
   });
   ledger_.claim_model(parameter_list_, model_.root->buffers());
-  ledger_.claim(Category::kOptimizer,
-                [this] { return values(optimizer_->state()); });
+  ledger_.claim(Category::kOptimizer, [this] { return held_by(*optimizer_); });
   ledger_.claim_kept(kept_);
 }
 
