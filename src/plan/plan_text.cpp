@@ -1,4 +1,5 @@
 #include "drawing.h"
+#include "plan_words.h"
 
 #include <reprise/memory/bytes.h>
 #include <reprise/plan/planner.h>
@@ -11,10 +12,12 @@
 namespace reprise {
 namespace {
 
+using plan_detail::batches_in_words;
 using plan_detail::columns_of;
 using plan_detail::flow;
 using plan_detail::format_change;
 using plan_detail::format_ms;
+using plan_detail::schedule_in_words;
 using plan_detail::shorten;
 
 constexpr int kNameColumns = 32;
@@ -31,36 +34,6 @@ double samples_per_s(const Plan& plan) {
 std::string percent_of(int64_t part, int64_t whole) {
   return fmt::format(
       "{:.1f} %", 100 * static_cast<double>(part) / static_cast<double>(whole));
-}
-
-std::string batches_in_words(const Plan& plan) {
-  const bool even = plan.last_micro_batch == plan.micro_batch;
-  return fmt::format(
-      "micro-batch {} × {}{} = {} samples an update", plan.micro_batch,
-      plan.accumulate,
-      even ? "" : fmt::format(" (the last one {})", plan.last_micro_batch),
-      plan.global_batch);
-}
-
-/// "keeps 9 of 14 stages, recomputes 5 once".
-std::string schedule_in_words(const Schedule& schedule) {
-  int kept = 0, once = 0, more = 0, most = 0;
-  for (int i = 0; i < schedule.stages(); ++i) {
-    const int again = schedule.runs(i) - 1;
-    ++(again == 0 ? kept : again == 1 ? once : more);
-    most = std::max(most, again);
-  }
-  if (kept == schedule.stages()) {
-    return fmt::format("keeps all {} stages", kept);
-  }
-  std::string text = fmt::format("keeps {} of {} stages, recomputes ", kept,
-                                 schedule.stages());
-  if (once > 0) text += fmt::format("{} once", once);
-  if (more > 0) {
-    text +=
-        fmt::format("{}{} up to {} times", once > 0 ? " and " : "", more, most);
-  }
-  return text;
 }
 
 std::string name_of_stage(const PlanResult& result, int stage) {
@@ -298,6 +271,35 @@ std::string alternatives_table(const PlanResult& result) {
 }
 
 }  // namespace
+
+std::string plan_detail::batches_in_words(const Plan& plan) {
+  const bool even = plan.last_micro_batch == plan.micro_batch;
+  return fmt::format(
+      "micro-batch {} × {}{} = {} samples an update", plan.micro_batch,
+      plan.accumulate,
+      even ? "" : fmt::format(" (the last one {})", plan.last_micro_batch),
+      plan.global_batch);
+}
+
+std::string plan_detail::schedule_in_words(const Schedule& schedule) {
+  int kept = 0, once = 0, more = 0, most = 0;
+  for (int i = 0; i < schedule.stages(); ++i) {
+    const int again = schedule.runs(i) - 1;
+    ++(again == 0 ? kept : again == 1 ? once : more);
+    most = std::max(most, again);
+  }
+  if (kept == schedule.stages()) {
+    return fmt::format("keeps all {} stages", kept);
+  }
+  std::string text = fmt::format("keeps {} of {} stages, recomputes ", kept,
+                                 schedule.stages());
+  if (once > 0) text += fmt::format("{} once", once);
+  if (more > 0) {
+    text +=
+        fmt::format("{}{} up to {} times", once > 0 ? " and " : "", more, most);
+  }
+  return text;
+}
 
 std::string to_text(const PlanResult& result,
                     const std::optional<Measured>& measured) {
