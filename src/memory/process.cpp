@@ -17,6 +17,16 @@ ProcessMemory process_memory() {
   return memory;
 }
 
+int64_t available_memory() {
+  std::ifstream info("/proc/meminfo");
+  for (std::string key; info >> key;) {
+    int64_t kib = 0;
+    if (key == "MemAvailable:" && info >> kib) return kib * 1024;
+    std::getline(info, key);
+  }
+  return 0;
+}
+
 bool reset_process_peak() {
   std::ofstream refs("/proc/self/clear_refs");
   refs << "5" << std::flush;  // proc(5): resets VmHWM to the current VmRSS

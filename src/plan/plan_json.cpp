@@ -70,6 +70,10 @@ ordered_json measures_array(const std::vector<Measure>& measures) {
 
 }  // namespace
 
+std::string to_json(const Plan& plan) {
+  return plan_object(plan).dump(2);
+}
+
 std::string to_json(const PlanResult& result,
                     const std::optional<Measured>& measured) {
   ordered_json json;

@@ -1,10 +1,8 @@
 #include "session.h"
 
 #include <reprise/memory/process.h>
-#include <reprise/models/weights.h>
 #include <reprise/torch/cuda.h>
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <torch/cuda.h>
 
@@ -18,98 +16,12 @@ namespace {
 constexpr double kShowEveryS = 0.25;
 constexpr int64_t kShortRunWindows = 1000;
 
-Model build(const TrainConfig& config, torch::Device device) {
-  if (config.threads > 0) at::set_num_threads(config.threads);
-  torch::manual_seed(config.seed);
-  Model model = make_model(config.model, config.model_options);
-  if (!config.weights.empty()) load_weights(model, config.weights);
-  model.root->to(device);
-  model.root->train();
-  return model;
-}
-
-NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict) {
-  NamedTensors list;
-  for (const auto& item : dict) list.emplace_back(item.key(), item.value());
-  return list;
-}
-
-std::vector<torch::Tensor> values(const NamedTensors& named) {
-  std::vector<torch::Tensor> list;
-  for (const auto& [name, tensor] : named) list.push_back(tensor);
-  return list;
-}
-
-bool is_token_task(Task task) {
-  return task == Task::kLanguage || task == Task::kSequences;
-}
-
-RateOptions rate_of(const TrainConfig& config) {
-  RateOptions rate = config.rate;
-  rate.base = scale_rate(
-      rate.base, config.scale_lr, static_cast<double>(config.global_batch),
-      static_cast<double>(std::max<int64_t>(config.base_batch, 1)));
-  return rate;
-}
-
-GradScaler::Options scaler_of(const TrainConfig& config) {
-  GradScaler::Options options;
-  options.enabled = config.precision == "fp16";
-  options.scale = config.loss_scale;
-  return options;
-}
-
 }  // namespace
-
-torch::Device check_device(const TrainConfig& config) {
-  torch::Device device(config.device);
-  if (device.is_cuda() && !device.has_index()) device.set_index(0);
-  TORCH_CHECK(device.is_cpu() || device.is_cuda(),
-              "[--device] expected cpu, cuda or cuda:N, got ", config.device);
-  TORCH_CHECK(!device.is_cuda() || device.index() < compat::cuda_device_count(),
-              "[--device] expected one of ", compat::cuda_device_count(),
-              " CUDA devices, got ", config.device);
-  TORCH_CHECK(config.precision != "fp16" || device.is_cuda(),
-              "[--precision] fp16 needs a CUDA device; on the CPU use bf16");
-  return device;
-}
-
-std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
-                                         const Model& model, Split split) {
-  DataOptions options;
-  options.name = config.data;
-  options.split = split;
-  options.tokens = is_token_task(model.task);
-  options.classify = model.task == Task::kSequences;
-  options.seq = model.options.seq;
-  options.vocab = model.options.vocab;
-  // One class of pixels is the background.
-  options.classes = model.options.classes - (model.task == Task::kPixels);
-  options.channels = std::max<int64_t>(model.options.channels, 1);
-  options.random_samples = config.random_samples;
-  options.seed = config.seed;
-  return open_dataset(options);
-}
-
-compat::AutocastState autocast_of(const std::string& precision,
-                                  torch::Device device) {
-  compat::AutocastState state;
-  if (precision == "fp32") return state;
-  const auto type = precision == "bf16" ? torch::kBFloat16 : torch::kHalf;
-  if (device.is_cuda()) {
-    state.cuda_enabled = true;
-    state.cuda_dtype = type;
-  } else {
-    state.cpu_enabled = true;
-    state.cpu_dtype = type;
-  }
-  return state;
-}
 
 Session::Session(const TrainConfig& given)
     : config_(given),
       device_(check_device(given)),
-      model_(build(given, device_)),
+      model_(build_model(given, device_)),
       parameters_(named(model_.root->named_parameters())),
       parameter_list_(values(parameters_)),
       autocast_(autocast_of(given.precision, device_)),
@@ -125,11 +37,7 @@ Session::Session(const TrainConfig& given)
   // Now, so that a missing test split does not end a training hours later.
   if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
   optimizer_ = make_optimizer(config_.optimizer, parameters_);
-  prepare_.image_size =
-      is_token_task(model_.task) ? 0 : model_.options.image_size;
-  prepare_.mean = train_data_->mean();
-  prepare_.deviation = train_data_->deviation();
-  prepare_.pixel_targets = model_.task == Task::kPixels;
+  prepare_ = prepare_of(model_, *train_data_);
 
   ledger_.claim(Category::kData, [this] {
     auto list = train_data_->tensors();
@@ -141,8 +49,7 @@ Session::Session(const TrainConfig& given)
     return list;
   });
   ledger_.claim_model(parameter_list_, model_.root->buffers());
-  ledger_.claim(Category::kOptimizer,
-                [this] { return values(optimizer_->state()); });
+  ledger_.claim(Category::kOptimizer, [this] { return held_by(*optimizer_); });
   ledger_.claim_kept(kept_);
 }
 

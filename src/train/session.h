@@ -1,6 +1,7 @@
 #pragma once
 
 #include "metrics.h"
+#include "parts.h"
 #include "training_costs.h"
 #include "window_profile.h"
 
@@ -31,14 +32,6 @@ using Clock = std::chrono::steady_clock;
 /// Left out of the speed: they make caches, gradients and optimizer state, and
 /// the second is looked into.
 constexpr int64_t kWarmUpWindows = 2;
-
-torch::Device check_device(const TrainConfig& config);
-
-std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
-                                         const Model& model, Split split);
-
-compat::AutocastState autocast_of(const std::string& precision,
-                                  torch::Device device);
 
 class Session {
  public:

@@ -28,5 +28,11 @@ TEST(Process, PeakFollowsAndResets) {
   }
 }
 
+TEST(Process, TheSystemSaysWhatIsLeft) {
+  // At least what this process could give back, and no more than a machine has.
+  EXPECT_GT(available_memory(), int64_t{1} << 20);
+  EXPECT_LT(available_memory(), int64_t{1} << 50);
+}
+
 }  // namespace
 }  // namespace reprise

@@ -1,4 +1,5 @@
 #include "commands.h"
+#include "config_options.h"
 #include "progress.h"
 
 #include <reprise/data/file.h>
@@ -57,11 +58,6 @@ void continue_from(const TrainConfig& saved, CLI::App& app,
   const std::string what = conflict(saved, config);
   TORCH_CHECK(what.empty(), "[--resume] that would be another training: ", what,
               "; start a new one with --out");
-}
-
-std::string default_data(const TrainConfig& config) {
-  const Task task = task_of(config.model);
-  return task == Task::kImages || task == Task::kPixels ? "mnist" : "random";
 }
 
 int compare_runs(const std::vector<std::string>& paths) {
@@ -139,110 +135,25 @@ int train_with(Flags& flags, CLI::App& app) {
   return report(flags, result, directory ? directory->path() : "");
 }
 
-std::string known_models() {
-  std::string text;
-  for (const ModelInfo& info : model_list()) {
-    text += fmt::format("\n  {:<14}{}", info.name, info.description);
-  }
-  return text;
-}
-
-void add_model_flags(CLI::App& app, TrainConfig& c) {
-  const auto option = [&](const char* flag, auto& value, const char* text) {
-    return app.add_option(flag, value, text)->group("Model");
-  };
-  app.add_option("--model", c.model, "One of:" + known_models())
-      ->group("Model")
-      ->capture_default_str();
-  ModelOptions& m = c.model_options;
-  option("--depth", m.depth, "Blocks");
-  option("--width", m.width, "Hidden size or channels");
-  option("--heads", m.heads, "Attention heads");
-  option("--classes", m.classes, "Classes");
-  option("--vocab", m.vocab, "Tokens of the vocabulary");
-  option("--seq", m.seq, "Tokens of a sequence");
-  option("--image-size", m.image_size, "Side of the images in pixels");
-  option("--channels", m.channels, "Colours of the images");
-  option("--norm", m.norm, "batch or group");
-  option("--dropout", m.dropout, "Share of values dropped");
-  option("--weights", c.weights,
-         "Start from this safetensors file (Hugging Face's or torchvision's "
-         "names)");
-}
-
-void add_training_flags(CLI::App& app, TrainConfig& c) {
-  const auto option = [&](const char* flag, auto& value, const char* text) {
-    return app.add_option(flag, value, text)
-        ->group("Training")
-        ->capture_default_str();
-  };
-  const auto number = [&](const char* flag, int64_t& value, const char* text) {
-    app.add_option(flag, value, text)
-        ->group("Training")
-        ->check(CLI::PositiveNumber);
-  };
-  number("--batch", c.batch, "Samples a micro-batch (default 32)");
-  number("--accumulate", c.accumulate, "Micro-batches an update (default 1)");
-  number("--global-batch", c.global_batch,
-         "Samples an update: --batch × --accumulate, the last micro-batch what "
-         "is left");
-  option("--recompute", c.recompute,
-         "none, all, sqrt, every:K, checkpoints:K, revolve:S");
-  option("--precision", c.precision, "fp32, bf16, fp16");
-  option("--loss-scale", c.loss_scale, "First scale of the loss, for fp16");
-  option("--optimizer", c.optimizer.name, "sgd, adam, adamw, adafactor");
-  option("--lr", c.rate.base, "Learning rate");
-  option("--lr-schedule", c.rate.schedule, "constant or cosine");
-  option("--warmup", c.rate.warmup_steps, "Updates of linear warm-up");
-  option("--lr-lowest", c.rate.lowest, "Where the cosine ends");
-  option("--scale-lr", c.scale_lr,
-         "linear or sqrt: scale --lr from --base-batch to the global batch");
-  number("--base-batch", c.base_batch, "Global batch that --lr was tuned for");
-  option("--momentum", c.optimizer.momentum, "Of sgd");
-  app.add_flag("--nesterov", c.optimizer.nesterov, "Nesterov's, of sgd")
-      ->group("Training");
-  option("--beta1", c.optimizer.beta1, "Of adam and adamw");
-  option("--beta2", c.optimizer.beta2, "Of adam and adamw");
-  option("--weight-decay", c.optimizer.weight_decay, "Decay of the weights");
-  option("--clip", c.clip, "Largest norm of the gradient (0: any)");
-  number("--steps", c.steps, "Updates");
-  number("--epochs", c.epochs, "Passes over the data (default 1)");
-  option("--seed", c.seed, "Of weights, order and dropout");
-}
-
 }  // namespace
 
 void add_train(CLI::App& app, Action& action) {
   auto flags = std::make_shared<Flags>();
   TrainConfig& c = flags->config;
-  CLI::App* train = app.add_subcommand(
-      "train", "Train a model on real data inside a memory budget");
-  // A flag given twice: the later one counts, so that a script's can be changed.
-  train->option_defaults()->multi_option_policy(
-      CLI::MultiOptionPolicy::TakeLast);
-  add_model_flags(*train, c);
+  CLI::App* train = add_configured(
+      app, "train", "Train a model on real data inside a memory budget", c);
   const auto option = [&](const char* group, const char* flag, auto& value,
                           const char* text) {
     return train->add_option(flag, value, text)
         ->group(group)
         ->capture_default_str();
   };
-  option(
-      "Data", "--data", c.data,
-      "mnist, fashion-mnist, random, or a path: IDX images, a text, a .bin of "
-      "uint16 tokens (default: mnist for images, random for tokens)");
-  option("Data", "--random-samples", c.random_samples, "Size of random");
-  option("Data", "--workers", c.workers, "Threads that load");
-  option("Data", "--resize", c.resize, "Enlarge images on: device, workers");
-  add_training_flags(*train, c);
   option("Evaluation", "--eval-every", c.eval_every,
          "Updates between evaluations (0: at the end of each epoch)");
   train->add_flag("--no-eval", flags->no_eval, "Do not evaluate")
       ->group("Evaluation");
-  option("Machine", "--device", c.device, "cpu, cuda or cuda:N");
   option("Machine", "--memory", flags->memory,
          "Limit that the peak is shown against, such as 8GiB");
-  option("Machine", "--threads", c.threads, "CPU threads (0: LibTorch's)");
   option("Saving", "--out", flags->out,
          "Run directory (default: reprise-runs/MODEL-DATE-TIME); none: save "
          "nothing");

@@ -1,4 +1,5 @@
 #include "commands.h"
+#include "config_options.h"
 
 #include <reprise/memory/bytes.h>
 #include <reprise/models/builtin.h>
@@ -90,23 +91,6 @@ nlohmann::json to_json(const VerifyReport& report) {
                                   {"same", row.same}};
   }
   return json;
-}
-
-torch::Device device_of(const std::string& text) {
-  torch::Device device(torch::kCPU);
-  try {
-    device = torch::Device(text);
-  } catch (const c10::Error&) {
-    throw CLI::ValidationError("--device",
-                               "expected cpu, cuda or cuda:N, got " + text);
-  }
-  if (device.is_cuda() && !device.has_index()) device.set_index(0);
-  if (device.is_cuda() && device.index() >= compat::cuda_device_count()) {
-    throw CLI::ValidationError(
-        "--device", fmt::format("expected one of {} CUDA devices, got {}",
-                                compat::cuda_device_count(), text));
-  }
-  return device;
 }
 
 int verify_all(const Flags& flags) {

@@ -15,6 +15,9 @@ struct ProcessMemory {
 /// Reads /proc/self/status; zeros where there is none.
 ProcessMemory process_memory();
 
+/// What the system could still give without swapping; 0 where it does not say.
+int64_t available_memory();
+
 /// Starts a new `rss_peak`. False where the kernel does not allow it.
 bool reset_process_peak();
 

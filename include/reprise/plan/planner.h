@@ -116,6 +116,9 @@ struct Measured {
 std::string to_text(const PlanResult& result,
                     const std::optional<Measured>& measured = {});
 
+/// One plan as JSON: its part of what follows, down to `predicted`.
+std::string to_json(const Plan& plan);
+
 /// The same as JSON: feasible, budget (null: none), smallest_bytes; the plan's
 /// micro_batch, accumulate, last_micro_batch, global_batch, precision, recompute
 /// (a strategy, or "optimal"), schedule, runs_again and predicted{peak_bytes,

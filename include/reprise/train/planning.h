@@ -45,6 +45,14 @@ Largest find_largest(const TrainConfig& config, const std::string& axis,
                      const PlanRequest& request,
                      const PlanningOptions& options = {});
 
+/// For people: "batch 96 fits, 8.0 times the 12 that fit with no technique",
+/// the peaks and the plan.
+std::string to_text(const Largest& largest);
+
+/// axis, value, plain, factor (null where plain is 0), peak_bytes,
+/// plain_peak_bytes and plan (null where nothing fits), as to_json(Plan).
+std::string to_json(const Largest& largest);
+
 /// Decides for a session what to run within a budget, again and again as more
 /// becomes known.
 class BudgetPlanner {

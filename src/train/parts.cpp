@@ -1,0 +1,119 @@
+#include "parts.h"
+
+#include <reprise/models/weights.h>
+#include <reprise/torch/cuda.h>
+
+#include <ATen/Parallel.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+
+namespace reprise::train_detail {
+namespace {
+
+bool is_token_task(Task task) {
+  return task == Task::kLanguage || task == Task::kSequences;
+}
+
+}  // namespace
+
+torch::Device check_device(const TrainConfig& config) {
+  torch::Device device(config.device);
+  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+  TORCH_CHECK(device.is_cpu() || device.is_cuda(),
+              "[--device] expected cpu, cuda or cuda:N, got ", config.device);
+  TORCH_CHECK(!device.is_cuda() || device.index() < compat::cuda_device_count(),
+              "[--device] expected one of ", compat::cuda_device_count(),
+              " CUDA devices, got ", config.device);
+  TORCH_CHECK(config.precision != "fp16" || device.is_cuda(),
+              "[--precision] fp16 needs a CUDA device; on the CPU use bf16");
+  return device;
+}
+
+Model build_model(const TrainConfig& config, torch::Device device) {
+  if (config.threads > 0) at::set_num_threads(config.threads);
+  torch::manual_seed(config.seed);
+  Model model = make_model(config.model, config.model_options);
+  if (!config.weights.empty()) load_weights(model, config.weights);
+  model.root->to(device);
+  model.root->train();
+  return model;
+}
+
+NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict) {
+  NamedTensors list;
+  for (const auto& item : dict) list.emplace_back(item.key(), item.value());
+  return list;
+}
+
+std::vector<torch::Tensor> values(const NamedTensors& named) {
+  std::vector<torch::Tensor> list;
+  for (const auto& [name, tensor] : named) list.push_back(tensor);
+  return list;
+}
+
+std::vector<torch::Tensor> held_by(const Optimizer& optimizer) {
+  NamedTensors state = optimizer.state();
+  std::erase_if(state, [](const auto& item) {
+    return item.first == "step" || item.first.starts_with("step.");
+  });
+  return values(state);
+}
+
+std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
+                                         const Model& model, Split split) {
+  DataOptions options;
+  options.name = config.data;
+  options.split = split;
+  options.tokens = is_token_task(model.task);
+  options.classify = model.task == Task::kSequences;
+  options.seq = model.options.seq;
+  options.vocab = model.options.vocab;
+  // One class of pixels is the background.
+  options.classes = model.options.classes - (model.task == Task::kPixels);
+  options.channels = std::max<int64_t>(model.options.channels, 1);
+  options.random_samples = config.random_samples;
+  options.seed = config.seed;
+  return open_dataset(options);
+}
+
+PrepareOptions prepare_of(const Model& model, const Dataset& data) {
+  PrepareOptions options;
+  options.image_size = is_token_task(model.task) ? 0 : model.options.image_size;
+  options.mean = data.mean();
+  options.deviation = data.deviation();
+  options.pixel_targets = model.task == Task::kPixels;
+  return options;
+}
+
+compat::AutocastState autocast_of(const std::string& precision,
+                                  torch::Device device) {
+  compat::AutocastState state;
+  if (precision == "fp32") return state;
+  const auto type = precision == "bf16" ? torch::kBFloat16 : torch::kHalf;
+  if (device.is_cuda()) {
+    state.cuda_enabled = true;
+    state.cuda_dtype = type;
+  } else {
+    state.cpu_enabled = true;
+    state.cpu_dtype = type;
+  }
+  return state;
+}
+
+RateOptions rate_of(const TrainConfig& config) {
+  RateOptions rate = config.rate;
+  rate.base = scale_rate(
+      rate.base, config.scale_lr, static_cast<double>(config.global_batch),
+      static_cast<double>(std::max<int64_t>(config.base_batch, 1)));
+  return rate;
+}
+
+GradScaler::Options scaler_of(const TrainConfig& config) {
+  GradScaler::Options options;
+  options.enabled = config.precision == "fp16";
+  options.scale = config.loss_scale;
+  return options;
+}
+
+}  // namespace reprise::train_detail

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <reprise/data/dataset.h>
+#include <reprise/data/prepare.h>
+#include <reprise/data/safetensors.h>
+#include <reprise/models/model.h>
+#include <reprise/torch/autocast.h>
+#include <reprise/train/config.h>
+#include <reprise/train/scaler.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+/// The parts of a training, made from its configuration. What trains, profiles
+/// or plans starts from the same ones.
+namespace reprise::train_detail {
+
+/// Throws c10::Error where the machine has no such device, or the device not the
+/// precision.
+torch::Device check_device(const TrainConfig& config);
+
+/// Seeded, with its weights, on the device, in training mode.
+Model build_model(const TrainConfig& config, torch::Device device);
+
+NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict);
+std::vector<torch::Tensor> values(const NamedTensors& named);
+
+/// What the optimizer holds in memory: its state without the counters, which are
+/// copies.
+std::vector<torch::Tensor> held_by(const Optimizer& optimizer);
+
+std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
+                                         const Model& model, Split split);
+
+PrepareOptions prepare_of(const Model& model, const Dataset& data);
+
+compat::AutocastState autocast_of(const std::string& precision,
+                                  torch::Device device);
+
+RateOptions rate_of(const TrainConfig& config);
+
+GradScaler::Options scaler_of(const TrainConfig& config);
+
+}  // namespace reprise::train_detail

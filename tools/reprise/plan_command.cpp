@@ -1,0 +1,167 @@
+#include "commands.h"
+#include "config_options.h"
+
+#include <reprise/memory/bytes.h>
+#include <reprise/memory/process.h>
+#include <reprise/torch/cuda.h>
+#include <reprise/train/planning.h>
+
+#include <fmt/format.h>
+
+#include <iostream>
+#include <memory>
+#include <optional>
+
+namespace reprise::command {
+namespace {
+
+constexpr const char* kOptimal = "optimal";
+constexpr const char* kAuto = "auto";
+
+struct PlanFlags {
+  TrainConfig config;
+  std::string memory;
+  std::string largest;
+  std::string format = "table";
+  double margin = PlanRequest{}.margin;
+  bool measure = false;
+  bool fresh = false;
+};
+
+struct Asked {
+  TrainConfig config;
+  PlanRequest request;
+};
+
+int64_t free_bytes(torch::Device device) {
+  return device.is_cuda() ? compat::cuda_device_memory(device.index()).free
+                          : available_memory();
+}
+
+/// What the flags ask for. A size that decides the micro-batch fixes it, a
+/// global batch by itself leaves it to the planner.
+Asked ask(const PlanFlags& flags) {
+  Asked asked{flags.config, {}};
+  TrainConfig& config = asked.config;
+  PlanRequest& request = asked.request;
+  const torch::Device device = device_of(config.device);
+  config.device = device.str();
+  request.memory =
+      flags.memory.empty() ? free_bytes(device) : parse_bytes(flags.memory);
+  TORCH_CHECK(request.memory > 0, "[--memory] expected more than 0, got '",
+              flags.memory, "'");
+  request.margin = flags.margin;
+  request.precisions = {config.precision};
+  if (config.precision == kAuto) request.precisions = {"fp32", "bf16"};
+  config.precision = request.precisions.front();
+  if (config.recompute == kOptimal) {
+    config.recompute = "none";  // until the planner has decided
+  } else {
+    request.strategy = config.recompute;
+  }
+  if (config.data.empty()) config.data = default_data(config);
+  config.evaluate = false;
+
+  const bool fixed = config.batch > 0 || config.accumulate > 0;
+  config.resolve();
+  request.global_batch = config.global_batch;
+  if (fixed) {
+    request.micro_batch = config.batch;
+  } else {
+    config.batch = config.accumulate = 0;
+  }
+  return asked;
+}
+
+Asked ask_or_explain(const PlanFlags& flags) {
+  try {
+    return ask(flags);
+  } catch (const c10::Error& error) {
+    throw CLI::ValidationError(error.what_without_backtrace());
+  }
+}
+
+template <class... What>
+void print_as(const std::string& format, const What&... what) {
+  if (format == "json") {
+    std::cout << to_json(what...) << std::endl;
+  } else {
+    std::cout << to_text(what...) << std::flush;
+  }
+}
+
+int plan_with(const PlanFlags& flags) {
+  const Asked asked = ask_or_explain(flags);
+  PlanningOptions options;
+  options.fresh = flags.fresh;
+  options.progress = [](const std::string& text) {
+    fmt::print(stderr, "{}\n", text);
+  };
+  if (!flags.largest.empty()) {
+    const Largest largest =
+        find_largest(asked.config, flags.largest, asked.request, options);
+    print_as(flags.format, largest);
+    return largest.value > 0 ? 0 : 1;
+  }
+  const PlanResult result = plan_training(asked.config, asked.request, options);
+  std::optional<Measured> measured;
+  if (flags.measure && result.feasible) {
+    options.progress("training by the plan");
+    measured = measure_plan(asked.config, result.plan);
+  }
+  print_as(flags.format, result, measured);
+  return result.feasible ? 0 : 1;
+}
+
+/// The same flags, of which some are also the planner's to choose.
+void describe_choices(CLI::App& plan) {
+  plan.get_option("--batch")->description(
+      "Samples a micro-batch (default: chosen)");
+  plan.get_option("--accumulate")
+      ->description("Micro-batches an update (default: chosen)");
+  plan.get_option("--global-batch")
+      ->description("Samples an update (default 32)");
+  plan.get_option("--recompute")
+      ->description("optimal, or a strategy as for train");
+  plan.get_option("--precision")->description("auto, fp32, bf16, fp16");
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<PlanFlags>();
+  flags->config.recompute = kOptimal;
+  flags->config.precision = kAuto;
+  CLI::App* plan = add_configured(
+      app, "plan",
+      "Choose micro-batch, accumulation, precision and schedule: the fastest "
+      "that fit into a memory budget",
+      flags->config);
+  describe_choices(*plan);
+  plan->add_option("--memory", flags->memory,
+                   "Budget, such as 8GiB (default: what the device has free)")
+      ->group("Machine");
+  plan->add_option("--margin", flags->margin, "Share of the budget left free")
+      ->group("Machine")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  plan->add_flag("--measure", flags->measure,
+                 "Train a few updates by the plan: predicted against measured");
+  plan->add_option("--largest", flags->largest,
+                   "Instead: the largest batch, image-size, seq or depth that "
+                   "fits, with and without techniques")
+      ->check(CLI::IsMember({"batch", "image-size", "seq", "depth"}));
+  plan->add_flag("--fresh", flags->fresh,
+                 "Measure again what earlier runs have measured");
+  plan->add_option("--format", flags->format, "table or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  plan->footer(
+      "Takes the flags of train. Measurements are kept in "
+      "~/.cache/reprise/profiles.\n"
+      "Exit status: 0 it fits, 1 nothing does or it failed, 2 wrong usage.");
+  plan->callback(
+      [flags, &action] { action = [flags] { return plan_with(*flags); }; });
+}
+
+}  // namespace reprise::command

@@ -1,0 +1,55 @@
+#include "commands.h"
+#include "config_options.h"
+
+#include <reprise/train/profile.h>
+
+#include <iostream>
+#include <memory>
+
+namespace reprise::command {
+namespace {
+
+struct ProfileFlags {
+  TrainConfig config;
+  std::string format = "table";
+};
+
+int profile_with(ProfileFlags& flags) {
+  TrainConfig& config = flags.config;
+  config.device = device_of(config.device).str();
+  try {
+    if (config.data.empty()) config.data = default_data(config);
+    config.evaluate = false;
+    config.resolve();
+  } catch (const c10::Error& error) {
+    throw CLI::ValidationError(error.what_without_backtrace());
+  }
+  const TrainingProfile profile = profile_training(config);
+  if (flags.format == "json") {
+    std::cout << to_json(profile) << std::endl;
+  } else {
+    std::cout << to_text(profile) << std::flush;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_profile(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<ProfileFlags>();
+  CLI::App* profile = add_configured(
+      app, "profile",
+      "Show where memory and time of a training go, by phase and by stage",
+      flags->config);
+  profile->add_option("--format", flags->format, "table or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  profile->footer(
+      "Runs a few updates and learns nothing. Takes the flags of train; those "
+      "that\nneither memory nor time depend on change nothing.\n"
+      "Exit status: 0 done, 1 failed, 2 wrong usage.");
+  profile->callback(
+      [flags, &action] { action = [flags] { return profile_with(*flags); }; });
+}
+
+}  // namespace reprise::command
