@@ -206,6 +206,70 @@ TEST(Solver, TensorsThatTravelAlongStayWithinTheBudget) {
   EXPECT_GT(exact, all / 2);
 }
 
+/// Every way to reverse stages s … t-1: the graph of s is kept, or the stages up
+/// to a split run without graphs.
+std::vector<std::vector<Op>> all_ways(int s, int t, int stages) {
+  std::vector<std::vector<Op>> ways;
+  if (t == s + 1) {
+    std::vector<Op> ops = {{OpKind::kForwardKeep, s}};
+    if (t < stages) ops.push_back({OpKind::kDiscard, t});
+    ops.push_back({OpKind::kBackward, s});
+    return {ops};
+  }
+  for (auto ops : all_ways(s + 1, t, stages)) {
+    ops.insert(ops.begin(), {OpKind::kForwardKeep, s});
+    ops.push_back({OpKind::kBackward, s});
+    ways.push_back(std::move(ops));
+  }
+  for (int split = s + 1; split < t; ++split) {
+    for (const auto& rest : all_ways(split, t, stages)) {
+      for (const auto& front : all_ways(s, split, stages)) {
+        std::vector<Op> ops;
+        for (int i = s; i < split; ++i) {
+          ops.push_back(
+              {i == s ? OpKind::kForwardKeepInput : OpKind::kForwardDrop, i});
+        }
+        ops.insert(ops.end(), rest.begin(), rest.end());
+        ops.insert(ops.end(), front.begin(), front.end());
+        ways.push_back(std::move(ops));
+      }
+    }
+  }
+  return ways;
+}
+
+TEST(Solver, TensorsThatTravelAlongAreCountedOnce) {
+  std::mt19937 random(7);
+  int budgets = 0;
+  for (int round = 0; round < 200; ++round) {
+    const int stages = 3 + round % 3;
+    auto figures = random_figures(random, {.stages = stages,
+                                           .most_bytes = 10,
+                                           .variants = false,
+                                           .handed_on = true});
+    // A loss, say: what an output has in common with boundaries counts twice.
+    figures.stages.back().outputs.resize(1);
+    figures.stages.back().saved_outputs = {};
+    std::map<int64_t, double> truth;  // the least time, by peak
+    for (auto& ops : all_ways(0, stages, stages)) {
+      const auto way = simulate(Schedule("way", stages, ops), figures);
+      const auto at = truth.try_emplace(way.peak_bytes, way.time_ms).first;
+      at->second = std::min(at->second, way.time_ms);
+    }
+    const Solver solver(figures);
+    double least = std::numeric_limits<double>::infinity();
+    for (const auto& [bytes, time_ms] : truth) {
+      least = std::min(least, time_ms);
+      const auto solution = solver.solve(bytes);
+      ASSERT_TRUE(solution);
+      ASSERT_EQ(solution->simulation.time_ms, least)
+          << "round " << round << ", " << bytes << " bytes";
+      ++budgets;
+    }
+  }
+  std::cout << "equal at " << budgets << " budgets\n";
+}
+
 /// Down and up again, every level handing its output to the level opposite.
 ChainFigures unet_figures(int levels, int64_t bytes) {
   std::vector<StageFigures> stages;
