@@ -1,0 +1,154 @@
+// How long the solver takes, how much memory its tables take, and how much
+// slower than its schedule each strategy is that needs the same memory. The
+// costs are made up: stages as uneven as those of a network whose sizes fall
+// while its widths grow. Times of training are simulated; see tradeoff_bench
+// for how well that predicts.
+#include "side_by_side.h"
+
+#include <reprise/memory/bytes.h>
+#include <reprise/memory/process.h>
+#include <reprise/plan/solver.h>
+#include <reprise/recompute/strategy.h>
+
+#include <CLI/CLI.hpp>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <iostream>
+#include <optional>
+#include <random>
+
+namespace {
+
+using reprise::ChainFigures;
+using reprise::StageFigures;
+
+ChainFigures uneven_stages(int count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<double> vary(0.5, 2.0);
+  const auto bytes = [&](double most) {
+    return static_cast<int64_t>(most * vary(random));
+  };
+  std::vector<StageFigures> stages;
+  for (int i = 0; i < count; ++i) {
+    const double size = 4e6 * std::pow(0.5, 4 * i / count);
+    auto stage = StageFigures::simple(bytes(size), bytes(2 * size),
+                                      vary(random), 2 * vary(random));
+    stage.keep_extra_bytes = stage.drop_extra_bytes = bytes(size / 4);
+    stages.push_back(std::move(stage));
+  }
+  return ChainFigures::simple(2'000'000, std::move(stages));
+}
+
+struct Row {
+  std::string strategy;
+  int64_t peak_bytes = 0;
+  double time = 0, optimum = 0;  // over that of none
+};
+
+struct Result {
+  int stages = 0;
+  double build_ms = 0, solve_ms = 0;
+  int64_t table_bytes = 0, process_peak_bytes = 0;
+  int64_t smallest_bytes = 0, largest_bytes = 0;
+  std::vector<Row> rows;
+};
+
+Result measure(int stages, const std::vector<std::string>& strategies) {
+  const auto figures = uneven_stages(stages, 1);
+  Result result;
+  result.stages = stages;
+  reprise::reset_process_peak();
+  std::optional<reprise::Solver> solver;
+  result.build_ms =
+      reprise::bench::milliseconds([&] { solver.emplace(figures); });
+  result.process_peak_bytes = reprise::process_memory().rss_peak;
+  result.table_bytes = solver->table_bytes();
+  result.smallest_bytes = solver->smallest_bytes();
+  result.largest_bytes = solver->largest_bytes();
+  const double none =
+      simulate(reprise::make_schedule("none", stages), figures).time_ms;
+  std::vector<double> solve_ms;
+  for (const std::string& strategy : strategies) {
+    const auto theirs =
+        simulate(reprise::make_schedule(strategy, stages), figures);
+    solve_ms.push_back(reprise::bench::milliseconds([&] {
+      const auto ours = solver->solve(theirs.peak_bytes);
+      TORCH_CHECK(ours && ours->simulation.peak_bytes <= theirs.peak_bytes &&
+                      ours->simulation.time_ms <= theirs.time_ms,
+                  "[solver_bench] ", strategy, " beats the solver");
+      result.rows.push_back({strategy, theirs.peak_bytes, theirs.time_ms / none,
+                             ours->simulation.time_ms / none});
+    }));
+  }
+  result.solve_ms = reprise::bench::spread_of(solve_ms).median;
+  return result;
+}
+
+void print(const Result& result) {
+  using reprise::format_bytes;
+  fmt::print(
+      "{} stages: tables {:.0f} ms, {}; process peak {}; a budget {:.1f} "
+      "ms\n{} to {}\n\n",
+      result.stages, result.build_ms, format_bytes(result.table_bytes),
+      format_bytes(result.process_peak_bytes), result.solve_ms,
+      format_bytes(result.smallest_bytes), format_bytes(result.largest_bytes));
+  fmt::print("{:<16}{:>12}{:>8}{:>8}{:>10}{:>8}\n", "strategy", "peak", "",
+             "time", "optimum", "ratio");
+  for (const Row& row : result.rows) {
+    fmt::print("{:<16}{:>12}{:>7.1f}%{:>8.2f}{:>10.2f}{:>8.2f}\n", row.strategy,
+               format_bytes(row.peak_bytes),
+               100.0 * static_cast<double>(row.peak_bytes) /
+                   static_cast<double>(result.largest_bytes),
+               row.time, row.optimum, row.time / row.optimum);
+  }
+  fmt::print("\n");
+}
+
+nlohmann::json to_json(const Result& result) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const Row& row : result.rows) {
+    rows.push_back({{"strategy", row.strategy},
+                    {"peak_bytes", row.peak_bytes},
+                    {"time_over_none", row.time},
+                    {"optimum_over_none", row.optimum}});
+  }
+  return {{"stages", result.stages},
+          {"build_ms", result.build_ms},
+          {"solve_ms", result.solve_ms},
+          {"table_bytes", result.table_bytes},
+          {"process_peak_bytes", result.process_peak_bytes},
+          {"smallest_bytes", result.smallest_bytes},
+          {"largest_bytes", result.largest_bytes},
+          {"rows", rows}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Time and memory of the solver, and what its schedules gain");
+  std::vector<int> stages = {100, 300, 1000};
+  std::vector<std::string> strategies = {
+      "none", "every:2",    "every:4",   "sqrt",      "every:20",
+      "all",  "revolve:20", "revolve:8", "revolve:4", "revolve:3"};
+  std::string format = "table";
+  app.add_option("--stages", stages, "Lengths of chains")
+      ->capture_default_str();
+  app.add_option("--recompute", strategies, "Strategies")
+      ->capture_default_str();
+  app.add_option("--format", format, "table or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+
+  nlohmann::json list = nlohmann::json::array();
+  for (const int count : stages) {
+    const Result result = measure(count, strategies);
+    list.push_back(to_json(result));
+    if (format == "table") print(result);
+  }
+  if (format == "json") std::cout << list.dump(2) << "\n";
+  return 0;
+}

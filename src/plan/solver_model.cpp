@@ -1,0 +1,288 @@
+#include "solver_model.h"
+
+#include <algorithm>
+
+namespace reprise::plan {
+namespace {
+
+// Contexts of one boundary. A chain with one tensor between stages has two:
+// pinned or not. More tensors that travel along make more.
+constexpr size_t kMostContexts = 16;
+
+class Builder {
+ public:
+  Builder(const ChainFigures& figures, const ModelLimits& limits)
+      : figures_(figures), n_(static_cast<int>(figures.stages.size())) {
+    model_.stages = n_;
+    find_boundaries();
+    choose_times();
+    choose_ends(limits);
+    for (int s = 0; s < n_; ++s) add_start(s);
+    model_.first_position = {0};
+    for (size_t s = 0; s < model_.contexts.size(); ++s) {
+      model_.first_position.push_back(model_.first_position.back() +
+                                      model_.contexts[s].size() *
+                                          model_.ends[s].size());
+    }
+  }
+
+  ChainModel take() { return std::move(model_); }
+
+ private:
+  struct Buffer {
+    int64_t bytes;
+    int maker;  // the stage; -1: the caller
+  };
+  struct Boundary {
+    std::vector<int> tensors;   // their buffers, in order
+    std::vector<int> distinct;  // buffers that cost something, each once
+    int64_t made_bytes = 0;     // by the stage before it
+  };
+
+  const StageFigures& stage(int s) const {
+    return figures_.stages[static_cast<size_t>(s)];
+  }
+  const Boundary& boundary(int s) const {
+    return boundaries_[static_cast<size_t>(s)];
+  }
+  const Buffer& buffer(int id) const {
+    return buffers_[static_cast<size_t>(id)];
+  }
+
+  int make_buffer(int64_t bytes, int maker) {
+    buffers_.push_back({bytes, maker});
+    return static_cast<int>(buffers_.size()) - 1;
+  }
+
+  void find_boundaries() {
+    Boundary input;
+    for (const int64_t bytes : figures_.input_bytes) {
+      input.tensors.push_back(make_buffer(bytes, -1));
+    }
+    boundaries_.push_back(input);
+    for (int s = 0; s < n_; ++s) {
+      Boundary next;
+      for (const auto& output : stage(s).outputs) {
+        const bool made = output.input < 0;
+        const int id =
+            made ? make_buffer(output.bytes, s)
+                 : boundary(s).tensors.at(static_cast<size_t>(output.input));
+        next.tensors.push_back(id);
+        if (made) next.made_bytes += output.bytes;
+        auto& list = next.distinct;
+        if (buffer(id).maker >= 0 && buffer(id).bytes > 0 &&
+            std::find(list.begin(), list.end(), id) == list.end()) {
+          list.push_back(id);
+        }
+      }
+      boundaries_.push_back(std::move(next));
+    }
+    model_.output_bytes = bytes_of(n_, 0);
+  }
+
+  /// Bytes of boundary s made by stage `from` or later.
+  int64_t bytes_of(int s, int from) const {
+    int64_t bytes = 0;
+    for (const int id : boundary(s).distinct) {
+      if (buffer(id).maker >= from) bytes += buffer(id).bytes;
+    }
+    return bytes;
+  }
+
+  /// Device and host work side by side, and the one with more to do sets the
+  /// pace of the whole chain. The other has time to spare, so that running a
+  /// stage again costs what it costs the busier one.
+  void choose_times() {
+    double device = 0, host = 0;
+    for (const auto& figures : figures_.stages) {
+      device += figures.forward_ms + figures.backward_ms;
+      host += figures.forward_host_ms + figures.backward_host_ms;
+    }
+    by_host_ = host > device;
+    model_.forward_ms = {0};
+    for (int s = 0; s < n_; ++s) {
+      model_.forward_ms.push_back(model_.forward_ms.back() +
+                                  forward_ms(stage(s)));
+    }
+  }
+
+  double forward_ms(const KeptRunFigures& run) const {
+    return by_host_ ? run.forward_host_ms : run.forward_ms;
+  }
+  double backward_ms(const KeptRunFigures& run) const {
+    return by_host_ ? run.backward_host_ms : run.backward_ms;
+  }
+
+  void choose_ends(const ModelLimits& limits) {
+    const bool all = n_ <= limits.all;
+    model_.near = all ? n_ : limits.near;
+    std::vector<bool> far(static_cast<size_t>(n_) + 1);
+    far.back() = true;
+    const int inner = n_ - 1;  // boundaries 1 … n-1
+    const int groups = all ? 0 : std::min(inner, limits.far);
+    for (int64_t g = 0; g < groups; ++g) {
+      int best = static_cast<int>(g * inner / groups) + 1;
+      const int stop = static_cast<int>((g + 1) * inner / groups) + 1;
+      for (int s = best + 1; s < stop; ++s) {
+        if (bytes_of(s, 0) < bytes_of(best, 0)) best = s;
+      }
+      far[static_cast<size_t>(best)] = true;
+    }
+    model_.far_before = {0};
+    for (const bool is : far) {
+      model_.far_before.push_back(model_.far_before.back() + (is ? 1 : 0));
+    }
+    for (int s = 0; s < n_; ++s) {
+      std::vector<int> ends;
+      for (int t = s + 1; t <= n_; ++t) {
+        if (model_.is_end(s, t)) ends.push_back(t);
+      }
+      model_.ends.push_back(std::move(ends));
+      model_.gradient_bytes.push_back(stage(s).input_gradient_bytes);
+    }
+    model_.gradient_bytes.push_back(0);  // the first pass
+  }
+
+  void add_start(int s) {
+    auto& contexts = model_.contexts;
+    contexts.resize(static_cast<size_t>(n_));
+    if (s == 0) find_context(0, 0);
+    for (size_t c = 0; c < contexts[static_cast<size_t>(s)].size(); ++c) {
+      add_keeps(s, static_cast<int>(c));
+    }
+    std::vector<Drop> drops;
+    int64_t most = 0;
+    int j = s;
+    for (const int t : model_.ends_of(s)) {
+      for (; j < t; ++j) {
+        const int64_t input = j == s ? 0 : bytes_of(j, s);
+        most = std::max(most, input + boundary(j + 1).made_bytes +
+                                  stage(j).drop_extra_bytes);
+      }
+      drops.push_back({most, t < n_ ? find_context(t, pinned_by(s, t)) : 0});
+    }
+    model_.drops.push_back(std::move(drops));
+  }
+
+  /// What boundary t has in common with boundary s before it.
+  uint64_t pinned_by(int s, int t) const {
+    return mask(t, [&](int id) { return buffer(id).maker < s; });
+  }
+
+  template <class F>
+  uint64_t mask(int s, F&& pinned) const {
+    uint64_t bits = 0;
+    const auto& list = boundary(s).distinct;
+    // What has no bit counts as not pinned: too much, never too little.
+    for (size_t i = 0; i < std::min<size_t>(list.size(), 64); ++i) {
+      if (pinned(list[i])) bits |= uint64_t{1} << i;
+    }
+    return bits;
+  }
+
+  /// The context of start s with these buffers pinned; where there are too
+  /// many contexts, one with fewer pinned, which counts them twice.
+  int find_context(int s, uint64_t pinned) {
+    auto& list = model_.contexts[static_cast<size_t>(s)];
+    const auto find = [&](uint64_t bits) {
+      return std::find_if(list.begin(), list.end(),
+                          [&](const Context& c) { return c.pinned == bits; });
+    };
+    if (list.size() + 1 >= kMostContexts && find(pinned) == list.end()) {
+      pinned = 0;
+    }
+    const auto found = find(pinned);
+    if (found != list.end()) return static_cast<int>(found - list.begin());
+    Context context;
+    context.pinned = pinned;
+    const auto& buffers = boundary(s).distinct;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const bool others = i < 64 && ((pinned >> i) & 1) != 0;
+      if (!others) context.own_bytes += buffer(buffers[i]).bytes;
+    }
+    list.push_back(std::move(context));
+    return static_cast<int>(list.size()) - 1;
+  }
+
+  bool is_pinned(int s, const Context& context, int id) const {
+    const auto& list = boundary(s).distinct;
+    const auto at = static_cast<size_t>(
+        std::find(list.begin(), list.end(), id) - list.begin());
+    return at < std::min<size_t>(list.size(), 64) &&
+           ((context.pinned >> at) & 1) != 0;
+  }
+
+  void add_keeps(int s, int c) {
+    const int variants = static_cast<int>(stage(s).variants.size());
+    for (int v = 0; v <= variants; ++v) {
+      Keep keep = make_keep(s, model_.context(s, c), v);
+      auto& context =
+          model_.contexts[static_cast<size_t>(s)][static_cast<size_t>(c)];
+      context.keeps.push_back(keep);
+    }
+  }
+
+  Keep make_keep(int s, const Context& context, int variant) {
+    const KeptRunFigures& run = stage(s).kept_as(variant);
+    const auto held = held_by(s, context, run);
+    const auto is_held = [&](int id) {
+      return std::find(held.begin(), held.end(), id) != held.end();
+    };
+    Keep keep;
+    keep.variant = variant;
+    keep.ms = static_cast<float>(forward_ms(run) + backward_ms(run));
+    keep.held_bytes = run.saved_bytes;
+    for (const int id : held) keep.held_bytes += buffer(id).bytes;
+    keep.forward_bytes = context.own_bytes + boundary(s + 1).made_bytes +
+                         run.saved_bytes + run.keep_extra_bytes;
+    keep.backward_bytes = keep.held_bytes + run.backward_extra_bytes;
+    if (s + 1 == n_) {
+      keep.backward_bytes += figures_.output_gradient_bytes;
+      for (const int id : boundary(n_).distinct) {
+        if (!is_held(id)) keep.backward_bytes += buffer(id).bytes;
+      }
+      return keep;
+    }
+    keep.backward_bytes += stage(s + 1).input_gradient_bytes;
+    keep.next = find_context(s + 1, mask(s + 1, [&](int id) {
+                               return is_held(id) || is_pinned(s, context, id);
+                             }));
+    return keep;
+  }
+
+  /// Boundary buffers that the run's graph holds and nobody else is known to.
+  std::vector<int> held_by(int s, const Context& context,
+                           const KeptRunFigures& run) const {
+    std::vector<int> held;
+    const auto add = [&](int id) {
+      if (buffer(id).maker < 0 || buffer(id).bytes == 0) return;
+      if (is_pinned(s, context, id)) return;
+      if (std::find(held.begin(), held.end(), id) == held.end()) {
+        held.push_back(id);
+      }
+    };
+    for (const int i : run.saved_inputs) {
+      add(boundary(s).tensors.at(static_cast<size_t>(i)));
+    }
+    for (const int i : run.saved_outputs) {
+      add(boundary(s + 1).tensors.at(static_cast<size_t>(i)));
+    }
+    return held;
+  }
+
+  const ChainFigures& figures_;
+  const int n_;
+  bool by_host_ = false;
+  std::vector<Buffer> buffers_;
+  std::vector<Boundary> boundaries_;
+  ChainModel model_;
+};
+
+}  // namespace
+
+ChainModel make_chain_model(const ChainFigures& figures,
+                            const ModelLimits& limits) {
+  return Builder(figures, limits).take();
+}
+
+}  // namespace reprise::plan
