@@ -166,9 +166,32 @@ std::string kept_inputs(const PlanResult& result) {
   return fmt::format("  {}\n", flow(words, 2, 2));
 }
 
+/// How a stage fares, from best to worst.
+enum class Fate { kKept, kKeptInPart, kOnce, kMoreOften };
+
+/// By stage. In part: by a variant of the stage, which holds less.
+std::vector<Fate> fates_of(const Schedule& schedule) {
+  std::vector<Fate> fates;
+  for (int i = 0; i < schedule.stages(); ++i) {
+    const int runs = schedule.runs(i);
+    fates.push_back(runs == 1   ? Fate::kKept
+                    : runs == 2 ? Fate::kOnce
+                                : Fate::kMoreOften);
+  }
+  for (const Op& op : schedule.ops()) {
+    Fate& fate =
+        fates[std::min(static_cast<size_t>(op.stage), fates.size() - 1)];
+    if (op.variant > 0 && fate == Fate::kKept) fate = Fate::kKeptInPart;
+  }
+  return fates;
+}
+
+constexpr const char* kFateCells[] = {"█", "▓", "▒", "░"};
+
 /// A cell a stage, wide where there are few; beyond kMostRows rows several
-/// stages share a cell, which shows the one that runs most.
+/// stages share a cell, which shows the worst.
 std::string drawn_chain(const Schedule& schedule) {
+  const std::vector<Fate> fates = fates_of(schedule);
   const int stages = schedule.stages();
   const int together = (stages - 1) / (kRowCells * kMostRows) + 1;
   const int cells = (stages + together - 1) / together;
@@ -176,18 +199,20 @@ std::string drawn_chain(const Schedule& schedule) {
   std::string text;
   for (int cell = 0; cell < cells; ++cell) {
     const int first = cell * together;
-    int runs = 1;
-    for (int i = first; i < std::min(first + together, stages); ++i) {
-      runs = std::max(runs, schedule.runs(i));
-    }
+    const Fate worst =
+        *std::max_element(fates.begin() + first,
+                          fates.begin() + std::min(first + together, stages));
     if (cell % (kRowCells / width) == 0) {
       text += fmt::format("{}  {:>5}  ", cell > 0 ? "\n" : "", first);
     }
     for (int i = 0; i < width; ++i) {
-      text += runs == 1 ? "█" : runs == 2 ? "▒" : "░";
+      text += kFateCells[static_cast<size_t>(worst)];
     }
   }
-  text += "\n         █ kept  ▒ recomputed once  ░ more often";
+  const bool parts =
+      std::find(fates.begin(), fates.end(), Fate::kKeptInPart) != fates.end();
+  text += fmt::format("\n         █ kept  {}▒ recomputed once  ░ more often",
+                      parts ? "▓ kept in part  " : "");
   if (together > 1) text += fmt::format("; {} stages a cell", together);
   return text + "\n";
 }
@@ -282,23 +307,29 @@ std::string plan_detail::batches_in_words(const Plan& plan) {
 }
 
 std::string plan_detail::schedule_in_words(const Schedule& schedule) {
-  int kept = 0, once = 0, more = 0, most = 0;
-  for (int i = 0; i < schedule.stages(); ++i) {
-    const int again = schedule.runs(i) - 1;
-    ++(again == 0 ? kept : again == 1 ? once : more);
-    most = std::max(most, again);
-  }
-  if (kept == schedule.stages()) {
-    return fmt::format("keeps all {} stages", kept);
-  }
-  std::string text = fmt::format("keeps {} of {} stages, recomputes ", kept,
-                                 schedule.stages());
+  const std::vector<Fate> fates = fates_of(schedule);
+  const auto count = [&](Fate fate) {
+    return std::count(fates.begin(), fates.end(), fate);
+  };
+  const auto in_part = count(Fate::kKeptInPart);
+  const auto kept = count(Fate::kKept) + in_part;
+  const auto once = count(Fate::kOnce);
+  const auto more = count(Fate::kMoreOften);
+  const bool all = kept == schedule.stages();
+  std::string text =
+      all ? fmt::format("keeps all {} stages", kept)
+          : fmt::format("keeps {} of {} stages", kept, schedule.stages());
+  if (in_part > 0) text += fmt::format(", {} of them in part", in_part);
+  if (all) return text;
+  text += ", recomputes ";
   if (once > 0) text += fmt::format("{} once", once);
-  if (more > 0) {
-    text +=
-        fmt::format("{}{} up to {} times", once > 0 ? " and " : "", more, most);
+  if (more == 0) return text;
+  int most = 0;
+  for (int i = 0; i < schedule.stages(); ++i) {
+    most = std::max(most, schedule.runs(i) - 1);
   }
-  return text;
+  return text + fmt::format("{}{} up to {} times", once > 0 ? " and " : "",
+                            more, most);
 }
 
 std::string to_text(const PlanResult& result,

@@ -28,5 +28,11 @@ TEST(Process, PeakFollowsAndResets) {
   }
 }
 
+TEST(Process, TheSystemSaysWhatIsLeft) {
+  // More than nothing, less than any machine has.
+  EXPECT_GT(available_memory(), int64_t{1} << 20);
+  EXPECT_LT(available_memory(), int64_t{1} << 50);
+}
+
 }  // namespace
 }  // namespace reprise

@@ -117,6 +117,18 @@ TEST(PlanText, TheChainIsDrawn) {
               "2 up to 3 times");
 }
 
+TEST(PlanText, StagesKeptInPartAreTold) {
+  PlanResult result = example_result();
+  result.plan.schedule =
+      Schedule::parse("optimal", 4, "K0.1 K1 K2 K3 B3 B2 B1 B0");
+  const std::string text = to_text(result);
+  expect_line(text, "recompute optimal: keeps all 4 stages, 1 of them in part");
+  expect_line(text, "      0  ▓▓▓▓████████████");
+  expect_line(text,
+              "         █ kept  ▓ kept in part  ▒ recomputed once  ░ more "
+              "often");
+}
+
 TEST(PlanText, TheFrontierIsPlotted) {
   const std::string text = to_text(example_result());
   // x: 400 to 800 MiB in 60 columns; y: 200 to 280 ms in 14 rows.

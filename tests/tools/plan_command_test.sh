@@ -92,6 +92,8 @@ has err "expected cpu, cuda"
 expect 2 plan --memry 1GiB
 has err "did you mean --memory?"
 expect 2 plan --format xml
+expect 2 plan --margin 1.5
+has err "--margin"
 
 # --- profile
 expect 0 profile "${small[@]}" --batch 4 --accumulate 2 --recompute all

@@ -23,6 +23,7 @@ struct PlanFlags {
   std::string memory;
   std::string largest;
   std::string format = "table";
+  double margin = PlanRequest{}.margin;
   bool measure = false;
   bool fresh = false;
 };
@@ -49,6 +50,7 @@ Asked ask(const PlanFlags& flags) {
       flags.memory.empty() ? free_bytes(device) : parse_bytes(flags.memory);
   TORCH_CHECK(request.memory > 0, "[--memory] expected more than 0, got '",
               flags.memory, "'");
+  request.margin = flags.margin;
   request.precisions = {config.precision};
   if (config.precision == kAuto) request.precisions = {"fp32", "bf16"};
   config.precision = request.precisions.front();
@@ -139,6 +141,10 @@ void add_plan(CLI::App& app, Action& action) {
   plan->add_option("--memory", flags->memory,
                    "Budget, such as 8GiB (default: what the device has free)")
       ->group("Machine");
+  plan->add_option("--margin", flags->margin, "Share of the budget left free")
+      ->group("Machine")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
   plan->add_flag("--measure", flags->measure,
                  "Train a few updates by the plan: predicted against measured");
   plan->add_option("--largest", flags->largest,
