@@ -29,7 +29,7 @@ TEST(Process, PeakFollowsAndResets) {
 }
 
 TEST(Process, TheSystemSaysWhatIsLeft) {
-  // At least what this process could give back, and no more than a machine has.
+  // More than nothing, less than any machine has.
   EXPECT_GT(available_memory(), int64_t{1} << 20);
   EXPECT_LT(available_memory(), int64_t{1} << 50);
 }
