@@ -119,7 +119,9 @@ Session::Session(const TrainConfig& given)
       execution_(model_.chain, schedule_),
       kept_(parameter_list_),
       ledger_(device_),
-      meter_(device_) {
+      meter_(device_),
+      rescue_(device_, [this](const std::string& text) { warn(text); }),
+      window_start_(device_, model_.root->buffers()) {
   train_data_ = open_data(config_, model_, Split::kTrain);
   // Now, so that a missing test split does not end a training hours later.
   if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
@@ -164,23 +166,11 @@ TrainResult Session::run(const TrainRun& run) {
 
 void Session::start() {
   if (run_.resume) {
-    TORCH_INTERNAL_ASSERT(run_.directory != nullptr);
-    const auto saved = run_.directory->newest(
-        [this](const std::string& text) { warn("passed over: " + text); });
-    if (saved) load(*saved);
+    rescue_.run("resuming", [this] {
+      if (const auto saved = newest()) load(*saved);
+    });
   }
-  LoaderOptions loading;
-  loading.batch = config_.batch;
-  loading.window = config_.global_batch;
-  loading.seed = config_.seed;
-  loading.workers = config_.workers;
-  loading.pin = device_.is_cuda();
-  if (config_.resize == "workers") {
-    loading.transform = [options = prepare_](Batch& batch) {
-      prepare(batch, options);
-    };
-  }
-  loader_ = std::make_unique<Loader>(train_data_, loading, state_.position);
+  open_loader();
   metrics_.emplace(run_.directory, state_.metrics_bytes, run_.tensorboard,
                    run_.listener);
   rate_.total_steps = total_steps_;
@@ -206,20 +196,55 @@ void Session::start() {
   if (state_.evaluation_due && evaluates()) evaluate();
 }
 
+void Session::open_loader() {
+  if (loader_) waited_s_ += loader_->waited_s();
+  loader_.reset();  // its workers' batches first
+  LoaderOptions loading;
+  loading.batch = config_.batch;
+  loading.window = config_.global_batch;
+  loading.seed = config_.seed;
+  loading.workers = config_.workers;
+  loading.pin = device_.is_cuda();
+  if (config_.resize == "workers") {
+    loading.transform = [options = prepare_](Batch& batch) {
+      prepare(batch, options);
+    };
+  }
+  loader_ = std::make_unique<Loader>(train_data_, loading, state_.position);
+}
+
 bool Session::train_window() {
+  const std::string what = fmt::format("update {}", state_.step + 1);
+  rescue_.run(what, [this] { window_start_.remember(state_, samples_here_); });
+  bool whole = false;
+  try {
+    rescue_.run(
+        what, [&] { whole = try_window(); }, [this] { restart_window(); });
+  } catch (const GaveUp&) {
+    // What was trained so far is not lost.
+    if (!out_of_memory_in([this] { restart_window(); })) save();
+    throw;
+  }
+  if (!whole) return false;
+  ++windows_;
+  note_speed();
+  show(false);
+  return true;
+}
+
+bool Session::try_window() {
   // The second window shows what all later ones do: by then the optimizer has
-  // its state_. Where there is but one, that one.
-  const bool look =
-      !profile_ && (windows_ == 1 || total_steps_ - state_.step == 1);
+  // its state. Where there is but one, that one.
+  looking_ = !profile_ && (windows_ >= 1 || total_steps_ - state_.step == 1);
   std::optional<Execution> metered;
-  if (look) {
+  if (looking_) {
     profile_.emplace(device_, ledger_, kept_);
     metered.emplace(
         model_.chain, schedule_,
         ExecutionOptions{
             .meter = &kept_, .observer = &*profile_, .separate_graphs = true});
   }
-  WindowProfile* profile = look ? &*profile_ : nullptr;
+  WindowProfile* profile = looking_ ? &*profile_ : nullptr;
 
   if (state_.micro == 0) {
     while (loader_->batches_left() == 0) loader_->next();  // an epoch's end
@@ -235,11 +260,32 @@ bool Session::train_window() {
     train_micro_batch(metered ? *metered : execution_, profile);
   }
   const bool updated = update(profile);
-  if (look && !updated) profile_.reset();  // look again, at a whole one
-  ++windows_;
-  note_speed();
-  show(false);
+  if (looking_ && !updated) profile_.reset();  // look again, at a whole one
+  looking_ = false;
   return true;
+}
+
+void Session::restart_window() {
+  accumulator_.abandon();
+  batch_ = {};
+  window_loss_.reset();
+  if (looking_) profile_.reset();
+  looking_ = false;
+  if (window_start_.state().micro > 0) {
+    // Continued from disk in mid-window; the gradients so far are there.
+    const auto saved = newest();
+    TORCH_CHECK(saved && saved->state.step == window_start_.state().step &&
+                    saved->state.micro == window_start_.state().micro,
+                "[train] expected the state that was continued from, to start "
+                "its window again, got another one or none");
+    load(*saved);
+  } else {
+    state_ = window_start_.state();
+    scaler_.load(state_.scaler);
+    window_start_.restore();
+  }
+  samples_here_ = window_start_.samples_here();
+  open_loader();
 }
 
 void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
@@ -275,6 +321,8 @@ bool Session::update(WindowProfile* profile) {
   torch::Tensor norm;
   const bool finite = scaler_.unscale(parameter_list_);
   if (finite && config_.clip > 0) norm = accumulator_.clip(config_.clip);
+  // Before the update: after it nothing may fail.
+  const torch::Tensor loss = window_loss_ / state_.total_count;
   accumulator_.update([&] {
     if (finite) optimizer_->step(rate);
   });
@@ -285,8 +333,7 @@ bool Session::update(WindowProfile* profile) {
   state_.micro = 0;
   state_.done_count = 0;
   ++state_.step;
-  metrics_->add(state_.step, window_loss_ / state_.total_count, norm, rate,
-                window_samples_);
+  metrics_->add(state_.step, loss, norm, rate, window_samples_);
   if (!finite) {
     warn(
         fmt::format("update {} skipped: the gradient overflowed; the scale is "
@@ -311,59 +358,6 @@ double Session::samples_per_s() const {
          std::max(seconds() - since, 1e-9);
 }
 
-bool Session::evaluates() const {
-  // Random data has nothing to learn, so only on request.
-  return config_.evaluate &&
-         (config_.data != "random" || config_.eval_every > 0);
-}
-
-void Session::evaluate_if_due() {
-  if (!evaluates()) return;
-  const bool epoch_ends = loader_->batches_left() == 0;
-  const bool due = config_.eval_every > 0
-                       ? state_.step % config_.eval_every == 0
-                       : epoch_ends;
-  if (due || state_.step == total_steps_) evaluate();
-}
-
-void Session::evaluate() {
-  if (evaluated_at_ == state_.step) return;
-  evaluated_at_ = state_.step;
-  const auto start = Clock::now();
-  LoaderOptions loading;
-  loading.batch = config_.batch;
-  loading.shuffle = false;
-  loading.workers = config_.workers;
-  Loader loader(test_data_, loading);
-  const torch::NoGradGuard no_grad;
-  const compat::AutocastGuard autocast(autocast_);
-  model_.root->eval();
-  torch::Tensor loss =
-      torch::zeros({}, torch::dtype(torch::kDouble).device(device_));
-  torch::Tensor right = loss.clone();
-  double count = 0;
-  while (auto batch = loader.next()) {
-    move_to(*batch, device_);
-    prepare(*batch, prepare_);
-    const Tensors outputs = execution_.forward({batch->inputs, batch->targets});
-    loss += outputs[0];
-    right += outputs[1];
-    count += static_cast<double>(batch->count);
-    if (told_to_stop()) {
-      state_.evaluation_due = true;
-      model_.root->train();
-      return;
-    }
-  }
-  model_.root->train();
-  state_.evaluation_due = false;
-  evaluation_ = TrainListener::Evaluation{
-      state_.step, loss.item<double>() / count, right.item<double>() / count};
-  metrics_->add(*evaluation_);
-  if (run_.listener != nullptr) run_.listener->evaluated(*evaluation_);
-  aside_s_ += std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 bool Session::told_to_stop() const {
   return run_.stop && run_.stop();
 }
@@ -372,7 +366,7 @@ void Session::show(bool now) {
   const double since =
       std::chrono::duration<double>(Clock::now() - last_show_).count();
   if (!now && since < kShowEveryS) return;
-  metrics_->flush();
+  rescue_.run("fetching the losses", [this] { metrics_->flush(); });
   last_show_ = Clock::now();
   if (run_.listener == nullptr) return;
   const double speed = samples_per_s();

@@ -1,7 +1,9 @@
 #pragma once
 
 #include "metrics.h"
+#include "rescue.h"
 #include "window_profile.h"
+#include "window_start.h"
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/data/loader.h>
@@ -45,19 +47,26 @@ class Session {
 
  private:
   void start();
-  /// Trains one window and updates. False where it was told to stop before the
-  /// window's end.
+  void open_loader();
+  /// Trains one window and updates; starts it again as long as allocations fail.
+  /// False where it was told to stop before the window's end.
   bool train_window();
+  bool try_window();
+  /// Back to where the window began.
+  void restart_window();
   bool evaluates() const;
   void evaluate_if_due();
   void save_if_due();
   TrainResult finish();
   void load(const RunDirectory::Saved& saved);
+  /// The newest state on disk, if there is one.
+  std::optional<RunDirectory::Saved> newest();
   NamedTensors tensors_to_save() const;
   bool save();
   void train_micro_batch(Execution& execution, WindowProfile* profile);
   bool update(WindowProfile* profile);
   void evaluate();
+  void evaluate_once(int64_t batch);
   bool told_to_stop() const;
   void show(bool now);
   void note_speed();
@@ -90,6 +99,9 @@ class Session {
   std::optional<WindowProfile> profile_;
   std::optional<Metrics> metrics_;
   MemoryMeter meter_;
+  Rescue rescue_;
+  WindowStart window_start_;
+  bool looking_ = false;  // into this window, with profile_
 
   int64_t total_steps_ = 0;
   torch::Tensor window_loss_;  // sum of losses so far
@@ -98,6 +110,7 @@ class Session {
   Clock::time_point began_;
   double aside_s_ = 0;   // evaluation and saving, not training
   double before_s_ = 0;  // trained before a resume
+  double waited_s_ = 0;  // for data, of loaders that are gone
   Clock::time_point last_save_;
   Clock::time_point last_show_;
   int64_t samples_here_ = 0;         // trained on by this process
