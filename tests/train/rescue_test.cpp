@@ -1,10 +1,8 @@
 // Allocations fail at random places of a training; it ends with the same bits.
 #include "runs.h"
 
-#include <reprise/torch/out_of_memory.h>
-
 #include <algorithm>
-#include <atomic>
+#include <cstdio>
 #include <random>
 
 namespace reprise {
@@ -124,8 +122,7 @@ TEST(Rescue, AWindowContinuedFromDiskIsTheSame) {
   fail_everywhere(config, 20, {4});  // one micro-batch into the second window
 }
 
-/// Large ones only: those of the model, of its gradients and of the update.
-TEST(Rescue, FirstUpdateCanFailWhereverItTakesMemory) {
+TEST(Rescue, TheLastUpdateAndTheSaveCanFail) {
   if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
   auto config = images();
   config.evaluate = false;
@@ -133,7 +130,7 @@ TEST(Rescue, FirstUpdateCanFailWhereverItTakesMemory) {
   config.workers = 0;
   const Ended whole = run(config);
   ASSERT_EQ(whole.result.summary.steps, 1);
-  // From the last allocation of the only window backwards: the update's.
+  // From the run's end backwards: saving, the update with its first state.
   for (int64_t before_end = 1; before_end < 60; before_end += 3) {
     expect_same(
         run(config, {}, nullptr, {.after = whole.allocations - before_end}),
