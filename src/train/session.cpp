@@ -51,6 +51,12 @@ RateOptions rate_of(const TrainConfig& config) {
   return rate;
 }
 
+/// With a plan to come: until it is there.
+Schedule schedule_of(const TrainConfig& config, int stages) {
+  return make_schedule(
+      config.recompute == "optimal" ? "none" : config.recompute, stages);
+}
+
 GradScaler::Options scaler_of(const TrainConfig& config) {
   GradScaler::Options options;
   options.enabled = config.precision == "fp16";
@@ -94,6 +100,9 @@ compat::AutocastState autocast_of(const std::string& precision,
                                   torch::Device device) {
   compat::AutocastState state;
   if (precision == "fp32") return state;
+  // A forward casts each weight once in any case, and the cache would hold the
+  // copies of stages that are dropped until the whole forward has ended.
+  state.cache_enabled = false;
   const auto type = precision == "bf16" ? torch::kBFloat16 : torch::kHalf;
   if (device.is_cuda()) {
     state.cuda_enabled = true;
@@ -105,7 +114,8 @@ compat::AutocastState autocast_of(const std::string& precision,
   return state;
 }
 
-Session::Session(const TrainConfig& given)
+Session::Session(const TrainConfig& given,
+                 std::unique_ptr<BudgetPlanner> planner)
     : config_(given),
       device_(check_device(given)),
       model_(build(given, device_)),
@@ -115,13 +125,14 @@ Session::Session(const TrainConfig& given)
       scaler_(scaler_of(given)),
       accumulator_(parameter_list_),
       rate_(rate_of(given)),
-      schedule_(make_schedule(given.recompute, model_.chain.size())),
+      schedule_(schedule_of(given, model_.chain.size())),
       execution_(model_.chain, schedule_),
       kept_(parameter_list_),
       ledger_(device_),
       meter_(device_),
       rescue_(device_, [this](const std::string& text) { warn(text); }),
-      window_start_(device_, model_.root->buffers()) {
+      window_start_(device_, model_.root->buffers()),
+      window_meter_(device_) {
   train_data_ = open_data(config_, model_, Split::kTrain);
   // Now, so that a missing test split does not end a training hours later.
   if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
@@ -145,6 +156,7 @@ Session::Session(const TrainConfig& given)
   ledger_.claim(Category::kOptimizer,
                 [this] { return values(optimizer_->state()); });
   ledger_.claim_kept(kept_);
+  plan(std::move(planner));
 }
 
 TrainResult Session::run(const TrainRun& run) {
@@ -170,6 +182,7 @@ void Session::start() {
       if (const auto saved = newest()) load(*saved);
     });
   }
+  keep_config();
   open_loader();
   metrics_.emplace(run_.directory, state_.metrics_bytes, run_.tensorboard,
                    run_.listener);
@@ -189,7 +202,8 @@ void Session::start() {
                          ? std::string()
                          : fmt::format(" = {}", config_.global_batch),
                      config_.optimizer.name, config_.precision,
-                     schedule_.name(), device_.str()),
+                     schedule_.name(), device_.str()) +
+             (decision_ ? "; plan: " + decision_->text : ""),
          state_.step, total_steps_});
   }
   began_ = last_save_ = last_show_ = Clock::now();
@@ -216,10 +230,16 @@ void Session::open_loader() {
 bool Session::train_window() {
   const std::string what = fmt::format("update {}", state_.step + 1);
   rescue_.run(what, [this] { window_start_.remember(state_, samples_here_); });
+  if (planner_) window_meter_.restart();
   bool whole = false;
   try {
     rescue_.run(
-        what, [&] { whole = try_window(); }, [this] { restart_window(); });
+        what, [&] { whole = try_window(); },
+        [this] {
+          drop_window();
+          tighten_after_failure();
+          restart_window();
+        });
   } catch (const GaveUp&) {
     // What was trained so far is not lost.
     if (!out_of_memory_in([this] { restart_window(); })) save();
@@ -228,6 +248,7 @@ bool Session::train_window() {
   if (!whole) return false;
   ++windows_;
   note_speed();
+  keep_within_budget();
   show(false);
   return true;
 }
@@ -265,12 +286,16 @@ bool Session::try_window() {
   return true;
 }
 
-void Session::restart_window() {
+void Session::drop_window() {
   accumulator_.abandon();
   batch_ = {};
   window_loss_.reset();
   if (looking_) profile_.reset();
   looking_ = false;
+}
+
+void Session::restart_window() {
+  drop_window();
   if (window_start_.state().micro > 0) {
     // Continued from disk in mid-window; the gradients so far are there.
     const auto saved = newest();

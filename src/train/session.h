@@ -14,11 +14,13 @@
 #include <reprise/torch/autocast.h>
 #include <reprise/torch/rng.h>
 #include <reprise/train/optimizer.h>
+#include <reprise/train/planning.h>
 #include <reprise/train/scaler.h>
 #include <reprise/train/tensorboard.h>
 #include <reprise/train/trainer.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -42,7 +44,8 @@ compat::AutocastState autocast_of(const std::string& precision,
 
 class Session {
  public:
-  explicit Session(const TrainConfig& config);
+  /// `planner` null: made where the configuration asks for one.
+  Session(const TrainConfig& config, std::unique_ptr<BudgetPlanner> planner);
   TrainResult run(const TrainRun& run);
 
  private:
@@ -52,8 +55,24 @@ class Session {
   /// False where it was told to stop before the window's end.
   bool train_window();
   bool try_window();
+  /// Lets go of what an unfinished window holds.
+  void drop_window();
   /// Back to where the window began.
   void restart_window();
+
+  void plan(std::unique_ptr<BudgetPlanner> planner);
+  /// Runs `body`, which may run the model, and puts back what that changed. Only
+  /// between windows.
+  void measuring(const std::function<void()>& body);
+  void adopt(BudgetPlanner::Decision decision);
+  /// Writes the micro-batch decided to the run directory.
+  void keep_config();
+  /// False where the plan stays as it is.
+  bool tighten(int64_t over_bytes);
+  void tighten_after_failure();
+  /// After a window: plans again where its peak passed the budget.
+  void keep_within_budget();
+
   bool evaluates() const;
   void evaluate_if_due();
   void save_if_due();
@@ -75,7 +94,7 @@ class Session {
   void wait_for_device() const;
   double seconds() const;
 
-  const TrainConfig config_;
+  TrainConfig config_;  // its sizes follow the plan
   RunState state_;
   TrainRun run_;
   torch::Device device_;
@@ -102,6 +121,12 @@ class Session {
   Rescue rescue_;
   WindowStart window_start_;
   bool looking_ = false;  // into this window, with profile_
+
+  std::unique_ptr<BudgetPlanner> planner_;  // null: the schedule is given
+  std::optional<BudgetPlanner::Decision> decision_;
+  MemoryMeter window_meter_;
+  int64_t replans_ = 0;
+  bool over_for_good_ = false;  // the budget is passed by the smallest plan
 
   int64_t total_steps_ = 0;
   torch::Tensor window_loss_;  // sum of losses so far

@@ -204,6 +204,11 @@ TrainResult Session::finish() {
   if (device_.is_cuda()) s.reserved_bytes = meter_.reserved_peak_bytes();
   s.rss_peak_bytes = process_memory().rss_peak;
   s.limit_bytes = config_.memory_limit;
+  if (decision_) {
+    s.predicted = {decision_->predicted_peak_bytes,
+                   decision_->predicted_step_ms};
+  }
+  s.replans = replans_;
   if (profile_) {
     s.kept_bytes = profile_->kept_bytes();
     s.peak_phase = profile_->phase();

@@ -9,7 +9,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,6 +42,7 @@ struct Ended {
   TrainResult result;
   NamedTensors tensors;
   std::string metrics;
+  TrainConfig config;       ///< as the run directory has it
   int64_t allocations = 0;  ///< of the part that was to fail
 };
 
@@ -49,11 +52,13 @@ struct Failing {
   int64_t after = std::numeric_limits<int64_t>::max();  ///< none
 };
 
+using MakePlanner = std::function<std::unique_ptr<BudgetPlanner>()>;
+
 /// Trains in a directory of its own, stopped and resumed after each of `stops`
 /// micro-batches.
 inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
-                 TrainListener* listener = nullptr,
-                 const Failing& failing = {}) {
+                 TrainListener* listener = nullptr, const Failing& failing = {},
+                 const MakePlanner& planner = {}) {
   const TemporaryDirectory base;
   config.resolve();
   Ended ended;
@@ -66,7 +71,7 @@ inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
     how.resume = i > 0;
     how.listener = listener;
     how.stop = [&left] { return left-- == 0; };
-    Training training(config);
+    Training training(directory.config(), planner ? planner() : nullptr);
     {
       std::optional<AllocationFailure> failure;
       if (i == failing.part) failure.emplace(failing.after);
@@ -76,6 +81,7 @@ inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
     EXPECT_EQ(ended.result.stopped, i < stops.size());
     ended.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
     ended.metrics = read_text(directory.metrics_path());
+    ended.config = directory.config();
   }
   return ended;
 }

@@ -101,7 +101,12 @@ int train_with(Flags& flags, CLI::App& app) {
     continue_from(directory->config(), app, config);
   }
   if (flags.no_eval) config.evaluate = false;
-  if (!flags.memory.empty()) config.memory_limit = parse_bytes(flags.memory);
+  if (!flags.memory.empty()) {
+    // A run that had no limit, and so no plan, gets one now.
+    const bool planned = config.memory_limit > 0;
+    if (!planned && app.count("--recompute") == 0) config.recompute.clear();
+    config.memory_limit = parse_bytes(flags.memory);
+  }
   if (config.data.empty()) config.data = default_data(config);
   config.resolve();
   Training training(
@@ -187,7 +192,8 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
          "Samples an update: --batch × --accumulate, the last micro-batch what "
          "is left");
   option("--recompute", c.recompute,
-         "none, all, sqrt, every:K, checkpoints:K, revolve:S");
+         "none, all, sqrt, every:K, checkpoints:K, revolve:S, or optimal: the "
+         "fastest within --memory (default: optimal with --memory, else none)");
   option("--precision", c.precision, "fp32, bf16, fp16");
   option("--loss-scale", c.loss_scale, "First scale of the loss, for fp16");
   option("--optimizer", c.optimizer.name, "sgd, adam, adamw, adafactor");
@@ -241,7 +247,8 @@ void add_train(CLI::App& app, Action& action) {
       ->group("Evaluation");
   option("Machine", "--device", c.device, "cpu, cuda or cuda:N");
   option("Machine", "--memory", flags->memory,
-         "Limit that the peak is shown against, such as 8GiB");
+         "Budget that the peak stays within, such as 8GiB; with --global-batch "
+         "alone the micro-batch is chosen for it too");
   option("Machine", "--threads", c.threads, "CPU threads (0: LibTorch's)");
   option("Saving", "--out", flags->out,
          "Run directory (default: reprise-runs/MODEL-DATE-TIME); none: save "
