@@ -45,10 +45,14 @@ ReplayGuard::ReplayGuard(const ForwardContext& context)
       autocast_(context.autocast_),
       grad_mode_(true),
       was_recomputing_(t_recomputing) {
+  // All copies first: where one fails, no buffer has been exchanged.
+  Tensors copies;
   for (const auto& buffer : context.buffers_) {
+    copies.push_back(buffer.before.clone());
     buffers_.emplace_back(buffer.tensor, buffer.tensor.variable_data());
-    torch::Tensor tensor = buffer.tensor;
-    tensor.set_data(buffer.before.clone());
+  }
+  for (size_t i = 0; i < copies.size(); ++i) {
+    buffers_[i].first.set_data(copies[i]);
   }
   t_recomputing = true;
 }

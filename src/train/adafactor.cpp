@@ -48,6 +48,8 @@ class Adafactor final : public ListOptimizer {
     }
   }
 
+  Temporaries temporaries() const override { return Temporaries::kLargest; }
+
  private:
   static constexpr double kDecayRate = -0.8;
   static constexpr double kEps = 1e-30;

@@ -67,6 +67,8 @@ class Adam final : public ListOptimizer {
                          options_.weight_decay, decoupled_});
   }
 
+  Temporaries temporaries() const override { return Temporaries::kList; }
+
  private:
   const OptimizerOptions options_;
   const bool decoupled_;

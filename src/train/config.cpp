@@ -83,11 +83,26 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("tensorboard", c.tensorboard, false);
 }
 
+void resolve_recompute(TrainConfig& c) {
+  check_not_negative(static_cast<double>(c.memory_limit), "--memory");
+  if (c.recompute.empty())
+    c.recompute = c.memory_limit > 0 ? "optimal" : "none";
+  if (is_schedule_text(c.recompute)) return;  // checked against the model
+  if (c.recompute != "optimal") {
+    c.recompute = Strategy::parse(c.recompute).to_text();
+    return;
+  }
+  TORCH_CHECK(c.memory_limit > 0,
+              "[--recompute] optimal needs --memory, the bytes that the peak "
+              "may not pass");
+}
+
 void resolve_sizes(TrainConfig& c) {
   TORCH_CHECK(c.batch >= 0 && c.accumulate >= 0 && c.global_batch >= 0,
               "[--batch] expected sizes of 1 or more, got --batch ", c.batch,
               ", --accumulate ", c.accumulate, ", --global-batch ",
               c.global_batch);
+  if (c.plans_micro_batch()) return;
   if (c.global_batch == 0) {
     if (c.batch == 0) c.batch = 32;
     if (c.accumulate == 0) c.accumulate = 1;
@@ -108,7 +123,13 @@ void resolve_sizes(TrainConfig& c) {
 
 }  // namespace
 
+bool TrainConfig::plans_micro_batch() const {
+  return recompute == "optimal" && global_batch > 0 && batch == 0 &&
+         accumulate == 0;
+}
+
 void TrainConfig::resolve() {
+  resolve_recompute(*this);
   resolve_sizes(*this);
   if (data.empty()) data = "random";
   if (steps == 0 && epochs == 0) epochs = 1;
@@ -137,7 +158,6 @@ void TrainConfig::resolve() {
   check_not_negative(static_cast<double>(rate.warmup_steps), "--warmup");
   check_not_negative(rate.base, "--lr");
   check_not_negative(clip, "--clip");
-  recompute = Strategy::parse(recompute).to_text();
 }
 
 std::string to_json(const TrainConfig& config) {

@@ -1,9 +1,11 @@
 #include "optimizers.h"
 
 #include <reprise/torch/fused_optimizer.h>
+#include <reprise/torch/out_of_memory.h>
 
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -32,6 +34,12 @@ int64_t count_in(const std::string& name, const torch::Tensor& tensor) {
               "[Optimizer::load] expected a count of 0 or more as '", name,
               "', got ", count);
   return count;
+}
+
+size_t bytes_of(const std::vector<torch::Tensor>& tensors) {
+  size_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += tensor.nbytes();
+  return bytes;
 }
 
 /// `gradient` with the strides of `parameter`, which fused kernels need.
@@ -131,12 +139,73 @@ ListOptimizer::List ListOptimizer::list_of(
   for (const Entry* entry : entries) {
     list.parameters.push_back(entry->parameter);
     list.gradients.push_back(entry->parameter.grad());
-    list.counts.push_back(entry->count);
+    list.counts.push_back(entry->count + 1);
     for (size_t kind = 0; kind < kinds_.size(); ++kind) {
       list.state[kind].push_back(entry->state[kind]);
     }
   }
   return list;
+}
+
+std::vector<ListOptimizer::List> ListOptimizer::lists_of(
+    const std::vector<Entry*>& entries) const {
+  std::vector<List> lists;
+  std::vector<Entry*> chunk;
+  size_t bytes = 0;
+  for (Entry* entry : entries) {
+    const size_t more = entry->parameter.nbytes();
+    if (!chunk.empty() && bytes + more > kChunkBytes) {
+      lists.push_back(list_of(chunk));
+      chunk.clear();
+      bytes = 0;
+    }
+    chunk.push_back(entry);
+    bytes += more;
+  }
+  if (!chunk.empty()) lists.push_back(list_of(chunk));
+  return lists;
+}
+
+void ListOptimizer::reserve(const std::vector<List>& lists) const {
+  // In the parameters' sizes, not as one block: CUDA's allocator keeps small and
+  // large ones apart. Freed at once, they are what update() gets.
+  Tensors largest;
+  size_t most = 0;
+  for (const List& list : lists) {
+    if (temporaries() == Temporaries::kList) {
+      const size_t bytes = bytes_of(list.parameters);
+      if (bytes > most) largest = list.parameters;
+      most = std::max(most, bytes);
+      continue;
+    }
+    for (const auto& parameter : list.parameters) {
+      if (parameter.nbytes() > most) largest = {parameter};
+      most = std::max(most, parameter.nbytes());
+    }
+  }
+  Tensors blocks;
+  for (const auto& parameter : largest) {
+    blocks.push_back(torch::empty_like(parameter));
+  }
+}
+
+void ListOptimizer::update_all(const std::vector<List>& lists, bool fused,
+                               double lr) {
+  const compat::ReservedScope reserved;
+  try {
+    for (const List& list : lists) {
+      fused ? update_fused(list, lr) : update(list, lr);
+    }
+  } catch (const c10::Error& error) {
+    // Not with the error's own text: nobody may take this for a failure that
+    // left everything as it was.
+    TORCH_CHECK(
+        !compat::is_out_of_memory(error),
+        "[Optimizer::step] no memory in the middle of an update, though "
+        "it had been set aside; the parameters are neither old nor new: "
+        "go on from a saved state");
+    throw;
+  }
 }
 
 void ListOptimizer::step(double lr) {
@@ -145,31 +214,23 @@ void ListOptimizer::step(double lr) {
               lr);
   const torch::NoGradGuard no_grad;
   const auto entries = with_gradient();
-  // Before anything changes: this may run out of memory.
+  // What takes memory comes before anything changes: where it fails, the same
+  // step can be made again.
   for (Entry* entry : entries) make_state(*entry);
-  for (Entry* entry : entries) ++entry->count;
-  ++step_;
-  if (can_fuse(entries)) {
-    auto list = list_of(entries);
+  const bool fused = can_fuse(entries);
+  std::vector<List> lists;
+  if (fused) {
+    List& list = lists.emplace_back(list_of(entries));
     for (size_t i = 0; i < entries.size(); ++i) {
       list.gradients[i] = like(list.parameters[i], list.gradients[i]);
     }
-    update_fused(list, lr);
-    return;
+  } else {
+    lists = lists_of(entries);
+    if (temporaries() != Temporaries::kNone) reserve(lists);
   }
-  std::vector<Entry*> chunk;
-  size_t bytes = 0;
-  for (Entry* entry : entries) {
-    const size_t more = entry->parameter.nbytes();
-    if (!chunk.empty() && bytes + more > kChunkBytes) {
-      update(list_of(chunk), lr);
-      chunk.clear();
-      bytes = 0;
-    }
-    chunk.push_back(entry);
-    bytes += more;
-  }
-  if (!chunk.empty()) update(list_of(chunk), lr);
+  update_all(lists, fused, lr);
+  for (Entry* entry : entries) ++entry->count;
+  ++step_;
 }
 
 NamedTensors ListOptimizer::state() const {

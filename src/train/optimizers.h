@@ -39,8 +39,13 @@ class ListOptimizer : public Optimizer {
   virtual std::optional<std::vector<int64_t>> shape_of(
       size_t kind, const torch::Tensor& parameter) const;
 
-  /// One update. May use temporaries as large as the list.
+  /// One update. May use temporaries as temporaries() says, and scalars.
   virtual void update(const List& list, double lr) = 0;
+
+  /// What update() takes at one moment: nothing, or as much as the largest
+  /// parameter of the list or as the whole list.
+  enum class Temporaries { kNone, kLargest, kList };
+  virtual Temporaries temporaries() const = 0;
 
   /// Whether update_fused() can be used for lists on `device`.
   virtual bool has_fused(torch::Device device) const;
@@ -62,6 +67,9 @@ class ListOptimizer : public Optimizer {
   torch::Tensor make_tensor(size_t kind, const torch::Tensor& parameter) const;
   bool can_fuse(const std::vector<Entry*>& entries) const;
   List list_of(const std::vector<Entry*>& entries) const;
+  std::vector<List> lists_of(const std::vector<Entry*>& entries) const;
+  void reserve(const std::vector<List>& lists) const;
+  void update_all(const std::vector<List>& lists, bool fused, double lr);
 
   /// A state by entry, as load() is given it.
   struct Saved {

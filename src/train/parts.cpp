@@ -90,6 +90,9 @@ compat::AutocastState autocast_of(const std::string& precision,
                                   torch::Device device) {
   compat::AutocastState state;
   if (precision == "fp32") return state;
+  // A forward casts each weight once in any case, and the cache would hold the
+  // copies of stages that are dropped until the whole forward has ended.
+  state.cache_enabled = false;
   const auto type = precision == "bf16" ? torch::kBFloat16 : torch::kHalf;
   if (device.is_cuda()) {
     state.cuda_enabled = true;

@@ -3,7 +3,9 @@
 #include "metrics.h"
 #include "parts.h"
 #include "training_costs.h"
+#include "rescue.h"
 #include "window_profile.h"
+#include "window_start.h"
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/data/loader.h>
@@ -15,11 +17,13 @@
 #include <reprise/torch/moment.h>
 #include <reprise/torch/rng.h>
 #include <reprise/train/optimizer.h>
+#include <reprise/train/planning.h>
 #include <reprise/train/scaler.h>
 #include <reprise/train/tensorboard.h>
 #include <reprise/train/trainer.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -35,7 +39,9 @@ constexpr int64_t kWarmUpWindows = 2;
 
 class Session {
  public:
-  explicit Session(const TrainConfig& config);
+  /// `planner` null: made where the configuration asks for one.
+  explicit Session(const TrainConfig& config,
+                   std::unique_ptr<BudgetPlanner> planner = nullptr);
   TrainResult run(const TrainRun& run);
 
   /// For measuring what it costs, before it runs.
@@ -45,19 +51,43 @@ class Session {
 
  private:
   void start();
-  /// Trains one window and updates. False where it was told to stop before the
-  /// window's end.
+  void open_loader();
+  /// Trains one window and updates; starts it again as long as allocations fail.
+  /// False where it was told to stop before the window's end.
   bool train_window();
+  bool try_window();
+  /// Lets go of what an unfinished window holds.
+  void drop_window();
+  /// Back to where the window began.
+  void restart_window();
+
+  void plan(std::unique_ptr<BudgetPlanner> planner);
+  PlanRequest request() const;
+  /// Runs `body`, which may run the model, and puts back what that changed. Only
+  /// between windows.
+  void measuring(const std::function<void()>& body);
+  void adopt(BudgetPlanner::Decision decision);
+  /// Writes the micro-batch decided to the run directory.
+  void keep_config();
+  /// False where the plan stays as it is.
+  bool tighten(int64_t over_bytes);
+  void tighten_after_failure();
+  /// After a window: plans again where its peak passed the budget.
+  void keep_within_budget();
+
   bool evaluates() const;
   void evaluate_if_due();
   void save_if_due();
   TrainResult finish();
   void load(const RunDirectory::Saved& saved);
+  /// The newest state on disk, if there is one.
+  std::optional<RunDirectory::Saved> newest();
   NamedTensors tensors_to_save() const;
   bool save();
   void train_micro_batch(Execution& execution, WindowProfile* profile);
   bool update(WindowProfile* profile);
   void evaluate();
+  void evaluate_once(int64_t batch);
   bool told_to_stop() const;
   void show(bool now);
   void note_speed();
@@ -66,7 +96,7 @@ class Session {
   void wait_for_device() const;
   double seconds() const;
 
-  const TrainConfig config_;
+  TrainConfig config_;  // its sizes follow the plan
   RunState state_;
   TrainRun run_;
   torch::Device device_;
@@ -90,6 +120,15 @@ class Session {
   std::optional<WindowProfile> profile_;
   std::optional<Metrics> metrics_;
   MemoryMeter meter_;
+  Rescue rescue_;
+  WindowStart window_start_;
+  bool looking_ = false;  // into this window, with profile_
+
+  std::unique_ptr<BudgetPlanner> planner_;  // null: the schedule is given
+  std::optional<BudgetPlanner::Decision> decision_;
+  MemoryMeter window_meter_;
+  int64_t replans_ = 0;
+  bool over_for_good_ = false;  // the budget is passed by the smallest plan
 
   int64_t total_steps_ = 0;
   std::vector<compat::Moment> window_ends_;  // of a short run
@@ -99,6 +138,7 @@ class Session {
   Clock::time_point began_;
   double aside_s_ = 0;   // evaluation and saving, not training
   double before_s_ = 0;  // trained before a resume
+  double waited_s_ = 0;  // for data, of loaders that are gone
   Clock::time_point last_save_;
   Clock::time_point last_show_;
   int64_t samples_here_ = 0;         // trained on by this process

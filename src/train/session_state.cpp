@@ -79,6 +79,12 @@ NamedTensors Session::tensors_to_save() const {
   return list;
 }
 
+std::optional<RunDirectory::Saved> Session::newest() {
+  TORCH_INTERNAL_ASSERT(run_.directory != nullptr);
+  return run_.directory->newest(
+      [this](const std::string& text) { warn("passed over: " + text); });
+}
+
 void Session::load(const RunDirectory::Saved& saved) {
   state_ = saved.state;
   copy_into(model_.root->named_parameters(), take(saved.tensors, "parameter."),
@@ -124,11 +130,13 @@ bool Session::save() {
   if (run_.directory == nullptr) return true;
   const auto start = Clock::now();
   try {
-    metrics_->flush();
-    state_.metrics_bytes = metrics_->synced_bytes();
-    wait_for_device();
-    state_.train_s = before_s_ + seconds();
-    run_.directory->save(state_, tensors_to_save(), config_.keep);
+    rescue_.run("saving", [this] {
+      metrics_->flush();
+      state_.metrics_bytes = metrics_->synced_bytes();
+      wait_for_device();
+      state_.train_s = before_s_ + seconds();
+      run_.directory->save(state_, tensors_to_save(), config_.keep);
+    });
     save_failed_ = false;
     if (run_.listener != nullptr) {
       run_.listener->saved(fmt::format("{} at update {}{}",
@@ -167,7 +175,8 @@ TrainResult Session::finish() {
   show(true);
   save();
   if (!stopped_ && !run_.export_path.empty()) {
-    export_weights(model_, run_.export_path);
+    rescue_.run("exporting",
+                [this] { export_weights(model_, run_.export_path); });
   }
 
   TrainSummary s;
@@ -185,7 +194,7 @@ TrainResult Session::finish() {
   s.skipped = state_.scaler.skipped;
   s.time_s = before_s_ + trained;
   s.samples_per_s = speed;
-  s.wait_s = loader_->waited_s();
+  s.wait_s = waited_s_ + loader_->waited_s();
   s.loss = metrics_->last_loss();
   if (evaluation_) {
     s.eval_loss = evaluation_->loss;
@@ -195,6 +204,11 @@ TrainResult Session::finish() {
   if (device_.is_cuda()) s.reserved_bytes = meter_.reserved_peak_bytes();
   s.rss_peak_bytes = process_memory().rss_peak;
   s.limit_bytes = config_.memory_limit;
+  if (decision_) {
+    s.predicted = {decision_->predicted_peak_bytes,
+                   decision_->predicted_step_ms};
+  }
+  s.replans = replans_;
   if (profile_) {
     s.kept_bytes = profile_->kept_bytes();
     s.peak_phase = profile_->phase();

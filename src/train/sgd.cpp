@@ -47,6 +47,8 @@ class Sgd final : public ListOptimizer {
         {lr, options_.momentum, options_.weight_decay, options_.nesterov});
   }
 
+  Temporaries temporaries() const override { return Temporaries::kNone; }
+
  private:
   const OptimizerOptions options_;
 };

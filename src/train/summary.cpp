@@ -40,6 +40,7 @@ void for_each_field(Summary& s, Visit&& visit) {
   visit("rss_peak_bytes", s.rss_peak_bytes);
   visit("limit_bytes", s.limit_bytes);
   visit("window_peak_bytes", s.window_peak_bytes);
+  visit("replans", s.replans);
 }
 
 template <class Summary, class Visit>
@@ -47,6 +48,13 @@ void for_each_optional(Summary& s, Visit&& visit) {
   visit("loss", s.loss);
   visit("eval_loss", s.eval_loss);
   visit("eval_accuracy", s.eval_accuracy);
+}
+
+/// Of a whole window at the speed measured.
+double step_ms(const TrainSummary& s) {
+  return s.samples_per_s > 0
+             ? 1000 * static_cast<double>(s.global_batch) / s.samples_per_s
+             : 0;
 }
 
 std::string row(std::string_view name, const std::string& value) {
@@ -79,6 +87,12 @@ std::string to_json(const TrainSummary& summary) {
   for_each_optional(summary, [&](const char* name, const auto& field) {
     result[name] = field ? ordered_json(*field) : ordered_json(nullptr);
   });
+  result["step_ms"] = step_ms(summary);
+  result["predicted"] = nullptr;
+  if (summary.predicted) {
+    result["predicted"] = {{"peak_bytes", summary.predicted->peak_bytes},
+                           {"step_ms", summary.predicted->step_ms}};
+  }
   result["peak_at"] = {{"phase", summary.peak_phase},
                        {"stage", summary.peak_stage}};
   for (const Category category : kCategories) {
@@ -97,6 +111,9 @@ TrainSummary summary_from_json(const std::string& text) {
     for_each_optional(summary, [&](const char* name, auto& field) {
       if (!source.at(name).is_null()) field = source[name].get<double>();
     });
+    if (const auto& predicted = source.at("predicted"); !predicted.is_null()) {
+      summary.predicted = {predicted.at("peak_bytes"), predicted.at("step_ms")};
+    }
     summary.peak_phase = source.at("peak_at").at("phase");
     summary.peak_stage = source.at("peak_at").at("stage");
     for (const Category category : kCategories) {
@@ -113,7 +130,14 @@ std::string to_table(const TrainSummary& s) {
   std::string text = line_of_run(s) + "\n\n";
   text += row("Time", duration(s.time_s));
   text += row("Samples/second", fmt::format("{:.2f}", s.samples_per_s));
+  if (s.predicted) {
+    text += row("Update", fmt::format("{:.1f} ms", step_ms(s)));
+    text += row("  predicted", fmt::format("{:.1f} ms", s.predicted->step_ms));
+  }
   text += row("Peak memory", format_bytes(s.peak_bytes));
+  if (s.predicted) {
+    text += row("  predicted", format_bytes(s.predicted->peak_bytes));
+  }
   if (s.limit_bytes > 0) {
     text +=
         row("  limit", format_bytes(s.limit_bytes) +
@@ -122,6 +146,7 @@ std::string to_table(const TrainSummary& s) {
   if (s.reserved_bytes > 0) {
     text += row("  reserved", format_bytes(s.reserved_bytes));
   }
+  if (s.replans > 0) text += row("  planned again", std::to_string(s.replans));
   text += row("Kept after forward", format_bytes(s.kept_bytes));
   text += row("Process (RSS) peak", format_bytes(s.rss_peak_bytes));
   text += row("Steps", std::to_string(s.steps));

@@ -2,10 +2,14 @@
 
 #include <reprise/train/trainer.h>
 
+#include <utility>
+
 namespace reprise {
 
-Training::Training(const TrainConfig& config)
-    : session_(std::make_unique<train_detail::Session>(config)) {}
+Training::Training(const TrainConfig& config,
+                   std::unique_ptr<BudgetPlanner> planner)
+    : session_(std::make_unique<train_detail::Session>(config,
+                                                       std::move(planner))) {}
 
 Training::~Training() = default;
 

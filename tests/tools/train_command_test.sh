@@ -38,6 +38,28 @@ has out "×"
 expect 1 train --compare "$work/a/summary.json" "$work/nowhere.json"
 has err "nowhere.json"
 
+# --- within a budget
+planned=(--model mlp --depth 2 --width 32 --data random --random-samples 64
+  --global-batch 16 --device "$device" --workers 1)
+expect 0 train "${planned[@]}" --memory 4GiB --out "$work/planned" --format json
+python3 - "$work/out" "$work/planned/config.json" <<'PY' || fail "the plan is not as documented"
+import json, sys
+summary, config = (json.load(open(path)) for path in sys.argv[1:])
+assert config["recompute"] == "optimal" and config["memory_limit"] == 4 << 30
+assert config["batch"] == summary["micro_batch"] > 0
+assert config["accumulate"] == summary["accumulate"] > 0
+assert set(summary["predicted"]) == {"peak_bytes", "step_ms"}
+assert summary["replans"] == 0 and summary["limit_bytes"] == 4 << 30
+PY
+expect 0 train --resume "$work/planned" --epochs 2
+has err "continues after update 4 of 8"
+has out "predicted"
+expect 0 train "${planned[@]}" --memory 4GiB --recompute all --out none
+lacks out "predicted"
+expect 1 train "${planned[@]}" --recompute optimal --out "$work/c"
+has err "optimal needs --memory"
+[ ! -e "$work/c" ] || fail "a refused run left a directory"
+
 # --- weights out and in
 expect 0 train "${small[@]}" --weights "$work/a.safetensors" --out none --steps 1
 expect 1 train "${small[@]}" --width 16 --weights "$work/a.safetensors" --out "$work/c"

@@ -60,6 +60,40 @@ TEST(Config, TheLastMicroBatchMayBeSmaller) {
             std::string::npos);
 }
 
+TEST(Config, ALimitMeansOptimalUnlessAStrategyIsGiven) {
+  TrainConfig config;
+  config.resolve();
+  EXPECT_EQ(config.recompute, "none");
+  config = {};
+  config.memory_limit = 1 << 20;
+  config.resolve();
+  EXPECT_EQ(config.recompute, "optimal");
+  EXPECT_EQ(config.batch, 32);
+  EXPECT_FALSE(config.plans_micro_batch());
+  config.recompute = "sqrt";
+  config.resolve();
+  EXPECT_EQ(config.recompute, "sqrt");
+  config = {};
+  config.recompute = "optimal";
+  EXPECT_NE(error_of([&] { config.resolve(); }).find("needs --memory"),
+            std::string::npos);
+}
+
+TEST(Config, TheMicroBatchStaysOpenUntilItIsPlanned) {
+  TrainConfig config;
+  config.memory_limit = 1 << 20;
+  config.global_batch = 10;
+  config.resolve();
+  EXPECT_TRUE(config.plans_micro_batch());
+  EXPECT_EQ(config.batch, 0);
+  EXPECT_EQ(config.accumulate, 0);
+  config.resolve();
+  EXPECT_TRUE(config.plans_micro_batch());
+  config.batch = 3;
+  config.resolve();
+  EXPECT_EQ(config.accumulate, 4);
+}
+
 TEST(Config, BadWordsAreNamed) {
   const auto error = [](auto change) {
     TrainConfig config;

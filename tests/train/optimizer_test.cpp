@@ -1,6 +1,8 @@
 #include "support.h"
 
+#include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
+#include <reprise/torch/out_of_memory.h>
 #include <reprise/train/optimizer.h>
 
 #include <nlohmann/json.hpp>
@@ -72,8 +74,8 @@ int count() {
   return static_cast<int>(fixture()["rates"].size());
 }
 
-/// Update `k` of the fixture.
-void step(Optimizer& optimizer, const NamedTensors& parameters, int k) {
+/// Of update `k` of the fixture.
+void set_gradients(const NamedTensors& parameters, int k) {
   const json& gradients = fixture()["gradients"][k];
   for (const auto& [name, parameter] : parameters) {
     parameter.mutable_grad() =
@@ -81,6 +83,11 @@ void step(Optimizer& optimizer, const NamedTensors& parameters, int k) {
             ? read(gradients, name, parameter.scalar_type())
             : Tensor();
   }
+}
+
+/// Update `k` of the fixture.
+void step(Optimizer& optimizer, const NamedTensors& parameters, int k) {
+  set_gradients(parameters, k);
   optimizer.step(fixture()["rates"][k]);
 }
 
@@ -250,6 +257,47 @@ TEST(Optimizer, BoundsItsTemporaries) {
     const MemoryMeter meter(testing::device());
     optimizer->step(0.1);
     EXPECT_LE(meter.peak_increase_bytes(), 33 * kMiB) << name;
+  }
+}
+
+/// Whichever allocation fails, nothing has changed and the step can be repeated.
+TEST(Optimizer, AFailedAllocationChangesNothing) {
+  if (!testing::device().is_cpu()) {
+    GTEST_SKIP() << "failures are injected on the CPU";
+  }
+  for (const auto& name : optimizer_names()) {
+    OptimizerOptions options;
+    options.name = name;
+    options.weight_decay = 0.1;
+    options.momentum = name == "sgd" ? 0.9 : 0;
+    const auto whole = start();
+    const auto undisturbed = make_optimizer(options, whole);
+    const auto parameters = start();
+    const auto optimizer = make_optimizer(options, parameters);
+    int failures = 0;
+    for (int k = 0; k < 2; ++k) {
+      step(*undisturbed, whole, k);
+      set_gradients(parameters, k);
+      const auto before = copy(parameters);
+      const double rate = fixture()["rates"][k];
+      for (int64_t after = 0;; ++after) {
+        const AllocationFailure failure(after);
+        try {
+          optimizer->step(rate);
+          break;
+        } catch (const c10::Error& error) {
+          ASSERT_TRUE(compat::is_out_of_memory(error)) << error.what();
+        }
+        ++failures;
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          EXPECT_TRUE(same(parameters[i].second, before[i].second)) << name;
+        }
+      }
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        EXPECT_TRUE(same(parameters[i].second, whole[i].second)) << name;
+      }
+    }
+    EXPECT_GT(failures, 2) << name;
   }
 }
 

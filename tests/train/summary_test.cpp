@@ -49,6 +49,25 @@ TEST(Summary, JsonHasTheKeysOfTheDesignAndReadsBack) {
   EXPECT_THROW(summary_from_json("{}"), c10::Error);
 }
 
+TEST(Summary, APlansPredictionStandsBesideTheMeasurement) {
+  TrainSummary s = example();
+  EXPECT_TRUE(nlohmann::json::parse(to_json(s))["predicted"].is_null());
+  EXPECT_EQ(to_table(s).find("predicted"), std::string::npos);
+  s.predicted = {950, 390.5};
+  s.replans = 2;
+  const auto json = nlohmann::json::parse(to_json(s));
+  EXPECT_EQ(json["predicted"]["peak_bytes"], 950);
+  EXPECT_EQ(json["predicted"]["step_ms"], 390.5);
+  EXPECT_EQ(json["step_ms"], 400);  // 4 samples at 10 a second
+  EXPECT_EQ(json["replans"], 2);
+  EXPECT_EQ(to_json(summary_from_json(to_json(s))), to_json(s));
+  const std::string table = to_table(s);
+  EXPECT_NE(table.find("390.5 ms"), std::string::npos);
+  EXPECT_NE(table.find("400.0 ms"), std::string::npos);
+  EXPECT_NE(table.find("950"), std::string::npos);
+  EXPECT_NE(table.find("planned again"), std::string::npos);
+}
+
 TEST(Summary, TableAndComparison) {
   const std::string table = to_table(example());
   EXPECT_NE(table.find("Time"), std::string::npos);

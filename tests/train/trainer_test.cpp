@@ -1,8 +1,4 @@
-#include "support.h"
-#include "temporary.h"
-
-#include <reprise/data/file.h>
-#include <reprise/train/trainer.h>
+#include "runs.h"
 
 #include <nlohmann/json.hpp>
 
@@ -12,70 +8,13 @@ namespace reprise {
 namespace {
 
 using testing::device;
+using testing::Ended;
 using testing::error_of;
+using testing::expect_same;
 using testing::relative_error;
+using testing::run;
 using testing::same;
-
-TrainConfig small(const std::string& model = "mlp") {
-  TrainConfig config;
-  config.model = model;
-  config.device = device().str();
-  config.data = "random";
-  config.random_samples = 22;  // the last window and micro-batch are short
-  config.batch = 4;
-  config.accumulate = 2;
-  config.epochs = 2;
-  config.workers = 2;
-  config.evaluate = false;
-  if (model == "mlp") {
-    config.model_options.depth = 2;
-    config.model_options.width = 16;
-    config.model_options.dropout = 0.2;
-  }
-  return config;
-}
-
-struct Ended {
-  TrainResult result;
-  NamedTensors tensors;
-  std::string metrics;
-};
-
-/// Trains in a directory of its own, stopped and resumed after each of `stops`
-/// micro-batches.
-Ended run(TrainConfig config, const std::vector<int>& stops = {},
-          TrainListener* listener = nullptr) {
-  const testing::TemporaryDirectory base;
-  config.resolve();
-  Ended ended;
-  for (size_t i = 0; i <= stops.size(); ++i) {
-    auto directory = i == 0 ? RunDirectory::create(base.path() + "/run", config)
-                            : RunDirectory::open(base.path() + "/run");
-    int left = i < stops.size() ? stops[i] : -1;
-    TrainRun how;
-    how.directory = &directory;
-    how.resume = i > 0;
-    how.listener = listener;
-    how.stop = [&left] { return left-- == 0; };
-    ended.result = Training(config).run(how);
-    EXPECT_EQ(ended.result.stopped, i < stops.size());
-    ended.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
-    ended.metrics = read_text(directory.metrics_path());
-  }
-  return ended;
-}
-
-void expect_same(const Ended& a, const Ended& b, const std::string& what) {
-  ASSERT_EQ(a.tensors.size(), b.tensors.size()) << what;
-  for (size_t i = 0; i < a.tensors.size(); ++i) {
-    EXPECT_EQ(a.tensors[i].first, b.tensors[i].first);
-    EXPECT_TRUE(same(a.tensors[i].second, b.tensors[i].second))
-        << what << ": " << a.tensors[i].first;
-  }
-  if (device().is_cpu()) {
-    EXPECT_EQ(a.metrics, b.metrics) << what;
-  }
-}
+using testing::small;
 
 TEST(Trainer, RecomputationChangesNothing) {
   auto config = small("cnn-basic");

@@ -97,7 +97,12 @@ int train_with(Flags& flags, CLI::App& app) {
     continue_from(directory->config(), app, config);
   }
   if (flags.no_eval) config.evaluate = false;
-  if (!flags.memory.empty()) config.memory_limit = parse_bytes(flags.memory);
+  if (!flags.memory.empty()) {
+    // A run that had no limit, and so no plan, gets one now.
+    const bool planned = config.memory_limit > 0;
+    if (!planned && app.count("--recompute") == 0) config.recompute.clear();
+    config.memory_limit = parse_bytes(flags.memory);
+  }
   if (config.data.empty()) config.data = default_data(config);
   config.resolve();
   Training training(
@@ -153,7 +158,8 @@ void add_train(CLI::App& app, Action& action) {
   train->add_flag("--no-eval", flags->no_eval, "Do not evaluate")
       ->group("Evaluation");
   option("Machine", "--memory", flags->memory,
-         "Limit that the peak is shown against, such as 8GiB");
+         "Budget that the peak stays within, such as 8GiB; with --global-batch "
+         "alone the micro-batch is chosen for it too");
   option("Saving", "--out", flags->out,
          "Run directory (default: reprise-runs/MODEL-DATE-TIME); none: save "
          "nothing");

@@ -28,7 +28,9 @@ struct TrainConfig {
   int64_t global_batch = 0;  ///< samples a window; its last micro-batch is what
                              ///< is left: 10 as 3, 3, 3 and 1
 
-  std::string recompute = "none";
+  /// A Strategy, or "optimal": planned so that the peak stays within
+  /// memory_limit. Empty: optimal where there is a limit, else none.
+  std::string recompute;
   std::string precision = "fp32";  ///< fp32, bf16, fp16
   double loss_scale = 65536;       ///< fp16: the first one
   OptimizerOptions optimizer{};
@@ -52,10 +54,13 @@ struct TrainConfig {
   int keep = 2;            ///< states kept
   bool tensorboard = false;
 
-  /// Fills batch, accumulate and global_batch from those given (none: 32 × 1),
-  /// and checks every field that does not need the model. Throws c10::Error with
-  /// the flag's name.
+  /// Fills batch, accumulate and global_batch from those given (none: 32 × 1)
+  /// unless the micro-batch is to be planned, and checks every field that does
+  /// not need the model. Throws c10::Error with the flag's name.
   void resolve();
+
+  /// Whether the micro-batch is still open: "optimal" with only a global batch.
+  bool plans_micro_batch() const;
 };
 
 std::string to_json(const TrainConfig& config);

@@ -31,7 +31,10 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   /// One update with learning rate `lr`. Gradients are only read. Does not wait
-  /// for the device.
+  /// for the device. Where an allocation fails, nothing has changed: state and
+  /// temporaries are taken before the first write. Should one fail all the same
+  /// between two writes (a scalar), the error says so and is none that
+  /// compat::is_out_of_memory() recognises.
   virtual void step(double lr) = 0;
 
   /// What it keeps between updates, for saving: a name a tensor, such as

@@ -29,11 +29,19 @@ struct TrainSummary {
   int64_t reserved_bytes = 0;  ///< most taken from the driver (CUDA)
   int64_t kept_bytes = 0;      ///< held for the backward after a forward
   int64_t rss_peak_bytes = 0;
-  int64_t limit_bytes = 0;        ///< the peak should not pass it; 0: none
-  std::string peak_phase;         ///< forward, backward, update
-  std::string peak_stage;         ///< name; empty in an update
-  int64_t window_peak_bytes = 0;  ///< of the window that was looked into
-  MemoryBreakdown memory;         ///< at that window's peak
+  int64_t limit_bytes = 0;  ///< the peak should not pass it; 0: none
+
+  struct Predicted {
+    int64_t peak_bytes = 0;
+    double step_ms = 0;
+    bool operator==(const Predicted&) const = default;
+  };
+  std::optional<Predicted> predicted;  ///< by the last plan; none: not planned
+  int64_t replans = 0;                 ///< plans after the first
+  std::string peak_phase;              ///< forward, backward, update
+  std::string peak_stage;              ///< name; empty in an update
+  int64_t window_peak_bytes = 0;       ///< of the window that was looked into
+  MemoryBreakdown memory;              ///< at that window's peak
 };
 
 /// One object with the keys time_s, samples_per_s, peak_bytes, … and memory.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <reprise/train/config.h>
+#include <reprise/train/planning.h>
 #include <reprise/train/run_directory.h>
 #include <reprise/train/summary.h>
 
@@ -78,12 +79,22 @@ struct TrainResult {
 ///
 /// The same configuration gives the same numbers; continued from a saved state,
 /// wherever it was taken, the same as without a stop (on the CPU in every bit).
+/// Where an allocation fails, in a window, an evaluation or a save, that piece
+/// starts again, and ends with the same numbers as long as the micro-batch stays;
+/// after eight failures in a row run() throws c10::Error, with all complete
+/// updates saved.
 class Training {
  public:
   /// `config` must be resolved. Makes the model and opens the data; writes
   /// nothing. Throws c10::Error where the configuration cannot be run: model and
   /// its options, weights, data, strategy, device, precision.
-  explicit Training(const TrainConfig& config);
+  ///
+  /// With `recompute` "optimal" the micro-batch (where it is open) and the schedule
+  /// are planned here, by `planner` or, where that is null, by one that measures
+  /// this model; a continued run should be given the configuration of its
+  /// directory, which has the micro-batch that was decided.
+  explicit Training(const TrainConfig& config,
+                    std::unique_ptr<BudgetPlanner> planner = nullptr);
   ~Training();
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;

@@ -1,0 +1,92 @@
+// A session's evaluations on the test split.
+#include "session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace reprise::train_detail {
+namespace {
+
+/// While it lives; whatever ends it, training mode comes back.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& module) : module_(module) {
+    module_.eval();
+  }
+  ~EvaluationMode() { module_.train(); }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  torch::nn::Module& module_;
+};
+
+}  // namespace
+
+bool Session::evaluates() const {
+  // Random data has nothing to learn, so only on request.
+  return config_.evaluate &&
+         (config_.data != "random" || config_.eval_every > 0);
+}
+
+void Session::evaluate_if_due() {
+  if (!evaluates()) return;
+  const bool epoch_ends = loader_->batches_left() == 0;
+  const bool due = config_.eval_every > 0
+                       ? state_.step % config_.eval_every == 0
+                       : epoch_ends;
+  if (due || state_.step == total_steps_) evaluate();
+}
+
+void Session::evaluate() {
+  if (evaluated_at_ == state_.step) return;
+  const auto start = Clock::now();
+  int64_t batch = config_.batch;
+  bool again = false;
+  rescue_.run(
+      fmt::format("the evaluation after update {}", state_.step),
+      [&] { evaluate_once(batch); },
+      [&] {
+        // Once as it is, since another size rounds otherwise; then smaller.
+        if (again) batch = std::max<int64_t>(batch / 2, 1);
+        again = true;
+      });
+  evaluated_at_ = state_.step;
+  aside_s_ += std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void Session::evaluate_once(int64_t batch_size) {
+  LoaderOptions loading;
+  loading.batch = batch_size;
+  loading.shuffle = false;
+  loading.workers = config_.workers;
+  Loader loader(test_data_, loading);
+  const torch::NoGradGuard no_grad;
+  const compat::AutocastGuard autocast(autocast_);
+  const EvaluationMode mode(*model_.root);
+  torch::Tensor loss =
+      torch::zeros({}, torch::dtype(torch::kDouble).device(device_));
+  torch::Tensor right = loss.clone();
+  double count = 0;
+  while (auto batch = loader.next()) {
+    move_to(*batch, device_);
+    prepare(*batch, prepare_);
+    const Tensors outputs = execution_.forward({batch->inputs, batch->targets});
+    loss += outputs[0];
+    right += outputs[1];
+    count += static_cast<double>(batch->count);
+    if (told_to_stop()) {
+      state_.evaluation_due = true;
+      return;
+    }
+  }
+  const TrainListener::Evaluation found{
+      state_.step, loss.item<double>() / count, right.item<double>() / count};
+  metrics_->add(found);
+  state_.evaluation_due = false;
+  evaluation_ = found;
+  if (run_.listener != nullptr) run_.listener->evaluated(found);
+}
+
+}  // namespace reprise::train_detail

@@ -1,0 +1,94 @@
+// A session's plan: what it runs to stay within its budget.
+#include "budget_planner.h"
+#include "session.h"
+
+#include <reprise/memory/bytes.h>
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace reprise::train_detail {
+
+void Session::plan(std::unique_ptr<BudgetPlanner> planner) {
+  if (!planner && config_.recompute != "optimal") return;
+  planner_ = planner ? std::move(planner)
+                     : make_budget_planner(cost_parts(), request());
+  measuring([this] { adopt(planner_->decide()); });
+}
+
+PlanRequest Session::request() const {
+  PlanRequest request;
+  request.global_batch = config_.global_batch;
+  request.memory = config_.memory_limit;
+  request.precisions = {config_.precision};
+  request.micro_batch = config_.batch;  // 0: to be chosen
+  return request;
+}
+
+void Session::measuring(const std::function<void()>& body) {
+  // Planning may run the model; the training must not show it.
+  window_start_.remember(state_, samples_here_);
+  const auto put_back = [this] {
+    accumulator_.abandon();
+    window_start_.restore();
+  };
+  try {
+    body();
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  put_back();
+}
+
+void Session::adopt(BudgetPlanner::Decision decision) {
+  const bool other_size = decision.micro_batch != config_.batch;
+  config_.batch = decision.micro_batch;
+  config_.accumulate = decision.accumulate;
+  schedule_ = decision.schedule;
+  execution_ = Execution(model_.chain, schedule_);
+  profile_.reset();  // it shows another schedule
+  decision_.emplace(std::move(decision));
+  if (other_size) keep_config();
+}
+
+void Session::keep_config() {
+  if (run_.directory == nullptr || !planner_) return;
+  try {
+    run_.directory->set_config(config_);
+  } catch (const c10::Error& error) {
+    // As with a state that cannot be written.
+    warn(std::string("not saved: ") + error.what_without_backtrace());
+  }
+}
+
+bool Session::tighten(int64_t over_bytes) {
+  if (!planner_) return false;
+  auto decision = planner_->tighten(*decision_, over_bytes);
+  if (!decision) return false;
+  ++replans_;
+  adopt(std::move(*decision));
+  return true;
+}
+
+void Session::keep_within_budget() {
+  if (!planner_) return;
+  const int64_t peak = window_meter_.peak_bytes();
+  const int64_t over = peak - config_.memory_limit;
+  if (over <= 0 || over_for_good_) return;
+  const int64_t batch = config_.batch;
+  rescue_.run("planning",
+              [&] { measuring([&] { over_for_good_ = !tighten(over); }); });
+  if (config_.batch != batch) open_loader();
+  warn(fmt::format("update {} took {}, the budget is {}; {}", state_.step,
+                   format_bytes(peak), format_bytes(config_.memory_limit),
+                   over_for_good_ ? "nothing smaller is left"
+                                  : "from now on " + decision_->text));
+}
+
+void Session::tighten_after_failure() {
+  if (tighten(0)) warn("from now on " + decision_->text);
+}
+
+}  // namespace reprise::train_detail

@@ -1,0 +1,153 @@
+// A session's windows: micro-batches, the update, and starting again where memory
+// ran out.
+#include "session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace reprise::train_detail {
+
+bool Session::train_window() {
+  const std::string what = fmt::format("update {}", state_.step + 1);
+  rescue_.run(what, [this] { window_start_.remember(state_, samples_here_); });
+  if (planner_) window_meter_.restart();
+  bool whole = false;
+  try {
+    rescue_.run(
+        what, [&] { whole = try_window(); },
+        [this] {
+          drop_window();
+          tighten_after_failure();
+          restart_window();
+        });
+  } catch (const GaveUp&) {
+    // What was trained so far is not lost.
+    if (!out_of_memory_in([this] { restart_window(); })) save();
+    throw;
+  }
+  if (!whole) return false;
+  ++windows_;
+  note_speed();
+  keep_within_budget();
+  show(false);
+  return true;
+}
+
+bool Session::try_window() {
+  // The second window shows what all later ones do: by then the optimizer has
+  // its state. Where there is but one, that one.
+  looking_ = !profile_ && (windows_ >= 1 || total_steps_ - state_.step == 1);
+  std::optional<Execution> metered;
+  if (looking_) {
+    profile_.emplace(device_, ledger_, kept_);
+    metered.emplace(
+        model_.chain, schedule_,
+        ExecutionOptions{
+            .meter = &kept_, .observer = &*profile_, .separate_graphs = true});
+  }
+  WindowProfile* profile = looking_ ? &*profile_ : nullptr;
+
+  if (state_.micro == 0) {
+    while (loader_->batches_left() == 0) loader_->next();  // an epoch's end
+    const int64_t batches =
+        std::min(config_.accumulate, loader_->batches_left());
+    state_.total_count = static_cast<double>(loader_->count_ahead(batches));
+    accumulator_.begin(state_.total_count);
+    window_loss_.reset();
+    window_samples_ = 0;
+  }
+  while (!accumulator_.complete()) {
+    if (told_to_stop()) return false;
+    train_micro_batch(metered ? *metered : execution_, profile);
+  }
+  const bool updated = update(profile);
+  if (looking_ && !updated) profile_.reset();  // look again, at a whole one
+  looking_ = false;
+  return true;
+}
+
+void Session::drop_window() {
+  accumulator_.abandon();
+  batch_ = {};
+  window_loss_.reset();
+  if (looking_) profile_.reset();
+  looking_ = false;
+}
+
+void Session::restart_window() {
+  drop_window();
+  if (window_start_.state().micro > 0) {
+    // Continued from disk in mid-window; the gradients so far are there.
+    const auto saved = newest();
+    TORCH_CHECK(saved && saved->state.step == window_start_.state().step &&
+                    saved->state.micro == window_start_.state().micro,
+                "[train] expected the state that was continued from, to start "
+                "its window again, got another one or none");
+    load(*saved);
+  } else {
+    state_ = window_start_.state();
+    scaler_.load(state_.scaler);
+    window_start_.restore();
+  }
+  samples_here_ = window_start_.samples_here();
+  open_loader();
+}
+
+void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
+  auto batch = loader_->next();
+  TORCH_INTERNAL_ASSERT(batch.has_value());
+  batch_ = std::move(*batch);
+  move_to(batch_, device_);
+  prepare(batch_, prepare_);
+  const double weight =
+      accumulator_.weigh(static_cast<double>(batch_.count)) * scaler_.scale();
+  Tensors outputs;
+  {
+    const compat::AutocastGuard autocast(autocast_);
+    outputs = execution.forward({batch_.inputs, batch_.targets});
+  }
+  if (profile != nullptr) profile->forward_done();
+  Tensors gradients(1);
+  gradients[0] = torch::full_like(outputs[0], weight);
+  execution.backward(std::move(gradients));
+  window_loss_ =
+      window_loss_.defined() ? window_loss_ + outputs[0] : outputs[0];
+  window_samples_ += batch_.samples;
+  state_.samples += batch_.samples;
+  samples_here_ += batch_.samples;
+  state_.done_count = accumulator_.done_count();
+  state_.position = loader_->position();
+  ++state_.micro;
+}
+
+bool Session::update(WindowProfile* profile) {
+  if (profile != nullptr) profile->begin("update");
+  const double rate = rate_at(rate_, state_.step);
+  torch::Tensor norm;
+  const bool finite = scaler_.unscale(parameter_list_);
+  if (finite && config_.clip > 0) norm = accumulator_.clip(config_.clip);
+  // Before the update: after it nothing may fail.
+  const torch::Tensor loss = window_loss_ / state_.total_count;
+  accumulator_.update([&] {
+    if (finite) optimizer_->step(rate);
+  });
+  scaler_.update();
+  if (profile != nullptr) profile->end();
+  batch_ = {};
+  state_.scaler = scaler_.state();
+  state_.micro = 0;
+  state_.done_count = 0;
+  ++state_.step;
+  metrics_->add(state_.step, loss, norm, rate, window_samples_);
+  if (!finite) {
+    warn(
+        fmt::format("update {} skipped: the gradient overflowed; the scale is "
+                    "now {:g}",
+                    state_.step, scaler_.scale()));
+  }
+  return finite;
+}
+
+}  // namespace reprise::train_detail

@@ -1,0 +1,102 @@
+#pragma once
+
+#include "support.h"
+#include "temporary.h"
+
+#include <reprise/data/file.h>
+#include <reprise/memory/failure.h>
+#include <reprise/train/trainer.h>
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+/// Small trainings, and what they end with.
+namespace reprise::testing {
+
+inline TrainConfig small(const std::string& model = "mlp") {
+  TrainConfig config;
+  config.model = model;
+  config.device = device().str();
+  config.data = "random";
+  config.random_samples = 22;  // the last window and micro-batch are short
+  config.batch = 4;
+  config.accumulate = 2;
+  config.epochs = 2;
+  config.workers = 2;
+  config.evaluate = false;
+  if (model == "mlp") {
+    config.model_options.depth = 2;
+    config.model_options.width = 16;
+    config.model_options.dropout = 0.2;
+  }
+  return config;
+}
+
+struct Ended {
+  TrainResult result;
+  NamedTensors tensors;
+  std::string metrics;
+  TrainConfig config;       ///< as the run directory has it
+  int64_t allocations = 0;  ///< of the part that was to fail
+};
+
+/// Which allocation fails: number `after` of part `part`, from its `run()` on.
+struct Failing {
+  size_t part = 0;
+  int64_t after = std::numeric_limits<int64_t>::max();  ///< none
+};
+
+using MakePlanner = std::function<std::unique_ptr<BudgetPlanner>()>;
+
+/// Trains in a directory of its own, stopped and resumed after each of `stops`
+/// micro-batches.
+inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
+                 TrainListener* listener = nullptr, const Failing& failing = {},
+                 const MakePlanner& planner = {}) {
+  const TemporaryDirectory base;
+  config.resolve();
+  Ended ended;
+  for (size_t i = 0; i <= stops.size(); ++i) {
+    auto directory = i == 0 ? RunDirectory::create(base.path() + "/run", config)
+                            : RunDirectory::open(base.path() + "/run");
+    int left = i < stops.size() ? stops[i] : -1;
+    TrainRun how;
+    how.directory = &directory;
+    how.resume = i > 0;
+    how.listener = listener;
+    how.stop = [&left] { return left-- == 0; };
+    Training training(directory.config(), planner ? planner() : nullptr);
+    {
+      std::optional<AllocationFailure> failure;
+      if (i == failing.part) failure.emplace(failing.after);
+      ended.result = training.run(how);
+      if (failure) ended.allocations = failure->counted();
+    }
+    EXPECT_EQ(ended.result.stopped, i < stops.size());
+    ended.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
+    ended.metrics = read_text(directory.metrics_path());
+    ended.config = directory.config();
+  }
+  return ended;
+}
+
+inline void expect_same(const Ended& a, const Ended& b,
+                        const std::string& what) {
+  ASSERT_EQ(a.tensors.size(), b.tensors.size()) << what;
+  for (size_t i = 0; i < a.tensors.size(); ++i) {
+    EXPECT_EQ(a.tensors[i].first, b.tensors[i].first);
+    EXPECT_TRUE(same(a.tensors[i].second, b.tensors[i].second))
+        << what << ": " << a.tensors[i].first;
+  }
+  if (device().is_cpu()) {
+    EXPECT_EQ(a.metrics, b.metrics) << what;
+  }
+}
+
+}  // namespace reprise::testing
