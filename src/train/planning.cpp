@@ -32,7 +32,9 @@ TrainConfig plain(TrainConfig config) {
   if (config.batch == 0) config.batch = 1;
   if (config.accumulate == 0) config.accumulate = 1;
   config.global_batch = config.batch * config.accumulate;
-  if (config.recompute == "optimal") config.recompute = "none";
+  if (config.recompute.empty() || config.recompute == "optimal") {
+    config.recompute = "none";
+  }
   return config;
 }
 

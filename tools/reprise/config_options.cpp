@@ -55,7 +55,9 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
          "Samples an update: --batch × --accumulate, the last micro-batch what "
          "is left");
   option("--recompute", c.recompute,
-         "none, all, sqrt, every:K, checkpoints:K, revolve:S");
+         "none, all, sqrt, every:K, checkpoints:K, revolve:S; optimal: the "
+         "fastest within --memory; or a schedule as reprise plan prints it "
+         "(default: optimal with --memory, else none)");
   option("--precision", c.precision, "fp32, bf16, fp16");
   option("--loss-scale", c.loss_scale, "First scale of the loss, for fp16");
   option("--optimizer", c.optimizer.name, "sgd, adam, adamw, adafactor");
