@@ -137,9 +137,9 @@ TimeTable::TimeTable(const ChainModel& model, int64_t slot_bytes, int slots)
     : model_(&model),
       slot_bytes_(slot_bytes),
       slots_(slots),
+      held_before_{0},
       rows_(model.positions()),
       best_(static_cast<size_t>(slots) + 1) {
-  held_before_ = {0};
   for (int s = 0, c = 0; s < model.stages; ++s) {
     const Keep& keep = model.context(s, c).keeps.front();
     held_before_.push_back(held_before_.back() + keep.held_bytes);

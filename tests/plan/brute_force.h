@@ -3,7 +3,7 @@
 #include <reprise/recompute/simulate.h>
 
 #include <algorithm>
-#include <map>
+#include <cstdint>
 #include <queue>
 #include <tuple>
 #include <unordered_map>

@@ -5,6 +5,10 @@
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/strategy.h>
 
+#include <iostream>
+#include <limits>
+#include <map>
+
 namespace reprise {
 namespace {
 
