@@ -243,6 +243,15 @@ int64_t plotted_bytes(const PlanResult& result) {
   return 2 * most;
 }
 
+/// Whether a line at `x` leaves the points at least half of the plot.
+bool near_points(const std::vector<plan_detail::PlotPoint>& points, double x) {
+  const auto [low, high] = std::minmax_element(
+      points.begin(), points.end(),
+      [](const auto& a, const auto& b) { return a.x < b.x; });
+  const double span = high->x - low->x;
+  return x > 0 && x >= low->x - span && x <= high->x + span;
+}
+
 std::string frontier_section(const PlanResult& result) {
   if (result.frontier.empty()) return "";
   const int64_t most = plotted_bytes(result);
@@ -263,7 +272,7 @@ std::string frontier_section(const PlanResult& result) {
   plot.points.push_back(
       {static_cast<double>(result.plan.peak_bytes), result.plan.step_ms, "◆"});
   const int64_t budget = result.request.memory;
-  if (budget > 0 && budget <= most) {
+  if (near_points(plot.points, static_cast<double>(budget))) {
     plot.x_line = static_cast<double>(budget);
   } else if (budget > 0) {
     beyond.push_back(fmt::format("the budget ({}),", format_bytes(budget)));
@@ -274,7 +283,7 @@ std::string frontier_section(const PlanResult& result) {
   text += plot.x_line > 0 ? "  │ budget\n" : "\n";
   if (beyond.empty()) return text;
   beyond.back().pop_back();
-  beyond.insert(beyond.begin(), "beyond the right edge:");
+  beyond.insert(beyond.begin(), "outside the plot:");
   return text + fmt::format("  {}\n", flow(beyond, 2, 2));
 }
 

@@ -190,7 +190,7 @@ class Solver::Impl {
     return {std::move(schedule), std::move(simulation)};
   }
   Solution judge(std::vector<Op> ops) const {
-    return judge(Schedule("solved", model_.stages, std::move(ops)));
+    return judge(Schedule("optimal", model_.stages, std::move(ops)));
   }
 
   void make_tables(int64_t most, int slots) {

@@ -223,7 +223,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   const auto optimizer =
       make_optimizer(parts_.config.optimizer, parts_.parameters);
   optimizer->step(0);
-  for (const auto& [name, tensor] : optimizer->state()) {
+  for (const auto& tensor : held_by(*optimizer)) {
     profile.fixed.optimizer += bytes_on(tensor, parts_.device);
   }
   const MemoryMeter meter(parts_.device);

@@ -136,12 +136,14 @@ TEST(PlanText, TheFrontierIsPlotted) {
   expect_line(text, "             │·" + std::string(58, ' ') + "│");
   expect_line(text, "             │" + std::string(30, ' ') + "◆" +
                         std::string(28, ' ') + "│");
-  expect_line(
-      text,
-      "  beyond the right edge: none at micro-batch 32 (1.95 GiB, 190 ms)");
+  expect_line(text,
+              "  outside the plot: none at micro-batch 32 (1.95 GiB, 190 ms)");
+  // A budget far away would press all points into one corner.
   PlanResult wide = example_result();
-  wide.request.memory = 80000 * kMiB;
-  EXPECT_NE(to_text(wide).find("the budget (78.1 GiB)"), std::string::npos);
+  wide.request.memory = 1001 * kMiB;
+  EXPECT_NE(to_text(wide).find("the budget (0.98 GiB)"), std::string::npos);
+  wide.request.memory = 99 * kMiB;
+  EXPECT_NE(to_text(wide).find("the budget (99.0 MiB)"), std::string::npos);
   PlanResult one = example_result();
   one.frontier.resize(1);
   one.references.clear();

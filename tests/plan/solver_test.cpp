@@ -204,7 +204,7 @@ TEST(Solver, TensorsThatTravelAlongStayWithinTheBudget) {
       ASSERT_TRUE(solution);
       ASSERT_LE(solution->simulation.peak_bytes, bytes);
       ++all;
-      exact += solution->schedule.name() == "solved" ? 1 : 0;
+      exact += solution->schedule.name() == "optimal" ? 1 : 0;
     }
   }
   EXPECT_GT(exact, all / 2);

@@ -92,15 +92,11 @@ TEST(Profile, KeptBytesAreTheTrainings) {
     for (const auto& stage : profile.stages) by_stage += stage.kept_bytes;
     EXPECT_EQ(by_stage, profile.kept_bytes) << recompute;
     if (device().is_cuda()) continue;
-    // A training also holds its loss, a few numbers.
-    const auto difference = [](int64_t a, int64_t b) {
-      return std::abs(a - b);
-    };
-    EXPECT_LT(
-        difference(profile.peak_bytes - profile.phases[0].before_bytes,
-                   summary.window_peak_bytes - profile.phases[0].before_bytes),
-        256)
-        << recompute;
+    // A training also holds its loss and, to begin a window again, the state of
+    // a random generator.
+    const int64_t more = summary.window_peak_bytes - profile.peak_bytes;
+    EXPECT_GE(more, 0) << recompute;
+    EXPECT_LT(more, 8192) << recompute;
     EXPECT_EQ(profile.peak_phase, summary.peak_phase);
     EXPECT_EQ(profile.peak_stage, summary.peak_stage);
   }
