@@ -156,6 +156,7 @@ Session::Session(const TrainConfig& given,
   ledger_.claim(Category::kOptimizer,
                 [this] { return values(optimizer_->state()); });
   ledger_.claim_kept(kept_);
+  state_.scaler = scaler_.state();  // its first scale is not the default one
   plan(std::move(planner));
 }
 
