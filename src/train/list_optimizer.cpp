@@ -194,7 +194,11 @@ void ListOptimizer::update_all(const std::vector<List>& lists, bool fused,
   const compat::ReservedScope reserved;
   try {
     for (const List& list : lists) {
-      fused ? update_fused(list, lr) : update(list, lr);
+      if (fused) {
+        update_fused(list, lr);
+      } else {
+        update(list, lr);
+      }
     }
   } catch (const c10::Error& error) {
     // Not with the error's own text: nobody may take this for a failure that
@@ -224,6 +228,7 @@ void ListOptimizer::step(double lr) {
     for (size_t i = 0; i < entries.size(); ++i) {
       list.gradients[i] = like(list.parameters[i], list.gradients[i]);
     }
+    torch::empty({1}, list.parameters[0].options());  // for its scalars
   } else {
     lists = lists_of(entries);
     if (temporaries() != Temporaries::kNone) reserve(lists);

@@ -12,6 +12,8 @@ namespace reprise::train_detail {
 std::optional<std::string> out_of_memory_in(const std::function<void()>& body) {
   try {
     body();
+  } catch (const GaveUp&) {
+    throw;  // it has the text of a failure, but is the end of them
   } catch (const c10::Error& error) {
     if (!compat::is_out_of_memory(error)) throw;
     return error.msg().substr(0, error.msg().find('\n'));

@@ -61,6 +61,7 @@ Session::Session(const TrainConfig& given,
   ledger_.claim_model(parameter_list_, model_.root->buffers());
   ledger_.claim(Category::kOptimizer, [this] { return held_by(*optimizer_); });
   ledger_.claim_kept(kept_);
+  state_.scaler = scaler_.state();  // its first scale is not the default one
   plan(std::move(planner));
 }
 

@@ -12,6 +12,8 @@ namespace reprise::train_detail {
 
 void Session::plan(std::unique_ptr<BudgetPlanner> planner) {
   if (!planner && config_.recompute != "optimal") return;
+  TORCH_CHECK(config_.memory_limit > 0,
+              "[Training] a planner needs a memory_limit above 0");
   planner_ = planner ? std::move(planner)
                      : make_budget_planner(cost_parts(), request());
   measuring([this] { adopt(planner_->decide()); });

@@ -1,19 +1,10 @@
 #include "window_start.h"
 
-#include <torch/utils.h>
+#include <reprise/torch/lists.h>
 
 #include <utility>
 
 namespace reprise::train_detail {
-namespace {
-
-void copy_all(const std::vector<torch::Tensor>& from,
-              const std::vector<torch::Tensor>& to) {
-  const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
-}
-
-}  // namespace
 
 WindowStart::WindowStart(torch::Device device,
                          std::vector<torch::Tensor> buffers)
@@ -29,7 +20,7 @@ void WindowStart::remember(const RunState& state, int64_t samples_here) {
     }
     copies_ = std::move(copies);
   }
-  copy_all(buffers_, copies_);
+  compat::copy_list(copies_, buffers_);
   rng_ = std::move(rng);
   state_ = state;
   samples_here_ = samples_here;
@@ -37,7 +28,7 @@ void WindowStart::remember(const RunState& state, int64_t samples_here) {
 
 void WindowStart::restore() const {
   rng_.restore();
-  copy_all(copies_, buffers_);
+  compat::copy_list(buffers_, copies_);
 }
 
 }  // namespace reprise::train_detail

@@ -138,6 +138,44 @@ TEST(Rescue, TheLastUpdateAndTheSaveCanFail) {
   }
 }
 
+/// Trains; before micro-batch `at` of the run memory runs out as on a GPU.
+Ended run_failing_before(TrainConfig config, int at) {
+  const testing::TemporaryDirectory base;
+  config.resolve();
+  auto directory = RunDirectory::create(base.path() + "/run", config);
+  TrainRun how;
+  how.directory = &directory;
+  how.stop = [left = at]() mutable {
+    if (left-- == 0) {
+      C10_THROW_ERROR(OutOfMemoryError, "CUDA out of memory. (for the test)");
+    }
+    return false;
+  };
+  Ended ended;
+  ended.result = Training(config).run(how);
+  const auto saved = directory.newest([](const auto&) { FAIL(); });
+  ended.tensors = saved->tensors;
+  ended.tensors.emplace_back(
+      "scale", torch::scalar_tensor(saved->state.scaler.scale, torch::kDouble));
+  ended.metrics = read_text(directory.metrics_path());
+  return ended;
+}
+
+/// On any device, and in fp16 where there is one.
+TEST(Rescue, FailuresBetweenMicroBatchesChangeNothing) {
+  auto config = ragged_images();
+  config.evaluate = false;
+  for (const char* precision : {"fp32", "bf16", "fp16"}) {
+    if (device().is_cpu() && precision == std::string("fp16")) continue;
+    config.precision = precision;
+    const Ended whole = run_failing_before(config, -1);
+    for (int at = 0; at < 8; ++at) {
+      expect_same(run_failing_before(config, at), whole,
+                  precision + (" before " + std::to_string(at)));
+    }
+  }
+}
+
 TEST(Rescue, GivesUpWithTheLastGoodStateOnDisk) {
   const testing::TemporaryDirectory base;
   auto config = small();

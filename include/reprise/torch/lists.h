@@ -1,0 +1,12 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace reprise::compat {
+
+/// Copies each tensor of `from` into the one at its place in `to`, of the same
+/// shape and type: in one call of the device for all of a type, where LibTorch has
+/// it. Takes no memory on the CPU.
+void copy_list(at::TensorList to, at::TensorList from);
+
+}  // namespace reprise::compat

@@ -1,0 +1,38 @@
+#include <reprise/torch/lists.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <torch/version.h>
+
+#include <map>
+#include <utility>
+#include <vector>
+
+// 2.1 has it; one switch with a margin is enough, as the loop does the same.
+#define REPRISE_HAS_FOREACH_COPY \
+  (TORCH_VERSION_MAJOR > 2 ||    \
+   (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4))
+
+namespace reprise::compat {
+
+void copy_list(at::TensorList to, at::TensorList from) {
+  const c10::NoGradGuard no_grad;
+#if REPRISE_HAS_FOREACH_COPY
+  // By type: a list of several is copied one by one.
+  std::map<at::ScalarType,
+           std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>>
+      lists;
+  for (size_t i = 0; i < to.size(); ++i) {
+    auto& [targets, sources] = lists[to[i].scalar_type()];
+    targets.push_back(to[i]);
+    sources.push_back(from[i]);
+  }
+  for (const auto& [type, list] : lists) {
+    at::_foreach_copy_(list.first, list.second);
+  }
+#else
+  for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+#endif
+}
+
+}  // namespace reprise::compat
