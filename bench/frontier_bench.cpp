@@ -73,11 +73,11 @@ class Bench {
     model_->root->to(device);
     model_->root->train();
     const auto side = model_->options.image_size;
-    inputs_ = {torch::randn({settings.batch, model_->options.channels, side,
-                             side},
-                            device),
-               torch::zeros({settings.batch}, torch::TensorOptions(device).dtype(
-                                                  torch::kLong))};
+    inputs_ = {
+        torch::randn({settings.batch, model_->options.channels, side, side},
+                     device),
+        torch::zeros({settings.batch},
+                     torch::TensorOptions(device).dtype(torch::kLong))};
     figures_ = reprise::trace(model_->chain, inputs_);
     solver_.emplace(figures_);
   }
@@ -154,15 +154,16 @@ class Report {
       if (row.ratio.median > kLongestTime) wrong += " too slow";
     }
     failures_ += wrong.empty() ? 0 : 1;
-    rows_.push_back({{"recompute", row.name},
-                     {"again", row.again},
-                     {"held_bytes", row.held},
-                     {"held_share", share},
-                     {"peak_bytes", row.peak},
-                     {"ms", row.ms},
-                     {"predicted_ms", row.predicted_ms},
-                     {"time_ratio", row.ratio.median},
-                     {"time_ratio_quartiles", {row.ratio.low, row.ratio.high}}});
+    rows_.push_back(
+        {{"recompute", row.name},
+         {"again", row.again},
+         {"held_bytes", row.held},
+         {"held_share", share},
+         {"peak_bytes", row.peak},
+         {"ms", row.ms},
+         {"predicted_ms", row.predicted_ms},
+         {"time_ratio", row.ratio.median},
+         {"time_ratio_quartiles", {row.ratio.low, row.ratio.high}}});
     if (settings_.format == "json") return;
     fmt::print("{:<22}{:>6}{:>12}{:>7.1f}%{:>12}{:>8.2f}{:>9.2f} … {:.2f}{}\n",
                row.name, row.again, reprise::format_bytes(row.held),

@@ -27,9 +27,9 @@ using reprise::PlanResult;
 using reprise::TrainConfig;
 
 constexpr double kPeakTolerance = 0.03;
-constexpr double kTimeTolerance = 0.10;    // on CUDA
-constexpr double kSweepTolerance = 0.05;   // of the best found
-constexpr double kNoise = 0.10;            // of times, between budgets
+constexpr double kTimeTolerance = 0.10;   // on CUDA
+constexpr double kSweepTolerance = 0.05;  // of the best found
+constexpr double kNoise = 0.10;           // of times, between budgets
 
 struct Case {
   std::string model;
@@ -55,7 +55,10 @@ std::vector<Case> cases_for(bool cuda) {
       {"vgg16", 8, "fp32", {.width = 16, .image_size = 32}},
       {"resnet50", 8, "fp32", {.width = 16, .image_size = 64}},
       {"unet", 4, "fp32", {.width = 8, .image_size = 64}},
-      {"bert-base", 8, "fp32", {.depth = 4, .width = 128, .vocab = 512, .seq = 64}},
+      {"bert-base",
+       8,
+       "fp32",
+       {.depth = 4, .width = 128, .vocab = 512, .seq = 64}},
       {"gpt2", 8, "fp32", {.depth = 4, .width = 128, .vocab = 512, .seq = 64}},
       {"vit-b-16", 8, "fp32", {.depth = 4, .width = 128, .image_size = 64}}};
 }
@@ -101,9 +104,10 @@ class Report {
   explicit Report(bool cuda) : cuda_(cuda) {}
 
   void head() const {
-    fmt::print("{:<12} {:>10} {:>9} {:>6} {:>10} {:>10} {:>7} {:>9} {:>9} {:>7}\n",
-               "model", "budget", "micro×acc", "again", "predicted", "measured",
-               "off", "predicted", "measured", "off");
+    fmt::print(
+        "{:<12} {:>10} {:>9} {:>6} {:>10} {:>10} {:>7} {:>9} {:>9} {:>7}\n",
+        "model", "budget", "micro×acc", "again", "predicted", "measured", "off",
+        "predicted", "measured", "off");
   }
 
   void row(const std::string& model, int64_t budget, const Plan& plan,
@@ -120,7 +124,8 @@ class Report {
     }
     last_ms_ = measured.step_ms;
     fmt::print(
-        "{:<12} {:>10} {:>9} {:>6} {:>10} {:>10} {:>6.1f}% {:>6.1f} ms {:>6.1f} "
+        "{:<12} {:>10} {:>9} {:>6} {:>10} {:>10} {:>6.1f}% {:>6.1f} ms "
+        "{:>6.1f} "
         "ms {:>6.1f}%{}\n",
         model, format_bytes(budget),
         fmt::format("{}×{}", plan.micro_batch, plan.accumulate),
@@ -239,7 +244,8 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
       }
     }
   }
-  const bool good = best_ms == 0 || ours.step_ms <= best_ms * (1 + kSweepTolerance);
+  const bool good =
+      best_ms == 0 || ours.step_ms <= best_ms * (1 + kSweepTolerance);
   fmt::print("  best by hand: {}, {:.1f} ms; the plan takes {:.3f} of that{}\n",
              best, best_ms, best_ms > 0 ? ours.step_ms / best_ms : 0,
              good ? "" : ": TOO SLOW");
@@ -262,7 +268,8 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--threads", settings.threads, "Of the CPU");
-  app.add_flag("--sweep", settings.sweep, "Against every micro-batch × strategy");
+  app.add_flag("--sweep", settings.sweep,
+               "Against every micro-batch × strategy");
   app.add_flag("--fresh", settings.fresh, "Measure costs again");
   app.add_option("--json", json_path, "Also write the rows here");
   CLI11_PARSE(app, argc, argv);
@@ -291,9 +298,9 @@ int main(int argc, char** argv) {
       std::fclose(file);
     }
   }
-  fmt::print("\n{}\n", report.failures() == 0
-                           ? "every budget kept, every prediction close"
-                           : fmt::format("{} not as promised",
-                                         report.failures()));
+  fmt::print("\n{}\n",
+             report.failures() == 0
+                 ? "every budget kept, every prediction close"
+                 : fmt::format("{} not as promised", report.failures()));
   return report.failures() == 0 ? 0 : 1;
 }

@@ -17,7 +17,8 @@ int64_t new_bytes(const at::Tensor& tensor, Seen& seen) {
   if (!tensor.defined() || !tensor.has_storage()) return 0;
   const auto& storage = tensor.storage();
   if (!seen.insert(storage.unsafeGetStorageImpl()).second) return 0;
-  return static_cast<int64_t>(storage.nbytes());
+  return allocated_bytes(static_cast<int64_t>(storage.nbytes()),
+                         tensor.device());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <reprise/memory/kept.h>
+#include <reprise/memory/meter.h>
 
 #include <c10/util/Exception.h>
 
@@ -105,9 +106,9 @@ class KeptHooks final : public compat::SavedTensorHooks {
   }
 
   static int64_t bytes_of(const at::Tensor& tensor) {
-    return tensor.has_storage()
-               ? static_cast<int64_t>(tensor.storage().nbytes())
-               : 0;
+    if (!tensor.has_storage()) return 0;
+    return allocated_bytes(static_cast<int64_t>(tensor.storage().nbytes()),
+                           tensor.device());
   }
 
  private:

@@ -43,8 +43,8 @@ struct Line {
     return std::max(0.0, a + (b - a) * share);
   }
   int64_t operator()(int64_t a, int64_t b) const {
-    return std::llround((*this)(static_cast<double>(a),
-                                static_cast<double>(b)));
+    return std::llround(
+        (*this)(static_cast<double>(a), static_cast<double>(b)));
   }
 };
 
@@ -101,12 +101,12 @@ SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
   result.time_factor = near.time_factor;
   result.figures.input_bytes =
       between(a.figures.input_bytes, b.figures.input_bytes, line);
-  result.figures.output_gradient_bytes = line(a.figures.output_gradient_bytes,
-                                              b.figures.output_gradient_bytes);
+  result.figures.output_gradient_bytes =
+      line(a.figures.output_gradient_bytes, b.figures.output_gradient_bytes);
   for (size_t i = 0; i < near.figures.stages.size(); ++i) {
-    result.figures.stages.push_back(
-        between(a.figures.stages.at(i), b.figures.stages.at(i),
-                near.figures.stages[i], line));
+    result.figures.stages.push_back(between(a.figures.stages.at(i),
+                                            b.figures.stages.at(i),
+                                            near.figures.stages[i], line));
   }
   return result;
 }
@@ -185,8 +185,7 @@ SizeCosts size_from(const json& value) {
   value.at("other_ms").get_to(size.other_ms);
   value.at("time_factor").get_to(size.time_factor);
   value.at("input_bytes").get_to(size.figures.input_bytes);
-  value.at("output_gradient_bytes")
-      .get_to(size.figures.output_gradient_bytes);
+  value.at("output_gradient_bytes").get_to(size.figures.output_gradient_bytes);
   for (const json& stage : value.at("stages")) {
     size.figures.stages.push_back(stage_from(stage));
   }
@@ -268,8 +267,8 @@ CostProfile profile_from_json(std::string_view text) {
       profile.sizes.push_back(size_from(size));
     }
   } catch (const json::exception& error) {
-    TORCH_CHECK(false, "[profile_from_json] not a cost profile: ",
-                error.what());
+    TORCH_CHECK(false,
+                "[profile_from_json] not a cost profile: ", error.what());
   }
   return profile;
 }

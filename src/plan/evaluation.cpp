@@ -175,8 +175,7 @@ std::vector<Plan> Evaluator::frontier(int points) const {
 }
 
 Plan Evaluator::of_strategy(const std::string& strategy) const {
-  return plan_of(
-      make_schedule(strategy, static_cast<int>(stages_.size())));
+  return plan_of(make_schedule(strategy, static_cast<int>(stages_.size())));
 }
 
 }  // namespace reprise::plan_detail

@@ -85,27 +85,40 @@ class Planner {
 
   /// Measures the smallest size and, by steps of four, those that may fit.
   void begin(const std::string& precision) {
-    if (!measure(precision, sizes_.front())) return;
-    int64_t last = sizes_.front();
+    int64_t last = 0;  // measured
     for (const int64_t size : sizes_) {
       const bool end = size == sizes_.back();
-      if (size == last || (size < 4 * last && !end)) continue;
+      if (size < 4 * last && !end) continue;
       const auto& profile = costs_.profile(precision);
       if (profile.sizes.size() >= 2 && !may_fit(profile, size)) break;
-      if (!measure(precision, size)) break;
-      last = size;
+      if (measure(precision, size)) {
+        last = size;
+      } else if (cannot_run_.count(size) == 0) {
+        break;
+      }
     }
   }
 
-  /// Where the device has no room for a size, it has none for larger ones.
+  /// Where the device has no room for a size, it has none for larger ones. A
+  /// size that cannot be run at all is passed over, unless it is the last.
   bool measure(const std::string& precision, int64_t size) {
-    if (costs_.measure(precision, size)) return true;
+    try {
+      if (costs_.measure(precision, size)) return true;
+    } catch (const c10::Error&) {
+      if (size == sizes_.back()) throw;
+      cannot_run_.insert(size);
+      return false;
+    }
     const auto known = too_large_.emplace(precision, size).first;
     known->second = std::min(known->second, size);
     return false;
   }
 
-  bool has_room(const std::string& precision, int64_t size) const {
+  bool can_try(const std::string& precision, int64_t size) const {
+    const int64_t rest = request_.global_batch % size;
+    if (cannot_run_.count(size) > 0 || cannot_run_.count(rest) > 0) {
+      return false;
+    }
     const auto known = too_large_.find(precision);
     return known == too_large_.end() || size < known->second;
   }
@@ -126,7 +139,7 @@ class Planner {
       const CostProfile& profile = costs_.profile(precision);
       if (profile.sizes.empty()) continue;
       for (const int64_t size : sizes_) {
-        if (!has_room(precision, size)) continue;
+        if (!can_try(precision, size)) continue;
         choices_.push_back(consider(precision, profile, size));
       }
     }
@@ -183,9 +196,8 @@ class Planner {
   std::optional<bool> measure_what_was_chosen() {
     const Choice* chosen = best();
     if (chosen == nullptr) chosen = least();
-    TORCH_CHECK(chosen != nullptr,
-                "[make_plan] not even a micro-batch of ", sizes_.front(),
-                " fits on the device");
+    TORCH_CHECK(chosen != nullptr, "[make_plan] not even a micro-batch of ",
+                sizes_.front(), " fits on the device");
     const auto& precision = chosen->precision;
     if (costs_.profile(precision).measured(chosen->micro_batch)) {
       return std::nullopt;
@@ -212,8 +224,9 @@ class Planner {
         result.alternatives.push_back(*choice.plan);
       }
     }
-    std::sort(result.alternatives.begin(), result.alternatives.end(),
-              [](const Plan& a, const Plan& b) { return a.step_ms < b.step_ms; });
+    std::sort(
+        result.alternatives.begin(), result.alternatives.end(),
+        [](const Plan& a, const Plan& b) { return a.step_ms < b.step_ms; });
     result.frontier = frontier();
     result.references = references(result.plan);
     result.measures = measures(*chosen, result.plan);
@@ -222,16 +235,15 @@ class Planner {
 
   /// The budget that such a peak needs.
   int64_t with_margin(int64_t peak_bytes) const {
-    return static_cast<int64_t>(
-        std::ceil((static_cast<double>(peak_bytes) + 1) /
-                  (1 - request_.margin)));
+    return static_cast<int64_t>(std::ceil(
+        (static_cast<double>(peak_bytes) + 1) / (1 - request_.margin)));
   }
 
   std::vector<FrontierPoint> frontier() {
     std::vector<FrontierPoint> all;
     for (const Choice& choice : choices_) {
-      const auto& evaluator = *evaluators_.at({choice.precision,
-                                               choice.micro_batch}).second;
+      const auto& evaluator =
+          *evaluators_.at({choice.precision, choice.micro_batch}).second;
       for (const Plan& plan : evaluator.frontier(kFrontierPoints)) {
         all.push_back({plan.peak_bytes, plan.step_ms, plan.micro_batch, {}});
       }
@@ -254,8 +266,7 @@ class Planner {
     std::set<int64_t> sizes{plan.micro_batch, request_.global_batch};
     for (const int64_t size : sizes) {
       const auto& profile = costs_.profile(plan.precision);
-      const Evaluator& evaluator =
-          evaluator_for(plan.precision, profile, size);
+      const Evaluator& evaluator = evaluator_for(plan.precision, profile, size);
       for (const char* name : {"none", "all", "sqrt"}) {
         const Plan there = evaluator.of_strategy(name);
         list.push_back({there.peak_bytes, there.step_ms, size, name});
@@ -305,6 +316,7 @@ class Planner {
   int64_t budget_;
   std::vector<Choice> choices_;
   std::map<std::string, int64_t> too_large_;  // the smallest such size
+  std::set<int64_t> cannot_run_;
   std::map<Key, std::pair<size_t, std::unique_ptr<Evaluator>>> evaluators_;
 };
 
@@ -314,10 +326,10 @@ PlanResult make_plan(const PlanRequest& request, CostSource& costs) {
   TORCH_CHECK(request.global_batch > 0,
               "[make_plan] expected a global batch above 0, got ",
               request.global_batch);
-  TORCH_CHECK(request.micro_batch >= 0 &&
-                  request.micro_batch <= request.global_batch,
-              "[make_plan] expected a micro-batch of at most the global batch, ",
-              request.global_batch, ", got ", request.micro_batch);
+  TORCH_CHECK(
+      request.micro_batch >= 0 && request.micro_batch <= request.global_batch,
+      "[make_plan] expected a micro-batch of at most the global batch, ",
+      request.global_batch, ", got ", request.micro_batch);
   TORCH_CHECK(request.memory >= 0,
               "[make_plan] expected a budget of 0 or more, got ",
               request.memory);

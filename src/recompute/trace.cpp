@@ -28,9 +28,8 @@ class Storages {
         continue;
       }
       keys_.push_back(key);
-      bytes_.push_back(
-          allocated_bytes(static_cast<int64_t>(tensor.storage().nbytes()),
-                          tensor.device()));
+      bytes_.push_back(allocated_bytes(
+          static_cast<int64_t>(tensor.storage().nbytes()), tensor.device()));
     }
   }
 
@@ -205,8 +204,8 @@ class Tracer {
     times_.clear();
     double spent_ms = 0;
     for (int round = 0;
-         round < options_.repeats || (round < options_.most_repeats &&
-                                      spent_ms < options_.enough_ms);
+         round < options_.repeats ||
+         (round < options_.most_repeats && spent_ms < options_.enough_ms);
          ++round) {
       keep_and_go_back(stage, variant, context, figures);
       spent_ms += times_.last_ms();

@@ -40,10 +40,9 @@ TrainConfig plain(TrainConfig config) {
 
 std::string how(const Plan& plan) {
   const int again = plan.schedule.total_runs() - plan.schedule.stages();
-  return fmt::format(
-      "{} samples {} times, {} stage run{} again, {} of memory",
-      plan.micro_batch, plan.accumulate, again, again == 1 ? "" : "s",
-      format_bytes(plan.peak_bytes));
+  return fmt::format("{} samples {} times, {} stage run{} again, {} of memory",
+                     plan.micro_batch, plan.accumulate, again,
+                     again == 1 ? "" : "s", format_bytes(plan.peak_bytes));
 }
 
 class SessionPlanner final : public BudgetPlanner {
@@ -65,10 +64,10 @@ class SessionPlanner final : public BudgetPlanner {
                                   int64_t over_bytes) override {
     // By as much as the prediction was off; where that is not known, by a
     // tenth.
-    const int64_t less = over_bytes > 0
-                             ? over_bytes
-                             : std::max<int64_t>(
-                                   1, present.predicted_peak_bytes / 10);
+    const int64_t less =
+        over_bytes > 0
+            ? over_bytes
+            : std::max<int64_t>(1, present.predicted_peak_bytes / 10);
     PlanRequest request = request_;
     request.micro_batch = present.micro_batch;
     request.memory = std::max<int64_t>(1, present.predicted_peak_bytes - less);
@@ -101,8 +100,8 @@ class SessionPlanner final : public BudgetPlanner {
   }
 
   static Decision decision(const Plan& plan) {
-    return {plan.micro_batch, plan.accumulate, plan.schedule, plan.peak_bytes,
-            plan.step_ms,     how(plan)};
+    return {plan.micro_batch, plan.accumulate, plan.schedule,
+            plan.peak_bytes,  plan.step_ms,    how(plan)};
   }
 
   TrainingCosts costs_;
@@ -176,10 +175,10 @@ class LargestSearch {
   }
 
   Largest run() {
-    result_.plain =
-        search(axis_.step, axis_.most, [&](int64_t v) { return fits(v, true); });
-    result_.value =
-        search(axis_.step, axis_.most, [&](int64_t v) { return fits(v, false); });
+    result_.plain = search(axis_.step, axis_.most,
+                           [&](int64_t v) { return fits(v, true); });
+    result_.value = search(axis_.step, axis_.most,
+                           [&](int64_t v) { return fits(v, false); });
     return result_;
   }
 

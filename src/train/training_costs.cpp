@@ -132,8 +132,7 @@ CostProfile& TrainingCosts::entry(const std::string& precision) {
   return profile;
 }
 
-bool TrainingCosts::measure(const std::string& precision,
-                            int64_t micro_batch) {
+bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
   CostProfile& profile = entry(precision);
   if (profile.measured(micro_batch)) return true;
   say(fmt::format("measuring a micro-batch of {} in {}", micro_batch,
@@ -165,10 +164,9 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
       "{} momentum {} clip {} | {} threads {} | LibTorch {}",
       kFormat, parts_.model.name, m.depth, m.width, m.heads, m.classes, m.vocab,
       m.seq, m.image_size, m.channels, m.norm, m.dropout, precision, c.data,
-      parts_.dataset_bytes, c.workers, c.resize, o.name, o.momentum,
-      c.clip > 0, parts_.device.is_cuda()
-          ? compat::cuda_device_name(parts_.device.index())
-          : "cpu",
+      parts_.dataset_bytes, c.workers, c.resize, o.name, o.momentum, c.clip > 0,
+      parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
+                              : "cpu",
       at::get_num_threads(), compat::libtorch_version());
 }
 
@@ -312,9 +310,10 @@ double TrainingCosts::measure_factor(const std::string& precision,
     if (parts_.device.is_cuda()) step();
     // Several in a row, so that the host can run ahead as it does in training.
     const int in_a_row = parts_.device.is_cuda() ? 4 : 1;
-    const double ms = time_of(parts_.device, 3, [&] {
-                        for (int i = 0; i < in_a_row; ++i) step();
-                      }) /
+    const double ms = time_of(parts_.device, 3,
+                              [&] {
+                                for (int i = 0; i < in_a_row; ++i) step();
+                              }) /
                       in_a_row;
     return ms / simulate(schedule, size.figures).time_ms;
   } catch (const c10::Error& error) {

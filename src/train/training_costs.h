@@ -30,7 +30,7 @@ struct CostParts {
 class TrainingCosts final : public CostSource {
  public:
   struct Options {
-    bool fresh = false;       // measure again, whatever was kept
+    bool fresh = false;        // measure again, whatever was kept
     bool memory_only = false;  // one run of each stage; nothing is kept on disk
     std::function<void(const std::string&)> progress{};
   };

@@ -90,8 +90,9 @@ TEST(Costs, SurviveTheDisk) {
   EXPECT_EQ(read.key, "a model");
   EXPECT_EQ(read.at(4).figures.stages[0].outputs[0].bytes, 400);
   for (const char* wrong : {"", "{", "{}", "[1]"}) {
-    EXPECT_NE(error_of([&] { profile_from_json(wrong); })
-                  .find("[profile_from_json] not a cost profile"),
+    EXPECT_NE(error_of([&] {
+                profile_from_json(wrong);
+              }).find("[profile_from_json] not a cost profile"),
               std::string::npos)
         << wrong;
   }

@@ -40,6 +40,7 @@ class MadeUp final : public CostSource {
   }
 
   bool measure(const std::string& precision, int64_t b) override {
+    TORCH_CHECK(b >= smallest, "as BatchNorm with one value");
     if (b > room_) return false;
     asked.insert(b);
     profiles_.at(precision).add(costs(precision, b));
@@ -64,6 +65,7 @@ class MadeUp final : public CostSource {
   }
 
   std::set<int64_t> asked;
+  int64_t smallest = 1;
 
  private:
   std::map<std::string, CostProfile> profiles_;
@@ -92,7 +94,8 @@ Window window_of(int64_t global, int64_t b, const Schedule& schedule) {
   int64_t fixed = 12 * kMiB + 24 * kMiB + b * 1000;
   if (k == 1) {  // gradients of parameters come one by one
     for (int i = 0; i < kStages; ++i) {
-      figures.stages[size_t(i)].input_gradient_bytes += (kStages - i) * 2 * kMiB;
+      figures.stages[size_t(i)].input_gradient_bytes +=
+          (kStages - i) * 2 * kMiB;
     }
   } else {
     fixed += 12 * kMiB;
@@ -104,7 +107,8 @@ Window window_of(int64_t global, int64_t b, const Schedule& schedule) {
   window.peak = std::max(fixed + simulate(schedule, figures).peak_bytes,
                          48 * kMiB + b * 1000 + 2 * kMiB);
   const auto time = [&](int64_t size) {
-    return simulate(schedule, MadeUp::costs("fp32", size).figures).time_ms + 0.1;
+    return simulate(schedule, MadeUp::costs("fp32", size).figures).time_ms +
+           0.1;
   };
   window.ms = double(k - 1) * time(b) + time(rest) + 3;
   return window;
@@ -186,7 +190,8 @@ TEST(Planner, TakesWhatIsGiven) {
   EXPECT_EQ(plan.micro_batch, 3);
   EXPECT_EQ(plan.accumulate, 4);
   EXPECT_EQ(plan.last_micro_batch, 1);
-  EXPECT_EQ(plan.schedule.to_text(), make_schedule("every:2", kStages).to_text());
+  EXPECT_EQ(plan.schedule.to_text(),
+            make_schedule("every:2", kStages).to_text());
 }
 
 TEST(Planner, ChoosesThePrecision) {
@@ -202,6 +207,22 @@ TEST(Planner, KeepsToWhatTheDeviceHasRoomFor) {
   const PlanResult result = make_plan(request_for(64, 0), costs);
   EXPECT_TRUE(result.feasible);
   EXPECT_LE(result.plan.micro_batch, 4);
+}
+
+TEST(Planner, PassesOverSizesThatCannotRun) {
+  for (int64_t global = 2; global < 20; ++global) {
+    MadeUp costs;
+    costs.smallest = 2;
+    const PlanResult result = make_plan(request_for(global, 1), costs);
+    EXPECT_GE(result.plan.micro_batch, 2) << global;
+    EXPECT_GE(result.plan.last_micro_batch, 2) << global;
+  }
+  MadeUp costs;
+  costs.smallest = 5;
+  EXPECT_NE(error_of([&] {
+              make_plan(request_for(4, 0), costs);
+            }).find("as BatchNorm with one value"),
+            std::string::npos);
 }
 
 TEST(Planner, LeavesTheMargin) {

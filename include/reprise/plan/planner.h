@@ -22,16 +22,17 @@ class CostSource {
   virtual const CostProfile& profile(const std::string& precision) = 0;
 
   /// Measures a micro-batch size, if it is not known. False where the device has
-  /// no room for it.
+  /// no room for it. Throws c10::Error where the model cannot run it at all, as
+  /// BatchNorm cannot with one value a channel.
   virtual bool measure(const std::string& precision, int64_t micro_batch) = 0;
 };
 
 struct PlanRequest {
   int64_t global_batch = 1;
-  int64_t memory = 0;                    ///< bytes; 0: no limit
+  int64_t memory = 0;                           ///< bytes; 0: no limit
   std::vector<std::string> precisions{"fp32"};  ///< to choose from
-  int64_t micro_batch = 0;               ///< 0: to be chosen
-  std::string strategy;                  ///< such as "sqrt"; empty: optimal
+  int64_t micro_batch = 0;                      ///< 0: to be chosen
+  std::string strategy;  ///< such as "sqrt"; empty: optimal
   /// Share of the budget left free: predictions are that good.
   double margin = 0.01;
 };
