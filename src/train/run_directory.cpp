@@ -1,4 +1,5 @@
 #include <reprise/data/file.h>
+#include <reprise/torch/out_of_memory.h>
 #include <reprise/train/run_directory.h>
 
 #include <c10/util/Exception.h>
@@ -169,6 +170,8 @@ std::optional<RunDirectory::Saved> RunDirectory::newest(
       }
       return saved;
     } catch (const c10::Error& error) {
+      // The file may be whole; an older one is no answer.
+      if (compat::is_out_of_memory(error)) throw;
       warn(error.what_without_backtrace());
     } catch (const std::exception& error) {
       warn(path + ": " + error.what());

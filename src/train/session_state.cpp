@@ -86,6 +86,7 @@ std::optional<RunDirectory::Saved> Session::newest() {
 }
 
 void Session::load(const RunDirectory::Saved& saved) {
+  drop_window();  // of an attempt that failed half-way
   state_ = saved.state;
   copy_into(model_.root->named_parameters(), take(saved.tensors, "parameter."),
             "parameter");

@@ -122,6 +122,22 @@ TEST(Rescue, AWindowContinuedFromDiskIsTheSame) {
   fail_everywhere(config, 20, {4});  // one micro-batch into the second window
 }
 
+/// A state whose reading fails for want of memory is no state to pass over.
+TEST(Rescue, ResumingItselfCanFail) {
+  if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
+  auto config = small();
+  config.workers = 0;
+  config.save_every = 1;
+  const Ended whole = run(config);
+  for (int64_t after = 0; after < 100; ++after) {
+    Warnings warnings;
+    expect_same(run(config, {3}, &warnings, {.part = 1, .after = after}), whole,
+                "allocation " + std::to_string(after));
+    EXPECT_EQ(warnings.count("passed over"), 0) << after;
+    EXPECT_EQ(warnings.count("ran out of memory"), 1) << after;
+  }
+}
+
 TEST(Rescue, TheLastUpdateAndTheSaveCanFail) {
   if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
   auto config = images();

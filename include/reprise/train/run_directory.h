@@ -64,7 +64,7 @@ class RunDirectory {
     NamedTensors tensors;  ///< on the CPU
   };
   /// The newest state that can be read; those that cannot are named to `warn`
-  /// and passed over.
+  /// and passed over. Throws c10::Error where memory runs out.
   std::optional<Saved> newest(
       const std::function<void(const std::string&)>& warn) const;
 
