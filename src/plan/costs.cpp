@@ -21,6 +21,7 @@ void visit_kept(Figures& f, Visit&& visit) {
   visit("saved_bytes", f.saved_bytes);
   visit("keep_extra_bytes", f.keep_extra_bytes);
   visit("backward_extra_bytes", f.backward_extra_bytes);
+  visit("first_backward_extra_bytes", f.first_backward_extra_bytes);
   visit("forward_ms", f.forward_ms);
   visit("backward_ms", f.backward_ms);
   visit("forward_host_ms", f.forward_host_ms);
@@ -65,6 +66,7 @@ void mix_kept(const KeptRunFigures& a, const KeptRunFigures& b,
   mix(&KeptRunFigures::saved_bytes);
   mix(&KeptRunFigures::keep_extra_bytes);
   mix(&KeptRunFigures::backward_extra_bytes);
+  mix(&KeptRunFigures::first_backward_extra_bytes);
   mix(&KeptRunFigures::forward_ms);
   mix(&KeptRunFigures::backward_ms);
   mix(&KeptRunFigures::forward_host_ms);

@@ -15,10 +15,6 @@ int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
 
-bool recomputes(const Schedule& schedule) {
-  return schedule.total_runs() > schedule.stages();
-}
-
 }  // namespace
 
 Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
@@ -37,27 +33,32 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
   if (strategy_.empty()) {
-    solver_.emplace(with_gradients(costs_.figures, /*recomputes=*/true));
+    solver_.emplace(with_gradients(costs_.figures));
   }
 }
 
 /// Gradients of parameters that come into being during the backward: with one
 /// micro-batch a window all of them; with more, those of tied weights, which
-/// are added up apart where a schedule cuts the chain into several graphs. They
-/// join the gradient in flight, which like them depends only on how far the
-/// backward has come.
-ChainFigures Evaluator::with_gradients(const ChainFigures& figures,
-                                       bool recomputes) const {
+/// are added up apart where the chain is cut into several graphs. They join the
+/// gradient in flight, which like them depends only on how far the backward has
+/// come.
+ChainFigures Evaluator::with_gradients(ChainFigures figures) const {
   const bool all = accumulate_ == 1;
-  if (!all && !recomputes) return figures;
   const auto& added = all ? gradient_bytes_ : tied_bytes_;
-  ChainFigures result = figures;
   int64_t so_far = 0;
-  for (size_t i = result.stages.size(); i-- > 0;) {
+  for (size_t i = figures.stages.size(); i-- > 0;) {
+    StageFigures& stage = figures.stages[i];
     so_far += added.at(i);
-    result.stages[i].input_gradient_bytes += so_far;
+    stage.input_gradient_bytes += so_far;
+    if (!all) continue;
+    const auto first = [](KeptRunFigures& run) {
+      run.backward_extra_bytes =
+          std::max(run.backward_extra_bytes, run.first_backward_extra_bytes);
+    };
+    first(stage);
+    for (auto& variant : stage.variants) first(variant);
   }
-  return result;
+  return figures;
 }
 
 /// There during the whole micro-batch.
@@ -67,9 +68,7 @@ int64_t Evaluator::base_bytes() const {
 }
 
 Plan Evaluator::plan_of(const Schedule& schedule) const {
-  const bool again = recomputes(schedule);
-  const Simulation full =
-      simulate(schedule, with_gradients(costs_.figures, again));
+  const Simulation full = simulate(schedule, with_gradients(costs_.figures));
   const Simulation last = simulate(schedule, last_costs_.figures);
   Plan plan{.schedule = schedule};
   plan.global_batch = global_batch_;
@@ -124,12 +123,9 @@ PeakReport Evaluator::report(const Schedule& schedule,
         next = schedule.ops()[i].stage;
       }
     }
-    const bool all = accumulate_ == 1;
-    const auto& added = all ? gradient_bytes_ : tied_bytes_;
-    if (all || recomputes(schedule)) {
-      for (size_t i = static_cast<size_t>(next); i < added.size(); ++i) {
-        parameters += added[i];
-      }
+    const auto& added = accumulate_ == 1 ? gradient_bytes_ : tied_bytes_;
+    for (size_t i = static_cast<size_t>(next); i < added.size(); ++i) {
+      parameters += added[i];
     }
   }
   report.gradients = parameters + (accumulate_ == 1 ? 0 : fixed_.gradients);
@@ -146,9 +142,6 @@ std::optional<Plan> Evaluator::fastest(int64_t budget) const {
     if (plan.peak_bytes > budget) return std::nullopt;
     return plan;
   }
-  // Without recomputation tied weights need nothing extra.
-  Plan none = of_strategy("none");
-  if (none.peak_bytes <= budget) return none;
   const auto solution = solver_->solve(budget - base_bytes());
   if (!solution) return std::nullopt;
   Plan plan = plan_of(solution->schedule);
@@ -158,11 +151,9 @@ std::optional<Plan> Evaluator::fastest(int64_t budget) const {
 
 Plan Evaluator::smallest() const {
   if (!solver_) return of_strategy(strategy_);
-  Plan none = of_strategy("none");
   const auto solution = solver_->solve(solver_->smallest_bytes());
   TORCH_INTERNAL_ASSERT(solution.has_value());
-  Plan least = plan_of(solution->schedule);
-  return none.peak_bytes <= least.peak_bytes ? none : least;
+  return plan_of(solution->schedule);
 }
 
 std::vector<Plan> Evaluator::frontier(int points) const {

@@ -31,8 +31,7 @@ class Evaluator {
   Plan plan_of(const Schedule& schedule) const;
   PeakReport report(const Schedule& schedule, const Simulation& simulation,
                     int64_t peak_bytes, bool in_update) const;
-  ChainFigures with_gradients(const ChainFigures& figures,
-                              bool recomputes) const;
+  ChainFigures with_gradients(ChainFigures figures) const;
   int64_t base_bytes() const;
 
   std::string precision_;

@@ -89,7 +89,6 @@ struct Window {
 Window window_of(int64_t global, int64_t b, const Schedule& schedule) {
   const int64_t k = (global + b - 1) / b;
   const int64_t rest = global - (k - 1) * b;
-  const bool again = schedule.total_runs() > schedule.stages();
   ChainFigures figures = MadeUp::costs("fp32", b).figures;
   int64_t fixed = 12 * kMiB + 24 * kMiB + b * 1000;
   if (k == 1) {  // gradients of parameters come one by one
@@ -98,10 +97,8 @@ Window window_of(int64_t global, int64_t b, const Schedule& schedule) {
           (kStages - i) * 2 * kMiB;
     }
   } else {
-    fixed += 12 * kMiB;
-    if (again) {
-      for (auto& stage : figures.stages) stage.input_gradient_bytes += kMiB;
-    }
+    fixed += 12 * kMiB;  // and the last stage's tied weights apart
+    for (auto& stage : figures.stages) stage.input_gradient_bytes += kMiB;
   }
   Window window;
   window.peak = std::max(fixed + simulate(schedule, figures).peak_bytes,

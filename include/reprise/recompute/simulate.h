@@ -20,6 +20,9 @@ struct KeptRunFigures {
   /// Highest rise of the backward over what is held when it begins, the
   /// gradient of the outputs included in the latter.
   int64_t backward_extra_bytes = 0;
+  /// The same where the stage's parameters have no gradient yet: these, which
+  /// stay, included. 0: not known.
+  int64_t first_backward_extra_bytes = 0;
 
   double forward_ms = 0;
   double backward_ms = 0;
