@@ -17,7 +17,7 @@ python3 tests/fixtures/make_model_values.py --full "$work" \
   "${devices[@]/#/--single=}"
 status=0
 for device in "${devices[@]}"; do
-  for precision in double single; do
+  for precision in ${PRECISIONS:-double single}; do
     values=$precision
     [ $precision = double ] || values=single-$device
     for name in gpt2 bert-base vit-b-16 resnet50; do

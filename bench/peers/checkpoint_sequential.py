@@ -74,7 +74,7 @@ def measure(name, batch, segments, steps):
 def ours(arguments, memory):
     command = [arguments.reprise, "plan", "--model", arguments.model, "--device", "cuda"]
     command += ["--batch", str(arguments.batch), "--global-batch", str(arguments.batch)]
-    command += ["--optimizer", "sgd", "--memory", str(memory), "--measure", "--format", "json"]
+    command += ["--optimizer", "sgd", "--precision", "fp32", "--memory", str(memory), "--measure", "--format", "json"]
     answer = subprocess.run(command, capture_output=True, text=True)
     if answer.returncode != 0:
         return None

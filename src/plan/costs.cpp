@@ -100,7 +100,8 @@ SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
   result.data_bytes = line(a.data_bytes, b.data_bytes);
   result.other_ms = line(a.other_ms, b.other_ms);
   // Not along the line: beyond the last size it could become anything.
-  result.time_factor = near.time_factor;
+  result.cut_factor = near.cut_factor;
+  result.joined_factor = near.joined_factor;
   result.figures.input_bytes =
       between(a.figures.input_bytes, b.figures.input_bytes, line);
   result.figures.output_gradient_bytes =
@@ -171,7 +172,8 @@ json to_value(const SizeCosts& size) {
   json value = {{"micro_batch", size.micro_batch},
                 {"data_bytes", size.data_bytes},
                 {"other_ms", size.other_ms},
-                {"time_factor", size.time_factor},
+                {"cut_factor", size.cut_factor},
+                {"joined_factor", size.joined_factor},
                 {"input_bytes", size.figures.input_bytes},
                 {"output_gradient_bytes", size.figures.output_gradient_bytes}};
   for (const StageFigures& stage : size.figures.stages) {
@@ -185,7 +187,8 @@ SizeCosts size_from(const json& value) {
   value.at("micro_batch").get_to(size.micro_batch);
   value.at("data_bytes").get_to(size.data_bytes);
   value.at("other_ms").get_to(size.other_ms);
-  value.at("time_factor").get_to(size.time_factor);
+  value.at("cut_factor").get_to(size.cut_factor);
+  value.at("joined_factor").get_to(size.joined_factor);
   value.at("input_bytes").get_to(size.figures.input_bytes);
   value.at("output_gradient_bytes").get_to(size.figures.output_gradient_bytes);
   for (const json& stage : value.at("stages")) {

@@ -1,5 +1,6 @@
 #include "evaluation.h"
 
+#include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
 
 #include <c10/util/Exception.h>
@@ -13,6 +14,15 @@ namespace {
 
 int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+/// Of a schedule that cuts the chain into more than one graph, but not at every
+/// stage, a share.
+double factor_of(const SizeCosts& costs, const Schedule& schedule) {
+  const int most = schedule.stages() - 1;
+  const double share =
+      most > 0 ? static_cast<double>(graph_count(schedule) - 1) / most : 0.0;
+  return costs.joined_factor + (costs.cut_factor - costs.joined_factor) * share;
 }
 
 }  // namespace
@@ -77,10 +87,10 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
   plan.last_micro_batch = last_costs_.micro_batch;
   plan.precision = precision_;
   plan.kept_bytes = full.kept_after_forward_bytes;
-  plan.micro_ms = full.time_ms * costs_.time_factor + costs_.other_ms;
+  plan.micro_ms = full.time_ms * factor_of(costs_, schedule) + costs_.other_ms;
   plan.step_ms = static_cast<double>(accumulate_ - 1) * plan.micro_ms +
-                 last.time_ms * last_costs_.time_factor + last_costs_.other_ms +
-                 update_ms_;
+                 last.time_ms * factor_of(last_costs_, schedule) +
+                 last_costs_.other_ms + update_ms_;
   const int64_t step_peak = base_bytes() + full.peak_bytes;
   const int64_t update_peak =
       fixed_.total() + costs_.data_bytes + update_bytes_;

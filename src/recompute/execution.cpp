@@ -386,6 +386,11 @@ class Execution::Impl {
   bool pending_ = false;
 };
 
+int graph_count(const Schedule& schedule) {
+  const auto joined = find_joined(schedule);
+  return static_cast<int>(std::count(joined.begin(), joined.end(), false));
+}
+
 Execution::Execution(Chain chain, Schedule schedule, ExecutionOptions options)
     : impl_(std::make_unique<Impl>(std::move(chain), std::move(schedule),
                                    std::move(options))) {}

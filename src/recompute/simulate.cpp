@@ -25,6 +25,7 @@ class Simulator {
       input.push_back(make_buffer(bytes, kCallers));
     }
     hold(0, input);
+    note_kept();
   }
 
   Simulation run() {
@@ -75,6 +76,9 @@ class Simulator {
       live_ += bytes;
       changes_.push_back({static_cast<size_t>(buffer.stage), bytes});
     }
+  }
+
+  void note_kept() {
     result_.kept_peak_bytes = std::max(result_.kept_peak_bytes, kept_);
   }
 
@@ -147,11 +151,13 @@ class Simulator {
       }
       kept_as_[i] = &run;
       refer(saved, +1);
+      note_kept();
       graphs_[i] = std::move(saved);
     }
     hold(i + 1, std::move(output));
     reach(keep ? run.keep_extra_bytes : stage.drop_extra_bytes, index);
     if (op.kind != OpKind::kForwardKeepInput) release(boundaries_[i]);
+    note_kept();  // the output is held when the input is let go
     ++result_.runs[i];
     result_.time_ms += run.forward_ms;
     host_ms_ += run.forward_host_ms;

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace reprise {
@@ -175,7 +177,7 @@ class Tracer {
     for (int i = 0; i < chain_.size(); ++i) {
       figures.stages.push_back(measure(chain_[i]));
     }
-    figures.output_gradient_bytes = gradient_bytes(current_, requires_grad_);
+    add_gradients(figures);
     return figures;
   }
 
@@ -190,9 +192,29 @@ class Tracer {
       measure_kept(stage, v, context, other);
       figures.variants.push_back(std::move(other));  // what concerns a kept run
     }
-    figures.input_gradient_bytes = gradient_bytes(current_, requires_grad_);
     move_on(stage, context, figures);
     return figures;
+  }
+
+  /// What the gradients of each boundary take while they are in flight. From the
+  /// end, since a gradient may be a view of a larger one that a later stage made
+  /// (torch::cat's are), or be handed on from there.
+  void add_gradients(ChainFigures& figures) const {
+    std::vector<int64_t> bytes = gradient_bytes(current_, requires_grad_);
+    const auto sum = [&] {
+      return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+    };
+    figures.output_gradient_bytes = sum();
+    for (size_t i = figures.stages.size(); i-- > 0;) {
+      std::vector<int64_t> before;
+      for (const GradientBuffer& buffer : gradients_[i]) {
+        before.push_back(buffer.output < 0
+                             ? buffer.bytes
+                             : bytes.at(static_cast<size_t>(buffer.output)));
+      }
+      bytes = std::move(before);
+      figures.stages[i].input_gradient_bytes = sum();
+    }
   }
 
   void measure_kept(const Stage& stage, int variant,
@@ -200,7 +222,9 @@ class Tracer {
     // The first round warms caches up, the second begins without gradients of
     // the parameters, all others find them there.
     fill_ms_ = 0;
+    note_gradients_ = variant == 0;
     keep_and_go_back(stage, variant, context, figures);
+    note_gradients_ = false;
     fill_ms_ = times_.last_ms();
     for (const auto& module : stage.modules()) {
       for (auto& parameter : module->parameters()) {
@@ -252,9 +276,12 @@ class Tracer {
                               : torch::Tensor());
     }
     outputs.clear();  // as in an execution, where only graphs hold them
+    const Tensors given = note_gradients_ ? gradients : Tensors{};
     meter.restart();
     const Moment back(device_);
-    graph.backward(std::move(gradients), /*accumulate=*/true);
+    const Tensors result =
+        graph.backward(std::move(gradients), /*accumulate=*/true);
+    if (note_gradients_) note_gradients(given, result);
     times_.add(start, middle, back, Moment(device_), device_.is_cuda());
     figures.backward_extra_bytes = meter.peak_increase_bytes();
   }
@@ -306,13 +333,40 @@ class Tracer {
     }
   }
 
-  static int64_t gradient_bytes(const Tensors& tensors,
-                                const std::vector<bool>& requires_grad) {
-    int64_t bytes = 0;
+  /// One for each input of a stage.
+  struct GradientBuffer {
+    int64_t bytes = 0;  // of its storage; 0: none, or the same as one before
+    int output = -1;    // whose gradient's storage it is; -1: one of its own
+  };
+
+  void note_gradients(const Tensors& given, const Tensors& made) {
+    std::unordered_set<const void*> seen;
+    std::vector<GradientBuffer> list;
+    for (const auto& gradient : made) {
+      GradientBuffer& buffer = list.emplace_back();
+      if (!gradient.defined()) continue;
+      const auto& storage = gradient.storage();
+      if (!seen.insert(storage.unsafeGetStorageImpl()).second) continue;
+      buffer.bytes = allocated_bytes(static_cast<int64_t>(storage.nbytes()),
+                                     gradient.device());
+      for (size_t i = 0; i < given.size(); ++i) {
+        if (given[i].defined() && given[i].is_alias_of(gradient)) {
+          buffer.output = static_cast<int>(i);
+        }
+      }
+    }
+    gradients_.push_back(std::move(list));
+  }
+
+  static std::vector<int64_t> gradient_bytes(
+      const Tensors& tensors, const std::vector<bool>& requires_grad) {
+    std::vector<int64_t> bytes;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (!requires_grad[i]) continue;
-      bytes += allocated_bytes(static_cast<int64_t>(tensors[i].nbytes()),
-                               tensors[i].device());
+      bytes.push_back(
+          requires_grad[i]
+              ? allocated_bytes(static_cast<int64_t>(tensors[i].nbytes()),
+                                tensors[i].device())
+              : 0);
     }
     return bytes;
   }
@@ -325,6 +379,8 @@ class Tracer {
   Tensors current_;
   std::vector<bool> requires_grad_;
   Times times_;
+  bool note_gradients_ = false;
+  std::vector<std::vector<GradientBuffer>> gradients_;  // by stage
   double fill_ms_ = 0;  // how long the device is kept busy before a run
 };
 

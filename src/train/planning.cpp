@@ -21,6 +21,7 @@ using train_detail::TrainingCosts;
 TrainingCosts::Options cost_options(const PlanningOptions& options) {
   TrainingCosts::Options result;
   result.fresh = options.fresh;
+  result.memory = options.memory;
   result.progress = options.progress;
   return result;
 }
@@ -45,11 +46,16 @@ std::string how(const Plan& plan) {
                      again == 1 ? "" : "s", format_bytes(plan.peak_bytes));
 }
 
+PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
+  options.memory = request.memory;
+  return options;
+}
+
 class SessionPlanner final : public BudgetPlanner {
  public:
   SessionPlanner(CostParts parts, PlanRequest request,
                  const PlanningOptions& options)
-      : costs_(std::move(parts), cost_options(options)),
+      : costs_(std::move(parts), cost_options(within(options, request))),
         request_(std::move(request)) {}
 
   Decision decide() override {
@@ -243,11 +249,31 @@ std::unique_ptr<BudgetPlanner> train_detail::make_budget_planner(
                                           options);
 }
 
+struct TrainingPlanner::Impl {
+  Impl(const TrainConfig& config, const PlanningOptions& options)
+      : session(plain(config)),
+        costs(session.cost_parts(), cost_options(options)) {}
+  Session session;
+  TrainingCosts costs;
+};
+
+TrainingPlanner::TrainingPlanner(const TrainConfig& config,
+                                 const PlanningOptions& options)
+    : impl_(std::make_unique<Impl>(config, options)) {}
+TrainingPlanner::~TrainingPlanner() = default;
+TrainingPlanner::TrainingPlanner(TrainingPlanner&&) noexcept = default;
+TrainingPlanner& TrainingPlanner::operator=(TrainingPlanner&&) noexcept =
+    default;
+
+PlanResult TrainingPlanner::plan(const PlanRequest& request) {
+  return make_plan(request, impl_->costs);
+}
+
 PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
                          const PlanningOptions& options) {
-  Session session(plain(config));
-  TrainingCosts costs(session.cost_parts(), cost_options(options));
-  return make_plan(request, costs);
+  PlanningOptions within = options;
+  if (within.memory == 0) within.memory = request.memory;
+  return TrainingPlanner(config, within).plan(request);
 }
 
 Measured measure_plan(const TrainConfig& config, const Plan& plan,

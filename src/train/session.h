@@ -2,8 +2,8 @@
 
 #include "metrics.h"
 #include "parts.h"
-#include "training_costs.h"
 #include "rescue.h"
+#include "training_costs.h"
 #include "window_profile.h"
 #include "window_start.h"
 
@@ -132,8 +132,8 @@ class Session {
 
   int64_t total_steps_ = 0;
   std::vector<compat::Moment> window_ends_;  // of a short run
-  torch::Tensor window_loss_;  // sum of losses so far
-  int64_t windows_ = 0;        // of this process
+  torch::Tensor window_loss_;                // sum of losses so far
+  int64_t windows_ = 0;                      // of this process
   int64_t window_samples_ = 0;
   Clock::time_point began_;
   double aside_s_ = 0;   // evaluation and saving, not training

@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 2;
+constexpr int kFormat = 3;
 
 /// Puts gradients, buffers, parameters and random generators back.
 class Undisturbed {
@@ -142,7 +142,10 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
     SizeCosts size = measure_size(precision, micro_batch);
     if (first) measure_workspace(profile);
     if (!options_.memory_only) {
-      size.time_factor = measure_factor(precision, size);
+      const auto cut = measure_factor(profile, size, "all");
+      const auto joined = measure_factor(profile, size, "none");
+      size.cut_factor = cut.value_or(joined.value_or(1));
+      size.joined_factor = joined.value_or(size.cut_factor);
     }
     profile.add(std::move(size));
   } catch (const c10::Error& error) {
@@ -286,40 +289,44 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
   return size;
 }
 
-double TrainingCosts::measure_factor(const std::string& precision,
-                                     const SizeCosts& size) {
+std::optional<double> TrainingCosts::measure_factor(
+    const CostProfile& profile, const SizeCosts& size,
+    const std::string& strategy) {
+  const Schedule schedule = make_schedule(strategy, parts_.model.chain.size());
+  const Simulation simulation = simulate(schedule, size.figures);
+  const int64_t peak =
+      profile.fixed.total() + size.data_bytes + simulation.peak_bytes;
+  if (options_.memory > 0 && peak > options_.memory) return std::nullopt;
   const Undisturbed undisturbed(parts_.model, parts_.device,
                                 /*parameters=*/false);
-  Batch batch = make_batch(size.micro_batch);
-  move_to(batch, parts_.device);
-  prepare(batch, parts_.prepare);
-  const Schedule schedule = make_schedule("all", parts_.model.chain.size());
   Execution execution(parts_.model.chain, schedule);
-  const auto autocast = autocast_of(precision, parts_.device);
-  const auto step = [&] {
-    Tensors outputs;
-    {
-      const compat::AutocastGuard guard(autocast);
-      outputs = execution.forward({batch.inputs, batch.targets});
-    }
-    Tensors gradients(1);
-    gradients[0] = torch::full_like(outputs[0], 1e-6);
-    execution.backward(std::move(gradients));
-  };
+  const auto autocast = autocast_of(profile.precision, parts_.device);
+  // Several in a row, so that the host can run ahead as it does in training.
+  const bool cuda = parts_.device.is_cuda();
+  const int in_a_row = cuda ? 3 : 1;
   try {
-    if (parts_.device.is_cuda()) step();
-    // Several in a row, so that the host can run ahead as it does in training.
-    const int in_a_row = parts_.device.is_cuda() ? 4 : 1;
-    const double ms = time_of(parts_.device, 3,
-                              [&] {
-                                for (int i = 0; i < in_a_row; ++i) step();
-                              }) /
-                      in_a_row;
-    return ms / simulate(schedule, size.figures).time_ms;
+    Batch batch = make_batch(size.micro_batch);
+    move_to(batch, parts_.device);
+    prepare(batch, parts_.prepare);
+    const auto step = [&] {
+      Tensors outputs;
+      {
+        const compat::AutocastGuard guard(autocast);
+        outputs = execution.forward({batch.inputs, batch.targets});
+      }
+      Tensors gradients(1);
+      gradients[0] = torch::full_like(outputs[0], 1e-6);
+      execution.backward(std::move(gradients));
+    };
+    // The caching allocator needs a few to find its blocks.
+    for (int i = 0; i < (cuda ? 3 : 1); ++i) step();
+    const double ms = time_of(parts_.device, 3, [&] {
+      for (int i = 0; i < in_a_row; ++i) step();
+    });
+    return ms / in_a_row / simulation.time_ms;
   } catch (const c10::Error& error) {
-    // Another schedule may fit all the same.
     if (!compat::is_out_of_memory(error)) throw;
-    return 1;
+    return std::nullopt;  // another schedule may fit all the same
   }
 }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace reprise::train_detail {
@@ -31,6 +32,7 @@ class TrainingCosts final : public CostSource {
  public:
   struct Options {
     bool fresh = false;        // measure again, whatever was kept
+    int64_t memory = 0;        // bytes that trying a schedule may take; 0: any
     bool memory_only = false;  // one run of each stage; nothing is kept on disk
     std::function<void(const std::string&)> progress{};
   };
@@ -47,8 +49,11 @@ class TrainingCosts final : public CostSource {
   void measure_update(CostProfile& profile);
   void measure_workspace(CostProfile& profile);
   SizeCosts measure_size(const std::string& precision, int64_t micro_batch);
-  /// Time of real micro-batches over what their stages' times add up to.
-  double measure_factor(const std::string& precision, const SizeCosts& size);
+  /// Time of real micro-batches over what their stages' times add up to. Nothing
+  /// where there is no room for them.
+  std::optional<double> measure_factor(const CostProfile& profile,
+                                       const SizeCosts& size,
+                                       const std::string& strategy);
   Batch make_batch(int64_t samples) const;
   int64_t data_bytes(int64_t micro_batch, const Batch& prepared) const;
   void say(const std::string& text) const;

@@ -12,7 +12,6 @@ one_line() { [ "$(grep -c . "$work/err")" -le 2 ] || fail "more than one line"; 
 expect 0 plan --help
 has out "--largest"
 has out "--memory"
-has out "=auto"
 expect 0 plan "${small[@]}" --global-batch 16 --memory 1GiB --precision fp32 --measure
 has out "= 16 samples an update, fp32"
 has out "of the budget of 1.00 GiB"

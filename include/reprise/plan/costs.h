@@ -29,8 +29,11 @@ struct SizeCosts {
   int64_t data_bytes = 0;  ///< the batch itself, and those read ahead
   /// Time outside the chain: moving and preparing the batch.
   double other_ms = 0;
-  /// Time of a whole micro-batch over the sum of its stages' times.
-  double time_factor = 1;
+  /// Time of a whole micro-batch over the sum of its stages' times: where each
+  /// stage has a graph of its own, and where one graph is all of them. The first
+  /// is larger, since the host starts a backward for each.
+  double cut_factor = 1;
+  double joined_factor = 1;
 };
 
 /// What a training costs, measured at some sizes of the micro-batch. Plain

@@ -34,7 +34,7 @@ struct PlanRequest {
   int64_t micro_batch = 0;                      ///< 0: to be chosen
   std::string strategy;  ///< such as "sqrt"; empty: optimal
   /// Share of the budget left free: predictions are that good.
-  double margin = 0.01;
+  double margin = 0.02;
 };
 
 /// The moment of the peak, and what is live there.

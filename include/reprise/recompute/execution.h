@@ -72,6 +72,10 @@ class Execution {
   std::unique_ptr<Impl> impl_;
 };
 
+/// How many graphs an execution of `schedule` cuts the chain into: stages kept
+/// and taken back in a row share one.
+int graph_count(const Schedule& schedule);
+
 /// Chain::forward() with options: runs inside the caller's autograd graph.
 Tensors run(const Chain& chain, const Schedule& schedule, const Tensors& inputs,
             const ExecutionOptions& options = {});

@@ -15,12 +15,30 @@ namespace reprise {
 
 struct PlanningOptions {
   bool fresh = false;  ///< measure again, whatever is cached
+  int64_t memory = 0;  ///< bytes that measuring may take; 0: any
   std::function<void(const std::string&)> progress{};  ///< a line at a time
 };
 
-/// `config` resolved but for the sizes that are to be chosen. Measurements are
-/// kept in ${XDG_CACHE_HOME:-~/.cache}/reprise/profiles. Throws c10::Error where
-/// the configuration cannot be run.
+/// Answers several requests about one training; what was measured for one serves
+/// the next. `config` resolved but for the sizes that are to be chosen.
+/// Measurements are kept in ${XDG_CACHE_HOME:-~/.cache}/reprise/profiles. Throws
+/// c10::Error where the configuration cannot be run.
+class TrainingPlanner {
+ public:
+  explicit TrainingPlanner(const TrainConfig& config,
+                           const PlanningOptions& options = {});
+  ~TrainingPlanner();
+  TrainingPlanner(TrainingPlanner&&) noexcept;
+  TrainingPlanner& operator=(TrainingPlanner&&) noexcept;
+
+  PlanResult plan(const PlanRequest& request);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// One request.
 PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
                          const PlanningOptions& options = {});
 
