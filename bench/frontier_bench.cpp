@@ -97,18 +97,21 @@ class Bench {
       row.held = kept.live_bytes();
       back(metered, outputs);
     }
+    // A step may take half a minute, so the runs that are timed also show the
+    // peak, and there is no warm-up but the run above.
     reprise::Execution execution(model_->chain, schedule);
-    {
-      const reprise::MemoryMeter meter(inputs_[0].device());
-      step(execution);
-      row.peak = meter.peak_increase_bytes();
-    }
     reprise::Execution none(model_->chain,
                             reprise::make_schedule("none", stages()));
-    const auto times = reprise::bench::side_by_side(
-        [&] { step(none); }, [&] { step(execution); }, settings_.repeats);
-    row.ms = times.second_ms.median;
-    row.ratio = times.ratio;
+    std::vector<double> ms, ratios;
+    for (int i = 0; i < settings_.repeats; ++i) {
+      const double none_ms = reprise::bench::milliseconds([&] { step(none); });
+      const reprise::MemoryMeter meter(inputs_[0].device());
+      ms.push_back(reprise::bench::milliseconds([&] { step(execution); }));
+      row.peak = meter.peak_increase_bytes();
+      ratios.push_back(ms.back() / none_ms);
+    }
+    row.ms = reprise::bench::spread_of(ms).median;
+    row.ratio = reprise::bench::spread_of(ratios);
     return row;
   }
 
