@@ -83,6 +83,10 @@ class Bench {
   }
 
   int stages() const { return model_->chain.size(); }
+  Schedule schedule_of(const std::string& strategy) const {
+    return reprise::make_schedule(reprise::Strategy::parse(strategy), stages(),
+                                  reprise::output_bytes(figures_));
+  }
   const reprise::Solver& solver() const { return *solver_; }
 
   Row measure(const std::string& name, const Schedule& schedule) {
@@ -209,7 +213,7 @@ int main(int argc, char** argv) {
   app.add_option("--image-size", settings.image_size, "0: the model's own");
   app.add_option("--repeats", settings.repeats, "Pairs of runs")
       ->capture_default_str();
-  app.add_option("--points", settings.points, "More points of the frontier")
+  app.add_option("--points", settings.points, "Points of the frontier besides; 0: none")
       ->capture_default_str();
   app.add_option("--recompute", settings.strategies, "Strategies, none first")
       ->capture_default_str();
@@ -222,15 +226,16 @@ int main(int argc, char** argv) {
   Bench bench(settings);
   Report report(settings);
   for (const auto& strategy : settings.strategies) {
-    const Row row = bench.measure(
-        strategy, reprise::make_schedule(strategy, bench.stages()));
+    const Row row = bench.measure(strategy, bench.schedule_of(strategy));
     report.add(row);
     const auto solution = bench.solver().solve(row.peak);
     if (strategy == "none" || !solution) continue;
     report.add(bench.measure("  optimal, same peak", solution->schedule));
   }
-  for (const auto& solution : bench.solver().frontier(settings.points)) {
-    report.add(bench.measure("optimal", solution.schedule));
+  if (settings.points >= 2) {
+    for (const auto& solution : bench.solver().frontier(settings.points)) {
+      report.add(bench.measure("optimal", solution.schedule));
+    }
   }
   return report.end();
 }

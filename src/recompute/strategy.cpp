@@ -41,6 +41,35 @@ std::vector<int> even_starts(int stages, int segments) {
   return starts;
 }
 
+/// Like even_starts, but each start moves to the stage with the smallest input
+/// in its neighbourhood, which reaches half-way to the next ones.
+std::vector<int> cheap_starts(int stages, int segments,
+                              const std::vector<int64_t>& output_bytes) {
+  std::vector<int> starts{0};
+  const double length = static_cast<double>(stages) / segments;
+  for (int s = 1; s < segments; ++s) {
+    const double place = s * length;
+    const auto bytes = [&](int start) {
+      return output_bytes.at(static_cast<size_t>(start) - 1);
+    };
+    const auto distance = [&](int start) { return std::abs(start - place); };
+    int best = 0;
+    for (int start = starts.back() + 1; start < stages; ++start) {
+      if (best > 0 && start > place + length / 2) break;
+      // The next ones need places too.
+      if (best > 0 && stages - start < segments - s) break;
+      if (best > 0 && start < place - length / 2) continue;
+      const bool inside = best > 0 && distance(best) <= length / 2;
+      const bool better =
+          best == 0 || !inside || bytes(start) < bytes(best) ||
+          (bytes(start) == bytes(best) && distance(start) < distance(best));
+      if (better) best = start;
+    }
+    starts.push_back(best);
+  }
+  return starts;
+}
+
 /// The binomial schedule, through the recursion that defines it:
 ///
 ///   runs(l, s) = min over j of  j + runs(l - j, s - 1) + runs(j, s)
@@ -212,9 +241,14 @@ Schedule make_segments(std::string name, int stages,
   return Schedule(std::move(name), stages, std::move(ops));
 }
 
-Schedule make_schedule(const Strategy& strategy, int stages) {
+Schedule make_schedule(const Strategy& strategy, int stages,
+                       const std::vector<int64_t>& output_bytes) {
   TORCH_CHECK(stages >= 1, "[make_schedule] expected at least one stage, got ",
               stages);
+  TORCH_CHECK(output_bytes.empty() ||
+                  output_bytes.size() == static_cast<size_t>(stages),
+              "[make_schedule] expected the output bytes of ", stages,
+              " stages, got ", output_bytes.size());
   const std::string name = strategy.to_text();
   switch (strategy.kind) {
     case StrategyKind::kNone:
@@ -229,8 +263,12 @@ Schedule make_schedule(const Strategy& strategy, int stages) {
     }
     case StrategyKind::kCheckpoints:
       check_range(strategy, 0, stages - 1, stages);
-      return make_segments(name, stages,
-                           even_starts(stages, strategy.value + 1), false);
+      return make_segments(
+          name, stages,
+          output_bytes.empty()
+              ? even_starts(stages, strategy.value + 1)
+              : cheap_starts(stages, strategy.value + 1, output_bytes),
+          false);
     case StrategyKind::kSqrt: {
       const auto segments = static_cast<int>(std::lround(std::sqrt(stages)));
       return make_segments(name, stages, even_starts(stages, segments));
@@ -245,8 +283,8 @@ Schedule make_schedule(const Strategy& strategy, int stages) {
 }
 
 bool is_schedule_text(std::string_view text) {
-  return text.size() >= 2 && std::string_view("KDI").find(text[0]) !=
-                                 std::string_view::npos &&
+  return text.size() >= 2 &&
+         std::string_view("KDI").find(text[0]) != std::string_view::npos &&
          text[1] >= '0' && text[1] <= '9';
 }
 

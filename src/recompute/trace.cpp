@@ -403,4 +403,39 @@ ChainFigures trace(const Chain& chain, const Tensors& inputs,
   return Tracer(chain, inputs, options).run();
 }
 
+std::vector<int64_t> output_bytes(const Chain& chain, const Tensors& inputs) {
+  std::vector<int64_t> bytes;
+  const Storages given(inputs);
+  Tensors current = inputs;
+  for (int i = 0; i < chain.size(); ++i) {
+    const ForwardContext context(current, chain[i].modules());
+    const ReplayGuard replay(context);
+    const torch::NoGradGuard no_grad;
+    const CurrentModules modules(chain[i].modules());
+    current = chain[i](current);
+    const Storages made(current);
+    bytes.push_back(0);
+    for (size_t k = 0; k < made.size(); ++k) {
+      if (given.find(made.key(k)) < 0) bytes.back() += made.bytes()[k];
+    }
+  }
+  return bytes;
+}
+
+std::vector<int64_t> output_bytes(const ChainFigures& figures) {
+  std::vector<int64_t> bytes;
+  std::vector<int64_t> held(figures.input_bytes.size());  // the caller's: 0
+  for (const StageFigures& stage : figures.stages) {
+    std::vector<int64_t> next;
+    for (const auto& buffer : stage.outputs) {
+      next.push_back(buffer.input < 0
+                         ? buffer.bytes
+                         : held.at(static_cast<size_t>(buffer.input)));
+    }
+    held = std::move(next);
+    bytes.push_back(std::accumulate(held.begin(), held.end(), int64_t{0}));
+  }
+  return bytes;
+}
+
 }  // namespace reprise

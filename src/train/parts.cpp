@@ -1,6 +1,8 @@
 #include "parts.h"
 
 #include <reprise/models/weights.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/recompute/trace.h>
 #include <reprise/torch/cuda.h>
 
 #include <ATen/Parallel.h>
@@ -102,6 +104,27 @@ compat::AutocastState autocast_of(const std::string& precision,
     state.cpu_dtype = type;
   }
   return state;
+}
+
+Schedule schedule_of(const TrainConfig& config, const Model& model,
+                     const Dataset& data, torch::Device device) {
+  const int stages = model.chain.size();
+  if (config.recompute == "optimal") return make_schedule("none", stages);
+  if (is_schedule_text(config.recompute)) {
+    return make_schedule(config.recompute, stages);
+  }
+  const Strategy strategy = Strategy::parse(config.recompute);
+  if (strategy.kind != StrategyKind::kCheckpoints) {
+    return make_schedule(strategy, stages);
+  }
+  // Two samples: BatchNorm cannot do with one.
+  Batch batch = data.get({0, std::min<int64_t>(1, data.size() - 1)});
+  move_to(batch, device);
+  prepare(batch, prepare_of(model, data));
+  const compat::AutocastGuard autocast(autocast_of(config.precision, device));
+  return make_schedule(
+      strategy, stages,
+      output_bytes(model.chain, {batch.inputs, batch.targets}));
 }
 
 RateOptions rate_of(const TrainConfig& config) {

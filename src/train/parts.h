@@ -38,6 +38,12 @@ PrepareOptions prepare_of(const Model& model, const Dataset& data);
 compat::AutocastState autocast_of(const std::string& precision,
                                   torch::Device device);
 
+/// The schedule that `config.recompute` names; with a plan to come, "none" until
+/// it is there. Looks at the sizes of the stages' outputs where the strategy
+/// depends on them.
+Schedule schedule_of(const TrainConfig& config, const Model& model,
+                     const Dataset& data, torch::Device device);
+
 RateOptions rate_of(const TrainConfig& config);
 
 GradScaler::Options scaler_of(const TrainConfig& config);

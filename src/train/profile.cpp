@@ -104,7 +104,7 @@ class Profiler {
         optimizer_(make_optimizer(config.optimizer, parameters_)),
         scaler_(scaler_of(config)),
         accumulator_(parameter_list_),
-        schedule_(make_schedule(config.recompute, model_.chain.size())),
+        schedule_(schedule_of(config, model_, *data_, device_)),
         kept_(parameter_list_),
         ledger_(device_) {
     loading_.batch = config.batch;

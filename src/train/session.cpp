@@ -16,12 +16,6 @@ namespace {
 constexpr double kShowEveryS = 0.25;
 constexpr int64_t kShortRunWindows = 1000;
 
-/// With a plan to come: until it is there.
-Schedule schedule_of(const TrainConfig& config, int stages) {
-  return make_schedule(
-      config.recompute == "optimal" ? "none" : config.recompute, stages);
-}
-
 }  // namespace
 
 Session::Session(const TrainConfig& given,
@@ -32,10 +26,11 @@ Session::Session(const TrainConfig& given,
       parameters_(named(model_.root->named_parameters())),
       parameter_list_(values(parameters_)),
       autocast_(autocast_of(given.precision, device_)),
+      train_data_(open_data(given, model_, Split::kTrain)),
       scaler_(scaler_of(given)),
       accumulator_(parameter_list_),
       rate_(rate_of(given)),
-      schedule_(schedule_of(given, model_.chain.size())),
+      schedule_(schedule_of(given, model_, *train_data_, device_)),
       execution_(model_.chain, schedule_),
       kept_(parameter_list_),
       ledger_(device_),
@@ -43,7 +38,6 @@ Session::Session(const TrainConfig& given,
       rescue_(device_, [this](const std::string& text) { warn(text); }),
       window_start_(device_, model_.root->buffers()),
       window_meter_(device_) {
-  train_data_ = open_data(config_, model_, Split::kTrain);
   // Now, so that a missing test split does not end a training hours later.
   if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
   optimizer_ = make_optimizer(config_.optimizer, parameters_);

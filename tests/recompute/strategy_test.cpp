@@ -140,5 +140,37 @@ TEST(Strategy, RevolveHoldsNoMoreThanItsSlots) {
   }
 }
 
+TEST(Strategy, CheckpointsTakeTheSmallestOutputNearby) {
+  // Starts of the segments that a schedule runs again.
+  const auto kept = [](const Schedule& schedule) {
+    std::vector<int> starts;
+    for (size_t i = 0; i < schedule.forward_ops(); ++i) {
+      const Op& op = schedule.ops()[i];
+      if (op.kind == OpKind::kForwardKeepInput) starts.push_back(op.stage);
+    }
+    return starts;
+  };
+  const Strategy two{StrategyKind::kCheckpoints, 2};
+  // Even: the inputs of stages 3 and 6; the outputs of 1 and 6 are smaller.
+  const std::vector<int64_t> bytes = {9, 4, 8, 8, 8, 8, 3, 7, 1};
+  EXPECT_EQ(kept(make_schedule(two, 9)), (std::vector<int>{0, 3, 6}));
+  EXPECT_EQ(kept(make_schedule(two, 9, bytes)), (std::vector<int>{0, 2, 7}));
+  // All alike: even.
+  EXPECT_EQ(kept(make_schedule(two, 9, std::vector<int64_t>(9, 5))),
+            (std::vector<int>{0, 3, 6}));
+  // As many as there are places, whatever the sizes.
+  for (int stages = 1; stages <= 12; ++stages) {
+    for (int k = 0; k < stages; ++k) {
+      std::vector<int64_t> sizes;
+      for (int i = 0; i < stages; ++i) sizes.push_back((i * 7 + k * 5) % 11);
+      const auto starts =
+          kept(make_schedule({StrategyKind::kCheckpoints, k}, stages, sizes));
+      EXPECT_EQ(starts.size(), static_cast<size_t>(k) + 1)
+          << stages << " " << k;
+    }
+  }
+  EXPECT_THROW(make_schedule(two, 9, {1, 2}), c10::Error);
+}
+
 }  // namespace
 }  // namespace reprise

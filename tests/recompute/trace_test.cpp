@@ -91,5 +91,19 @@ TEST(Trace, RefusesWrongUse) {
   EXPECT_THROW(trace(chain, {torch::ones({1, 4}, on_device())}), c10::Error);
 }
 
+TEST(Trace, OutputBytesWithoutAndWithATrace) {
+  for (const Builtin& builtin : builtins()) {
+    BuiltinOptions options;
+    options.device = device();
+    const Chain chain = builtin.make_chain(options);
+    const Tensors inputs = builtin.make_inputs(options);
+    const auto rng = compat::RngState::capture(inputs);
+    const auto bytes = output_bytes(chain, inputs);
+    EXPECT_TRUE(rng == compat::RngState::capture(inputs)) << builtin.name;
+    EXPECT_EQ(bytes, output_bytes(trace(chain, inputs))) << builtin.name;
+    EXPECT_GT(bytes.at(0), 0) << builtin.name;
+  }
+}
+
 }  // namespace
 }  // namespace reprise

@@ -2,6 +2,7 @@
 
 #include <reprise/recompute/schedule.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,7 +39,12 @@ struct Strategy {
 };
 
 /// Throws c10::Error where the number does not fit the number of stages.
-Schedule make_schedule(const Strategy& strategy, int stages);
+///
+/// `output_bytes`, of each stage (see output_bytes() in trace.h): where given,
+/// checkpoints:K keeps, in the neighbourhood of each evenly spread place, the
+/// smallest output.
+Schedule make_schedule(const Strategy& strategy, int stages,
+                       const std::vector<int64_t>& output_bytes = {});
 
 /// `make_schedule(Strategy::parse(text), stages)`; or a schedule itself, as
 /// Schedule::to_text() writes it, which is then named "given".

@@ -3,6 +3,9 @@
 #include <reprise/recompute/chain.h>
 #include <reprise/recompute/simulate.h>
 
+#include <cstdint>
+#include <vector>
+
 namespace reprise {
 
 struct TraceOptions {
@@ -23,5 +26,11 @@ struct TraceOptions {
 ChainFigures trace(const Chain& chain, const Tensors& inputs,
                    const TraceOptions& options);
 ChainFigures trace(const Chain& chain, const Tensors& inputs, int repeats = 1);
+
+/// What holding each stage's output takes; the chain's own input is the caller's
+/// and costs nothing. Runs the chain once without gradients; buffers and random generators are
+/// afterwards as they were before.
+std::vector<int64_t> output_bytes(const Chain& chain, const Tensors& inputs);
+std::vector<int64_t> output_bytes(const ChainFigures& figures);
 
 }  // namespace reprise
