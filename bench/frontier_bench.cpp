@@ -213,7 +213,8 @@ int main(int argc, char** argv) {
   app.add_option("--image-size", settings.image_size, "0: the model's own");
   app.add_option("--repeats", settings.repeats, "Pairs of runs")
       ->capture_default_str();
-  app.add_option("--points", settings.points, "Points of the frontier besides; 0: none")
+  app.add_option("--points", settings.points,
+                 "Points of the frontier besides; 0: none")
       ->capture_default_str();
   app.add_option("--recompute", settings.strategies, "Strategies, none first")
       ->capture_default_str();

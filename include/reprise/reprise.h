@@ -26,8 +26,8 @@
 #include <reprise/recompute/trace.h>
 #include <reprise/train/config.h>
 #include <reprise/train/optimizer.h>
-#include <reprise/train/profile.h>
 #include <reprise/train/planning.h>
+#include <reprise/train/profile.h>
 #include <reprise/train/rate.h>
 #include <reprise/train/run_directory.h>
 #include <reprise/train/scaler.h>
