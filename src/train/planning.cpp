@@ -41,7 +41,7 @@ TrainConfig plain(TrainConfig config) {
 
 std::string how(const Plan& plan) {
   const int again = plan.schedule.total_runs() - plan.schedule.stages();
-  return fmt::format("{} samples {} times, {} stage run{} again, {} of memory",
+  return fmt::format("micro-batch {} × {}, {} stage run{} again, {} of memory",
                      plan.micro_batch, plan.accumulate, again,
                      again == 1 ? "" : "s", format_bytes(plan.peak_bytes));
 }
