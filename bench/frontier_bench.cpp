@@ -46,6 +46,8 @@ struct Settings {
   int64_t image_size = 0;
   int repeats = 3;
   int points = 6;
+  int threads = 0;
+  bool solve = true;
   std::vector<std::string> strategies = {
       "none",          "checkpoints:0",  "checkpoints:2", "checkpoints:4",
       "checkpoints:8", "checkpoints:16", "sqrt",          "all"};
@@ -78,6 +80,8 @@ class Bench {
                      device),
         torch::zeros({settings.batch},
                      torch::TensorOptions(device).dtype(torch::kLong))};
+    output_bytes_ = reprise::output_bytes(model_->chain, inputs_);
+    if (!settings.solve) return;
     figures_ = reprise::trace(model_->chain, inputs_);
     solver_.emplace(figures_);
   }
@@ -85,7 +89,7 @@ class Bench {
   int stages() const { return model_->chain.size(); }
   Schedule schedule_of(const std::string& strategy) const {
     return reprise::make_schedule(reprise::Strategy::parse(strategy), stages(),
-                                  reprise::output_bytes(figures_));
+                                  output_bytes_);
   }
   const reprise::Solver& solver() const { return *solver_; }
 
@@ -93,7 +97,7 @@ class Bench {
     Row row;
     row.name = name;
     row.again = schedule.total_runs() - stages();
-    row.predicted_ms = simulate(schedule, figures_).time_ms;
+    if (solver_) row.predicted_ms = simulate(schedule, figures_).time_ms;
     const reprise::KeptMeter kept(model_->chain.parameters());
     {
       reprise::Execution metered(model_->chain, schedule, {.meter = &kept});
@@ -136,6 +140,7 @@ class Bench {
   const Settings& settings_;
   std::optional<reprise::Model> model_;
   Tensors inputs_;
+  std::vector<int64_t> output_bytes_;
   reprise::ChainFigures figures_;
   std::optional<reprise::Solver> solver_;
 };
@@ -218,22 +223,27 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--recompute", settings.strategies, "Strategies, none first")
       ->capture_default_str();
+  app.add_option("--threads", settings.threads, "Of the CPU; 0: LibTorch's");
+  app.add_flag("!--strategies-only", settings.solve,
+               "Without the optimal schedules");
   app.add_option("--format", settings.format, "table or json")
       ->check(CLI::IsMember({"table", "json"}))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
   reprise::count_cpu_memory();
+  if (settings.threads > 0) at::set_num_threads(settings.threads);
   Bench bench(settings);
   Report report(settings);
   for (const auto& strategy : settings.strategies) {
     const Row row = bench.measure(strategy, bench.schedule_of(strategy));
     report.add(row);
+    if (strategy == "none" || !settings.solve) continue;
     const auto solution = bench.solver().solve(row.peak);
-    if (strategy == "none" || !solution) continue;
+    if (!solution) continue;
     report.add(bench.measure("  optimal, same peak", solution->schedule));
   }
-  if (settings.points >= 2) {
+  if (settings.solve && settings.points >= 2) {
     for (const auto& solution : bench.solver().frontier(settings.points)) {
       report.add(bench.measure("optimal", solution.schedule));
     }

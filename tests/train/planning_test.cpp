@@ -1,0 +1,150 @@
+#include "train/runs.h"
+
+#include <reprise/train/planning.h>
+
+#include <cstdlib>
+
+namespace reprise {
+namespace {
+
+using testing::expect_same;
+using testing::run;
+
+/// Profiles go to a folder of the test's own.
+class OwnCache {
+ public:
+  OwnCache() { ::setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }
+  ~OwnCache() { ::unsetenv("XDG_CACHE_HOME"); }
+  std::string profiles() const { return folder_.path() + "/reprise/profiles"; }
+
+ private:
+  testing::TemporaryDirectory folder_;
+};
+
+TrainConfig config_of(const std::string& model) {
+  TrainConfig config = testing::small(model);
+  config.model_options.dropout = -1;
+  config.random_samples = 64;
+  config.batch = config.accumulate = 0;
+  config.global_batch = 8;
+  config.epochs = 0;
+  config.steps = 4;
+  ModelOptions& m = config.model_options;
+  if (model == "gpt2") {
+    m.depth = 3;
+    m.width = 64;
+    m.vocab = 256;
+    m.seq = 32;
+  } else if (model == "unet") {
+    m.width = 8;
+    m.image_size = 32;
+  } else {
+    m.image_size = 56;
+  }
+  return config;
+}
+
+PlanRequest request_for(const TrainConfig& config, int64_t memory) {
+  PlanRequest request;
+  request.global_batch = config.global_batch;
+  request.memory = memory;
+  return request;
+}
+
+TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
+  const OwnCache cache;
+  for (const char* model : {"cnn-basic", "unet", "gpt2"}) {
+    TrainConfig config = config_of(model);
+    config.resolve();
+    TrainingPlanner planner(config);
+    const PlanResult least = planner.plan(request_for(config, 1));
+    EXPECT_FALSE(least.feasible);
+    int64_t most = 0;
+    for (const auto& point : least.references) {
+      most = std::max(most, point.peak_bytes);
+    }
+    for (const double share : {0.0, 0.3, 0.6, 1.05}) {
+      const auto budget =
+          least.smallest_bytes +
+          static_cast<int64_t>(share * double(most - least.smallest_bytes));
+      const PlanResult result = planner.plan(request_for(config, budget));
+      ASSERT_TRUE(result.feasible) << model << " " << share;
+      const Measured measured = measure_plan(config, result.plan, 2);
+      EXPECT_LE(measured.peak_bytes, budget) << model << " " << share;
+      EXPECT_NEAR(double(result.plan.peak_bytes) / double(measured.peak_bytes),
+                  1, 0.03)
+          << model << " " << share;
+    }
+  }
+}
+
+TEST(Planning, LeavesNoMarkOnATraining) {
+  const OwnCache cache;
+  for (const char* model : {"cnn-basic", "gpt2"}) {
+    TrainConfig planned = config_of(model);
+    planned.memory_limit = int64_t{1} << 30;
+    const auto a = run(planned);
+    ASSERT_GT(a.config.batch, 0);
+    EXPECT_EQ(a.config.recompute, "optimal");
+    TrainConfig plain = config_of(model);
+    plain.batch = a.config.batch;
+    const auto b = run(plain);
+    expect_same(a, b, model);
+  }
+}
+
+TEST(Planning, RefusesABudgetThatNothingFits) {
+  const OwnCache cache;
+  TrainConfig config = config_of("gpt2");
+  config.memory_limit = 1 << 20;
+  config.resolve();
+  const auto error = testing::error_of([&] { Training training(config); });
+  EXPECT_NE(error.find("nothing fits into 1.00 MiB; the smallest plan needs"),
+            std::string::npos)
+      << error;
+}
+
+TEST(Planning, KeepsWhatItMeasured) {
+  const OwnCache cache;
+  TrainConfig config = config_of("gpt2");
+  config.resolve();
+  int measured = 0;
+  PlanningOptions options;
+  options.progress = [&](const std::string&) { ++measured; };
+  const auto first = plan_training(config, request_for(config, 0), options);
+  EXPECT_GT(measured, 0);
+  measured = 0;
+  const auto second = plan_training(config, request_for(config, 0), options);
+  EXPECT_EQ(measured, 0);
+  EXPECT_EQ(to_json(first), to_json(second));
+  options.fresh = true;
+  plan_training(config, request_for(config, 0), options);
+  EXPECT_GT(measured, 0);
+  // Another model is another profile.
+  measured = 0;
+  options.fresh = false;
+  config.model_options.depth = 2;
+  plan_training(config, request_for(config, 0), options);
+  EXPECT_GT(measured, 0);
+}
+
+TEST(Planning, TheLargestFitsAndTheNextDoesNot) {
+  const OwnCache cache;
+  TrainConfig config = config_of("gpt2");
+  config.resolve();
+  const int64_t memory = int64_t{testing::device().is_cuda() ? 256 : 24} << 20;
+  const Largest batch =
+      find_largest(config, "batch", request_for(config, memory));
+  EXPECT_GT(batch.plain, 0);
+  EXPECT_GT(batch.value, batch.plain);
+  EXPECT_LE(batch.peak_bytes, memory);
+  ASSERT_TRUE(batch.plan.has_value());
+  EXPECT_EQ(batch.plan->micro_batch, batch.value);
+  EXPECT_THROW(find_largest(config, "colour", request_for(config, memory)),
+               c10::Error);
+  EXPECT_THROW(find_largest(config, "batch", request_for(config, 0)),
+               c10::Error);
+}
+
+}  // namespace
+}  // namespace reprise
