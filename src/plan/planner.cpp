@@ -28,7 +28,7 @@ constexpr int kMostRounds = 6;
 constexpr int kFrontierPoints = 24;  // of each micro-batch size
 
 /// Sizes b with which N samples make ceil(N/b) micro-batches, for every number
-/// of micro-batches: other sizes would need as many, each larger.
+/// of micro-batches: any other size makes as many, and larger ones.
 std::vector<int64_t> candidate_sizes(const PlanRequest& request) {
   if (request.micro_batch > 0) return {request.micro_batch};
   const int64_t n = request.global_batch;
@@ -112,6 +112,15 @@ class Planner {
     const auto known = too_large_.emplace(precision, size).first;
     known->second = std::min(known->second, size);
     return false;
+  }
+
+  /// For what the answer does not rest on.
+  bool can_measure(const std::string& precision, int64_t size) {
+    try {
+      return costs_.measure(precision, size);
+    } catch (const c10::Error&) {
+      return false;
+    }
   }
 
   bool can_try(const std::string& precision, int64_t size) const {
@@ -227,6 +236,7 @@ class Planner {
     std::sort(
         result.alternatives.begin(), result.alternatives.end(),
         [](const Plan& a, const Plan& b) { return a.step_ms < b.step_ms; });
+    if (!request_.explain) return result;
     result.frontier = frontier();
     result.references = references(result.plan);
     result.measures = measures(*chosen, result.plan);
@@ -295,7 +305,7 @@ class Planner {
           smaller->smallest);
     }
     if (chosen.precision == "fp32" && (!chosen.plan || plan.peak.is_floor) &&
-        measure("bf16", chosen.micro_batch)) {
+        can_measure("bf16", chosen.micro_batch)) {
       add("bf16 instead of fp32",
           evaluator_for("bf16", costs_.profile("bf16"), chosen.micro_batch)
               .smallest());

@@ -114,17 +114,26 @@ class SessionPlanner final : public BudgetPlanner {
   PlanRequest request_;
 };
 
-/// The largest whole multiple of `step` up to `most` for which `fits` holds, 0
-/// where not even `step` does: doubles first, then halves the distance.
-int64_t search(int64_t step, int64_t most,
-               const std::function<bool(int64_t)>& fits) {
+/// One way along which something grows.
+struct Axis {
+  int64_t ModelOptions::*option = nullptr;  // null: the batch
+  int64_t step = 1;
+  int64_t most = 1 << 20;
+  bool doubles = false;  // the model takes no values between
+};
+
+/// The largest whole multiple of the axis' step for which `fits` holds, 0 where
+/// not even the step does: doubles first, then halves the distance.
+int64_t search(const Axis& axis, const std::function<bool(int64_t)>& fits) {
+  const int64_t step = axis.step;
   int64_t good = 0;
   int64_t bad = 1;  // in steps
-  while (bad * step <= most && fits(bad * step)) {
+  while (bad * step <= axis.most && fits(bad * step)) {
     good = bad;
     bad *= 2;
   }
-  if (bad * step > most) bad = most / step + 1;
+  if (axis.doubles) return good * step;
+  if (bad * step > axis.most) bad = axis.most / step + 1;
   while (bad - good > std::max<int64_t>(1, good / 32)) {
     const int64_t middle = (good + bad) / 2;
     (fits(middle * step) ? good : bad) = middle;
@@ -132,16 +141,25 @@ int64_t search(int64_t step, int64_t most,
   return good * step;
 }
 
-/// One way along which something grows.
-struct Axis {
-  int64_t ModelOptions::*option = nullptr;  // null: the batch
-  int64_t step = 1;
-  int64_t most = 1 << 20;
-};
+bool takes_image_size(const TrainConfig& config, int64_t size) {
+  ModelOptions options = config.model_options;
+  options.image_size = size;
+  try {
+    make_model(config.model, options);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
 
-Axis axis_of(const std::string& name) {
+Axis axis_of(const std::string& name, const TrainConfig& config) {
   if (name == "batch") return {nullptr, 1};
-  if (name == "image-size") return {&ModelOptions::image_size, 32, 1 << 14};
+  if (name == "image-size") {
+    // cnn-basic takes MNIST's side and its doubles only.
+    const bool any = takes_image_size(config, 32);
+    return any ? Axis{&ModelOptions::image_size, 32, 1 << 14}
+               : Axis{&ModelOptions::image_size, 28, 3584, true};
+  }
   if (name == "seq") return {&ModelOptions::seq, 32};
   if (name == "depth") return {&ModelOptions::depth, 1, 1 << 14};
   TORCH_CHECK(false, "[--largest] expected batch, image-size, seq or depth, ",
@@ -173,7 +191,7 @@ class LargestSearch {
   LargestSearch(const TrainConfig& config, std::string axis,
                 const PlanRequest& request, const PlanningOptions& options)
       : config_(config),
-        axis_(axis_of(axis)),
+        axis_(axis_of(axis, config)),
         request_(request),
         options_(options) {
     result_.axis = std::move(axis);
@@ -181,10 +199,8 @@ class LargestSearch {
   }
 
   Largest run() {
-    result_.plain = search(axis_.step, axis_.most,
-                           [&](int64_t v) { return fits(v, true); });
-    result_.value = search(axis_.step, axis_.most,
-                           [&](int64_t v) { return fits(v, false); });
+    result_.plain = search(axis_, [&](int64_t v) { return fits(v, true); });
+    result_.value = search(axis_, [&](int64_t v) { return fits(v, false); });
     return result_;
   }
 

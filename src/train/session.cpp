@@ -19,7 +19,8 @@ constexpr int64_t kShortRunWindows = 1000;
 }  // namespace
 
 Session::Session(const TrainConfig& given,
-                 std::unique_ptr<BudgetPlanner> planner)
+                 std::unique_ptr<BudgetPlanner> planner,
+                 const PlanningOptions& planning)
     : config_(given),
       device_(check_device(given)),
       model_(build_model(given, device_)),
@@ -56,7 +57,7 @@ Session::Session(const TrainConfig& given,
   ledger_.claim(Category::kOptimizer, [this] { return held_by(*optimizer_); });
   ledger_.claim_kept(kept_);
   state_.scaler = scaler_.state();  // its first scale is not the default one
-  plan(std::move(planner));
+  plan(std::move(planner), planning);
 }
 
 CostParts Session::cost_parts() const {

@@ -41,7 +41,8 @@ class Session {
  public:
   /// `planner` null: made where the configuration asks for one.
   explicit Session(const TrainConfig& config,
-                   std::unique_ptr<BudgetPlanner> planner = nullptr);
+                   std::unique_ptr<BudgetPlanner> planner = nullptr,
+                   const PlanningOptions& planning = {});
   TrainResult run(const TrainRun& run);
 
   /// For measuring what it costs, before it runs.
@@ -61,7 +62,8 @@ class Session {
   /// Back to where the window began.
   void restart_window();
 
-  void plan(std::unique_ptr<BudgetPlanner> planner);
+  void plan(std::unique_ptr<BudgetPlanner> planner,
+            const PlanningOptions& planning);
   PlanRequest request() const;
   /// Runs `body`, which may run the model, and puts back what that changed. Only
   /// between windows.

@@ -10,12 +10,13 @@
 
 namespace reprise::train_detail {
 
-void Session::plan(std::unique_ptr<BudgetPlanner> planner) {
+void Session::plan(std::unique_ptr<BudgetPlanner> planner,
+                   const PlanningOptions& planning) {
   if (!planner && config_.recompute != "optimal") return;
   TORCH_CHECK(config_.memory_limit > 0,
               "[Training] a planner needs a memory_limit above 0");
   planner_ = planner ? std::move(planner)
-                     : make_budget_planner(cost_parts(), request());
+                     : make_budget_planner(cost_parts(), request(), planning);
   measuring([this] { adopt(planner_->decide()); });
 }
 
@@ -25,6 +26,7 @@ PlanRequest Session::request() const {
   request.memory = config_.memory_limit;
   request.precisions = {config_.precision};
   request.micro_batch = config_.batch;  // 0: to be chosen
+  request.explain = false;
   return request;
 }
 

@@ -7,9 +7,10 @@
 namespace reprise {
 
 Training::Training(const TrainConfig& config,
-                   std::unique_ptr<BudgetPlanner> planner)
-    : session_(std::make_unique<train_detail::Session>(config,
-                                                       std::move(planner))) {}
+                   std::unique_ptr<BudgetPlanner> planner,
+                   const PlanningOptions& planning)
+    : session_(std::make_unique<train_detail::Session>(
+          config, std::move(planner), planning)) {}
 
 Training::~Training() = default;
 

@@ -124,12 +124,13 @@ const CostProfile& TrainingCosts::profile(const std::string& precision) {
 CostProfile& TrainingCosts::entry(const std::string& precision) {
   const auto found = profiles_.find(precision);
   if (found != profiles_.end()) return found->second;
-  CostProfile& profile = profiles_[precision];
+  // Made whole before it is kept: memory may run out on the way.
+  CostProfile profile;
   profile.key = key_of(precision);
   profile.precision = precision;
   load_kept(profile);
   if (profile.stages.empty()) measure_fixed(profile);
-  return profile;
+  return profiles_.emplace(precision, std::move(profile)).first->second;
 }
 
 bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
@@ -164,13 +165,21 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
   return fmt::format(
       "{} {} depth {} width {} heads {} classes {} vocab {} seq {} image {} "
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {} clip {} | {} threads {} | LibTorch {}",
+      "{} momentum {} | {} threads {} | LibTorch {}",
       kFormat, parts_.model.name, m.depth, m.width, m.heads, m.classes, m.vocab,
       m.seq, m.image_size, m.channels, m.norm, m.dropout, precision, c.data,
-      parts_.dataset_bytes, c.workers, c.resize, o.name, o.momentum, c.clip > 0,
+      parts_.dataset_bytes, c.workers, c.resize, o.name, o.momentum,
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
       at::get_num_threads(), compat::libtorch_version());
+}
+
+std::vector<std::string> TrainingCosts::stage_names() const {
+  std::vector<std::string> names;
+  for (int i = 0; i < parts_.model.chain.size(); ++i) {
+    names.push_back(parts_.model.chain[i].name());
+  }
+  return names;
 }
 
 void TrainingCosts::measure_fixed(CostProfile& profile) {
@@ -178,9 +187,9 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   const auto n = static_cast<size_t>(chain.size());
   profile.gradient_bytes.assign(n, 0);
   profile.tied_bytes.assign(n, 0);
+  profile.stages = stage_names();
   std::map<const void*, int> uses;
   for (int i = 0; i < chain.size(); ++i) {
-    profile.stages.push_back(chain[i].name());
     std::set<const void*> here;
     for (const auto& module : chain[i].modules()) {
       for (const auto& p : module->parameters()) {
@@ -347,7 +356,10 @@ void TrainingCosts::load_kept(CostProfile& profile) const {
   if (path.empty() || !fs::exists(path, none)) return;
   try {
     CostProfile kept = profile_from_json(read_text(path));
-    if (kept.key == profile.key) profile = std::move(kept);
+    // A chain may be divided in another way since.
+    if (kept.key == profile.key && kept.stages == stage_names()) {
+      profile = std::move(kept);
+    }
   } catch (const c10::Error&) {
     // Written by another version, or not to be read: it is measured anew.
   }

@@ -45,6 +45,7 @@ class TrainingCosts final : public CostSource {
  private:
   CostProfile& entry(const std::string& precision);
   std::string key_of(const std::string& precision) const;
+  std::vector<std::string> stage_names() const;
   void measure_fixed(CostProfile& profile);
   void measure_update(CostProfile& profile);
   void measure_workspace(CostProfile& profile);

@@ -260,6 +260,20 @@ TEST(Planner, DrawsTheFrontierThroughTheReferences) {
   EXPECT_EQ(labels, (std::set<std::string>{"none", "all", "sqrt"}));
 }
 
+TEST(Planner, WithoutExplanationTheSamePlanAndNothingElseMeasured) {
+  for (const int64_t mib : {10, 70, 140}) {
+    MadeUp all, few;
+    PlanRequest request = request_for(16, mib * kMiB);
+    const PlanResult explained = make_plan(request, all);
+    request.explain = false;
+    const PlanResult result = make_plan(request, few);
+    EXPECT_EQ(to_json(result.plan), to_json(explained.plan));
+    EXPECT_TRUE(result.frontier.empty());
+    EXPECT_TRUE(result.measures.empty());
+    EXPECT_TRUE(few.profile("bf16").sizes.empty());
+  }
+}
+
 TEST(Planner, RefusesRequestsThatMakeNoSense) {
   MadeUp costs;
   const auto error = [&](const PlanRequest& request) {

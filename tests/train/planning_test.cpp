@@ -3,6 +3,7 @@
 #include <reprise/train/planning.h>
 
 #include <cstdlib>
+#include <filesystem>
 
 namespace reprise {
 namespace {
@@ -134,7 +135,27 @@ TEST(Planning, KeepsWhatItMeasured) {
   EXPECT_GT(measured, 0);
 }
 
-TEST(Planning, TheLargestFitsAndTheNextDoesNot) {
+TEST(Planning, AProfileOfAnotherChainIsNotUsed) {
+  const OwnCache cache;
+  TrainConfig config = config_of("gpt2");
+  config.resolve();
+  plan_training(config, request_for(config, 0));
+  for (const auto& file :
+       std::filesystem::directory_iterator(cache.profiles())) {
+    CostProfile profile = profile_from_json(read_text(file.path()));
+    profile.stages[0] = "divided otherwise";
+    AtomicFile out(file.path());
+    out.write(to_json(profile));
+    out.commit();
+  }
+  int measured = 0;
+  PlanningOptions options;
+  options.progress = [&](const std::string&) { ++measured; };
+  plan_training(config, request_for(config, 0), options);
+  EXPECT_GT(measured, 0);
+}
+
+TEST(Planning, TheLargestFits) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
   config.resolve();
@@ -146,6 +167,17 @@ TEST(Planning, TheLargestFitsAndTheNextDoesNot) {
   EXPECT_LE(batch.peak_bytes, memory);
   ASSERT_TRUE(batch.plan.has_value());
   EXPECT_EQ(batch.plan->micro_batch, batch.value);
+  // Sizes that are whole multiples, and sizes that are doubles.
+  const Largest seq = find_largest(config, "seq", request_for(config, memory));
+  EXPECT_GE(seq.value, seq.plain);
+  EXPECT_EQ(seq.value % 32, 0);
+  TrainConfig cnn = config_of("cnn-basic");
+  cnn.resolve();
+  const Largest side =
+      find_largest(cnn, "image-size", request_for(cnn, memory));
+  EXPECT_GE(side.plain, 28);
+  EXPECT_GE(side.value, side.plain);
+  EXPECT_LE(side.peak_bytes, memory);
   EXPECT_THROW(find_largest(config, "colour", request_for(config, memory)),
                c10::Error);
   EXPECT_THROW(find_largest(config, "batch", request_for(config, 0)),

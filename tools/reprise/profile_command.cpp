@@ -18,6 +18,9 @@ int profile_with(ProfileFlags& flags) {
   TrainConfig& config = flags.config;
   config.device = device_of(config.device).str();
   try {
+    TORCH_CHECK(config.recompute != "optimal",
+                "[--recompute] profile has no budget to plan for; reprise plan "
+                "prints the optimal schedule, which --recompute takes as well");
     if (config.data.empty()) config.data = default_data(config);
     config.evaluate = false;
     config.resolve();
@@ -41,6 +44,11 @@ void add_profile(CLI::App& app, Action& action) {
       app, "profile",
       "Show where memory and time of a training go, by phase and by stage",
       flags->config);
+  profile->get_option("--recompute")
+      ->description(
+          "none, all, sqrt, every:K, checkpoints:K, revolve:S, or a schedule "
+          "as "
+          "reprise plan prints it");
   profile->add_option("--format", flags->format, "table or json")
       ->check(CLI::IsMember({"table", "json"}))
       ->capture_default_str();

@@ -105,8 +105,12 @@ int train_with(Flags& flags, CLI::App& app) {
   }
   if (config.data.empty()) config.data = default_data(config);
   config.resolve();
-  Training training(
-      config);  // whatever is wrong shows before a file is touched
+  PlanningOptions planning;
+  planning.progress = [](const std::string& text) {
+    fmt::print(stderr, "{}\n", text);
+  };
+  // Whatever is wrong shows before a file is touched.
+  Training training(config, nullptr, planning);
   if (!flags.resume.empty()) {
     directory->set_config(config);
   } else if (flags.out != "none") {

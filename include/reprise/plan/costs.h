@@ -47,7 +47,7 @@ struct CostProfile {
   std::vector<int64_t> gradient_bytes;
   std::vector<int64_t> tied_bytes;
   FixedMemory fixed;
-  double update_ms = 0;  ///< the optimizer's step, with unscaling and clipping
+  double update_ms = 0;          ///< the optimizer's step
   int64_t update_bytes = 0;      ///< its temporaries
   std::vector<SizeCosts> sizes;  ///< rising
 

@@ -35,6 +35,10 @@ struct PlanRequest {
   std::string strategy;  ///< such as "sqrt"; empty: optimal
   /// Share of the budget left free: predictions are that good.
   double margin = 0.02;
+  /// Also the frontier, the references and what would lower the peak. A training
+  /// that plans under way has no use for them, and perhaps no memory to measure
+  /// another precision in.
+  bool explain = true;
 };
 
 /// The moment of the peak, and what is live there.

@@ -92,9 +92,11 @@ class Training {
   /// With `recompute` "optimal" the micro-batch (where it is open) and the schedule
   /// are planned here, by `planner` or, where that is null, by one that measures
   /// this model; a continued run should be given the configuration of its
-  /// directory, which has the micro-batch that was decided.
+  /// directory, which has the micro-batch that was decided. `planning.progress` is
+  /// told what is being measured meanwhile.
   explicit Training(const TrainConfig& config,
-                    std::unique_ptr<BudgetPlanner> planner = nullptr);
+                    std::unique_ptr<BudgetPlanner> planner = nullptr,
+                    const PlanningOptions& planning = {});
   ~Training();
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
