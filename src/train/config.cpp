@@ -72,6 +72,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("clip", c.clip, true);
   visit("steps", c.steps, false);
   visit("epochs", c.epochs, false);
+  visit("seconds", c.seconds, false);
   visit("eval_every", c.eval_every, false);
   visit("evaluate", c.evaluate, false);
   visit("device", c.device, false);
@@ -132,7 +133,8 @@ void TrainConfig::resolve() {
   resolve_recompute(*this);
   resolve_sizes(*this);
   if (data.empty()) data = "random";
-  if (steps == 0 && epochs == 0) epochs = 1;
+  // With a time alone there is nothing else to end it.
+  if (steps == 0 && epochs == 0) epochs = seconds > 0 ? 1'000'000 : 1;
   TORCH_CHECK(steps == 0 || epochs == 0,
               "[--steps] expected either --steps or --epochs, got both");
   TORCH_CHECK(steps >= 0 && epochs >= 0,
@@ -158,6 +160,7 @@ void TrainConfig::resolve() {
   check_not_negative(static_cast<double>(rate.warmup_steps), "--warmup");
   check_not_negative(rate.base, "--lr");
   check_not_negative(clip, "--clip");
+  check_not_negative(seconds, "--seconds");
 }
 
 std::string to_json(const TrainConfig& config) {

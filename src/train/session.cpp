@@ -15,6 +15,7 @@ namespace {
 
 constexpr double kShowEveryS = 0.25;
 constexpr int64_t kShortRunWindows = 1000;
+constexpr auto kLookEvery = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -88,9 +89,10 @@ TrainResult Session::run(const TrainRun& run) {
   start();
   const bool note_times = total_steps_ <= kShortRunWindows;
   if (note_times) window_ends_.emplace_back(device_);
-  while (state_.step < total_steps_) {
+  while (!at_end()) {
     if (!train_window()) break;
     if (note_times) window_ends_.emplace_back(device_);
+    look_at_clock();
     evaluate_if_due();
     save_if_due();
   }
@@ -127,7 +129,9 @@ void Session::start() {
              (decision_ ? "; plan: " + decision_->text : ""),
          state_.step, total_steps_});
   }
-  began_ = last_save_ = last_show_ = Clock::now();
+  began_ = last_save_ = last_show_ = last_look_ = Clock::now();
+  running_ = true;
+  tell_training(true);
   if (state_.evaluation_due && evaluates()) evaluate();
 }
 
@@ -167,6 +171,21 @@ bool Session::told_to_stop() const {
   return run_.stop && run_.stop();
 }
 
+void Session::look_at_clock() {
+  // The speed of the first windows is no speed.
+  if (config_.seconds <= 0 || windows_ < 2 * kWarmUpWindows) return;
+  // The host runs ahead of a GPU; to wait after each window would slow it down.
+  const auto now = Clock::now();
+  if (seconds() < config_.seconds && now - last_look_ < kLookEvery) return;
+  wait_for_device();
+  last_look_ = Clock::now();
+  time_is_up_ = seconds() >= config_.seconds;
+}
+
+void Session::tell_training(bool active) {
+  if (run_.listener != nullptr && running_) run_.listener->training(active);
+}
+
 void Session::show(bool now) {
   const double since =
       std::chrono::duration<double>(Clock::now() - last_show_).count();
@@ -175,13 +194,17 @@ void Session::show(bool now) {
   last_show_ = Clock::now();
   if (run_.listener == nullptr) return;
   const double speed = samples_per_s();
-  const double left = static_cast<double>(total_steps_ - state_.step) *
-                      static_cast<double>(config_.global_batch);
+  const double left_samples = static_cast<double>(total_steps_ - state_.step) *
+                              static_cast<double>(config_.global_batch);
+  double left_s = speed > 0 ? left_samples / speed : 0;
+  if (config_.seconds > 0) {
+    left_s = std::min(left_s, std::max(0.0, config_.seconds - seconds()));
+  }
   run_.listener->stepped({state_.step, total_steps_,
                           metrics_->last_loss().value_or(0),
                           rate_at(rate_, std::max<int64_t>(state_.step - 1, 0)),
                           speed, meter_.live_bytes(), meter_.peak_bytes(),
-                          config_.memory_limit, speed > 0 ? left / speed : 0});
+                          config_.memory_limit, left_s});
 }
 
 void Session::warn(const std::string& text) {

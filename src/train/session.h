@@ -91,6 +91,10 @@ class Session {
   void evaluate();
   void evaluate_once(int64_t batch);
   bool told_to_stop() const;
+  /// After a window: all are done, or the time given is over.
+  bool at_end() const { return time_is_up_ || state_.step >= total_steps_; }
+  void look_at_clock();
+  void tell_training(bool active);
   void show(bool now);
   void note_speed();
   double samples_per_s() const;
@@ -133,6 +137,9 @@ class Session {
   bool over_for_good_ = false;  // the budget is passed by the smallest plan
 
   int64_t total_steps_ = 0;
+  bool time_is_up_ = false;
+  bool running_ = false;  // between start and finish
+  Clock::time_point last_look_;
   std::vector<compat::Moment> window_ends_;  // of a short run
   torch::Tensor window_loss_;                // sum of losses so far
   int64_t windows_ = 0;                      // of this process

@@ -36,11 +36,12 @@ void Session::evaluate_if_due() {
   const bool due = config_.eval_every > 0
                        ? state_.step % config_.eval_every == 0
                        : epoch_ends;
-  if (due || state_.step == total_steps_) evaluate();
+  if (due || at_end()) evaluate();
 }
 
 void Session::evaluate() {
   if (evaluated_at_ == state_.step) return;
+  tell_training(false);
   const auto start = Clock::now();
   int64_t batch = config_.batch;
   bool again = false;
@@ -54,6 +55,7 @@ void Session::evaluate() {
       });
   evaluated_at_ = state_.step;
   aside_s_ += std::chrono::duration<double>(Clock::now() - start).count();
+  tell_training(true);
 }
 
 void Session::evaluate_once(int64_t batch_size) {

@@ -129,6 +129,7 @@ void Session::load(const RunDirectory::Saved& saved) {
 
 bool Session::save() {
   if (run_.directory == nullptr) return true;
+  tell_training(false);
   const auto start = Clock::now();
   try {
     rescue_.run("saving", [this] {
@@ -155,6 +156,7 @@ bool Session::save() {
   }
   last_save_ = Clock::now();
   aside_s_ += std::chrono::duration<double>(last_save_ - start).count();
+  tell_training(true);
   return !save_failed_;
 }
 
@@ -164,14 +166,16 @@ void Session::save_if_due() {
   const bool due = config_.save_every > 0
                        ? state_.step % config_.save_every == 0
                        : since > kSaveEveryS;
-  if (due && state_.step < total_steps_) save();
+  if (due && !at_end()) save();
 }
 
 TrainResult Session::finish() {
   wait_for_device();
+  tell_training(false);
+  running_ = false;
   const double trained = seconds();
   const double speed = samples_per_s();
-  stopped_ = state_.step < total_steps_;
+  stopped_ = state_.step < total_steps_ && !time_is_up_;
   state_.finished = !stopped_;
   show(true);
   save();
@@ -196,6 +200,7 @@ TrainResult Session::finish() {
   s.time_s = before_s_ + trained;
   s.samples_per_s = speed;
   s.wait_s = waited_s_ + loader_->waited_s();
+  s.data_samples = train_data_->size();
   s.loss = metrics_->last_loss();
   if (evaluation_) {
     s.eval_loss = evaluation_->loss;

@@ -34,6 +34,7 @@ void for_each_field(Summary& s, Visit&& visit) {
   visit("time_s", s.time_s);
   visit("samples_per_s", s.samples_per_s);
   visit("wait_s", s.wait_s);
+  visit("data_samples", s.data_samples);
   visit("peak_bytes", s.peak_bytes);
   visit("reserved_bytes", s.reserved_bytes);
   visit("kept_bytes", s.kept_bytes);
@@ -54,6 +55,13 @@ void for_each_optional(Summary& s, Visit&& visit) {
 double step_ms(const TrainSummary& s) {
   return s.samples_per_s > 0
              ? 1000 * static_cast<double>(s.global_batch) / s.samples_per_s
+             : 0;
+}
+
+/// A pass over the data at that speed.
+double epoch_s(const TrainSummary& s) {
+  return s.samples_per_s > 0
+             ? static_cast<double>(s.data_samples) / s.samples_per_s
              : 0;
 }
 
@@ -88,6 +96,7 @@ std::string to_json(const TrainSummary& summary) {
     result[name] = field ? ordered_json(*field) : ordered_json(nullptr);
   });
   result["step_ms"] = step_ms(summary);
+  result["epoch_s"] = epoch_s(summary);
   result["predicted"] = nullptr;
   if (summary.predicted) {
     result["predicted"] = {{"peak_bytes", summary.predicted->peak_bytes},

@@ -89,7 +89,7 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
 TEST(Planning, LeavesNoMarkOnATraining) {
   const OwnCache cache;
   // Otherwise two runs of one training differ as well.
-  if (device().is_cuda()) compat::set_cuda_deterministic(true);
+  if (testing::device().is_cuda()) compat::set_cuda_deterministic(true);
   for (const char* model : {"cnn-basic", "gpt2"}) {
     TrainConfig planned = config_of(model);
     planned.memory_limit = int64_t{1} << 30;

@@ -77,6 +77,9 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
   option("--clip", c.clip, "Largest norm of the gradient (0: any)");
   number("--steps", c.steps, "Updates");
   number("--epochs", c.epochs, "Passes over the data (default 1)");
+  option("--seconds", c.seconds,
+         "End with the window after so much training (0: with the steps or "
+         "epochs)");
   option("--seed", c.seed, "Of weights, order and dropout");
 }
 

@@ -21,6 +21,7 @@ struct TrainSummary {
   /// fewer than four.
   double samples_per_s = 0;
   double wait_s = 0;  ///< of time_s, waiting for data
+  int64_t data_samples = 0;  ///< of the training data: an epoch
 
   std::optional<double> loss;  ///< of the last update
   std::optional<double> eval_loss, eval_accuracy;

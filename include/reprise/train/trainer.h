@@ -42,6 +42,10 @@ class TrainListener {
   /// Not for every update: a few times a second at most.
   virtual void stepped(const Step&) {}
 
+  /// Training proper begins or goes on (true), or stops: for an evaluation, for
+  /// saving, at the end.
+  virtual void training(bool /*active*/) {}
+
   struct Evaluation {
     int64_t step = 0;
     double loss = 0;
