@@ -1,12 +1,16 @@
 #include "commands.h"
 #include "config_options.h"
 #include "progress.h"
+#include "train_flags.h"
 
 #include <reprise/data/file.h>
 #include <reprise/memory/bytes.h>
+#include <reprise/observe/observer.h>
+#include <reprise/torch/out_of_memory.h>
 #include <reprise/train/trainer.h>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <atomic>
 #include <csignal>
@@ -26,15 +30,26 @@ extern "C" void on_signal(int number) {
   std::signal(number, SIG_DFL);
 }
 
-struct Flags {
-  TrainConfig config;
-  std::string memory;
-  std::string out;
-  std::string resume;
-  std::string export_path;
-  std::string format = "table";
-  std::vector<std::string> compare;
-  bool no_eval = false;
+/// Progress, and a look at the device while it trains.
+class Watched final : public Progress {
+ public:
+  explicit Watched(Observer* observer) : observer_(observer) {}
+
+  void training(bool active) override {
+    if (observer_ == nullptr) return;
+    if (!active) {
+      observer_->pause();
+    } else if (!begun_) {
+      observer_->begin();
+      begun_ = true;
+    } else {
+      observer_->resume();
+    }
+  }
+
+ private:
+  Observer* observer_;  // not owned; null: none
+  bool begun_ = false;
 };
 
 std::string default_directory(const TrainConfig& config) {
@@ -67,12 +82,16 @@ int compare_runs(const std::vector<std::string>& paths) {
   return 0;
 }
 
-int report(const Flags& flags, const TrainResult& result,
+int report(const TrainFlags& flags, const TrainResult& result,
+           const std::optional<Observation>& seen,
            const std::string& directory) {
   if (flags.format == "json") {
-    std::cout << to_json(result.summary) << std::endl;
+    auto object = nlohmann::ordered_json::parse(to_json(result.summary));
+    if (seen) object.update(nlohmann::ordered_json::parse(to_json(*seen)));
+    std::cout << object.dump(2) << std::endl;
   } else {
     std::cout << to_table(result.summary) << std::flush;
+    if (seen) std::cout << to_table(*seen) << std::flush;
   }
   if (result.stopped) {
     if (directory.empty()) {
@@ -85,7 +104,7 @@ int report(const Flags& flags, const TrainResult& result,
   return result.save_failed ? 1 : 0;
 }
 
-int train_with(Flags& flags, CLI::App& app) {
+int train_with(TrainFlags& flags, CLI::App& app) {
   if (!flags.compare.empty()) return compare_runs(flags.compare);
   TrainConfig& config = flags.config;
   std::optional<RunDirectory> directory;
@@ -96,19 +115,16 @@ int train_with(Flags& flags, CLI::App& app) {
     directory.emplace(RunDirectory::open(flags.resume));
     continue_from(directory->config(), app, config);
   }
-  if (flags.no_eval) config.evaluate = false;
-  if (!flags.memory.empty()) {
-    // A run that had no limit, and so no plan, gets one now.
-    const bool planned = config.memory_limit > 0;
-    if (!planned && app.count("--recompute") == 0) config.recompute.clear();
-    config.memory_limit = parse_bytes(flags.memory);
-  }
-  if (config.data.empty()) config.data = default_data(config);
-  config.resolve();
+  finish_train_flags(flags, app);
   PlanningOptions planning;
   planning.progress = [](const std::string& text) {
     fmt::print(stderr, "{}\n", text);
   };
+  // Before the model is there, so that it is none of the baseline.
+  std::optional<Observer> observer;
+  if (flags.observe_ms > 0) {
+    observer.emplace(config.device, ObserverOptions{flags.observe_ms});
+  }
   // Whatever is wrong shows before a file is touched.
   Training training(config, nullptr, planning);
   if (!flags.resume.empty()) {
@@ -123,7 +139,7 @@ int train_with(Flags& flags, CLI::App& app) {
   std::signal(SIGTERM, on_signal);
   TrainResult result;
   {
-    Progress progress;
+    Watched progress(observer ? &*observer : nullptr);
     TrainRun run;
     run.directory = directory ? &*directory : nullptr;
     run.resume = !flags.resume.empty();
@@ -136,63 +152,49 @@ int train_with(Flags& flags, CLI::App& app) {
     }
     result = training.run(run);
   }
+  std::optional<Observation> seen;
+  if (observer) seen = observer->end();
   if (directory) {
     AtomicFile file(directory->path() + "/summary.json");
     file.write(to_json(result.summary) + "\n");
     file.commit();
   }
-  return report(flags, result, directory ? directory->path() : "");
+  return report(flags, result, seen, directory ? directory->path() : "");
+}
+
+/// Programs that read the figures read the failure too.
+void print_failure(const std::string& what, bool out_of_memory) {
+  std::cout << nlohmann::ordered_json{{"error", what},
+                                      {"out_of_memory", out_of_memory}}
+                   .dump(2)
+            << std::endl;
+}
+
+int train_or_say_why(TrainFlags& flags, CLI::App& app) {
+  if (flags.format != "json") return train_with(flags, app);
+  try {
+    return train_with(flags, app);
+  } catch (const c10::Error& error) {
+    print_failure(error.what_without_backtrace(),
+                  compat::is_out_of_memory(error));
+    throw;
+  } catch (const std::bad_alloc& error) {
+    print_failure(error.what(), true);
+    throw;
+  }
 }
 
 }  // namespace
 
 void add_train(CLI::App& app, Action& action) {
-  auto flags = std::make_shared<Flags>();
-  TrainConfig& c = flags->config;
-  CLI::App* train = add_configured(
-      app, "train", "Train a model on real data inside a memory budget", c);
-  const auto option = [&](const char* group, const char* flag, auto& value,
-                          const char* text) {
-    return train->add_option(flag, value, text)
-        ->group(group)
-        ->capture_default_str();
-  };
-  option("Evaluation", "--eval-every", c.eval_every,
-         "Updates between evaluations (0: at the end of each epoch)");
-  train->add_flag("--no-eval", flags->no_eval, "Do not evaluate")
-      ->group("Evaluation");
-  option("Machine", "--memory", flags->memory,
-         "Budget that the peak stays within, such as 8GiB; with --global-batch "
-         "alone the micro-batch is chosen for it too");
-  option("Saving", "--out", flags->out,
-         "Run directory (default: reprise-runs/MODEL-DATE-TIME); none: save "
-         "nothing");
-  option("Saving", "--save-every", c.save_every,
-         "Updates between saved states (0: every ten minutes)");
-  option("Saving", "--keep", c.keep, "States kept");
-  option("Saving", "--resume", flags->resume,
-         "Continue the run in this directory");
-  option("Saving", "--export", flags->export_path,
-         "Write the weights to this safetensors file at the end");
-  train
-      ->add_flag("--tensorboard", c.tensorboard,
-                 "Write TensorBoard event files into the run directory")
-      ->group("Saving");
-  train->add_option("--format", flags->format, "Summary as table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
-  train
-      ->add_option("--compare", flags->compare,
-                   "Show two runs' summary.json as BEFORE and AFTER; trains "
-                   "nothing")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->expected(2);
+  auto flags = std::make_shared<TrainFlags>();
+  CLI::App* train = add_train_flags(app, *flags);
   train->footer(
       "An interrupt (SIGINT, SIGTERM) finishes the micro-batch, saves and says "
       "how to\ngo on. Exit status: 0 done or stopped, 1 failed, 2 wrong "
       "usage.");
   train->callback([flags, train, &action] {
-    action = [flags, train] { return train_with(*flags, *train); };
+    action = [flags, train] { return train_or_say_why(*flags, *train); };
   });
 }
 

@@ -1,0 +1,386 @@
+#include <reprise/memory/bytes.h>
+#include <reprise/study/process.h>
+#include <reprise/study/results.h>
+#include <reprise/study/runner.h>
+#include <reprise/torch/version.h>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <map>
+#include <unistd.h>
+
+namespace reprise {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr double kStartUpS = 2;    // a process, LibTorch and a device
+constexpr double kTooMuch = 1.25;  // a prediction is better than that
+constexpr double kNearLimit = 0.85;
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+std::string results_path(const StudyOptions& options) {
+  return (fs::path(options.directory) / "results.jsonl").string();
+}
+
+/// id → status.
+std::map<std::string, std::string> known_runs(const StudyOptions& options) {
+  std::map<std::string, std::string> known;
+  std::error_code none;
+  if (!fs::exists(results_path(options), none)) return known;
+  for (const auto& line : read_results({options.directory})) {
+    const json record = json::parse(line);
+    if (record["type"] == "run") {
+      known[record["id"]] = record.value("status", "");
+    }
+  }
+  return known;
+}
+
+bool has_result(const std::map<std::string, std::string>& known,
+                const std::string& id, const StudyOptions& options) {
+  const auto found = known.find(id);
+  return found != known.end() &&
+         !(options.retry && found->second == "failed");
+}
+
+void count(StudyCounts& counts, const std::string& status) {
+  if (status == "done") ++counts.done;
+  if (status == "oom") ++counts.oom;
+  if (status == "failed") ++counts.failed;
+  if (status == "skipped") ++counts.skipped;
+}
+
+/// The last line that says something.
+std::string last_line(const std::string& text) {
+  const size_t end = text.find_last_not_of(" \n\r\t");
+  if (end == std::string::npos) return {};
+  const size_t start = text.find_last_of("\n\r", end);
+  return text.substr(start == std::string::npos ? 0 : start + 1,
+                     end - (start == std::string::npos ? 0 : start + 1) + 1);
+}
+
+std::string quoted(const std::string& word) {
+  const bool plain =
+      !word.empty() &&
+      word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
+                             "XYZ0123456789-_=./:,+") == std::string::npos;
+  if (plain) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : " ") + quoted(word);
+  return text;
+}
+
+struct Verdict {
+  std::string status, reason;
+  json figures = nullptr, observed = nullptr, series = nullptr;
+};
+
+json taken(json& object, const char* key) {
+  if (!object.contains(key)) return nullptr;
+  json value = std::move(object[key]);
+  object.erase(key);
+  return value;
+}
+
+Verdict judge(const ProcessResult& result, int64_t memory_limit,
+              double timeout_s) {
+  Verdict verdict;
+  json out = json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+  if (result.status == 0 && out.is_object() && !out.contains("error")) {
+    verdict.status = "done";
+    verdict.observed = taken(out, "observed");
+    verdict.series = taken(out, "series");
+    verdict.figures = std::move(out);
+    return verdict;
+  }
+  verdict.status = "failed";
+  const bool at_limit =
+      memory_limit > 0 && static_cast<double>(result.rss_peak_bytes) >
+                              kNearLimit * static_cast<double>(memory_limit);
+  if (result.timed_out) {
+    verdict.reason = fmt::format("took longer than {:g} s", timeout_s);
+  } else if (out.is_object() && out.contains("error")) {
+    verdict.reason = out["error"].get<std::string>();
+    if (out.value("out_of_memory", false)) verdict.status = "oom";
+  } else if (result.killed_for_memory) {
+    verdict.status = "oom";
+    verdict.reason = "killed by the system, whose memory was used up";
+  } else if (result.signal != 0) {
+    verdict.reason = fmt::format("ended by signal {} ({})", result.signal,
+                                 strsignal(result.signal));
+    if (at_limit) {
+      // Libraries below LibTorch do not all look at what malloc returns.
+      verdict.status = "oom";
+      verdict.reason += fmt::format(" with {} of the {} that it may take",
+                                    format_bytes(result.rss_peak_bytes),
+                                    format_bytes(memory_limit));
+    }
+  } else if (result.status == 0) {
+    verdict.reason = "ended without figures";
+  } else {
+    verdict.reason = last_line(result.error);
+    if (verdict.reason.empty()) {
+      verdict.reason = fmt::format("exit status {}", result.status);
+    }
+  }
+  return verdict;
+}
+
+class Runner {
+ public:
+  Runner(const Study& study, const StudyOptions& options,
+         const std::vector<std::optional<RunPrediction>>& predictions)
+      : study_(study),
+        options_(options),
+        predictions_(predictions),
+        todo_(runs_to_do(study, options)),
+        file_(options.directory) {
+    const auto known = known_runs(options);
+    for (const StudyRun& run : study.runs) {
+      const auto found = known.find(run.id(options.device_name));
+      if (found != known.end()) count(outcome_.before, found->second);
+    }
+  }
+
+  StudyOutcome run() {
+    if (!todo_.empty()) file_.append(head());
+    for (size_t i = 0; i < todo_.size(); ++i) {
+      if (options_.stop && options_.stop()) outcome_.stopped = true;
+      if (outcome_.stopped) break;
+      run_one(i);
+    }
+    return outcome_;
+  }
+
+ private:
+  std::string head() const {
+    return ordered_json{{"type", "study"},
+                        {"study", study_.name},
+                        {"title", study_.title},
+                        {"question", study_.question},
+                        {"views", study_.views},
+                        {"runs", study_.runs.size()},
+                        {"file", study_.text},
+                        {"reference", json::parse(study_.reference)},
+                        {"started", now_utc()}}
+        .dump();
+  }
+
+  std::optional<RunPrediction> prediction(size_t index) const {
+    return index < predictions_.size() ? predictions_[index] : std::nullopt;
+  }
+
+  /// As long as those so far were against what was expected of them.
+  double left_s(size_t from) const {
+    double expected = 0;
+    for (size_t i = from; i < todo_.size(); ++i) {
+      expected += expected_seconds(study_.runs[todo_[i]], prediction(todo_[i]));
+    }
+    const double ratio = expected_so_far_ > 0 ? took_ / expected_so_far_ : 1;
+    return expected * ratio;
+  }
+
+  void run_one(size_t place) {
+    const size_t index = todo_[place];
+    const StudyRun& run = study_.runs[index];
+    const auto predicted = prediction(index);
+    StudyListener::Ended ended;
+    ended.run = {static_cast<int>(place) + 1, static_cast<int>(todo_.size()),
+                 run.words(study_.constant), left_s(place)};
+    if (options_.listener != nullptr) {
+      options_.listener->run_started(ended.run);
+    }
+    const std::string started = now_utc();
+    Verdict verdict;
+    if (too_large(predicted)) {
+      verdict.status = "skipped";
+      verdict.reason = fmt::format("predicted peak {}, the device has {}",
+                                   format_bytes(predicted->peak_bytes),
+                                   format_bytes(options_.device_memory));
+    } else {
+      const double timeout =
+          study_.timeout_s > 0 ? study_.timeout_s : options_.timeout_s;
+      const bool cpu = device_of(run) == "cpu";
+      const int64_t limit = cpu ? options_.memory_limit : 0;
+      const ProcessResult result = run_process(
+          command_of(run, options_), {timeout, limit, options_.stop});
+      if (result.stopped) {
+        outcome_.stopped = true;
+        return;  // no result: it is run again
+      }
+      verdict = judge(result, limit, timeout);
+      ended.wall_s = result.wall_s;
+      took_ += result.wall_s;
+      expected_so_far_ += expected_seconds(run, predicted);
+    }
+    file_.append(record(run, predicted, verdict, started, ended.wall_s));
+    count(outcome_.now, verdict.status);
+    tell(ended, verdict);
+  }
+
+  bool too_large(const std::optional<RunPrediction>& predicted) const {
+    return predicted && options_.device_memory > 0 &&
+           static_cast<double>(predicted->peak_bytes) >
+               kTooMuch * static_cast<double>(options_.device_memory);
+  }
+
+  std::string device_of(const StudyRun& run) const {
+    const std::string own = run.value("device");
+    return own.empty() ? options_.device : own;
+  }
+
+  std::string record(const StudyRun& run,
+                     const std::optional<RunPrediction>& predicted,
+                     const Verdict& verdict, const std::string& started,
+                     double wall_s) const {
+    ordered_json r;
+    r["type"] = "run";
+    r["id"] = run.id(options_.device_name);
+    r["study"] = study_.name;
+    r["system"] = "reprise";
+    r["case"] = json::parse(run.case_json());
+    r["label"] = run.label.empty() ? json(nullptr) : json(run.label);
+    r["repeat"] = run.repeat;
+    r["status"] = verdict.status;
+    r["reason"] =
+        verdict.reason.empty() ? json(nullptr) : json(verdict.reason);
+    r["predicted"] = nullptr;
+    if (predicted) {
+      r["predicted"] = {{"peak_bytes", predicted->peak_bytes},
+                        {"step_ms", predicted->step_ms}};
+    }
+    r["figures"] = verdict.figures;
+    r["observed"] = verdict.observed;
+    r["series"] = verdict.series;
+    r["device"] = options_.device_json.empty()
+                      ? json(nullptr)
+                      : json::parse(options_.device_json);
+    r["versions"] = {{"reprise", options_.version},
+                     {"libtorch", compat::libtorch_version()}};
+    r["host"] = host_name();
+    auto words = command_of(run, options_);
+    words[0] = "reprise";
+    r["command"] = joined(words);
+    r["started"] = started;
+    r["wall_s"] = std::round(wall_s * 1000) / 1000;
+    return r.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+
+  void tell(StudyListener::Ended& ended, const Verdict& verdict) const {
+    if (options_.listener == nullptr) return;
+    ended.status = verdict.status;
+    ended.reason = verdict.reason;
+    if (verdict.figures.is_object()) {
+      ended.peak_bytes = verdict.figures.value("peak_bytes", int64_t{0});
+      ended.kept_bytes = verdict.figures.value("kept_bytes", int64_t{0});
+      ended.samples_per_s = verdict.figures.value("samples_per_s", 0.0);
+    }
+    options_.listener->run_ended(ended);
+  }
+
+  const Study& study_;
+  const StudyOptions& options_;
+  const std::vector<std::optional<RunPrediction>>& predictions_;
+  std::vector<size_t> todo_;
+  ResultsFile file_;
+  StudyOutcome outcome_;
+  double took_ = 0, expected_so_far_ = 0;
+};
+
+double number_of(const StudyRun& run, const char* flag, double other) {
+  const std::string text = run.value(flag);
+  return text.empty() ? other : std::strtod(text.c_str(), nullptr);
+}
+
+}  // namespace
+
+std::vector<std::string> command_of(const StudyRun& run,
+                                    const StudyOptions& options) {
+  std::vector<std::string> words{options.program, "train"};
+  const auto add = [&](const std::string& flag, const std::string& value) {
+    words.push_back("--" + flag);
+    if (value != "true") words.push_back(value);
+  };
+  for (const auto& [flag, value] : run.values) {
+    if (value != "false") add(flag, value);
+  }
+  if (run.value("device").empty()) add("device", options.device);
+  // A repeat is another beginning.
+  if (run.repeat > 1 && run.value("seed").empty()) {
+    add("seed", std::to_string(run.repeat));
+  }
+  const bool evaluates =
+      !run.value("eval-every").empty() || !run.value("no-eval").empty();
+  if (!evaluates) words.push_back("--no-eval");
+  for (const char* word : {"--observe", "--out", "none", "--format", "json"}) {
+    words.emplace_back(word);
+  }
+  return words;
+}
+
+double expected_seconds(const StudyRun& run,
+                        const std::optional<RunPrediction>& prediction) {
+  const double step_s = prediction ? prediction->step_ms / 1000 : 0;
+  const double seconds = number_of(run, "seconds", 0);
+  if (seconds > 0) return kStartUpS + std::max(seconds, 4 * step_s);
+  const double steps = number_of(run, "steps", 50);
+  return kStartUpS + (prediction ? steps * step_s : 5);
+}
+
+std::vector<size_t> runs_to_do(const Study& study,
+                               const StudyOptions& options) {
+  TORCH_CHECK(options.parts >= 1 && options.part >= 1 &&
+                  options.part <= options.parts,
+              "[study] expected a part such as 1/2, got ", options.part, "/",
+              options.parts);
+  const auto known = known_runs(options);
+  TORCH_CHECK(known.empty() || options.resume, "[study] ", options.directory,
+              " has results: --resume goes on with them, --out DIR starts "
+              "elsewhere");
+  std::vector<size_t> todo;
+  for (size_t i = 0; i < study.runs.size(); ++i) {
+    if (static_cast<int>(i) % options.parts != options.part - 1) continue;
+    const std::string id = study.runs[i].id(options.device_name);
+    if (!has_result(known, id, options)) todo.push_back(i);
+  }
+  return todo;
+}
+
+StudyOutcome run_study(
+    const Study& study, const StudyOptions& options,
+    const std::vector<std::optional<RunPrediction>>& predictions) {
+  return Runner(study, options, predictions).run();
+}
+
+}  // namespace reprise

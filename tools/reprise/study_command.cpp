@@ -1,0 +1,324 @@
+#include "commands.h"
+#include "config_options.h"
+#include "study_progress.h"
+#include "train_flags.h"
+
+#include <reprise/data/file.h>
+#include <reprise/memory/bytes.h>
+#include <reprise/memory/process.h>
+#include <reprise/observe/devices.h>
+#include <reprise/report/report.h>
+#include <reprise/study/process.h>
+#include <reprise/study/runner.h>
+#include <reprise/train/prediction.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <sstream>
+
+namespace reprise::command {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+std::atomic<bool> stop_asked = false;
+
+extern "C" void on_study_signal(int number) {
+  stop_asked = true;
+  std::signal(number, SIG_DFL);
+}
+
+struct StudyFlags {
+  std::string study = "quick";
+  std::string out;
+  std::string device = "auto";
+  std::string part = "1/1";
+  std::string run_memory;
+  std::string format = "table";
+  int threads = 0;
+  bool resume = false, retry = false, dry_run = false;
+  bool no_estimate = false, no_report = false, list = false;
+};
+
+/// Without starting CUDA here: the runs' processes do.
+std::string device_for(const std::string& given) {
+  if (given != "auto") return given;
+  for (const DeviceInfo& device : list_devices()) {
+    if (device.kind == "cuda" && device.usable) return "cuda";
+  }
+  return "cpu";
+}
+
+/// The training of a run, read as the command line reads it.
+TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
+  std::vector<std::string> words = command_of(run, options);
+  words.erase(words.begin(), words.begin() + 2);  // program and "train"
+  try {
+    return parse_train_flags(words);
+  } catch (const CLI::ParseError& error) {
+    throw CLI::ValidationError(
+        fmt::format("{}: {}", run.words(), error.what()));
+  } catch (const c10::Error& error) {
+    throw CLI::ValidationError(
+        fmt::format("{}: {}", run.words(), error.what_without_backtrace()));
+  }
+}
+
+/// Measures, so in a process that runs nothing else.
+Predictions predict(const Study& study, const StudyOptions& options) {
+  std::vector<TrainConfig> configs;
+  for (const StudyRun& run : study.runs) {
+    configs.push_back(config_of(run, options));
+  }
+  PlanningOptions planning;
+  planning.progress = [](const std::string& text) {
+    fmt::print(stderr, "{}\n", text);
+  };
+  Predictions predictions;
+  for (const auto& one : predict_trainings(configs, planning)) {
+    predictions.emplace_back();
+    if (one) predictions.back() = RunPrediction{one->peak_bytes, one->step_ms};
+  }
+  return predictions;
+}
+
+/// The same, from another process: this one must stay free of CUDA and of
+/// LibTorch's memory, and a crash there costs the estimate only.
+Predictions predictions_from(const StudyFlags& flags,
+                             const StudyOptions& options, size_t runs) {
+  const ProcessResult result = run_process(
+      {options.program, "study", flags.study, "--dry-run", "--format", "json",
+       "--device", options.device, "--threads", std::to_string(flags.threads)},
+      {0, options.memory_limit, options.stop});
+  const json answer =
+      json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+  Predictions predictions;
+  if (!answer.is_object() || answer["runs"].size() != runs) {
+    if (!stop_asked) fmt::print(stderr, "no estimate: it could not be made\n");
+    return predictions;
+  }
+  for (const json& run : answer["runs"]) {
+    predictions.emplace_back();
+    const json& predicted = run["predicted"];
+    if (predicted.is_object()) {
+      predictions.back() = RunPrediction{
+          predicted["peak_bytes"].get<int64_t>(), predicted["step_ms"]};
+    }
+  }
+  return predictions;
+}
+
+ordered_json dry_run_json(const Study& study, const StudyOptions& options,
+                          const Predictions& predictions) {
+  ordered_json runs = ordered_json::array();
+  for (size_t i = 0; i < study.runs.size(); ++i) {
+    ordered_json predicted = nullptr;
+    if (i < predictions.size() && predictions[i]) {
+      predicted = {{"peak_bytes", predictions[i]->peak_bytes},
+                   {"step_ms", predictions[i]->step_ms}};
+    }
+    runs.push_back({{"id", study.runs[i].id(options.device_name)},
+                    {"case", json::parse(study.runs[i].case_json())},
+                    {"repeat", study.runs[i].repeat},
+                    {"predicted", predicted}});
+  }
+  return {{"study", study.name},
+          {"device", options.device_name},
+          {"memory_bytes", options.device_memory},
+          {"runs", runs}};
+}
+
+int list_studies(const std::vector<std::string>& flags) {
+  for (const auto& [name, text] : shipped_studies()) {
+    const Study study = read_study(text, name, flags);
+    fmt::print("{:<13}{:>4} runs  {}\n", name, study.runs.size(), study.title);
+  }
+  return 0;
+}
+
+StudyOptions options_of(const StudyFlags& flags, const Study& study) {
+  StudyOptions options;
+  options.program = fs::read_symlink("/proc/self/exe").string();
+  options.directory =
+      flags.out.empty() ? "reprise-studies/" + study.name : flags.out;
+  options.device = device_for(flags.device);
+  const DeviceInfo info = device_info(options.device);
+  options.device_json = to_json(info);
+  options.device_name = info.name;
+  options.device_memory = info.memory_bytes;
+  options.version = REPRISE_VERSION;
+  options.resume = flags.resume;
+  options.retry = flags.retry;
+  options.stop = [] { return stop_asked.load(); };
+  if (options.device == "cpu") {
+    const int64_t available = available_memory();
+    options.memory_limit = flags.run_memory.empty()
+                               ? available - available / 10
+                               : parse_bytes(flags.run_memory);
+    options.device_memory = options.memory_limit;
+  }
+  char slash = 0;
+  std::istringstream part(flags.part);
+  if (!(part >> options.part >> slash >> options.parts) || slash != '/' ||
+      options.part < 1 || options.part > options.parts) {
+    throw CLI::ValidationError("--part", "expected I/N, such as 1/2, got " +
+                                             flags.part);
+  }
+  return options;
+}
+
+std::string write_report(const std::string& directory) {
+  const std::string path = (fs::path(directory) / "report.html").string();
+  const std::string page = make_report({directory});
+  AtomicFile file(path);
+  file.write(page);
+  file.commit();
+  return path;
+}
+
+void print_outcome(const StudyFlags& flags, const StudyOptions& options,
+                   const StudyOutcome& outcome, const std::string& report) {
+  const StudyCounts& a = outcome.now;
+  const StudyCounts& b = outcome.before;
+  if (flags.format == "json") {
+    const auto counts = [](const StudyCounts& c) {
+      return ordered_json{{"done", c.done},
+                          {"oom", c.oom},
+                          {"failed", c.failed},
+                          {"skipped", c.skipped}};
+    };
+    std::cout << ordered_json{{"directory", options.directory},
+                              {"stopped", outcome.stopped},
+                              {"now", counts(a)},
+                              {"before", counts(b)},
+                              {"report", report.empty()
+                                             ? ordered_json(nullptr)
+                                             : ordered_json(report)}}
+                     .dump(2)
+              << std::endl;
+    return;
+  }
+  std::cout << fmt::format(
+      "{} done, {} did not fit, {} failed, {} skipped{}\nresults  "
+      "{}/results.jsonl\n",
+      a.done, a.oom, a.failed, a.skipped,
+      b.total() > 0 ? fmt::format("; {} were there before", b.total()) : "",
+      options.directory);
+  if (!report.empty()) std::cout << "report   " << report << "\n";
+  std::cout << std::flush;
+}
+
+int study_with(const StudyFlags& flags) {
+  const std::vector<std::string> keys = study_keys();
+  if (flags.list) return list_studies(keys);
+  Study study = [&] {
+    try {
+      return open_study(flags.study, keys);
+    } catch (const c10::Error& error) {
+      throw CLI::ValidationError(error.what_without_backtrace());
+    }
+  }();
+  if (flags.threads > 0) {
+    for (StudyRun& run : study.runs) {
+      if (run.value("threads").empty()) {
+        run.values.emplace_back("threads", std::to_string(flags.threads));
+      }
+    }
+    study.constant.push_back("threads");
+  }
+  const StudyOptions options = options_of(flags, study);
+  // Whatever is wrong in any run shows before the first one starts.
+  for (const StudyRun& run : study.runs) config_of(run, options);
+  if (flags.dry_run) {
+    const Predictions predictions =
+        flags.no_estimate ? Predictions{} : predict(study, options);
+    if (flags.format == "json") {
+      std::cout << dry_run_json(study, options, predictions).dump(2)
+                << std::endl;
+    } else {
+      std::cout << estimate_table(study, options, predictions) << std::flush;
+    }
+    return 0;
+  }
+  const auto todo = runs_to_do(study, options);
+  std::signal(SIGINT, on_study_signal);
+  std::signal(SIGTERM, on_study_signal);
+  StudyProgress progress;
+  progress.begin(study, options, todo.size());
+  Predictions predictions;
+  if (!flags.no_estimate && !todo.empty()) {
+    predictions = predictions_from(flags, options, study.runs.size());
+    progress.estimated(study, options, todo, predictions);
+  }
+  StudyOptions running = options;
+  running.listener = &progress;
+  const StudyOutcome outcome = run_study(study, running, predictions);
+  progress.end();
+  std::string report;
+  if (!flags.no_report && outcome.now.total() + outcome.before.total() > 0) {
+    report = write_report(options.directory);
+  }
+  print_outcome(flags, options, outcome, report);
+  if (outcome.stopped) {
+    std::cerr << fmt::format("stopped; go on with: reprise study {} --out {} "
+                             "--resume\n",
+                             flags.study, options.directory);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_study(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<StudyFlags>();
+  CLI::App* study = app.add_subcommand(
+      "study", "Run a whole experiment, each training in a process of its own, "
+               "and make a page of it");
+  study->add_option("STUDY", flags->study,
+                    "A study file, or one that comes along: quick, mnist, "
+                    "checkpoints, bert, gpt2, frontier")
+      ->capture_default_str();
+  study->add_flag("--list", flags->list, "List those that come along");
+  study->add_option("--out", flags->out,
+                    "Directory of its results (default: "
+                    "reprise-studies/NAME)");
+  study->add_flag("--resume", flags->resume,
+                  "Go on with the results that are there");
+  study->add_flag("--retry", flags->retry, "Run again what failed");
+  study->add_flag("--dry-run", flags->dry_run,
+                  "Show the runs and what they will take; run none");
+  study->add_flag("--no-estimate", flags->no_estimate,
+                  "Start without measuring what the runs will take");
+  study->add_flag("--no-report", flags->no_report, "Make no page at the end");
+  study->add_option("--device", flags->device,
+                    "cpu, cuda or cuda:N; auto: CUDA where there is one")
+      ->capture_default_str();
+  study->add_option("--threads", flags->threads, "CPU threads of every run");
+  study->add_option("--part", flags->part,
+                    "I/N: every N-th run from the I-th, to share a study out "
+                    "among machines")
+      ->capture_default_str();
+  study->add_option("--run-memory", flags->run_memory,
+                    "Most that a run on the CPU may take, such as 8GiB "
+                    "(default: what the machine has free, less a tenth)");
+  study->add_option("--format", flags->format, "Outcome as table or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  study->footer(
+      "Results are appended to results.jsonl as they come; an interrupt loses "
+      "the run\nunder way and nothing else. A run that fails is a result: the "
+      "study goes on.\nExit status: 0 done or stopped, 1 failed, 2 wrong "
+      "usage.");
+  study->callback(
+      [flags, &action] { action = [flags] { return study_with(*flags); }; });
+}
+
+}  // namespace reprise::command

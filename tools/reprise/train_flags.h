@@ -1,0 +1,39 @@
+#pragma once
+
+#include <reprise/train/config.h>
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+#include <vector>
+
+namespace reprise::command {
+
+/// What `reprise train` is told.
+struct TrainFlags {
+  TrainConfig config;
+  std::string memory;
+  std::string out;
+  std::string resume;
+  std::string export_path;
+  std::string format = "table";
+  std::vector<std::string> compare;
+  bool no_eval = false;
+  double observe_ms = 0;  ///< 0: not observed
+};
+
+/// Adds the subcommand with all its flags, which write into `flags`.
+CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags);
+
+/// After parsing: makes of the flags a resolved configuration.
+void finish_train_flags(TrainFlags& flags, const CLI::App& train);
+
+/// The training that these words of a command line ask for, those after `train`.
+/// Throws CLI::ParseError and c10::Error as the command would show them.
+TrainConfig parse_train_flags(const std::vector<std::string>& words);
+
+/// The flags, without dashes, that a study may set: those that decide what a
+/// training does, not where it is written.
+std::vector<std::string> study_keys();
+
+}  // namespace reprise::command
