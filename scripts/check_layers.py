@@ -7,6 +7,7 @@ import sys
 LAYERS = [
     "torch",
     "memory",
+    "observe",
     "accumulate",
     "recompute",
     "data",

@@ -15,6 +15,11 @@
 #include <reprise/memory/process.h>
 #include <reprise/models/model.h>
 #include <reprise/models/weights.h>
+#include <reprise/observe/devices.h>
+#include <reprise/observe/limits.h>
+#include <reprise/observe/observation.h>
+#include <reprise/observe/observer.h>
+#include <reprise/observe/probe.h>
 #include <reprise/recompute/chain.h>
 #include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/execution.h>

@@ -35,8 +35,18 @@ constexpr auto kAggregate = static_cast<size_t>(StatType::AGGREGATE);
 
 }  // namespace
 
+bool cuda_built() {
+  return true;
+}
+
 int cuda_device_count() {
   return c10::cuda::device_count();
+}
+
+std::string cuda_pci_bus_id(int device) {
+  char id[32] = {};
+  C10_CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id), device));
+  return id;
 }
 
 CudaMemory cuda_memory(int device) {

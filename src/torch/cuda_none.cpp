@@ -14,8 +14,16 @@ namespace {
 
 }  // namespace
 
+bool cuda_built() {
+  return false;
+}
+
 int cuda_device_count() {
   return 0;
+}
+
+std::string cuda_pci_bus_id(int) {
+  no_cuda();
 }
 
 CudaMemory cuda_memory(int) {

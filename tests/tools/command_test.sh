@@ -51,4 +51,19 @@ assert set(result["compared"]) == {"loss", "gradients", "buffers", "rng", "param
 assert result["compared"]["gradients"]["tensors"] == 54
 PY
 
+expect 0 devices
+has out "observer sees"
+has out cpu
+has out utilisation
+expect 2 devices --format xml
+expect 0 devices --format json
+python3 - "$work/out" <<'PY' || fail "JSON is not as documented"
+import json, sys
+cpu = json.load(open(sys.argv[1]))["devices"][0]
+assert cpu["device"] == cpu["kind"] == "cpu"
+assert cpu["memory_bytes"] > 1 << 20 and cpu["cores"] >= 1 and cpu["driver"] is None
+assert cpu["visible"]["memory"] is True
+assert all(cpu["reasons"].get(k) for k, seen in cpu["visible"].items() if not seen)
+PY
+
 finish "the command"

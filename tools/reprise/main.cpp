@@ -56,6 +56,7 @@ int main(int argc, char** argv) {
   reprise::command::add_plan(app, action);
   reprise::command::add_profile(app, action);
   reprise::command::add_verify(app, action);
+  reprise::command::add_devices(app, action);
 
   try {
     app.parse(argc, argv);

@@ -5,7 +5,7 @@
 #include <string>
 
 /// CUDA through LibTorch. In a build without CUDA every function is there,
-/// `cuda_device_count()` is 0 and the others must not be called.
+/// `cuda_built()` is false, `cuda_device_count()` is 0 and the others must not be called.
 namespace reprise::compat {
 
 /// What LibTorch's caching allocator holds on one device, in bytes.
@@ -16,8 +16,16 @@ struct CudaMemory {
   int64_t reserved_peak = 0;   ///< most since the last reset
 };
 
-/// Number of CUDA devices LibTorch can use.
+/// Whether this LibTorch was built with CUDA. Starts nothing.
+bool cuda_built();
+
+/// Number of CUDA devices LibTorch can use. Starts CUDA's driver: a process that
+/// forks afterwards has no CUDA in its children.
 int cuda_device_count();
+
+/// Such as "0000:1b:00.0", which other tools number devices by. Takes no memory
+/// on the device.
+std::string cuda_pci_bus_id(int device);
 
 CudaMemory cuda_memory(int device);
 void reset_cuda_memory_peak(int device);

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <reprise/observe/probe.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+/// NVML, NVIDIA's library for looking at its devices, which comes with the
+/// driver. It is loaded at run time; only what is used is declared, as NVIDIA
+/// documents it (docs.nvidia.com/deploy/nvml-api).
+namespace reprise::detail {
+
+using NvmlReturn = int;
+using NvmlDevice = void*;
+
+constexpr NvmlReturn kNvmlSuccess = 0;
+constexpr NvmlReturn kNvmlInvalidArgument = 2;
+constexpr NvmlReturn kNvmlNotSupported = 3;
+constexpr NvmlReturn kNvmlNoPermission = 4;
+constexpr NvmlReturn kNvmlNotFound = 6;
+constexpr NvmlReturn kNvmlInsufficientSize = 7;
+constexpr NvmlReturn kNvmlFunctionNotFound = 13;
+constexpr NvmlReturn kNvmlGpuIsLost = 15;
+
+struct NvmlMemory {
+  unsigned long long total = 0, free = 0, used = 0;
+};
+/// Without what the driver reserves for itself in `used`.
+struct NvmlMemory2 {
+  unsigned version = sizeof(NvmlMemory2) | (2U << 24U);
+  unsigned long long total = 0, reserved = 0, free = 0, used = 0;
+};
+struct NvmlUtilization {
+  unsigned gpu = 0, memory = 0;  // percent
+};
+struct NvmlSample {
+  unsigned long long time_us = 0;
+  union {
+    double real;
+    unsigned number;
+    unsigned long long large;
+  } value = {};
+};
+
+/// The library, started. Shut down with the last who holds it; never unloaded.
+class Nvml {
+ public:
+  /// Null where it is not there or does not start; `reason` says why.
+  static std::shared_ptr<Nvml> open(std::string& reason);
+  ~Nvml();
+  Nvml(const Nvml&) = delete;
+  Nvml& operator=(const Nvml&) = delete;
+
+  std::string driver() const;
+  std::string error(NvmlReturn code) const;
+
+  /// In the order of CUDA's numbers, as CUDA_VISIBLE_DEVICES says; null where a
+  /// device does not answer.
+  std::vector<NvmlDevice> cuda_devices() const;
+  /// Null where there is none.
+  NvmlDevice device_at(const std::string& pci_bus_id) const;
+
+  std::string name(NvmlDevice device) const;  ///< empty: unknown
+  std::optional<int> cores(NvmlDevice device) const;
+  NvmlReturn memory(NvmlDevice device, NvmlMemory& memory) const;
+
+  // Null where the driver is too old.
+  NvmlReturn (*get_utilization)(NvmlDevice, NvmlUtilization*) = nullptr;
+  NvmlReturn (*get_samples)(NvmlDevice, int, unsigned long long, int*,
+                            unsigned*, NvmlSample*) = nullptr;
+  NvmlReturn (*get_power)(NvmlDevice, unsigned*) = nullptr;
+  NvmlReturn (*get_clock)(NvmlDevice, int, unsigned*) = nullptr;
+
+ private:
+  Nvml() = default;
+  NvmlDevice device_by_uuid(const std::string& start) const;
+  NvmlDevice device_by_index(unsigned index) const;
+
+  bool started_ = false;
+  NvmlReturn (*init_)() = nullptr;
+  NvmlReturn (*shutdown_)() = nullptr;
+  const char* (*error_string_)(NvmlReturn) = nullptr;
+  NvmlReturn (*get_driver_)(char*, unsigned) = nullptr;
+  NvmlReturn (*get_count_)(unsigned*) = nullptr;
+  NvmlReturn (*get_by_index_)(unsigned, NvmlDevice*) = nullptr;
+  NvmlReturn (*get_by_bus_)(const char*, NvmlDevice*) = nullptr;
+  NvmlReturn (*get_by_uuid_)(const char*, NvmlDevice*) = nullptr;
+  NvmlReturn (*get_uuid_)(NvmlDevice, char*, unsigned) = nullptr;
+  NvmlReturn (*get_name_)(NvmlDevice, char*, unsigned) = nullptr;
+  NvmlReturn (*get_cores_)(NvmlDevice, unsigned*) = nullptr;
+  NvmlReturn (*get_memory_)(NvmlDevice, NvmlMemory*) = nullptr;
+  NvmlReturn (*get_memory2_)(NvmlDevice, NvmlMemory2*) = nullptr;
+};
+
+/// `nvml` or `device` null: it sees nothing, for `reason`.
+std::unique_ptr<DeviceProbe> make_nvml_probe(std::shared_ptr<Nvml> nvml,
+                                             NvmlDevice device,
+                                             std::string reason);
+
+}  // namespace reprise::detail

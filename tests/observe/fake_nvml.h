@@ -1,0 +1,26 @@
+#pragma once
+
+/// What the stand-in for NVML (fake_nvml.cpp) is told by tests. Two devices of
+/// 80 GB; the second is a bit smaller and at another place of the bus.
+struct FakeNvml {
+  unsigned long long used[2] = {1000000000, 2000000000};
+  unsigned rate = 40;  ///< percent
+  unsigned milliwatts = 350500;
+  unsigned mhz = 1755;
+  /// Samples of utilisation in the driver's buffer, a millisecond apart from
+  /// time 1001 on.
+  unsigned samples[64] = {};
+  unsigned sample_count = 0;
+  unsigned long long first_sample_us = 1001;
+  int asked_device = -1;  ///< whose memory was asked for last
+  int starts = 0, stops = 0;
+  int rate_calls = 0, sample_calls = 0, power_calls = 0;
+  int spin_us = 0;  ///< that asking for power takes of the CPU
+
+  /// What functions answer instead; 0: they work.
+  int init_error = 0, memory_error = 0, memory2_error = 0, rate_error = 0,
+      samples_error = 0, power_error = 0, clock_error = 0, name_error = 0;
+};
+
+/// Exported as "fake_nvml_state"; the library's own, for as long as it is loaded.
+using FakeNvmlState = FakeNvml* (*)();

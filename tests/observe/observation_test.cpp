@@ -1,0 +1,170 @@
+#include "support.h"
+
+#include <reprise/observe/observation.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace reprise {
+namespace {
+
+DeviceSample of(int64_t bytes, std::optional<double> utilisation = {}) {
+  DeviceSample sample;
+  sample.memory_bytes = bytes;
+  sample.utilisation = utilisation;
+  return sample;
+}
+
+Observation result_of(const Recording& recording) {
+  Observation observation;
+  recording.write_to(observation);
+  return observation;
+}
+
+TEST(Observation, AverageIsOverTime) {
+  Recording recording;
+  recording.add(0, of(900, 90));  // the start stands for no time
+  recording.add(1, of(100, 10));
+  recording.add(4, of(200, 50));
+  const Observation seen = result_of(recording);
+  EXPECT_EQ(seen.samples, 3);
+  EXPECT_EQ(seen.average.memory_bytes, (100 * 1 + 200 * 3) / 4);
+  EXPECT_EQ(seen.average.utilisation, (10 * 1 + 50 * 3) / 4.0);
+  EXPECT_EQ(seen.peak.memory_bytes, 900);
+  EXPECT_EQ(seen.peak.utilisation, 90);
+  EXPECT_FALSE(seen.average.power_w.has_value());
+  EXPECT_FALSE(seen.peak.clock_mhz.has_value());
+}
+
+TEST(Observation, AValueStandsForTheTimeSinceItsLast) {
+  Recording recording;
+  recording.add(0, of(0));
+  recording.add(1, of(0, 100));
+  recording.add(2, of(0));  // nothing new
+  recording.add(4, of(0, 20));
+  EXPECT_EQ(result_of(recording).average.utilisation, (100 * 1 + 20 * 3) / 4.0);
+}
+
+TEST(Observation, OneMomentIsAPlainMean) {
+  Recording recording;
+  recording.add(0, of(100));
+  recording.add(0, of(300));
+  EXPECT_EQ(result_of(recording).average.memory_bytes, 200);
+  EXPECT_FALSE(result_of(Recording()).average.memory_bytes.has_value());
+}
+
+TEST(Observation, TheBaselineIsTakenOffMemoryAlone) {
+  Recording recording(1000);
+  recording.add(0, of(1500, 50));
+  recording.add(1, of(1200, 70));
+  recording.add(2, of(400, 70));  // below it: nothing
+  const Observation seen = result_of(recording);
+  EXPECT_EQ(seen.baseline_bytes, 1000);
+  EXPECT_EQ(seen.peak.memory_bytes, 500);
+  EXPECT_EQ(seen.average.memory_bytes, 100);
+  EXPECT_EQ(seen.average.utilisation, 70);
+  EXPECT_EQ(seen.series.memory_bytes, (std::vector<int64_t>{500, 200, 0}));
+}
+
+TEST(Observation, SeriesOfFewSamplesHasThemAll) {
+  Recording recording;
+  for (int i = 0; i < 300; ++i) recording.add(i, of(10 * i, i % 100));
+  const Observation seen = result_of(recording);
+  ASSERT_EQ(seen.series.t_s.size(), 300U);
+  for (size_t i = 0; i < 300; ++i) {
+    EXPECT_EQ(seen.series.t_s[i], static_cast<double>(i));
+    EXPECT_EQ(seen.series.memory_bytes[i], static_cast<int64_t>(10 * i));
+    EXPECT_EQ(seen.series.utilisation[i], static_cast<double>(i % 100));
+  }
+}
+
+TEST(Observation, NeighboursMergeByMaxAndMean) {
+  Recording recording;
+  for (int i = 0; i < 301; ++i) {
+    recording.add(i, of(i % 2 == 0 ? 1000 + i : 5, i % 2 == 0 ? 10 : 20));
+  }
+  const Observation seen = result_of(recording);
+  ASSERT_EQ(seen.series.t_s.size(), 151U);
+  for (size_t i = 0; i < 150; ++i) {
+    EXPECT_EQ(seen.series.t_s[i], 2.0 * static_cast<double>(i) + 0.5);
+    EXPECT_EQ(seen.series.memory_bytes[i], static_cast<int64_t>(1000 + 2 * i));
+    EXPECT_EQ(seen.series.utilisation[i], 15);
+  }
+  EXPECT_EQ(seen.series.t_s[150], 300);  // alone
+  EXPECT_EQ(seen.series.memory_bytes[150], 1300);
+  EXPECT_EQ(seen.series.utilisation[150], 10);
+}
+
+TEST(Observation, NoLengthHasMoreThan300PointsOrLosesASample) {
+  Recording recording;
+  double sum = 0;
+  size_t fewest = Recording::kPoints;
+  for (int i = 0; i < 20000; ++i) {
+    recording.add(i, of(i == 7777 ? 1 << 20 : i % 1000, i % 7));
+    sum += i > 0 ? i % 7 : 0;
+    if (i < 700 || i % 97 == 0) {
+      const Observation seen = result_of(recording);
+      ASSERT_LE(seen.series.t_s.size(), Recording::kPoints);
+      ASSERT_EQ(seen.series.t_s.size(), seen.series.memory_bytes.size());
+      ASSERT_EQ(seen.series.t_s.size(), seen.series.utilisation.size());
+      if (i > 300) fewest = std::min(fewest, seen.series.t_s.size());
+    }
+  }
+  EXPECT_GE(fewest, 150U);  // and not many fewer
+  const Observation seen = result_of(recording);
+  EXPECT_EQ(seen.samples, 20000);
+  EXPECT_TRUE(std::is_sorted(seen.series.t_s.begin(), seen.series.t_s.end()));
+  EXPECT_EQ(seen.peak.memory_bytes, 1 << 20);
+  EXPECT_EQ(*std::max_element(seen.series.memory_bytes.begin(),
+                              seen.series.memory_bytes.end()),
+            1 << 20);
+  EXPECT_NEAR(*seen.average.utilisation, sum / 19999, 1e-9);
+}
+
+TEST(Observation, PointsWithoutAValueTakeTheirNeighbours) {
+  Recording recording;
+  recording.add(0, of(1));
+  recording.add(1, of(1, 30));
+  recording.add(2, of(1));
+  recording.add(3, of(1, 60));
+  recording.add(4, of(1));
+  EXPECT_EQ(result_of(recording).series.utilisation,
+            (std::vector<double>{30, 30, 30, 60, 60}));
+}
+
+TEST(Observation, JsonIsAsDocumented) {
+  Recording recording(100);
+  DeviceSample sample = of(150, 12.345);
+  sample.clock_mhz = 1755;
+  recording.add(0, sample);
+  recording.add(0.5004, sample);
+  Observation seen = result_of(recording);
+  seen.source = "nvml";
+  seen.interval_ms = 50;
+  seen.seconds = 0.5004;
+  seen.cost = 0.001;
+  const auto json = nlohmann::json::parse(to_json(seen));
+  const auto expected = nlohmann::json::parse(R"({
+    "observed": {
+      "source": "nvml", "interval_ms": 50.0, "samples": 2, "seconds": 0.5004,
+      "cost": 0.001, "baseline": {"memory_bytes": 100},
+      "average": {"memory_bytes": 50, "utilisation": 12.35, "power_w": null,
+                  "clock_mhz": 1755.0},
+      "peak": {"memory_bytes": 50, "utilisation": 12.35, "power_w": null,
+               "clock_mhz": 1755.0}},
+    "series": {"t_s": [0.0, 0.5], "memory_bytes": [50, 50],
+               "utilisation": [12.3, 12.3], "clock_mhz": [1755.0, 1755.0]}})");
+  EXPECT_EQ(json, expected) << json.dump(2);
+}
+
+TEST(Observation, JsonOfNothing) {
+  const auto json = nlohmann::json::parse(to_json(Observation()));
+  EXPECT_TRUE(json["observed"]["baseline"]["memory_bytes"].is_null());
+  EXPECT_TRUE(json["observed"]["average"]["memory_bytes"].is_null());
+  EXPECT_TRUE(json["series"].is_object());
+  EXPECT_TRUE(json["series"].empty());
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,139 @@
+#include "support.h"
+
+#include <reprise/observe/limits.h>
+#include <reprise/observe/observer.h>
+#include <reprise/observe/probe.h>
+
+#include <chrono>
+#include <cstring>
+#include <sys/mman.h>
+#include <thread>
+#include <time.h>
+
+namespace reprise {
+namespace {
+
+constexpr int64_t kMb = 1000000;
+
+void sleep_ms(int64_t milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+double process_cpu_s() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) +
+         1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// Straight from the system, so that it is gone with the object.
+class Block {
+ public:
+  explicit Block(size_t bytes)
+      : bytes_(bytes),
+        data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    std::memset(data_, 1, bytes);
+  }
+  ~Block() { munmap(data_, bytes_); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+ private:
+  size_t bytes_;
+  void* data_;
+};
+
+TEST(ProcessProbe, MemoryFollows) {
+  const auto probe = make_probe("cpu");
+  EXPECT_EQ(probe->source(), "process");
+  const auto before = probe->sample().memory_bytes;
+  ASSERT_TRUE(before.has_value());
+  {
+    const Block block(200 * kMb);
+    const auto during = probe->sample().memory_bytes;
+    ASSERT_TRUE(during.has_value());
+    EXPECT_NEAR(static_cast<double>(*during - *before), 200.0 * kMb,
+                0.05 * 200 * kMb);
+  }
+  const auto after = probe->sample().memory_bytes;
+  EXPECT_NEAR(static_cast<double>(*after - *before), 0, 10.0 * kMb);
+}
+
+TEST(ProcessProbe, TheObserverSeesAPeakInTheMiddle) {
+  Observer observer("cpu", {.interval_ms = 10});
+  observer.begin();
+  {
+    const Block block(200 * kMb);
+    sleep_ms(200);
+  }
+  sleep_ms(200);
+  const Observation seen = observer.end();
+  ASSERT_TRUE(seen.peak.memory_bytes && seen.average.memory_bytes);
+  EXPECT_NEAR(static_cast<double>(*seen.peak.memory_bytes), 200.0 * kMb,
+              0.05 * 200 * kMb);
+  EXPECT_LT(*seen.average.memory_bytes, 180 * kMb);
+  EXPECT_GT(*seen.average.memory_bytes, 50 * kMb);
+  EXPECT_LT(seen.series.memory_bytes.back(), 20 * kMb);
+}
+
+TEST(ProcessProbe, ABusyThreadIsOneCore) {
+  const auto probe = make_probe("cpu");
+  const double cores = process_limits().cores;
+  probe->restart();
+  const auto start = std::chrono::steady_clock::now();
+  const double cpu_before = process_cpu_s();
+  double wall_s = 0;
+  do {
+    wall_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+            .count();
+  } while (wall_s < 0.5);
+  const auto busy = probe->sample().utilisation;
+  const double used_s = process_cpu_s() - cpu_before;
+  ASSERT_TRUE(busy.has_value());
+  // Another process may have had the core for a while.
+  EXPECT_NEAR(*busy, 100 * used_s / wall_s / cores, 2);
+  EXPECT_GT(*busy, 50 / cores);
+  EXPECT_LT(*busy, 115 / cores);
+
+  sleep_ms(500);
+  const auto idle = probe->sample().utilisation;
+  ASSERT_TRUE(idle.has_value());
+  EXPECT_LT(*idle, 10) << "of the time since the sample before";
+}
+
+TEST(ProcessProbe, RestartForgetsWhatWasBefore) {
+  const auto probe = make_probe("cpu");
+  const auto until =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+  while (std::chrono::steady_clock::now() < until) {
+  }
+  probe->restart();
+  sleep_ms(200);
+  EXPECT_LT(probe->sample().utilisation.value_or(100), 10);
+}
+
+TEST(ProcessProbe, WhatIsVisibleIsSampled) {
+  const auto probe = make_probe("cpu");
+  const Visible visible = probe->visible();
+  probe->restart();
+  sleep_ms(20);
+  const DeviceSample sample = probe->sample();
+  EXPECT_TRUE(visible.memory.seen);
+  EXPECT_TRUE(visible.utilisation.seen);
+  EXPECT_EQ(visible.memory.seen, sample.memory_bytes.has_value());
+  EXPECT_EQ(visible.utilisation.seen, sample.utilisation.has_value());
+  EXPECT_EQ(visible.power.seen, sample.power_w.has_value());
+  EXPECT_EQ(visible.clock.seen, sample.clock_mhz.has_value());
+  for (const Sight& sight : {visible.power, visible.clock}) {
+    EXPECT_EQ(sight.seen, sight.reason.empty());
+  }
+  if (sample.clock_mhz) {
+    EXPECT_GT(*sample.clock_mhz, 100);
+    EXPECT_LT(*sample.clock_mhz, 10000);
+  }
+}
+
+}  // namespace
+}  // namespace reprise
