@@ -29,6 +29,7 @@
 #include <reprise/recompute/stage.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
+#include <reprise/report/report.h>
 #include <reprise/train/config.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/planning.h>

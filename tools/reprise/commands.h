@@ -13,6 +13,7 @@ using Action = std::function<int()>;
 void add_devices(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_profile(CLI::App& app, Action& action);
+void add_report(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 

@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   reprise::command::add_train(app, action);
   reprise::command::add_plan(app, action);
   reprise::command::add_profile(app, action);
+  reprise::command::add_report(app, action);
   reprise::command::add_verify(app, action);
   reprise::command::add_devices(app, action);
 

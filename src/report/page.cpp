@@ -1,0 +1,29 @@
+#include "page.h"
+
+// The assembler reads the file: a megabyte as a string literal would take the
+// compiler seconds, and more than some allow.
+asm(R"(
+    .section .rodata
+    .global reprise_page_begin
+    .hidden reprise_page_begin
+    .global reprise_page_end
+    .hidden reprise_page_end
+reprise_page_begin:
+    .incbin ")" REPRISE_PAGE_FILE R"("
+reprise_page_end:
+    .byte 0
+    .previous
+)");
+
+extern "C" {
+extern const char reprise_page_begin[];
+extern const char reprise_page_end[];
+}
+
+namespace reprise::detail {
+
+std::string_view built_in_page() {
+  return {reprise_page_begin, reprise_page_end};
+}
+
+}  // namespace reprise::detail

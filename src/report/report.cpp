@@ -1,0 +1,121 @@
+#include "page.h"
+
+#include <reprise/data/file.h>
+#include <reprise/report/report.h>
+#include <reprise/study/results.h>
+
+#include <c10/util/Exception.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace reprise {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr size_t kFewestPoints = 30;
+
+/// The page, checked to have a place for results.
+std::string page_of(const ReportOptions& options) {
+  if (options.page.empty()) {
+    std::string page(detail::built_in_page());
+    TORCH_CHECK(
+        page.find(detail::kResultsPlace) != std::string::npos,
+        "[report] this build has no page: ", page.substr(0, page.find('\n')),
+        "; make one with scripts/page.sh where there is a network, and "
+        "name it with --page or REPRISE_PAGE");
+    return page;
+  }
+  std::string page = read_text(options.page);
+  TORCH_CHECK(page.find(detail::kResultsPlace) != std::string::npos,
+              "[report] expected a page that scripts/page.sh made, got ",
+              options.page);
+  return page;
+}
+
+/// How many of a run's points stand for one.
+size_t group_size(size_t points, size_t most) {
+  return (points + most - 1) / most;
+}
+
+/// Of each group of points the one with most memory, so that peaks stay.
+std::vector<size_t> chosen_points(const ordered_json& series, size_t most) {
+  const size_t points = series["t_s"].size();
+  const size_t group = group_size(points, most);
+  const auto memory = series.find("memory_bytes");
+  const auto height = [&](size_t i) {
+    const bool known = memory != series.end() && memory->is_array() &&
+                       i < memory->size() && (*memory)[i].is_number();
+    return known ? (*memory)[i].get<double>() : 0.0;
+  };
+  std::vector<size_t> chosen;
+  for (size_t from = 0; from < points; from += group) {
+    size_t best = from;
+    for (size_t i = from; i < std::min(points, from + group); ++i) {
+      if (height(i) > height(best)) best = i;
+    }
+    chosen.push_back(best);
+  }
+  return chosen;
+}
+
+bool has_series(const ordered_json& record) {
+  const auto series = record.find("series");
+  return series != record.end() && series->is_object() &&
+         series->contains("t_s") && (*series)["t_s"].is_array();
+}
+
+void thin(ordered_json& series, size_t most) {
+  if (series["t_s"].size() <= most) return;
+  const auto chosen = chosen_points(series, most);
+  for (auto& [name, values] : series.items()) {
+    if (!values.is_array()) continue;
+    ordered_json fewer = ordered_json::array();
+    for (const size_t i : chosen) {
+      fewer.push_back(i < values.size() ? values[i] : ordered_json());
+    }
+    values = std::move(fewer);
+  }
+}
+
+/// As text that can stand in a <script>.
+std::string in_script(const std::string& json) {
+  std::string text;
+  text.reserve(json.size() + json.size() / 64);
+  for (const char c : json) {
+    if (c == '<') {
+      text += "\\u003c";
+    } else {
+      text += c;
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string make_report(const std::vector<std::string>& paths,
+                        const ReportOptions& options) {
+  TORCH_CHECK(!paths.empty(), "[report] expected results, got no path");
+  std::string page = page_of(options);
+  std::vector<ordered_json> records;
+  size_t series = 0;
+  for (const std::string& line : read_results(paths)) {
+    records.push_back(ordered_json::parse(line));
+    series += has_series(records.back()) ? 1 : 0;
+  }
+  const size_t most =
+      std::max(kFewestPoints, static_cast<size_t>(options.series_points) /
+                                  std::max<size_t>(series, 1));
+  for (ordered_json& record : records) {
+    if (has_series(record)) thin(record["series"], most);
+  }
+  ordered_json all;
+  all["records"] = std::move(records);
+  page.replace(page.find(detail::kResultsPlace), detail::kResultsPlace.size(),
+               in_script(all.dump()));
+  return page;
+}
+
+}  // namespace reprise

@@ -1,0 +1,90 @@
+#include "commands.h"
+
+#include <reprise/data/file.h>
+#include <reprise/memory/bytes.h>
+#include <reprise/report/report.h>
+
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace reprise::command {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ReportFlags {
+  std::vector<std::string> results;
+  std::string out;
+  std::string plots;
+  std::string browser;
+  ReportOptions options;
+};
+
+/// report.html beside the first results.
+std::string default_out(const std::string& results) {
+  const fs::path path(results);
+  const fs::path folder = fs::is_directory(path) ? path : path.parent_path();
+  return (folder / "report.html").string();
+}
+
+int report_with(ReportFlags& flags) {
+  const char* page = std::getenv("REPRISE_PAGE");
+  if (flags.options.page.empty() && page != nullptr) flags.options.page = page;
+  if (flags.out.empty()) flags.out = default_out(flags.results.front());
+  const std::string html = make_report(flags.results, flags.options);
+  AtomicFile file(flags.out);
+  file.write(html);
+  file.commit();
+  std::cout << flags.out << ", "
+            << format_bytes(static_cast<int64_t>(html.size())) << std::endl;
+  if (!flags.plots.empty()) {
+    const int64_t saved = save_plots(flags.out, flags.plots, flags.browser);
+    std::cout << flags.plots << ", " << saved << " plots as SVG and PNG"
+              << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Action& action) {
+  auto flags = std::make_shared<ReportFlags>();
+  CLI::App* report = app.add_subcommand(
+      "report", "Make one page of what studies have found, from results alone");
+  report
+      ->add_option("results", flags->results,
+                   "Directories of studies, or .jsonl files; several are read "
+                   "together")
+      ->required()
+      ->type_name("DIR");
+  report
+      ->add_option("-o,--out", flags->out,
+                   "Where the page goes; default: report.html in the first DIR")
+      ->type_name("FILE");
+  report
+      ->add_option("--plots", flags->plots,
+                   "Also save every plot as SVG and PNG there, with Chromium")
+      ->type_name("DIR");
+  report
+      ->add_option("--browser", flags->browser,
+                   "Chromium's or Chrome's command; default: the first found")
+      ->type_name("COMMAND");
+  report
+      ->add_option("--page", flags->options.page,
+                   "A page that scripts/page.sh made, instead of the one built "
+                   "in; also: REPRISE_PAGE")
+      ->type_name("FILE");
+  report->footer(
+      "The page needs nothing but itself: no network, no server.\n"
+      "Exit status: 0 done, 1 failed, 2 wrong usage.");
+  report->callback(
+      [flags, &action] { action = [flags] { return report_with(*flags); }; });
+}
+
+}  // namespace reprise::command

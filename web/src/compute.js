@@ -1,0 +1,358 @@
+// Every figure that the page states, as plain functions of the points. The result
+// is written into the page as well, so that it can be checked.
+
+const fall = (before, after) =>
+  (before == null || after == null || before === 0 ? null : 1 - after / before);
+/** More time for the same samples: 0.25 is a quarter more. */
+const paid = (before, after) =>
+  (before == null || after == null ? null : before / after - 1);
+
+/** Each point that recomputes with the one that does not and is otherwise alike. */
+function pairsOf(points) {
+  const pairs = [];
+  const without = SETTING_AXES.filter((axis) => axis !== "batch" && axis !== "accumulate");
+  for (const alike of groupBy(points, (p) => axesKey(p.axes, without)).values()) {
+    const plain = alike.filter((p) => p.axes.recompute === "none");
+    const base = plain.find((p) => p.axes.memory == null) || plain[0];
+    if (!base) continue;
+    for (const point of alike) {
+      if (point.axes.recompute == null || point.axes.recompute === "none") continue;
+      pairs.push({
+        base,
+        point,
+        kept: fall(base.kept, point.kept),
+        peak: fall(base.peak, point.peak),
+        time: paid(base.samples_per_s, point.samples_per_s),
+      });
+    }
+  }
+  return pairs;
+}
+
+/** The moment that sets the peak most often: {phase, stage, n, of}. */
+function commonMoment(points) {
+  const known = points.filter((p) => momentText(p.peak_at));
+  if (known.length === 0) return null;
+  const groups = [...groupBy(known, (p) => momentText(p.peak_at)).entries()];
+  groups.sort((a, b) => b[1].length - a[1].length || compareNatural(a[0], b[0]));
+  const { phase, stage } = groups[0][1][0].peak_at;
+  return { phase, stage: stage || "", n: groups[0][1].length, of: known.length };
+}
+
+function pairSummary(pairs) {
+  return {
+    n: pairs.length,
+    kept: spread(pairs.map((p) => p.kept)),
+    peak: spread(pairs.map((p) => p.peak)),
+    time: spread(pairs.map((p) => p.time)),
+    without_at: commonMoment(pairs.map((p) => p.base)),
+    with_at: commonMoment(pairs.map((p) => p.point)),
+  };
+}
+
+/** Ways to need less at one global batch, each against the largest micro-batch
+ *  without recomputation; of several settings the one with the lowest peak. */
+const LEVERS = {
+  recompute: (p, base) =>
+    p.axes.recompute !== "none" && p.axes.batch === base.axes.batch,
+  "micro-batch": (p, base) =>
+    p.axes.recompute === "none" && p.axes.batch < base.axes.batch,
+  both: (p, base) => p.axes.recompute !== "none" && p.axes.batch < base.axes.batch,
+};
+
+function leversOf(points) {
+  const usable = points.filter((p) =>
+    p.axes.batch != null && p.axes.recompute != null && p.peak != null);
+  const samples = (p) => p.axes.batch * (p.axes.accumulate ?? 1);
+  const groups = groupBy(usable, (p) => axesKey(p.axes, SETTING_AXES) + samples(p));
+  const found = { recompute: [], "micro-batch": [], both: [] };
+  for (const alike of groups.values()) {
+    const plain = alike.filter((p) =>
+      p.axes.recompute === "none" && p.axes.memory == null);
+    if (plain.length === 0) continue;
+    const base = plain.reduce((a, b) => (b.axes.batch > a.axes.batch ? b : a));
+    for (const [lever, applies] of Object.entries(LEVERS)) {
+      const ways = alike.filter((p) => applies(p, base));
+      if (ways.length === 0) continue;
+      const point = ways.reduce((a, b) => (b.peak < a.peak ? b : a));
+      found[lever].push({
+        base,
+        point,
+        peak: fall(base.peak, point.peak),
+        time: paid(base.samples_per_s, point.samples_per_s),
+      });
+    }
+  }
+  return Object.entries(found).filter(([, steps]) => steps.length).map(([lever, steps]) => {
+    const most = steps.reduce((a, b) => (b.peak > a.peak ? b : a));
+    return {
+      lever,
+      n: steps.length,
+      peak: spread(steps.map((s) => s.peak)),
+      time: spread(steps.map((s) => s.time)),
+      most: {
+        from: batchText(most.base.axes),
+        to: batchText(most.point.axes),
+        recompute: most.point.axes.recompute,
+        size: sizeText(most.base.axes),
+        peak: most.peak,
+        time: most.time,
+      },
+    };
+  });
+}
+
+/** Powers of two from the lowest peak to the highest, at most six of them. */
+function budgetSteps(peaks) {
+  if (peaks.length === 0) return [];
+  const first = Math.ceil(Math.log2(Math.min(...peaks)));
+  const last = Math.ceil(Math.log2(Math.max(...peaks)));
+  const all = [];
+  for (let power = first; power <= last; ++power) all.push(2 ** power);
+  if (all.length <= 6) return all;
+  const step = (all.length - 1) / 5;
+  return [0, 1, 2, 3, 4, 5].map((i) => all[Math.round(i * step)]);
+}
+
+/** The fastest point inside each budget, a row for each size of the work. In a
+ *  study of single steps the optimizer is one of the choices. */
+function bestInBudgets(points, views) {
+  const usable = points.filter((p) => p.peak != null && p.samples_per_s != null);
+  const budgets = budgetSteps(usable.map((p) => p.peak));
+  const rowAxes = varyingAxes(usable).filter((axis) =>
+    !SETTING_AXES.includes(axis) && axis !== "precision" &&
+    !(axis === "optimizer" && views.includes("steps")));
+  const rows = [...groupBy(usable, (p) =>
+    rowAxes.map((axis) => valueText(axis, p.axes[axis])).join(" · ")).entries()];
+  rows.sort((a, b) => compareNatural(a[0], b[0]));
+  return {
+    budgets,
+    rows: rows.map(([row, all]) => ({
+      row,
+      cells: budgets.map((budget) => {
+        const inside = all.filter((p) => p.peak <= budget);
+        if (inside.length === 0) return null;
+        const best = inside.reduce((a, b) =>
+          (b.samples_per_s > a.samples_per_s ? b : a));
+        const shown = varyingAxes(all).filter((axis) => !SIZE_AXES.includes(axis));
+        return {
+          setting: settingText(best.axes, shown),
+          samples_per_s: best.samples_per_s,
+          peak: best.peak,
+        };
+      }),
+    })),
+  };
+}
+
+/** What the summary says of each study, device and model. */
+function summariesOf(studies, points) {
+  const out = [];
+  for (const study of studies) {
+    const own = points.filter((p) =>
+      p.axes.study === study.study && p.axes.system === "reprise");
+    for (const model of valuesOf(own, "model")) {
+      for (const device of valuesOf(own, "device")) {
+        const here = own.filter((p) =>
+          p.axes.model === model && p.axes.device === device);
+        if (here.length === 0) continue;
+        out.push(summaryOf(study, device, model, here));
+      }
+    }
+  }
+  return out;
+}
+
+function summaryOf(study, device, model, points) {
+  const pairs = pairsOf(points);
+  const ways = valuesOf(pairs.map((p) => p.point), "recompute");
+  const ofWay = (way) => pairs.filter((p) => p.point.axes.recompute === way);
+  const sizes = [...new Set(pairs.map((p) => sizeText(p.point.axes)))];
+  sizes.sort(compareNatural);
+  return {
+    study: study.study,
+    device,
+    model,
+    points: points.length,
+    strategies: ways.map((way) => ({ recompute: way, ...pairSummary(ofWay(way)) })),
+    sizes: sizes.length < 2 ? [] : ways.flatMap((way) => sizes.map((size) => ({
+      size,
+      recompute: way,
+      ...pairSummary(ofWay(way).filter((p) => sizeText(p.point.axes) === size)),
+    })).filter((row) => row.n > 0)),
+    levers: leversOf(points),
+    best: bestInBudgets(points, study.views),
+  };
+}
+
+/** Points that no other beats in both peak and time, by peak. */
+function paretoOf(points) {
+  const sorted = points
+    .filter((p) => p.peak != null && p.samples_per_s != null)
+    .sort((a, b) => a.peak - b.peak || b.samples_per_s - a.samples_per_s);
+  const front = [];
+  for (const point of sorted) {
+    const last = front[front.length - 1];
+    if (!last || point.samples_per_s > last.samples_per_s) front.push(point);
+  }
+  return front;
+}
+
+/** Lines of the study's plots: the median over all that is not on an axis. */
+function lineRows(points, axes, value) {
+  const usable = points.filter((p) => p[value] != null);
+  return [...groupBy(usable, (p) => JSON.stringify(axes.map((a) => p.axes[a] ?? null))).values()]
+    .map((group) => ({
+      ...Object.fromEntries(axes.map((a) => [a, group[0].axes[a] ?? null])),
+      value: median(group.map((p) => p[value])),
+      n: group.length,
+    }));
+}
+
+/** The axis that a study's lines are for: the size with most values. */
+function sizeAxis(points) {
+  const counts = SIZE_AXES.map((axis) => [axis, valuesOf(points, axis).length]);
+  counts.sort((a, b) => b[1] - a[1]);
+  return counts[0][1] > 0 ? counts[0][0] : "model";
+}
+
+/** The row of published figures that a run can stand beside. */
+function publishedFor(reference, axes) {
+  if (!reference) return null;
+  return (reference.rows || []).find((row) =>
+    Object.entries(row.case || {}).every(([axis, value]) =>
+      String(axes[axis]) === String(value))) || null;
+}
+
+/** A table of ways to recompute for each thing that is otherwise alike. */
+function checkpointTables(study, points) {
+  const groups = groupBy(points, (p) => axesKey(p.axes, ["recompute", "memory"]));
+  return [...groups.values()].filter((group) => group.length > 1).map((group) => {
+    const base = group.find((p) => p.axes.recompute === "none") || null;
+    const rows = [...group].sort((a, b) =>
+      (b === base) - (a === base) || (a.kept ?? 0) - (b.kept ?? 0)).map((p) => {
+      const published = publishedFor(study.reference, p.axes) || {};
+      return {
+        recompute: p.axes.recompute,
+        kept: p.kept,
+        kept_ratio: base && base.kept && p.kept != null ? p.kept / base.kept : null,
+        kept_published: number(published.kept_ratio),
+        peak: p.peak,
+        peak_ratio: base && base.peak && p.peak != null ? p.peak / base.peak : null,
+        peak_published: number(published.peak_ratio),
+        step_ms: p.step_ms,
+        time_ratio: base && base.samples_per_s && p.samples_per_s
+          ? base.samples_per_s / p.samples_per_s : null,
+        time_published: number(published.time_ratio),
+        moment: momentText(p.peak_at),
+      };
+    });
+    return { axes: group[0].axes, rows };
+  });
+}
+
+/** Rows by label, a column a source: systems measured, then what is published. */
+function stepTables(study, points) {
+  const out = [];
+  for (const device of valuesOf(points, "device")) {
+    for (const model of valuesOf(points, "model")) {
+      const here = points.filter((p) =>
+        p.axes.device === device && p.axes.model === model);
+      if (here.length === 0) continue;
+      const shown = varyingAxes(here).filter((axis) => axis !== "system");
+      const nameOf = (p) => p.label || settingText(p.axes, shown);
+      const published = (study.reference && study.reference.rows) || [];
+      const labels = [];
+      const add = (label) => labels.includes(label) || labels.push(label);
+      // A row that was run again keeps its place where the reference has it.
+      const used = new Set(here.map(nameOf));
+      published.filter((row) => used.has(row.label)).forEach((row) => add(row.label));
+      here.forEach((p) => add(nameOf(p)));
+      const systems = valuesOf(here, "system");
+      systems.sort((a, b) => (b === "reprise") - (a === "reprise"));
+      const sources = systems.map((system) => stepSource(system, labels.map((label) => {
+        const found = here.find((p) => p.axes.system === system && nameOf(p) === label);
+        return found && {
+          time_s: found.time_s,
+          samples_per_s: found.samples_per_s,
+          peak: found.peak,
+        };
+      })));
+      if (published.length) {
+        sources.push(stepSource(study.reference.source || "published", labels.map((label) => {
+          const example = here.find((p) => nameOf(p) === label);
+          const found = published.find((row) => row.label === label) ||
+            publishedFor(study.reference, example.axes);
+          return found && {
+            time_s: number(found.time_s),
+            samples_per_s: number(found.samples_per_s),
+            peak: number(found.peak_bytes),
+          };
+        })));
+      }
+      out.push({ device, model, labels, sources });
+    }
+  }
+  return out;
+}
+
+function stepSource(name, rows) {
+  const first = rows[0] || {};
+  const ratio = (a, b) => (a == null || !b ? null : a / b);
+  return {
+    name,
+    rows: rows.map((row) => row && {
+      ...row,
+      time_ratio: ratio(row.time_s, first.time_s),
+      peak_ratio: ratio(row.peak, first.peak),
+    }),
+  };
+}
+
+/** All that the page states, for the whole of its data. */
+function computeAll(data) {
+  const points = pointsOf(data.runs);
+  const counts = { done: 0, oom: 0, failed: 0, skipped: 0 };
+  for (const run of data.runs) counts[run.status] = (counts[run.status] || 0) + 1;
+  const ofView = (view, make) => data.studies
+    .filter((study) => study.views.includes(view))
+    .map((study) => ({
+      study: study.study,
+      ...make(study, points.filter((p) => p.axes.study === study.study)),
+    }));
+  return {
+    counts,
+    points: points.length,
+    summaries: summariesOf(data.studies, points),
+    grid: ofView("grid", (study, own) => {
+      const axes = ["device", "model", "optimizer", sizeAxis(own), "recompute", "batch"];
+      return {
+        memory: lineRows(own, axes, "peak"),
+        kept: lineRows(own, axes, "kept"),
+        utilisation: lineRows(own, axes, "utilisation"),
+        time: lineRows(own, [...axes, "accumulate"], "epoch_s"),
+      };
+    }),
+    checkpoints: ofView("checkpoints", (study, own) => ({
+      tables: checkpointTables(study, own),
+    })),
+    steps: ofView("steps", (study, own) => ({ tables: stepTables(study, own) })),
+    frontier: data.studies.map((study) => ({
+      study: study.study,
+      front: frontGroups(points.filter((p) => p.axes.study === study.study))
+        .flatMap((group) => paretoOf(group).map((p) => ({
+          device: p.axes.device,
+          model: p.axes.model,
+          size: sizeText(p.axes),
+          peak: p.peak,
+          samples_per_s: p.samples_per_s,
+        }))),
+    })),
+  };
+}
+
+/** Points that can be compared in time and memory: one device, model and size. */
+function frontGroups(points) {
+  return [...groupBy(points, (p) =>
+    JSON.stringify([p.axes.device, p.axes.model, sizeText(p.axes)])).values()];
+}

@@ -1,0 +1,48 @@
+// Small helpers that make elements.
+
+/** el("p", {class: "x"}, "text", child…); null children are left out. */
+function el(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value == null || value === false) continue;
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child != null));
+  return node;
+}
+
+/** A figure that is in the computed results under `path`, with its format. */
+function figure(path, value, format) {
+  if (value == null) return el("span", { class: "none" }, "–");
+  return el("span", { "data-figure": path, "data-format": format }, FORMATS[format](value));
+}
+
+/** "−91 % (−94 to −89 %)" of a spread. */
+function spreadFigure(path, values, format) {
+  if (!values) return el("span", { class: "none" }, "–");
+  const middle = figure(`${path}.median`, values.median, format);
+  if (values.n < 2) return middle;
+  // A fall is shown as the change it is, so its largest comes first.
+  const ends = format === "fall" ? ["max", "min"] : ["min", "max"];
+  return el("span", {}, middle, el("span", { class: "range" }, " (",
+    figure(`${path}.${ends[0]}`, values[ends[0]], format), " to ",
+    figure(`${path}.${ends[1]}`, values[ends[1]], format), ")"));
+}
+
+/** A table in a box of its own that scrolls sideways. `columns`: {title, number};
+ *  `rows`: lists of cells. */
+function table(columns, rows, attributes = {}, box = "scroll") {
+  const cell = (tag, column, content, extra = {}) =>
+    el(tag, { class: column.number ? "number" : null, ...extra }, content ?? "–");
+  return el("div", { class: box, tabindex: "0" }, el("table", attributes,
+    el("thead", {}, el("tr", {}, columns.map((column) =>
+      cell("th", column, column.title, { scope: "col" })))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((content, i) =>
+      cell(i === 0 ? "th" : "td", columns[i], content,
+        i === 0 ? { scope: "row" } : {})))))));
+}
+
+function section(id, title, ...children) {
+  return el("section", { id }, el("h2", {}, title), ...children);
+}

@@ -1,0 +1,96 @@
+// Numbers as people read them: three figures and a unit.
+
+const MINUS = "\u2212";
+const NO_BREAK = "\u00a0";
+
+/** Three figures: 1.23, 12.3, 123, 1234. */
+function figures3(x) {
+  const size = Math.abs(x);
+  const text = size.toFixed(size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
+  return (x < 0 && Number(text) !== 0 ? MINUS : "") + text;
+}
+
+/** As format_bytes() of the library: 94760128 → 90.4 MiB. */
+function bytesText(bytes) {
+  if (Math.abs(bytes) < 1024) return `${Math.round(bytes)}${NO_BREAK}B`;
+  let value = bytes / 1024;
+  const units = ["KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  // 999.5 would print as a fourth figure; let the next unit have it.
+  while (Math.abs(value) >= 999.5 && unit + 1 < units.length) {
+    value /= 1024;
+    ++unit;
+  }
+  return figures3(value) + NO_BREAK + units[unit];
+}
+
+/** A fraction as percent: 0.071 → 7.1 %, 0.71 → 71 %. */
+function percentText(fraction) {
+  const size = Math.abs(100 * fraction);
+  const text = size.toFixed(size < 9.95 ? 1 : 0);
+  return `${fraction < 0 && Number(text) !== 0 ? MINUS : ""}${text}${NO_BREAK}%`;
+}
+
+/** With its sign, for changes. */
+function changeText(fraction) {
+  const text = percentText(fraction);
+  return fraction > 0 && !text.startsWith("0.0") ? `+${text}` : text;
+}
+
+/** What something fell by, as the change it is: 0.93 → −93 %. */
+function fallText(fraction) {
+  return changeText(-fraction);
+}
+
+function secondsText(seconds) {
+  return seconds < 0.9995
+    ? `${figures3(1000 * seconds)}${NO_BREAK}ms`
+    : `${figures3(seconds)}${NO_BREAK}s`;
+}
+
+function millisecondsText(ms) {
+  return secondsText(ms / 1000);
+}
+
+function ratioText(ratio) {
+  return `×${NO_BREAK}${figures3(ratio)}`;
+}
+
+function shareText(ratio) {
+  return ratio.toFixed(3);
+}
+
+const FORMATS = {
+  bytes: bytesText,
+  percent: percentText,
+  change: changeText,
+  fall: fallText,
+  seconds: secondsText,
+  ms: millisecondsText,
+  ratio: ratioText,
+  share: shareText,
+  number: figures3,
+  count: (n) => String(n),
+};
+
+/** A size as users write it: 8GiB, 8000MB, 2g. Null where it is none. */
+function parseBytes(text) {
+  const found = /^\s*([0-9.eE+]+)\s*([kmgt]?)(i?b?)\s*$/i.exec(String(text));
+  if (!found) return null;
+  const base = found[3].toLowerCase() === "b" && found[2] ? 1000 : 1024;
+  const power = " kmgt".indexOf(found[2].toLowerCase() || " ");
+  return Math.round(Number(found[1]) * base ** power);
+}
+
+/** Where text has numbers in it, by them: every:2 before every:10. */
+function compareNatural(a, b) {
+  return String(a).localeCompare(String(b), "en", { numeric: true });
+}
+
+function slug(...words) {
+  return words
+    .join("-")
+    .toLowerCase()
+    .replace(/[^a-z0-9]+/g, "-")
+    .replace(/^-|-$/g, "");
+}

@@ -1,0 +1,193 @@
+// Memory, utilisation and time against batch and accumulation, without and with
+// recomputation side by side, for each device, model and optimizer.
+
+const MEMORY_KINDS = {
+  peak: "peak of tensors",
+  kept: "kept after the forward",
+  reserved: "reserved by the allocator",
+  seen: "seen by the observer, its baseline taken off",
+};
+let memoryKind = "peak";
+
+const wayText = (way) => (way === "none" ? "without recomputation" : `with recomputation: ${way}`);
+
+function gridView(study, runs, points, rerender) {
+  const node = el("div", {});
+  const kinds = Object.keys(MEMORY_KINDS).filter((kind) => points.some((p) => p[kind] != null));
+  if (!kinds.includes(memoryKind)) memoryKind = kinds[0] || "peak";
+  const choose = el("select", { "aria-label": "Memory that is shown", class: "memory-kind",
+    onchange: (event) => {
+      memoryKind = event.target.value;
+      rerender();
+    } }, kinds.map((kind) => el("option", { value: kind, selected: kind === memoryKind },
+    MEMORY_KINDS[kind])));
+  node.append(el("p", { class: "choose" }, el("label", {}, "Memory shown: ", choose)));
+  const size = sizeAxis(points);
+  const models = valuesOf(points, "model");
+  for (const device of valuesOf(points, "device")) {
+    for (const model of models) {
+      for (const optimizer of valuesOf(points, "optimizer")) {
+        const mine = (item) => item.axes.device === device && item.axes.model === model &&
+          item.axes.optimizer === optimizer;
+        const here = points.filter(mine);
+        if (here.length === 0) continue;
+        node.append(el("h3", {}, `${device} · ${models.length > 1 ? `${model} · ` : ""}${optimizer}`),
+          gridPlots({ study, size, device, model, optimizer,
+            points: here, runs: runs.filter(mine) }));
+      }
+    }
+  }
+  return node;
+}
+
+function gridPlots(grid) {
+  const { study, size, device, model, optimizer, points } = grid;
+  const words = `${model}, ${optimizer}, ${device}`;
+  const name = (what) => slug(study.study, what, device, model, optimizer);
+  const figures = [
+    plot({
+      name: name("memory"),
+      title: "Memory against micro-batch",
+      context: words,
+      note: memoryKind === "peak" && grid.runs.some((run) => run.status !== "done")
+        ? "A cross is a run that did not fit or was skipped, at the peak predicted for it." : null,
+      height: 330,
+      spec: (page) => memorySpec(grid, page),
+    }),
+  ];
+  if (points.some((p) => p.utilisation != null)) {
+    figures.push(plot({
+      name: name("utilisation"),
+      title: "Utilisation against micro-batch",
+      context: words,
+      height: 330,
+      spec: (page) => utilisationSpec(grid, page),
+    }));
+  }
+  for (const value of valuesOf(points, size)) {
+    const here = points.filter((p) => p.axes[size] === value && p.epoch_s != null);
+    if (here.length === 0) continue;
+    figures.push(plot({
+      name: name(`time-${value}`),
+      title: `Time an epoch at ${valueText(size, value)}`,
+      context: words,
+      height: 330,
+      spec: (page) => timeSpec(here, page),
+    }));
+  }
+  return el("div", { class: "plots" }, figures);
+}
+
+/** Plots for each way to recompute, with the same axes. */
+function sideBySide(points, page, layers) {
+  const ways = valuesOf(points, "recompute").map(wayText);
+  const size = facetSize(page, ways.length);
+  return {
+    columns: size.columns,
+    facet: { field: "way", type: "nominal", title: null, sort: ways,
+      header: { title: null } },
+    spec: { width: size.width, height: 210, layer: layers },
+    spacing: { row: 16, column: 16 },
+  };
+}
+
+function linesOf(encoding) {
+  const { shape, ...line } = encoding;
+  return [
+    { mark: { type: "line", clip: true }, encoding: line, params: [ZOOM] },
+    { mark: { type: "point", clip: true }, encoding },
+  ];
+}
+
+function memorySpec(grid, page) {
+  const { size, points } = grid;
+  const values = valuesOf(points, size).map((v) => valueText(size, v));
+  const found = lineRows(points, [size, "recompute", "batch"], memoryKind);
+  const unit = unitFor(found.map((row) => row.value));
+  const rows = found.map((row) => ({
+    batch: row.batch,
+    line: valueText(size, row[size]),
+    way: wayText(row.recompute),
+    y: row.value / unit.bytes,
+    memory: bytesText(row.value),
+    "micro-batch": row.batch,
+    runs: row.n,
+  }));
+  const unfit = memoryKind !== "peak" ? [] : grid.runs
+    .filter((run) => run.status !== "done" && run.record.predicted && run.axes.batch != null &&
+      run.record.predicted.peak_bytes > 0)
+    .map((run) => ({
+      batch: run.axes.batch,
+      way: wayText(run.axes.recompute),
+      line: valueText(size, run.axes[size]),
+      y: run.record.predicted.peak_bytes / unit.bytes,
+      predicted: bytesText(run.record.predicted.peak_bytes),
+      "micro-batch": run.axes.batch,
+      status: run.status,
+    }));
+  const batches = [...new Set([...rows, ...unfit].map((row) => row.batch))].sort((a, b) => a - b);
+  const x = { field: "batch", ...powersAxis("micro-batch", batches) };
+  const y = { field: "y", ...memoryAxis(MEMORY_KINDS[memoryKind], unit) };
+  const layers = linesOf({ x, y, ...byColourAndShape("line", axisName(size), values),
+    tooltip: tips("line", "way", "micro-batch", "memory", "runs") });
+  if (unfit.length) {
+    layers.push({
+      transform: [{ filter: "isValid(datum.predicted)" }],
+      mark: { type: "point", clip: true, filled: false, size: 55, strokeWidth: 1.6,
+        shape: "M-1,-1L1,1M-1,1L1,-1", color: page.colours.warn },
+      encoding: { x, y, tooltip: tips("status", "line", "way", "micro-batch", "predicted") },
+    });
+    for (const layer of layers.slice(0, 2)) {
+      layer.transform = [{ filter: "!isValid(datum.predicted)" }];
+    }
+  }
+  return { data: { values: [...rows, ...unfit] }, ...sideBySide(points, page, layers) };
+}
+
+function utilisationSpec(grid, page) {
+  const { size, points } = grid;
+  const values = valuesOf(points, size).map((v) => valueText(size, v));
+  const rows = lineRows(points, [size, "recompute", "batch"], "utilisation").map((row) => ({
+    batch: row.batch,
+    line: valueText(size, row[size]),
+    way: wayText(row.recompute),
+    percent: row.value,
+    utilisation: `${figures3(row.value)}${NO_BREAK}%`,
+    "micro-batch": row.batch,
+    runs: row.n,
+  }));
+  return {
+    data: { values: rows },
+    ...sideBySide(points, page, linesOf({
+      x: { field: "batch", ...powersAxis("micro-batch", valuesOf(points, "batch")) },
+      y: { field: "percent", type: "quantitative", title: "average utilisation, %",
+        scale: { domain: [0, 103], nice: false }, axis: { values: [0, 25, 50, 75, 100] } },
+      ...byColourAndShape("line", axisName(size), values),
+      tooltip: tips("line", "way", "micro-batch", "utilisation", "runs"),
+    })),
+  };
+}
+
+function timeSpec(points, page) {
+  const batches = valuesOf(points, "batch");
+  const rows = lineRows(points, ["recompute", "batch", "accumulate"], "epoch_s").map((row) => ({
+    accumulate: row.accumulate,
+    line: String(row.batch),
+    way: wayText(row.recompute),
+    seconds: row.value,
+    "time an epoch": secondsText(row.value),
+    "micro-batch": row.batch,
+    accumulation: row.accumulate,
+    runs: row.n,
+  }));
+  return {
+    data: { values: rows },
+    ...sideBySide(points, page, linesOf({
+      x: { field: "accumulate", ...powersAxis("accumulation", valuesOf(points, "accumulate")) },
+      y: { field: "seconds", type: "quantitative", title: "time an epoch, s",
+        scale: { zero: false, padding: 8 } },
+      ...byColourAndShape("line", "micro-batch", batches.map(String)),
+      tooltip: tips("way", "micro-batch", "accumulation", "time an epoch", "runs"),
+    })),
+  };
+}

@@ -1,0 +1,218 @@
+// Records of results.jsonl as runs with axes, and runs of one case as points.
+
+/** Axes in the order in which people look for them. */
+const AXES = [
+  "study", "device", "system", "model", "image_size", "seq", "depth", "width",
+  "norm", "data", "batch", "accumulate", "global_batch", "optimizer", "recompute",
+  "precision", "memory",
+];
+
+/** How each is called. */
+const AXIS_NAMES = {
+  image_size: "image size",
+  seq: "sequence",
+  batch: "micro-batch",
+  accumulate: "accumulation",
+  global_batch: "global batch",
+  recompute: "recomputation",
+  memory: "budget",
+};
+
+/** What says how large the work is, rather than how it is done. */
+const SIZE_AXES = ["image_size", "seq", "depth", "width"];
+
+/** How the work is done: what may differ between two runs that are compared. */
+const SETTING_AXES = [
+  "recompute", "memory", "batch", "accumulate", "global_batch", "steps", "seconds",
+];
+
+const number = (x) => (typeof x === "number" && Number.isFinite(x) ? x : null);
+
+function axisName(axis) {
+  return AXIS_NAMES[axis] || axis.replace(/_/g, " ");
+}
+
+/** One record of a run, flat. What the case leaves open its figures say; the
+ *  micro-batch is what was run, even where the case asked for another. */
+function runOf(record) {
+  const figures = record.figures || {};
+  const observed = record.observed || {};
+  const axes = { ...record.case };
+  const micro = figures.micro_batch ?? axes.batch;
+  if (micro != null) axes.batch = micro;
+  const accumulate = figures.accumulate ?? axes.accumulate;
+  if (accumulate != null) axes.accumulate = accumulate;
+  for (const axis of ["model", "optimizer", "recompute", "precision"]) {
+    if (axes[axis] == null && figures[axis] != null) axes[axis] = figures[axis];
+  }
+  if (axes.batch != null && axes.accumulate == null) axes.accumulate = 1;
+  // It follows from the other two, and would only be one filter more.
+  if (axes.batch != null) delete axes.global_batch;
+  axes.study = record.study;
+  axes.system = record.system || "reprise";
+  axes.device = (record.device && record.device.name) || "unknown device";
+  return {
+    record,
+    id: record.id,
+    axes,
+    label: record.label || null,
+    status: record.status,
+    figures: {
+      peak: number(figures.peak_bytes),
+      kept: number(figures.kept_bytes),
+      reserved: number(figures.reserved_bytes) || null,
+      seen: number(observed.peak && observed.peak.memory_bytes),
+      utilisation: number(observed.average && observed.average.utilisation),
+      samples_per_s: number(figures.samples_per_s) || null,
+      step_ms: number(figures.step_ms),
+      epoch_s: number(figures.epoch_s),
+      time_s: number(figures.time_s),
+    },
+    memory: figures.memory || null,
+    peak_at: figures.peak_at || null,
+  };
+}
+
+/** {studies, runs} of all records; of runs with one id the last counts. */
+function readRecords(records) {
+  const studies = new Map();
+  const runs = new Map();
+  for (const record of records) {
+    if (record.type === "study") {
+      const before = studies.get(record.study);
+      const views = new Set([...(before ? before.views : []), ...(record.views || [])]);
+      studies.set(record.study, {
+        ...record,
+        reference: record.reference || (before && before.reference) || null,
+        views: [...views],
+      });
+    } else if (record.type === "run") {
+      // A run that was made again stays where it stood.
+      runs.set(record.id, runOf(record));
+    }
+  }
+  for (const run of runs.values()) {
+    const name = run.axes.study;
+    if (!studies.has(name)) {
+      studies.set(name, { study: name, title: name, views: [], reference: null });
+    }
+  }
+  return { studies: [...studies.values()], runs: [...runs.values()] };
+}
+
+function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+/** {median, min, max, n}, or null of nothing. */
+function spread(values) {
+  const known = values.filter((x) => x != null);
+  if (known.length === 0) return null;
+  return {
+    median: median(known),
+    min: Math.min(...known),
+    max: Math.max(...known),
+    n: known.length,
+  };
+}
+
+function groupBy(items, keyOf) {
+  const groups = new Map();
+  for (const item of items) {
+    const key = keyOf(item);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(item);
+  }
+  return groups;
+}
+
+/** A key of all axes but those named. */
+function axesKey(axes, without = []) {
+  return JSON.stringify(
+    Object.keys(axes)
+      .filter((axis) => !without.includes(axis) && axes[axis] != null)
+      .sort()
+      .map((axis) => [axis, String(axes[axis])]),
+  );
+}
+
+/** Runs that are done, repeats of one case together: the median of every figure;
+ *  what set the peak is from the repeat whose peak was highest. */
+function pointsOf(runs) {
+  const done = runs.filter((run) => run.status === "done" && run.record.figures);
+  const points = [];
+  for (const repeats of groupBy(done, (run) => axesKey(run.axes)).values()) {
+    const highest = repeats.reduce((a, b) =>
+      (b.figures.peak ?? 0) > (a.figures.peak ?? 0) ? b : a);
+    const point = {
+      axes: repeats[0].axes,
+      label: repeats[0].label,
+      runs: repeats,
+      memory: highest.memory,
+      peak_at: highest.peak_at,
+    };
+    for (const name of Object.keys(repeats[0].figures)) {
+      const known = repeats.map((run) => run.figures[name]).filter((x) => x != null);
+      point[name] = known.length ? median(known) : null;
+    }
+    points.push(point);
+  }
+  return points;
+}
+
+/** The values that an axis has, in order; "none" is the first way to recompute. */
+function valuesOf(items, axis) {
+  const values = new Set(items.map((item) => item.axes[axis]).filter((v) => v != null));
+  return [...values].sort((a, b) =>
+    (b === "none") - (a === "none") || compareNatural(a, b));
+}
+
+/** Axes that have more than one value. */
+function varyingAxes(items) {
+  const known = new Set(items.flatMap((item) => Object.keys(item.axes)));
+  const ordered = [...AXES.filter((axis) => known.has(axis)),
+    ...[...known].filter((axis) => !AXES.includes(axis)).sort()];
+  return ordered.filter((axis) => valuesOf(items, axis).length > 1);
+}
+
+function valueText(axis, value) {
+  if (value == null) return "–";
+  if (axis === "image_size") return `${value}${NO_BREAK}px`;
+  if (axis === "seq") return `${value} tokens`;
+  if (axis === "depth") return `depth ${value}`;
+  if (axis === "width") return `width ${value}`;
+  return String(value);
+}
+
+/** How large the work is: "448 px", "depth 64"; empty where nothing says so. */
+function sizeText(axes) {
+  return SIZE_AXES.filter((axis) => axes[axis] != null)
+    .map((axis) => valueText(axis, axes[axis])).join(", ");
+}
+
+function batchText(axes) {
+  return axes.batch == null ? "" : `${axes.batch}${NO_BREAK}×${NO_BREAK}${axes.accumulate ?? 1}`;
+}
+
+/** How the work was done, as far as it differs between `axesShown`. */
+function settingText(axes, axesShown) {
+  const words = [];
+  const size = sizeText(Object.fromEntries(
+    SIZE_AXES.filter((axis) => axesShown.includes(axis)).map((a) => [a, axes[a]])));
+  if (size) words.push(size);
+  if (axes.batch != null) words.push(batchText(axes));
+  for (const axis of ["model", "system", "optimizer", "precision", "norm", "data"]) {
+    if (axesShown.includes(axis) && axes[axis] != null) words.push(axes[axis]);
+  }
+  if (axes.memory != null) words.push(`in ${axes.memory}`);
+  if (axes.recompute != null) words.push(axes.recompute);
+  return words.join(" · ");
+}
+
+/** "the backward of block1"; null where it is not known. */
+function momentText(peakAt) {
+  if (!peakAt || !peakAt.phase) return null;
+  return peakAt.stage ? `${peakAt.phase} of ${peakAt.stage}` : peakAt.phase;
+}

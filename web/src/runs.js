@@ -1,0 +1,177 @@
+// What did not fit; every run, sortable; one run with what the observer saw.
+
+let allRuns = new Map();
+let sortBy = { key: "order", down: false };
+
+function unfitView(runs) {
+  const unfit = runs.filter((run) => run.status !== "done");
+  if (unfit.length === 0) return el("p", {}, "Everything that was run fitted.");
+  const shown = new Map(valuesOf(runs, "study").map((study) =>
+    [study, varyingAxes(runs.filter((run) => run.axes.study === study))]));
+  const several = varyingAxes(runs);
+  const words = { oom: "out of memory", failed: "failed", skipped: "skipped" };
+  return table([
+    { title: "setting" }, ...(several.includes("study") ? [{ title: "study" }] : []),
+    ...(several.includes("device") ? [{ title: "device" }] : []),
+    { title: "what happened" }, { title: "predicted peak", number: true }, { title: "reason" },
+  ], unfit.map((run) => [
+    el("button", { type: "button", class: "link", onclick: () => openRun(run.id) },
+      run.label || settingText(run.axes, shown.get(run.axes.study))),
+    ...(several.includes("study") ? [run.axes.study] : []),
+    ...(several.includes("device") ? [run.axes.device] : []),
+    el("span", { class: `status ${run.status}` }, words[run.status] || run.status),
+    run.record.predicted ? bytesText(run.record.predicted.peak_bytes) : null,
+    el("span", { class: "reason" }, run.record.reason || ""),
+  ]), { id: "unfit" }, "scroll tall");
+}
+
+function runColumns(runs) {
+  const axes = varyingAxes(runs);
+  const text = (axis) => ({ title: axisName(axis), key: axis,
+    value: (run) => run.axes[axis], show: (run) => valueText(axis, run.axes[axis]),
+    number: ["batch", "accumulate", "image_size", "seq", "depth", "width"].includes(axis) });
+  const figureColumn = (key, title, format) => ({ title, key, number: true,
+    value: (run) => run.figures[key], show: (run) =>
+      (run.figures[key] == null ? "–" : FORMATS[format](run.figures[key])) });
+  return [
+    ...(runs.some((run) => run.label) ? [{ title: "label", key: "label",
+      value: (run) => run.label || "", show: (run) => run.label || "–" }] : []),
+    ...axes.map(text),
+    { title: "status", key: "status", value: (run) => run.status,
+      show: (run) => el("span", { class: `status ${run.status}` }, run.status) },
+    figureColumn("samples_per_s", "samples/s", "number"),
+    figureColumn("step_ms", "step", "ms"),
+    figureColumn("epoch_s", "epoch", "seconds"),
+    figureColumn("peak", "peak", "bytes"),
+    figureColumn("kept", "kept", "bytes"),
+    { title: "utilisation", key: "utilisation", number: true,
+      value: (run) => run.figures.utilisation,
+      show: (run) => (run.figures.utilisation == null ? "–"
+        : `${figures3(run.figures.utilisation)}${NO_BREAK}%`) },
+    { title: "what sets the peak", key: "moment", value: (run) => momentText(run.peak_at) || "",
+      show: (run) => momentText(run.peak_at) || "–" },
+  ];
+}
+
+function runsView(runs) {
+  const columns = runColumns(runs);
+  const column = columns.find((c) => c.key === sortBy.key);
+  const sorted = [...runs];
+  if (column) {
+    const empty = (v) => v == null || v === "";
+    sorted.sort((a, b) => {
+      const [x, y] = [column.value(a), column.value(b)];
+      if (empty(x) || empty(y)) return empty(x) - empty(y);
+      const order = typeof x === "number" && typeof y === "number" ? x - y : compareNatural(x, y);
+      return sortBy.down ? -order : order;
+    });
+  }
+  const box = el("div", {});
+  const sort = (key) => {
+    sortBy = { key, down: sortBy.key === key && !sortBy.down };
+    box.replaceWith(runsView(runs));
+  };
+  box.append(el("div", { class: "scroll tall", tabindex: "0" }, el("table", { id: "runs" },
+    el("thead", {}, el("tr", {}, el("th", {}, ""), columns.map((c) => el("th", {
+      class: c.number ? "number" : null, scope: "col",
+      "aria-sort": c === column ? (sortBy.down ? "descending" : "ascending") : "none",
+    }, el("button", { type: "button", class: "link", onclick: () => sort(c.key) },
+      c.title + (c === column ? (sortBy.down ? " ↓" : " ↑") : "")))))),
+    el("tbody", {}, sorted.map((run) => el("tr", { "data-id": run.id },
+      el("td", {}, el("button", { type: "button", class: "small open", onclick: () => openRun(run.id) },
+        run.record.series ? "series" : "open")),
+      columns.map((c) => el("td", { class: c.number ? "number" : null }, c.show(run)))))))));
+  return box;
+}
+
+function copyText(text, button) {
+  const done = () => { button.textContent = "Copied"; };
+  // A page from the disk has no clipboard in some browsers.
+  const byHand = () => {
+    const area = el("textarea", {}, text);
+    button.after(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    done();
+  };
+  if (navigator.clipboard) navigator.clipboard.writeText(text).then(done, byHand);
+  else byHand();
+}
+
+/** One run: its command, its figures, and its series where there is one. */
+function openRun(id) {
+  const run = allRuns.get(id);
+  const dialog = document.getElementById("run");
+  dropPlots(dialog);
+  const { record } = run;
+  const close = el("button", { type: "button", class: "small", onclick: () => dialog.close() }, "Close");
+  const copy = el("button", { type: "button", class: "small",
+    onclick: () => copyText(record.command, copy) }, "Copy");
+  const rows = [
+    ["status", run.status], ["reason", record.reason],
+    ["predicted peak", record.predicted && bytesText(record.predicted.peak_bytes)],
+    ["peak", run.figures.peak, bytesText], ["what sets it", momentText(run.peak_at)],
+    ["kept after the forward", run.figures.kept, bytesText],
+    ["reserved", run.figures.reserved, bytesText],
+    ["seen by the observer", run.figures.seen, bytesText],
+    ["average utilisation", run.figures.utilisation, (v) => `${figures3(v)}${NO_BREAK}%`],
+    ["samples a second", run.figures.samples_per_s, figures3],
+    ["a step", run.figures.step_ms, millisecondsText], ["an epoch", run.figures.epoch_s, secondsText],
+    ["device", run.axes.device], ["host", record.host], ["started", record.started],
+    ["LibTorch", record.versions && record.versions.libtorch],
+  ].filter(([, value]) => value != null)
+    .map(([name, value, text]) => [name, text ? text(value) : String(value)]);
+  const shown = Object.keys(run.axes).filter((axis) => !["study", "device"].includes(axis));
+  dialog.replaceChildren(el("div", { class: "dialog-top" },
+    el("h3", {}, run.label || settingText(run.axes, shown)), close),
+  record.command ? el("p", { class: "command" }, el("code", {}, record.command), copy) : "",
+  table([{ title: "" }, { title: "" }], rows, { class: "facts" }));
+  dialog.showModal();
+  if (record.series && record.series.t_s && record.series.t_s.length) {
+    const node = seriesPlot(run);
+    dialog.append(node);
+    node.plot.draw();
+  } else {
+    dialog.append(el("p", { class: "note" }, "The observer has no series of this run."));
+  }
+}
+
+function seriesPlot(run) {
+  const { series, observed } = run.record;
+  const kinds = [
+    ["memory_bytes", "memory"], ["utilisation", "utilisation, %"], ["power_w", "power, W"],
+    ["clock_mhz", "clock, MHz"],
+  ].filter(([key]) => series[key] && series[key].some((v) => v != null));
+  const unit = unitFor(series.memory_bytes || [0]);
+  const source = observed ? `${observed.source}, every ${observed.interval_ms} ms` : "";
+  return plot({
+    name: slug("series", run.id),
+    title: "What the observer saw",
+    context: source,
+    height: kinds.length * 130,
+    spec: ({ width, colours }) => ({
+      vconcat: kinds.map(([key, title], i) => ({
+        width: width - 80,
+        height: 90,
+        data: { values: series.t_s.map((t, j) => ({ seconds: t,
+          value: series[key][j] == null ? null : series[key][j] / (key === "memory_bytes" ? unit.bytes : 1),
+          text: key === "memory_bytes" && series[key][j] != null
+            ? bytesText(series[key][j]) : String(series[key][j]) })) },
+        mark: { type: "area", line: { strokeWidth: 1.5, color: colours.colours[i] },
+          color: colours.colours[i], fillOpacity: 0.18, clip: true },
+        params: [{ ...ZOOM, name: `zoom${i}`, select: { ...ZOOM.select, encodings: ["x"] } }],
+        encoding: {
+          x: { field: "seconds", type: "quantitative", scale: { nice: false },
+            title: i + 1 === kinds.length ? "s" : null },
+          y: { field: "value", type: "quantitative", title,
+            scale: { zero: key !== "clock_mhz" }, axis: { tickCount: 4,
+              ...(key === "memory_bytes" ? { labelExpr: unitLabel(unit, false) } : {}) } },
+          tooltip: tips("seconds", "text"),
+        },
+      })),
+      resolve: { scale: { x: "shared" } },
+      spacing: 8,
+    }),
+  });
+}

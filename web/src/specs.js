@@ -1,0 +1,56 @@
+// Parts of Vega-Lite specifications that several plots have.
+
+/** Drag moves, Ctrl and the wheel zooms (a wheel alone scrolls the page), a double
+ *  click goes back. */
+const ZOOM = {
+  name: "zoom",
+  select: { type: "interval", zoom: "wheel![event.ctrlKey || event.metaKey]" },
+  bind: "scales",
+};
+
+/** {bytes, name} that ticks are round numbers in: GiB where the largest has one. */
+function unitFor(values) {
+  const gib = Math.max(...values) >= 2 ** 30;
+  return gib ? { bytes: 2 ** 30, name: "GiB" } : { bytes: 2 ** 20, name: "MiB" };
+}
+
+/** Labels of an axis in `unit`; what is below one has the next smaller unit. */
+function unitLabel(unit, below = true) {
+  const smaller = unit.name === "GiB" ? "MiB" : "KiB";
+  const plain = `format(datum.value, '~r') + ' ${unit.name}'`;
+  return !below ? plain : "datum.value > 0 && datum.value < 1 ? " +
+    `format(datum.value * 1024, '~r') + ' ${smaller}' : ${plain}`;
+}
+
+let logScale = true;
+
+const powersAxis = (title, values) => ({
+  type: "quantitative",
+  title,
+  scale: { type: "log", base: 2, nice: false, padding: 12 },
+  axis: { values, format: "d", grid: false },
+});
+
+/** An axis of memory in `unit`. */
+const memoryAxis = (title, unit) => ({
+  type: "quantitative",
+  title,
+  scale: logScale ? { type: "log", base: 2, nice: false, padding: 10 } : { zero: true },
+  axis: { labelExpr: unitLabel(unit, logScale), tickCount: 6 },
+});
+
+const tips = (...names) => names.map((name) => ({ field: name, type: "nominal" }));
+
+/** How wide each of `n` plots side by side is; on a phone they stand in a column. */
+function facetSize({ width, narrow }, n, left = 64) {
+  const columns = narrow ? 1 : Math.min(n, 2);
+  return { columns, width: Math.max(120, Math.floor((width - left - 24 * columns) / columns)) };
+}
+
+/** Colour and shape by one ordered value. */
+function byColourAndShape(field, title, values) {
+  return {
+    color: { field, type: "nominal", title, sort: values, scale: { domain: values } },
+    shape: { field, type: "nominal", title, sort: values, scale: { domain: values } },
+  };
+}
