@@ -53,7 +53,7 @@ install_packages() {
 # install_build_tools: what ./reprise needs.
 install_build_tools() {
   local packages=(g++ cmake ninja-build ca-certificates curl
-    libcli11-dev libfmt-dev nlohmann-json3-dev zlib1g-dev)
+    libcli11-dev libfmt-dev nlohmann-json3-dev libyaml-cpp-dev zlib1g-dev)
   # libtorch-dev's CMake files look for gflags, glog and protobuf, which it
   # depends on. The BLAS it would get by itself is 30 times slower than OpenBLAS.
   has_own_libtorch || packages+=(libtorch-dev libopenblas0-pthread)

@@ -85,7 +85,8 @@ json to_json(const YAML::Node& node) {
   }
 }
 
-void set(Values& values, const std::string& flag, const std::string& value) {
+void assign(Values& values, const std::string& flag,
+            const std::string& value) {
   for (auto& [name, old] : values) {
     if (name == flag) {
       old = value;
@@ -138,6 +139,18 @@ bool is_number(const std::string& text) {
   return !text.empty() && *end == '\0';
 }
 
+std::vector<std::string> constants_of(const std::vector<StudyRun>& runs) {
+  std::vector<std::string> flags;
+  for (const auto& one : runs.front().values) {
+    if (std::all_of(runs.begin(), runs.end(), [&](const StudyRun& run) {
+          return run.value(one.first) == one.second;
+        })) {
+      flags.push_back(one.first);
+    }
+  }
+  return flags;
+}
+
 struct Axis {
   std::string flag;
   std::vector<std::string> values;
@@ -180,7 +193,7 @@ class Reader {
     order(root["repeats"] ? static_cast<int>(number(root["repeats"],
                                                     "a number of repeats"))
                           : 1);
-    find_constants();
+    study_.constant = constants_of(study_.runs);
     return std::move(study_);
   }
 
@@ -304,7 +317,7 @@ class Reader {
     for (const Placed& one : placed) {
       for (size_t i = 0; i < axis.values.size(); ++i) {
         Placed next = one;
-        set(next.run.values, axis.flag, axis.values[i]);
+        assign(next.run.values, axis.flag, axis.values[i]);
         next.round += axis.rounds[i];
         more.push_back(std::move(next));
       }
@@ -326,7 +339,7 @@ class Reader {
           if (key == "label") {
             next.run.label = value;
           } else {
-            set(next.run.values, key, value);
+            assign(next.run.values, key, value);
           }
         }
         more.push_back(std::move(next));
@@ -354,19 +367,6 @@ class Reader {
     }
   }
 
-  void find_constants() {
-    for (const auto& [flag, value] : study_.runs.front().values) {
-      const std::string& name = flag;
-      const std::string& same = value;
-      if (std::all_of(study_.runs.begin(), study_.runs.end(),
-                      [&](const StudyRun& run) {
-                        return run.value(name) == same;
-                      })) {
-        study_.constant.push_back(flag);
-      }
-    }
-  }
-
   const std::vector<std::string>& flags_;
   std::vector<std::string> block_keys_, variant_keys_;
   Study study_;
@@ -383,6 +383,32 @@ uint64_t fnv1a(std::string_view text) {
 }
 
 }  // namespace
+
+void Study::set(const std::string& flag, const std::string& value) {
+  static const std::set<std::string> lengths = {"steps", "epochs", "seconds"};
+  for (StudyRun& run : runs) {
+    if (lengths.count(flag) > 0) {
+      std::erase_if(run.values, [&](const auto& one) {
+        return lengths.count(one.first) > 0;
+      });
+    }
+    assign(run.values, flag, value);
+  }
+  // What differed in nothing else is one run now.
+  std::set<std::string> seen;
+  std::erase_if(runs, [&](const StudyRun& run) {
+    return !seen.insert(run.id("")).second;
+  });
+  constant = constants_of(runs);
+}
+
+void Study::only(const std::string& flag, const std::string& value) {
+  std::erase_if(runs, [&](const StudyRun& run) {
+    return run.value(flag) != value;
+  });
+  TORCH_CHECK(!runs.empty(), "[study] no run has ", flag, " ", value);
+  constant = constants_of(runs);
+}
 
 std::string StudyRun::value(std::string_view flag) const {
   for (const auto& [name, text] : values) {

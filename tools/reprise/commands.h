@@ -14,6 +14,7 @@ void add_devices(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_profile(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
+void add_study(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 

@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
       "instead of keeping them, and accumulates gradients over micro-batches.",
       "reprise");
   app.require_subcommand(1);
-  app.set_version_flag("--version", "reprise 0.1.0, LibTorch " +
+  app.set_version_flag("--version", "reprise " REPRISE_VERSION ", LibTorch " +
                                         reprise::compat::libtorch_version());
   app.footer(
       "Results go to standard output, progress to standard error.\n"
@@ -57,6 +57,7 @@ int main(int argc, char** argv) {
   reprise::command::add_profile(app, action);
   reprise::command::add_report(app, action);
   reprise::command::add_verify(app, action);
+  reprise::command::add_study(app, action);
   reprise::command::add_devices(app, action);
 
   try {

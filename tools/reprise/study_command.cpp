@@ -4,6 +4,7 @@
 #include "train_flags.h"
 
 #include <reprise/data/file.h>
+#include <reprise/data/nearest.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/memory/process.h>
 #include <reprise/observe/devices.h>
@@ -15,6 +16,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <filesystem>
@@ -43,7 +45,7 @@ struct StudyFlags {
   std::string part = "1/1";
   std::string run_memory;
   std::string format = "table";
-  int threads = 0;
+  std::vector<std::string> set, only;
   bool resume = false, retry = false, dry_run = false;
   bool no_estimate = false, no_report = false, list = false;
 };
@@ -94,10 +96,13 @@ Predictions predict(const Study& study, const StudyOptions& options) {
 /// LibTorch's memory, and a crash there costs the estimate only.
 Predictions predictions_from(const StudyFlags& flags,
                              const StudyOptions& options, size_t runs) {
+  std::vector<std::string> words{options.program, "study", flags.study,
+                                 "--dry-run",     "--format", "json",
+                                 "--device",      options.device};
+  for (const auto& one : flags.set) words.insert(words.end(), {"--set", one});
+  for (const auto& one : flags.only) words.insert(words.end(), {"--only", one});
   const ProcessResult result = run_process(
-      {options.program, "study", flags.study, "--dry-run", "--format", "json",
-       "--device", options.device, "--threads", std::to_string(flags.threads)},
-      {0, options.memory_limit, options.stop});
+      words, {0, options.memory_limit, options.stop});
   const json answer =
       json::parse(result.out, nullptr, /*allow_exceptions=*/false);
   Predictions predictions;
@@ -142,6 +147,23 @@ int list_studies(const std::vector<std::string>& flags) {
     fmt::print("{:<13}{:>4} runs  {}\n", name, study.runs.size(), study.title);
   }
   return 0;
+}
+
+std::pair<std::string, std::string> assignment(
+    const std::string& text, const char* flag,
+    const std::vector<std::string>& keys) {
+  const size_t equals = text.find('=');
+  const std::string key = text.substr(0, equals);
+  if (equals == std::string::npos || equals == 0) {
+    throw CLI::ValidationError(flag, "expected FLAG=VALUE, got " + text);
+  }
+  if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
+    const std::string near = nearest(key, keys);
+    throw CLI::ValidationError(
+        flag, "no flag of train: " + key +
+                  (near.empty() ? "" : "; did you mean " + near + "?"));
+  }
+  return {key, text.substr(equals + 1)};
 }
 
 StudyOptions options_of(const StudyFlags& flags, const Study& study) {
@@ -226,13 +248,13 @@ int study_with(const StudyFlags& flags) {
       throw CLI::ValidationError(error.what_without_backtrace());
     }
   }();
-  if (flags.threads > 0) {
-    for (StudyRun& run : study.runs) {
-      if (run.value("threads").empty()) {
-        run.values.emplace_back("threads", std::to_string(flags.threads));
-      }
-    }
-    study.constant.push_back("threads");
+  for (const auto& one : flags.only) {
+    const auto [flag, value] = assignment(one, "--only", keys);
+    study.only(flag, value);
+  }
+  for (const auto& one : flags.set) {
+    const auto [flag, value] = assignment(one, "--set", keys);
+    study.set(flag, value);
   }
   const StudyOptions options = options_of(flags, study);
   // Whatever is wrong in any run shows before the first one starts.
@@ -301,7 +323,16 @@ void add_study(CLI::App& app, Action& action) {
   study->add_option("--device", flags->device,
                     "cpu, cuda or cuda:N; auto: CUDA where there is one")
       ->capture_default_str();
-  study->add_option("--threads", flags->threads, "CPU threads of every run");
+  study->add_option("--set", flags->set,
+                    "FLAG=VALUE in every run, such as seconds=1")
+      ->type_name("FLAG=VALUE")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->expected(1);
+  study->add_option("--only", flags->only,
+                    "The runs with FLAG=VALUE alone, such as model=mlp")
+      ->type_name("FLAG=VALUE")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->expected(1);
   study->add_option("--part", flags->part,
                     "I/N: every N-th run from the I-th, to share a study out "
                     "among machines")

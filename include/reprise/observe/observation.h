@@ -36,6 +36,9 @@ struct Observation {
 /// {"observed": {…}, "series": {…}} as in docs/results.md.
 std::string to_json(const Observation& observation);
 
+/// For people: average and peak of what was seen.
+std::string to_table(const Observation& observation);
+
 /// Adds up samples. Average and peak are of all samples; the series has at most
 /// `kPoints` points at any length, so that a long training costs no memory:
 /// neighbouring samples become one point, with the largest of their memory and

@@ -55,6 +55,11 @@ struct Study {
   /// between; first repeats first.
   std::vector<StudyRun> runs;
   std::vector<std::string> constant;  ///< flags that all runs set alike
+
+  /// Sets a flag of all runs. Of steps, epochs and seconds a run has one alone.
+  void set(const std::string& flag, const std::string& value);
+  /// Leaves the runs whose flag has this value. Throws c10::Error where none has.
+  void only(const std::string& flag, const std::string& value);
 };
 
 /// `flags`: the keys that runs may have. Throws c10::Error with the line, and for

@@ -1,0 +1,221 @@
+#include "support.h"
+
+#include <reprise/study/study_file.h>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace reprise {
+namespace {
+
+using nlohmann::json;
+
+const std::vector<std::string> kFlags = {
+    "model",     "image-size", "batch",     "accumulate", "global-batch",
+    "recompute", "optimizer",  "precision", "memory",     "data",
+    "lr",        "seconds",    "steps",     "epochs",     "workers",
+    "depth",     "width",      "seq",       "random-samples"};
+
+Study read(const std::string& text) {
+  return read_study(text, "test", kFlags);
+}
+
+std::string error_in(const std::string& text) {
+  return testing::error_of([&] { read(text); });
+}
+
+TEST(StudyFile, MultipliesTheListsOfEachBlock) {
+  const Study study = read(R"(
+title: A title
+views: [grid, frontier]
+shared: {data: mnist, batch: 1}
+runs:
+  - model: a
+    batch: [2, 4]
+    recompute: [none, sqrt]
+  - model: [b, c]
+)");
+  EXPECT_EQ(study.title, "A title");
+  EXPECT_EQ(study.views, (std::vector<std::string>{"grid", "frontier"}));
+  std::multiset<std::string> cases;
+  for (const auto& run : study.runs) cases.insert(run.case_json());
+  EXPECT_EQ(cases,
+            (std::multiset<std::string>{
+                R"({"batch":2,"data":"mnist","model":"a","recompute":"none"})",
+                R"({"batch":2,"data":"mnist","model":"a","recompute":"sqrt"})",
+                R"({"batch":4,"data":"mnist","model":"a","recompute":"none"})",
+                R"({"batch":4,"data":"mnist","model":"a","recompute":"sqrt"})",
+                R"({"batch":1,"data":"mnist","model":"b"})",
+                R"({"batch":1,"data":"mnist","model":"c"})"}));
+  EXPECT_EQ(study.constant, std::vector<std::string>{"data"});
+}
+
+TEST(StudyFile, BoundsProductsByAnotherAxis) {
+  const Study study = read(R"(
+runs:
+  - model: a
+    image-size: [10, 20]
+    batch: [4, 8, 16]
+    accumulate: [1, 2, 4]
+    at-most:
+      - {of: [batch, accumulate], by: image-size, limits: {10: 16, 20: 8}}
+)");
+  std::map<std::string, int> count;
+  for (const auto& run : study.runs) {
+    const int product =
+        std::stoi(run.value("batch")) * std::stoi(run.value("accumulate"));
+    EXPECT_LE(product, run.value("image-size") == "10" ? 16 : 8);
+    ++count[run.value("image-size")];
+  }
+  EXPECT_EQ(count["10"], 6);
+  EXPECT_EQ(count["20"], 3);
+}
+
+TEST(StudyFile, VariantsHaveLabels) {
+  const Study study = read(R"(
+shared: {model: a}
+runs:
+  - batch: 4
+    variants:
+      - {label: as it is}
+      - {label: smaller, batch: 1, accumulate: 4}
+)");
+  ASSERT_EQ(study.runs.size(), 2u);
+  EXPECT_EQ(study.runs[0].label, "as it is");
+  EXPECT_EQ(study.runs[1].value("batch"), "1");
+  EXPECT_EQ(study.runs[1].words(), "smaller, a, 1 × 4");
+}
+
+TEST(StudyFile, GivesACoarsePictureFirst) {
+  const Study study = read(R"(
+repeats: 2
+runs:
+  - model: a
+    batch: [1, 2, 3, 4, 5]
+    recompute: [none, sqrt]
+)");
+  std::vector<std::string> order;
+  for (const auto& run : study.runs) {
+    order.push_back(run.value("batch") + run.value("recompute").substr(0, 1) +
+                    std::to_string(run.repeat));
+  }
+  const std::vector<std::string> expected = {
+      "1n1", "1s1", "5n1", "5s1", "3n1", "3s1", "2n1", "2s1", "4n1", "4s1",
+      "1n2", "1s2", "5n2", "5s2", "3n2", "3s2", "2n2", "2s2", "4n2", "4s2"};
+  EXPECT_EQ(order, expected);
+}
+
+TEST(StudyFile, EachRunIsThereOnce) {
+  const Study study = read(R"(
+runs:
+  - {model: a, batch: [1, 2]}
+  - {model: a, batch: [2, 3]}
+)");
+  EXPECT_EQ(study.runs.size(), 3u);
+}
+
+TEST(StudyFile, IdsFollowValuesRepeatAndDevice) {
+  StudyRun run;
+  run.values = {{"model", "a"}, {"batch", "4"}};
+  StudyRun other = run;
+  std::reverse(other.values.begin(), other.values.end());
+  EXPECT_EQ(run.id("cpu"), other.id("cpu"));
+  EXPECT_NE(run.id("cpu"), run.id("gpu"));
+  other.repeat = 2;
+  EXPECT_NE(run.id("cpu"), other.id("cpu"));
+  other = run;
+  other.values[1].second = "8";
+  EXPECT_NE(run.id("cpu"), other.id("cpu"));
+  EXPECT_EQ(run.id("cpu").size(), 16u);
+}
+
+TEST(StudyFile, RefusesWhatIsWrongWithItsLine) {
+  EXPECT_EQ(error_in("runs:\n  - model: a\n    bacth: 4\n"),
+            "[study] line 3: unknown key 'bacth'; did you mean batch?");
+  EXPECT_EQ(error_in("rnus:\n  - model: a\n"),
+            "[study] line 1: unknown key 'rnus'; did you mean runs?");
+  EXPECT_EQ(error_in("runs:\n  - model: a\n    variants:\n      - {lable: x}\n"),
+            "[study] line 4: unknown key 'lable'; did you mean label?");
+  EXPECT_EQ(error_in("views: [gird]\nruns:\n  - model: a\n"),
+            "[study] line 1: unknown key 'gird'; did you mean grid?");
+  EXPECT_EQ(error_in("runs:\n  - batch: 4\n"),
+            "[study] line 2: expected a model");
+  EXPECT_EQ(error_in("runs:\n  - model: a\n    batch: {x: 1}\n"),
+            "[study] line 3: expected a value or a list of values for batch");
+  EXPECT_EQ(error_in("runs:\n  - model: a\n    at-most: [{of: [batch]}]\n"),
+            "[study] line 3: expected limit: N, or by: FLAG with limits: "
+            "{VALUE: N, …}");
+  EXPECT_NE(error_in("runs: [").find("[study] line 1"), std::string::npos);
+  EXPECT_NE(error_in("title: x\n").find("expected runs"), std::string::npos);
+  EXPECT_NE(error_in("- a\n").find("expected keys"), std::string::npos);
+  EXPECT_NE(error_in("runs:\n  - model: a\n    batch: 4\n    at-most: [{of: "
+                     "[batch], limit: 2}]\n")
+                .find("leave no run"),
+            std::string::npos);
+  EXPECT_NE(testing::error_of([] { open_study("quikc", kFlags); })
+                .find("did you mean quick?"),
+            std::string::npos);
+}
+
+TEST(StudyFile, SetsAndSelects) {
+  Study study = read("runs:\n  - {model: [a, b], batch: [1, 2], epochs: 2}\n");
+  study.only("model", "b");
+  EXPECT_EQ(study.runs.size(), 2u);
+  study.set("seconds", "1");
+  for (const auto& run : study.runs) {
+    EXPECT_EQ(run.value("seconds"), "1");
+    EXPECT_EQ(run.value("epochs"), "");
+  }
+  study.set("batch", "7");
+  EXPECT_EQ(study.runs.size(), 1u);
+  EXPECT_THROW(study.only("model", "c"), c10::Error);
+}
+
+/// The bounds of the published study give 82 triples, for two optimizers, without
+/// and with recomputation.
+TEST(StudyFile, TheWholeExperimentHasAllItsRuns) {
+  const Study study = open_study("mnist", kFlags);
+  EXPECT_EQ(study.runs.size(), 82u * 2 * 2);
+  std::set<std::string> triples;
+  for (const auto& run : study.runs) {
+    triples.insert(run.value("image-size") + " " + run.value("batch") + " " +
+                   run.value("accumulate"));
+  }
+  EXPECT_EQ(triples.size(), 82u);
+}
+
+TEST(StudyFile, AllThatComeAlongAreRead) {
+  std::set<std::string> names;
+  for (const auto& [name, text] : shipped_studies()) {
+    names.insert(name);
+    const Study study = read_study(text, name, kFlags);
+    EXPECT_FALSE(study.title.empty());
+    EXPECT_FALSE(study.question.empty());
+    EXPECT_FALSE(study.views.empty());
+    EXPECT_GT(study.runs.size(), 5u);
+    // A published row that no run answers to would stand alone.
+    const json reference = json::parse(study.reference);
+    if (!reference.is_object()) continue;
+    for (const json& row : reference["rows"]) {
+      const bool found = std::any_of(
+          study.runs.begin(), study.runs.end(), [&](const StudyRun& run) {
+            if (row.contains("label")) return run.label == row["label"];
+            const json values = json::parse(run.case_json());
+            for (const auto& [key, value] : row["case"].items()) {
+              if (values.value(key, json()) != value) return false;
+            }
+            return true;
+          });
+      EXPECT_TRUE(found) << name << ": " << row.dump();
+    }
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"bert", "checkpoints", "frontier",
+                                          "gpt2", "mnist", "quick"}));
+}
+
+}  // namespace
+}  // namespace reprise
