@@ -41,12 +41,12 @@ struct Reading {
   bool due(double now_s) const { return !given_up && pace.due(now_s); }
 };
 
-class NvmlProbe : public DeviceProbe {
+class NvmlProbe final : public DeviceProbe {
  public:
   NvmlProbe(std::shared_ptr<Nvml> nvml, NvmlDevice device)
       : nvml_(std::move(nvml)), device_(device), samples_(kRoomForSamples) {
     buffered_ = nvml_->get_samples != nullptr;
-    restart();
+    NvmlProbe::restart();
   }
 
   std::string source() const override { return "nvml"; }

@@ -135,9 +135,9 @@ constexpr double kShortest_s = 1e-3;
 /// The clock says little, and some kernels interrupt every core for it.
 constexpr double kClockEvery_s = 1;
 
-class ProcessProbe : public DeviceProbe {
+class ProcessProbe final : public DeviceProbe {
  public:
-  ProcessProbe() { restart(); }
+  ProcessProbe() { ProcessProbe::restart(); }
 
   std::string source() const override { return "process"; }
 

@@ -169,7 +169,7 @@ int nvmlDeviceGetSamples(void*, int type, unsigned long long last_us,
   unsigned found = 0;
   for (unsigned i = 0; i < state.sample_count; ++i) {
     const unsigned long long time_us = state.first_sample_us + 1000ULL * i;
-    if (time_us <= last_us) continue;
+    if (time_us <= last_us && !state.repeats) continue;
     if (found == *count) return 7;
     samples[found].time_us = time_us;
     samples[found].value.large = ~0ULL;  // the rest of the union is anything

@@ -12,6 +12,7 @@ struct FakeNvml {
   unsigned samples[64] = {};
   unsigned sample_count = 0;
   unsigned long long first_sample_us = 1001;
+  bool repeats = false;   ///< the whole buffer, whatever was seen
   int asked_device = -1;  ///< whose memory was asked for last
   int starts = 0, stops = 0;
   int rate_calls = 0, sample_calls = 0, power_calls = 0;

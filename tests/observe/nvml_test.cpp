@@ -47,6 +47,20 @@ TEST(Nvml, UtilisationIsOfSamplesThatAreNew) {
   EXPECT_EQ(nvml->rate_calls, 0);
 }
 
+TEST(Nvml, SamplesThatComeAgainCountOnce) {
+  const WithFakeNvml nvml;
+  nvml->repeats = true;
+  nvml->samples[0] = 100;
+  nvml->sample_count = 1;
+  const auto probe = make_probe("cuda");
+  probe->restart();
+  EXPECT_FALSE(probe->sample().utilisation.has_value());
+  nvml->samples[1] = 20;
+  nvml->sample_count = 2;
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(probe->sample().utilisation, 20);
+}
+
 TEST(Nvml, MoreSamplesThanThereIsRoomForAreNotLost) {
   const WithFakeNvml nvml;
   const auto probe = make_probe("cuda");

