@@ -54,6 +54,16 @@ class Adam8bit final : public ListOptimizer {
                 "as unquantized, got '", *names.begin(), "'");
   }
 
+  Tensors held() const override {
+    Tensors held = ListOptimizer::held();
+    for (const auto& item : codes_) {
+      for (const Code& code : item.second) {
+        held.insert(held.end(), {code.values, code.first, code.above});
+      }
+    }
+    return held;
+  }
+
  protected:
   // Kind of a moment, and of its maxima two further on.
   enum Kind : size_t { kFirst, kSecond, kMaxima };

@@ -25,8 +25,8 @@ std::array<float, 256> dynamic_code(bool with_sign);
 ///     cell = (bits of x >> kCellShift) + kCells / 2, with x's sign in the bits
 ///     nearest code = first[cell] + (x > above[first[cell]])
 struct NearestCode {
-  static constexpr int kCellShift = 15;
-  static constexpr int64_t kCells = 1 << 17;
+  static constexpr int kCellShift = 16;
+  static constexpr int64_t kCells = 1 << 16;
   std::vector<uint8_t> first;    ///< of a cell's lowest number
   std::array<float, 256> above;  ///< half-way to the next code; the last: inf
 };

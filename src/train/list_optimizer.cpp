@@ -281,6 +281,16 @@ NamedTensors ListOptimizer::state() const {
   return result;
 }
 
+ListOptimizer::Tensors ListOptimizer::held() const {
+  Tensors held;
+  for (const Entry& entry : entries_) {
+    for (const auto& tensor : entry.state) {
+      if (tensor.defined()) held.push_back(tensor);
+    }
+  }
+  return held;
+}
+
 ListOptimizer::Saved ListOptimizer::sort(const NamedTensors& state) const {
   // Kind `kinds_.size()` is the counter.
   std::map<std::string, std::pair<size_t, size_t>> places;

@@ -22,6 +22,7 @@ class ListOptimizer : public Optimizer {
 
   void step(double lr) final;
   NamedTensors state() const final;
+  std::vector<torch::Tensor> held() const override;
   void load(const NamedTensors& state) final;
 
  protected:

@@ -197,7 +197,7 @@ TEST(Adam8bit, EqualsAnIndependentOne) {
 /// towards the end. Of a block's normally distributed values a code is off by
 /// 1.5% on average, up to 7% for those a tenth as large as the largest; these
 /// errors have no common direction and Adam's averages run over many updates. So
-/// the way from start to end must agree within 5%, and it must arrive as well.
+/// the way from start to end must agree within 3%, and it must arrive as well.
 TEST(Adam8bit, StaysCloseToAdam) {
   const auto learn = [](const std::string& name, double* loss) {
     torch::manual_seed(1);
@@ -219,7 +219,7 @@ TEST(Adam8bit, StaysCloseToAdam) {
   const auto p_8bit = learn("adam8bit", &loss_8bit);
   const double off = relative_error(p, p_8bit);
   std::printf("off by %.4f, errors %.3g and %.3g\n", off, loss, loss_8bit);
-  EXPECT_LT(off, 0.05);
+  EXPECT_LT(off, 0.03);
   EXPECT_GT(off, 0);  // it is quantized
   EXPECT_LT(loss_8bit, 1.2 * loss + 1e-3);
 }
@@ -260,6 +260,13 @@ TEST(Adam8bit, KeepsTwoBytesAValue) {
   EXPECT_EQ(bytes("rest"), 2u * 4757 + 2u * 4 * 19);
   EXPECT_EQ(bytes("small"), 2u * 4 * 4095);
   EXPECT_EQ(bytes("embedding"), 2u * 4 * 6400);
+  // Besides the state it holds the codes, the same for any size.
+  size_t held = 0;
+  for (const auto& tensor : optimizer->held()) held += tensor.nbytes();
+  for (const auto& [name, tensor] : state) {
+    if (tensor.dim() > 0) held -= tensor.nbytes();
+  }
+  EXPECT_EQ(held, 2u * (65536 + 2 * 4 * 256));
   EXPECT_EQ(state.at("exp_avg.rest").scalar_type(), torch::kByte);
   EXPECT_EQ(state.at("exp_avg.embedding").scalar_type(), torch::kFloat);
   EXPECT_EQ(state.at("exp_avg_max.rest").scalar_type(), torch::kFloat);

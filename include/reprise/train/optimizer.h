@@ -61,6 +61,10 @@ class Optimizer {
   /// float a block of 256; of a parameter that is not quantized, what adam does.
   virtual NamedTensors state() const = 0;
 
+  /// All that takes memory between updates: the state without its counters, and
+  /// tables.
+  virtual std::vector<torch::Tensor> held() const = 0;
+
   /// Takes a copy of such a state; updates then go on bit by bit as if they had
   /// never stopped. Throws c10::Error, with the name, where a tensor is unknown,
   /// missing, or has another shape or type; nothing has changed then.
