@@ -18,7 +18,7 @@ class Adam final : public ListOptimizer {
 
  protected:
   void update(const List& list, double lr) override {
-    const auto& [p, gradients, counts, state] = list;
+    const auto& [p, gradients, counts, state, none] = list;
     const double beta1 = options_.beta1;
     const double beta2 = options_.beta2;
     const double decay = options_.weight_decay;

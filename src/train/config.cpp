@@ -63,6 +63,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("beta2", c.optimizer.beta2, true);
   visit("eps", c.optimizer.eps, true);
   visit("weight_decay", c.optimizer.weight_decay, true);
+  visit("quantize_embeddings", c.quantize_embeddings, true);
   visit("lr", c.rate.base, true);
   visit("lr_schedule", c.rate.schedule, true);
   visit("warmup", c.rate.warmup_steps, true);
@@ -145,6 +146,11 @@ void TrainConfig::resolve() {
   check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});
   check_word(rate.schedule, "--lr-schedule", {"constant", "cosine"});
   check_word(optimizer.name, "--optimizer", optimizer_names());
+  TORCH_CHECK(
+      !quantize_embeddings || optimizer.name.ends_with("8bit"),
+      "[--quantize-embeddings] needs --optimizer adam8bit or adamw8bit, "
+      "got ",
+      optimizer.name);
   TORCH_CHECK(scale_lr.empty() || base_batch > 0,
               "[--scale-lr] needs --base-batch, the global batch that --lr was "
               "tuned for");

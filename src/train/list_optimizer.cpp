@@ -78,6 +78,15 @@ std::optional<std::vector<int64_t>> ListOptimizer::shape_of(
   return parameter.sizes().vec();
 }
 
+torch::ScalarType ListOptimizer::type_of(size_t,
+                                         const torch::Tensor& parameter) const {
+  return parameter.scalar_type();
+}
+
+ListOptimizer::Tensors ListOptimizer::make_workspace(const List&) {
+  return {};
+}
+
 bool ListOptimizer::has_fused(torch::Device) const {
   return false;
 }
@@ -90,10 +99,11 @@ torch::Tensor ListOptimizer::make_tensor(size_t kind,
                                          const torch::Tensor& parameter) const {
   const auto shape = shape_of(kind, parameter);
   if (!shape) return {};
+  const auto type = type_of(kind, parameter);
   // zeros_like keeps the memory format as well.
-  return parameter.sizes() == *shape
+  return parameter.sizes() == *shape && parameter.scalar_type() == type
              ? torch::zeros_like(parameter)
-             : torch::zeros(*shape, parameter.options());
+             : torch::zeros(*shape, parameter.options().dtype(type));
 }
 
 void ListOptimizer::make_state(Entry& entry) const {
@@ -166,6 +176,18 @@ std::vector<ListOptimizer::List> ListOptimizer::lists_of(
   return lists;
 }
 
+std::vector<ListOptimizer::List> ListOptimizer::lists_by_type(
+    const std::vector<Entry*>& entries) const {
+  std::map<std::pair<std::string, torch::ScalarType>, std::vector<Entry*>> sets;
+  for (Entry* entry : entries) {
+    const torch::Tensor& p = entry->parameter;
+    sets[{p.device().str(), p.scalar_type()}].push_back(entry);
+  }
+  std::vector<List> lists;
+  for (const auto& item : sets) lists.push_back(list_of(item.second));
+  return lists;
+}
+
 void ListOptimizer::reserve(const std::vector<List>& lists) const {
   // In the parameters' sizes, not as one block: CUDA's allocator keeps small and
   // large ones apart. Freed at once, they are what update() gets.
@@ -229,6 +251,9 @@ void ListOptimizer::step(double lr) {
       list.gradients[i] = like(list.parameters[i], list.gradients[i]);
     }
     torch::empty({1}, list.parameters[0].options());  // for its scalars
+  } else if (temporaries() == Temporaries::kWorkspace) {
+    lists = lists_by_type(entries);
+    for (List& list : lists) list.workspace = make_workspace(list);
   } else {
     lists = lists_of(entries);
     if (temporaries() != Temporaries::kNone) reserve(lists);
@@ -254,6 +279,16 @@ NamedTensors ListOptimizer::state() const {
     }
   }
   return result;
+}
+
+ListOptimizer::Tensors ListOptimizer::held() const {
+  Tensors held;
+  for (const Entry& entry : entries_) {
+    for (const auto& tensor : entry.state) {
+      if (tensor.defined()) held.push_back(tensor);
+    }
+  }
+  return held;
 }
 
 ListOptimizer::Saved ListOptimizer::sort(const NamedTensors& state) const {
@@ -288,12 +323,11 @@ ListOptimizer::Saved ListOptimizer::sort(const NamedTensors& state) const {
     }
     const torch::Tensor& parameter = entries_[i].parameter;
     const auto shape = shape_of(kind, parameter);
+    const auto type = type_of(kind, parameter);
     TORCH_CHECK(
-        shape && tensor.sizes() == *shape &&
-            tensor.scalar_type() == parameter.scalar_type(),
+        shape && tensor.sizes() == *shape && tensor.scalar_type() == type,
         "[Optimizer::load] expected ",
-        shape ? c10::str(parameter.scalar_type(), " ", at::IntArrayRef(*shape))
-              : "nothing",
+        shape ? c10::str(type, " ", at::IntArrayRef(*shape)) : "nothing",
         " as '", name, "', got ", tensor.scalar_type(), " ", tensor.sizes());
     saved.tensors[i][kind] = tensor;
   }

@@ -36,6 +36,9 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
   if (options.name == "adam" || options.name == "adamw") {
     return make_adam(options, parameters);
   }
+  if (options.name == "adam8bit" || options.name == "adamw8bit") {
+    return make_adam8bit(options, parameters);
+  }
   std::string known;
   for (const auto& name : optimizer_names()) {
     known += (known.empty() ? "" : ", ") + name;
@@ -45,8 +48,8 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
 }
 
 const std::vector<std::string>& optimizer_names() {
-  static const std::vector<std::string> names = {"sgd", "adam", "adamw",
-                                                 "adafactor"};
+  static const std::vector<std::string> names = {
+      "sgd", "adam", "adamw", "adam8bit", "adamw8bit", "adafactor"};
   return names;
 }
 

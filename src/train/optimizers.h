@@ -22,6 +22,7 @@ class ListOptimizer : public Optimizer {
 
   void step(double lr) final;
   NamedTensors state() const final;
+  std::vector<torch::Tensor> held() const override;
   void load(const NamedTensors& state) final;
 
  protected:
@@ -33,19 +34,29 @@ class ListOptimizer : public Optimizer {
     Tensors gradients;
     std::vector<int64_t> counts;  // of each one's update, from 1
     std::vector<Tensors> state;   // by kind
+    Tensors workspace;            // of make_workspace()
   };
 
   /// Shape of what is kept of `kind` for `parameter`; none: nothing is.
   virtual std::optional<std::vector<int64_t>> shape_of(
       size_t kind, const torch::Tensor& parameter) const;
 
+  /// Its type; the parameter's unless overridden.
+  virtual torch::ScalarType type_of(size_t kind,
+                                    const torch::Tensor& parameter) const;
+
   /// One update. May use temporaries as temporaries() says, and scalars.
   virtual void update(const List& list, double lr) = 0;
 
   /// What update() takes at one moment: nothing, or as much as the largest
-  /// parameter of the list or as the whole list.
-  enum class Temporaries { kNone, kLargest, kList };
+  /// parameter of the list or as the whole list; or the list's workspace, and
+  /// then it is given all parameters of one device and type and divides them
+  /// itself.
+  enum class Temporaries { kNone, kLargest, kList, kWorkspace };
   virtual Temporaries temporaries() const = 0;
+
+  /// For kWorkspace; what update() writes to. Nothing has changed yet.
+  virtual Tensors make_workspace(const List& list);
 
   /// Whether update_fused() can be used for lists on `device`.
   virtual bool has_fused(torch::Device device) const;
@@ -68,6 +79,7 @@ class ListOptimizer : public Optimizer {
   bool can_fuse(const std::vector<Entry*>& entries) const;
   List list_of(const std::vector<Entry*>& entries) const;
   std::vector<List> lists_of(const std::vector<Entry*>& entries) const;
+  std::vector<List> lists_by_type(const std::vector<Entry*>& entries) const;
   void reserve(const std::vector<List>& lists) const;
   void update_all(const std::vector<List>& lists, bool fused, double lr);
 
@@ -90,6 +102,9 @@ std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options,
 /// adam and adamw.
 std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options,
                                      const NamedTensors& parameters);
+/// adam8bit and adamw8bit.
+std::unique_ptr<Optimizer> make_adam8bit(const OptimizerOptions& options,
+                                         const NamedTensors& parameters);
 std::unique_ptr<Optimizer> make_adafactor(const OptimizerOptions& options,
                                           const NamedTensors& parameters);
 

@@ -6,9 +6,11 @@
 #include <reprise/torch/cuda.h>
 
 #include <ATen/Parallel.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <set>
 
 namespace reprise::train_detail {
 namespace {
@@ -54,12 +56,25 @@ std::vector<torch::Tensor> values(const NamedTensors& named) {
   return list;
 }
 
-std::vector<torch::Tensor> held_by(const Optimizer& optimizer) {
-  NamedTensors state = optimizer.state();
-  std::erase_if(state, [](const auto& item) {
-    return item.first == "step" || item.first.starts_with("step.");
-  });
-  return values(state);
+std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& config,
+                                        const Model& model) {
+  const NamedTensors parameters = named(model.root->named_parameters());
+  OptimizerOptions options = config.optimizer;
+  std::set<const c10::TensorImpl*> embeddings;
+  if (options.name.ends_with("8bit") && !config.quantize_embeddings) {
+    for (const auto& module : model.root->modules()) {
+      const auto* embedding = module->as<torch::nn::Embedding>();
+      if (embedding != nullptr) {
+        embeddings.insert(embedding->weight.unsafeGetTensorImpl());
+      }
+    }
+  }
+  for (const auto& [name, parameter] : parameters) {
+    if (embeddings.count(parameter.unsafeGetTensorImpl()) > 0) {
+      options.unquantized.push_back(name);
+    }
+  }
+  return make_optimizer(options, parameters);
 }
 
 std::shared_ptr<const Dataset> open_data(const TrainConfig& config,

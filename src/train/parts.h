@@ -26,9 +26,10 @@ Model build_model(const TrainConfig& config, torch::Device device);
 NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict);
 std::vector<torch::Tensor> values(const NamedTensors& named);
 
-/// What the optimizer holds in memory: its state without the counters, which are
-/// copies.
-std::vector<torch::Tensor> held_by(const Optimizer& optimizer);
+/// `config.optimizer`'s, for the parameters of `model`: with 8-bit moments, those
+/// of embeddings stay whole unless `config.quantize_embeddings`.
+std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& config,
+                                        const Model& model);
 
 std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
                                          const Model& model, Split split);

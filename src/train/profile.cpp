@@ -101,7 +101,7 @@ class Profiler {
         parameter_list_(values(parameters_)),
         autocast_(autocast_of(config.precision, device_)),
         prepare_(prepare_of(model_, *data_)),
-        optimizer_(make_optimizer(config.optimizer, parameters_)),
+        optimizer_(optimizer_of(config, model_)),
         scaler_(scaler_of(config)),
         accumulator_(parameter_list_),
         schedule_(schedule_of(config, model_, *data_, device_)),
@@ -159,8 +159,7 @@ class Profiler {
       return list;
     });
     ledger_.claim_model(parameter_list_, model_.root->buffers());
-    ledger_.claim(Category::kOptimizer,
-                  [this] { return held_by(*optimizer_); });
+    ledger_.claim(Category::kOptimizer, [this] { return optimizer_->held(); });
     ledger_.claim_kept(kept_);
   }
 

@@ -42,7 +42,7 @@ Session::Session(const TrainConfig& given,
       window_meter_(device_) {
   // Now, so that a missing test split does not end a training hours later.
   if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
-  optimizer_ = make_optimizer(config_.optimizer, parameters_);
+  optimizer_ = optimizer_of(config_, model_);
   prepare_ = prepare_of(model_, *train_data_);
 
   ledger_.claim(Category::kData, [this] {
@@ -55,7 +55,7 @@ Session::Session(const TrainConfig& given,
     return list;
   });
   ledger_.claim_model(parameter_list_, model_.root->buffers());
-  ledger_.claim(Category::kOptimizer, [this] { return held_by(*optimizer_); });
+  ledger_.claim(Category::kOptimizer, [this] { return optimizer_->held(); });
   ledger_.claim_kept(kept_);
   state_.scaler = scaler_.state();  // its first scale is not the default one
   plan(std::move(planner), planning);

@@ -18,7 +18,7 @@ class Sgd final : public ListOptimizer {
 
  protected:
   void update(const List& list, double lr) override {
-    const auto& [p, g, counts, state] = list;
+    const auto& [p, g, counts, state, none] = list;
     const double momentum = options_.momentum;
     const double decay = options_.weight_decay;
     if (momentum > 0) {

@@ -165,10 +165,11 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
   return fmt::format(
       "{} {} depth {} width {} heads {} classes {} vocab {} seq {} image {} "
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {} | {} threads {} | LibTorch {}",
+      "{} momentum {}{} | {} threads {} | LibTorch {}",
       kFormat, parts_.model.name, m.depth, m.width, m.heads, m.classes, m.vocab,
       m.seq, m.image_size, m.channels, m.norm, m.dropout, precision, c.data,
       parts_.dataset_bytes, c.workers, c.resize, o.name, o.momentum,
+      c.quantize_embeddings ? " quantized embeddings" : "",
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
       at::get_num_threads(), compat::libtorch_version());
@@ -230,10 +231,9 @@ void TrainingCosts::measure_update(CostProfile& profile) {
     torch::Tensor p = parameter;
     p.mutable_grad() = torch::zeros_like(p);
   }
-  const auto optimizer =
-      make_optimizer(parts_.config.optimizer, parts_.parameters);
+  const auto optimizer = optimizer_of(parts_.config, parts_.model);
   optimizer->step(0);
-  for (const auto& tensor : held_by(*optimizer)) {
+  for (const auto& tensor : optimizer->held()) {
     profile.fixed.optimizer += bytes_on(tensor, parts_.device);
   }
   const MemoryMeter meter(parts_.device);

@@ -107,6 +107,10 @@ TEST(Config, BadWordsAreNamed) {
   EXPECT_NE(
       error([](auto& c) { c.optimizer.name = "SGD"; }).find("--optimizer"),
       std::string::npos);
+  EXPECT_NE(error([](auto& c) {
+              c.quantize_embeddings = true;
+            }).find("[--quantize-embeddings] needs --optimizer adam8bit"),
+            std::string::npos);
   EXPECT_NE(error([](auto& c) { c.scale_lr = "linear"; }).find("--base-batch"),
             std::string::npos);
   EXPECT_NE(error([](auto& c) {
@@ -121,8 +125,9 @@ TEST(Config, JsonAndBack) {
   TrainConfig config;
   config.model = "gpt2";
   config.model_options.depth = 3;
-  config.optimizer.name = "sgd";
+  config.optimizer.name = "adam8bit";
   config.optimizer.momentum = 0.9;
+  config.quantize_embeddings = true;
   config.rate.base = 0.1;
   config.recompute = "revolve:3";
   config.seed = 18446744073709551615u;

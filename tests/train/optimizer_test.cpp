@@ -310,7 +310,7 @@ TEST(Optimizer, RefusesOptionsOutOfRange) {
   using O = OptimizerOptions;
   const auto names = error([](O& o) { o.name = "adma"; });
   EXPECT_NE(names.find("[make_optimizer] expected one of sgd, adam, adamw, "
-                       "adafactor, got 'adma'"),
+                       "adam8bit, adamw8bit, adafactor, got 'adma'"),
             std::string::npos)
       << names;
   const std::map<std::string, std::string> errors = {

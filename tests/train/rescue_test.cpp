@@ -108,8 +108,9 @@ TEST(Rescue, DropoutIsTheSame) {
 }
 
 TEST(Rescue, OtherOptimizersAreTheSame) {
-  for (const char* name : {"sgd", "adafactor"}) {
+  for (const char* name : {"sgd", "adafactor", "adam8bit"}) {
     auto config = tokens();
+    config.model_options.width = 32;  // enough for 8 bits
     config.optimizer.name = name;
     config.optimizer.momentum = name == std::string("sgd") ? 0.9 : 0;
     fail_everywhere(config, 10);

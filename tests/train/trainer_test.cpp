@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <map>
 #include <sstream>
 
 namespace reprise {
@@ -26,7 +27,7 @@ TEST(Trainer, RecomputationChangesNothing) {
 }
 
 TEST(Trainer, ResumeIsTheSameWhereverItStopped) {
-  for (const char* optimizer : {"adamw", "sgd", "adafactor"}) {
+  for (const char* optimizer : {"adamw", "sgd", "adafactor", "adamw8bit"}) {
     auto config = small();
     config.optimizer.name = optimizer;
     config.optimizer.momentum = optimizer == std::string("sgd") ? 0.9 : 0;
@@ -112,6 +113,27 @@ TEST(Trainer, SummaryDividesThePeakAmongCategories) {
   EXPECT_NEAR(double(s.memory[Category::kParameters]), double(bytes),
               device().is_cpu() ? 0 : 0.05 * double(bytes));
   EXPECT_GE(s.memory[Category::kOptimizer], 2 * bytes);
+}
+
+TEST(Trainer, EmbeddingsAreQuantizedOnRequestOnly) {
+  auto config = small("gpt2");
+  config.model_options.depth = 1;
+  config.model_options.width = 64;
+  config.model_options.heads = 2;
+  config.model_options.vocab = 100;
+  config.model_options.seq = 8;
+  config.optimizer.name = "adamw8bit";
+  for (const bool quantized : {false, true}) {
+    config.quantize_embeddings = quantized;
+    std::map<std::string, torch::ScalarType> types;
+    for (const auto& [name, tensor] : run(config).tensors) {
+      types[name] = tensor.scalar_type();
+    }
+    EXPECT_EQ(types.at("optimizer.exp_avg.transformer.wte.weight"),
+              quantized ? torch::kByte : torch::kFloat);
+    EXPECT_EQ(types.at("optimizer.exp_avg.transformer.h.0.mlp.c_fc.weight"),
+              torch::kByte);
+  }
 }
 
 TEST(Trainer, EvaluationLeavesTheTrainingAlone) {

@@ -60,7 +60,9 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
          "(default: optimal with --memory, else none)");
   option("--precision", c.precision, "fp32, bf16, fp16");
   option("--loss-scale", c.loss_scale, "First scale of the loss, for fp16");
-  option("--optimizer", c.optimizer.name, "sgd, adam, adamw, adafactor");
+  option("--optimizer", c.optimizer.name,
+         "sgd, adam, adamw, adafactor; adam8bit, adamw8bit: with a quarter of "
+         "adam's state");
   option("--lr", c.rate.base, "Learning rate");
   option("--lr-schedule", c.rate.schedule, "constant or cosine");
   option("--warmup", c.rate.warmup_steps, "Updates of linear warm-up");
@@ -71,8 +73,11 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
   option("--momentum", c.optimizer.momentum, "Of sgd");
   app.add_flag("--nesterov", c.optimizer.nesterov, "Nesterov's, of sgd")
       ->group("Training");
-  option("--beta1", c.optimizer.beta1, "Of adam and adamw");
-  option("--beta2", c.optimizer.beta2, "Of adam and adamw");
+  option("--beta1", c.optimizer.beta1, "Of adam, adamw and their 8-bit kinds");
+  option("--beta2", c.optimizer.beta2, "Of adam, adamw and their 8-bit kinds");
+  app.add_flag("--quantize-embeddings", c.quantize_embeddings,
+               "8-bit state of embeddings too, of adam8bit and adamw8bit")
+      ->group("Training");
   option("--weight-decay", c.optimizer.weight_decay, "Decay of the weights");
   option("--clip", c.clip, "Largest norm of the gradient (0: any)");
   number("--steps", c.steps, "Updates");

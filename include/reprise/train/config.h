@@ -34,6 +34,7 @@ struct TrainConfig {
   std::string precision = "fp32";  ///< fp32, bf16, fp16
   double loss_scale = 65536;       ///< fp16: the first one
   OptimizerOptions optimizer{};
+  bool quantize_embeddings = false;  ///< with adam8bit and adamw8bit
   RateOptions rate{};
   std::string scale_lr;    ///< "", linear, sqrt
   int64_t base_batch = 0;  ///< that the rate was tuned for, for scale_lr

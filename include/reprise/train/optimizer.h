@@ -10,14 +10,19 @@
 namespace reprise {
 
 struct OptimizerOptions {
-  std::string name = "adamw";  ///< sgd, adam, adamw, adafactor
+  std::string name = "adamw";  ///< one of optimizer_names()
   double momentum = 0;         ///< sgd
   bool nesterov = false;       ///< sgd; needs momentum
-  double beta1 = 0.9;          ///< adam, adamw
-  double beta2 = 0.999;        ///< adam, adamw
-  double eps = 1e-8;           ///< adam, adamw
-  /// Added to the gradient (sgd, adam) or decoupled (adamw, adafactor).
+  double beta1 = 0.9;          ///< adam, adamw and their 8-bit kinds
+  double beta2 = 0.999;        ///< the same
+  double eps = 1e-8;           ///< the same
+  /// Added to the gradient (sgd, adam, adam8bit) or decoupled (adamw,
+  /// adamw8bit, adafactor).
   double weight_decay = 0;
+  /// adam8bit, adamw8bit: names of parameters whose moments are not quantized.
+  /// Those of embeddings belong here: their gradients are mostly zeros with a
+  /// few large values.
+  std::vector<std::string> unquantized;
 };
 
 /// Updates parameters from their `.grad`; those without one are left alone.
@@ -25,7 +30,13 @@ struct OptimizerOptions {
 /// kernels where it has them for the device. Numbers are those of torch.optim
 /// (Adafactor: of Hugging Face's with relative steps off and the given rate).
 /// Temporaries stay below 32 MiB, or the size of the largest parameter where
-/// that is more. One thread at a time.
+/// that is more; those of the 8-bit kinds always below 32 MiB. One thread at a
+/// time.
+///
+/// adam8bit and adamw8bit keep Adam's moments in a byte a value (Dettmers and
+/// others 2022): blocks of 256 values, each with its largest magnitude in fp32.
+/// Parameters of fewer than 4096 values or of another type than float, and those
+/// in `unquantized`, keep them whole.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -45,8 +56,14 @@ class Optimizer {
   ///
   /// sgd keeps "momentum" where there is one; adam and adamw "exp_avg" and
   /// "exp_avg_sq"; adafactor "row" and "col" of a parameter of two dimensions
-  /// or more, of another one "square".
+  /// or more, of another one "square". adam8bit and adamw8bit keep "exp_avg" and
+  /// "exp_avg_sq" as uint8 codes, with "exp_avg_max" and "exp_avg_sq_max", a
+  /// float a block of 256; of a parameter that is not quantized, what adam does.
   virtual NamedTensors state() const = 0;
+
+  /// All that takes memory between updates: the state without its counters, and
+  /// tables.
+  virtual std::vector<torch::Tensor> held() const = 0;
 
   /// Takes a copy of such a state; updates then go on bit by bit as if they had
   /// never stopped. Throws c10::Error, with the name, where a tensor is unknown,
@@ -56,11 +73,12 @@ class Optimizer {
 
 /// `parameters` with their names; one that appears twice (tied weights) counts
 /// once, under the first name. Throws c10::Error on an unknown name (with those
-/// known) or an option out of range.
+/// known), an option out of range or a name in `unquantized` that no parameter
+/// has.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           const NamedTensors& parameters);
 
-/// sgd, adam, adamw, adafactor.
+/// sgd, adam, adamw, adam8bit, adamw8bit, adafactor.
 const std::vector<std::string>& optimizer_names();
 
 }  // namespace reprise
