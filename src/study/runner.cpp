@@ -168,7 +168,7 @@ class Runner {
         file_(options.directory) {
     const auto known = known_runs(options);
     for (const StudyRun& run : study.runs) {
-      const auto found = known.find(run.id(options.device_name));
+      const auto found = known.find(run.id(study.name, options.device_name));
       if (found != known.end()) count(outcome_.before, found->second);
     }
   }
@@ -266,7 +266,7 @@ class Runner {
                      double wall_s) const {
     ordered_json r;
     r["type"] = "run";
-    r["id"] = run.id(options_.device_name);
+    r["id"] = run.id(study_.name, options_.device_name);
     r["study"] = study_.name;
     r["system"] = "reprise";
     r["case"] = json::parse(run.case_json());
@@ -371,7 +371,7 @@ std::vector<size_t> runs_to_do(const Study& study,
   std::vector<size_t> todo;
   for (size_t i = 0; i < study.runs.size(); ++i) {
     if (static_cast<int>(i) % options.parts != options.part - 1) continue;
-    const std::string id = study.runs[i].id(options.device_name);
+    const std::string id = study.runs[i].id(study.name, options.device_name);
     if (!has_result(known, id, options)) todo.push_back(i);
   }
   return todo;

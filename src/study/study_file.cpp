@@ -353,7 +353,7 @@ class Reader {
     std::set<std::string> seen;
     std::vector<Placed> unique;
     for (Placed& one : all_) {
-      if (seen.insert(one.run.id("")).second) unique.push_back(std::move(one));
+      if (seen.insert(one.run.id("", "")).second) unique.push_back(std::move(one));
     }
     TORCH_CHECK(!unique.empty(), "[study] the rules leave no run");
     std::stable_sort(
@@ -397,7 +397,7 @@ void Study::set(const std::string& flag, const std::string& value) {
   // What differed in nothing else is one run now.
   std::set<std::string> seen;
   std::erase_if(runs, [&](const StudyRun& run) {
-    return !seen.insert(run.id("")).second;
+    return !seen.insert(run.id("", "")).second;
   });
   constant = constants_of(runs);
 }
@@ -427,11 +427,12 @@ std::string StudyRun::case_json() const {
   return object.dump();
 }
 
-std::string StudyRun::id(const std::string& device_name) const {
+std::string StudyRun::id(const std::string& study,
+                         const std::string& device) const {
   // json::object sorts its keys.
   return fmt::format("{:016x}",
-                     fnv1a(fmt::format("{}\n{}\n{}", case_json(), repeat,
-                                       device_name)));
+                     fnv1a(fmt::format("{}\n{}\n{}\n{}", case_json(),
+                                       repeat, study, device)));
 }
 
 std::string StudyRun::words(const std::vector<std::string>& common) const {

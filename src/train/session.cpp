@@ -200,7 +200,7 @@ void Session::show(bool now) {
   if (config_.seconds > 0) {
     left_s = std::min(left_s, std::max(0.0, config_.seconds - seconds()));
   }
-  run_.listener->stepped({state_.step, total_steps_,
+  run_.listener->stepped({state_.step, config_.seconds > 0 ? 0 : total_steps_,
                           metrics_->last_loss().value_or(0),
                           rate_at(rate_, std::max<int64_t>(state_.step - 1, 0)),
                           speed, meter_.live_bytes(), meter_.peak_bytes(),

@@ -123,14 +123,15 @@ TEST(StudyFile, IdsFollowValuesRepeatAndDevice) {
   run.values = {{"model", "a"}, {"batch", "4"}};
   StudyRun other = run;
   std::reverse(other.values.begin(), other.values.end());
-  EXPECT_EQ(run.id("cpu"), other.id("cpu"));
-  EXPECT_NE(run.id("cpu"), run.id("gpu"));
+  EXPECT_EQ(run.id("s", "cpu"), other.id("s", "cpu"));
+  EXPECT_NE(run.id("s", "cpu"), run.id("s", "gpu"));
+  EXPECT_NE(run.id("s", "cpu"), run.id("t", "cpu"));
   other.repeat = 2;
-  EXPECT_NE(run.id("cpu"), other.id("cpu"));
+  EXPECT_NE(run.id("s", "cpu"), other.id("s", "cpu"));
   other = run;
   other.values[1].second = "8";
-  EXPECT_NE(run.id("cpu"), other.id("cpu"));
-  EXPECT_EQ(run.id("cpu").size(), 16u);
+  EXPECT_NE(run.id("s", "cpu"), other.id("s", "cpu"));
+  EXPECT_EQ(run.id("s", "cpu").size(), 16u);
 }
 
 TEST(StudyFile, RefusesWhatIsWrongWithItsLine) {

@@ -21,9 +21,10 @@ std::string time_left(double seconds) {
 
 std::string text_of(const TrainListener::Step& step) {
   std::string text = fmt::format(
-      "step {}/{}  loss {:.4f}  {:.1f} samples/s  memory {}, peak {}",
-      step.step, step.total_steps, step.loss, step.samples_per_s,
-      format_bytes(step.live_bytes), format_bytes(step.peak_bytes));
+      "step {}{}  loss {:.4f}  {:.1f} samples/s  memory {}, peak {}", step.step,
+      step.total_steps > 0 ? fmt::format("/{}", step.total_steps) : "",
+      step.loss, step.samples_per_s, format_bytes(step.live_bytes),
+      format_bytes(step.peak_bytes));
   if (step.limit_bytes > 0) {
     text += " of " + format_bytes(step.limit_bytes);
   }

@@ -130,7 +130,7 @@ ordered_json dry_run_json(const Study& study, const StudyOptions& options,
       predicted = {{"peak_bytes", predictions[i]->peak_bytes},
                    {"step_ms", predictions[i]->step_ms}};
     }
-    runs.push_back({{"id", study.runs[i].id(options.device_name)},
+    runs.push_back({{"id", study.runs[i].id(study.name, options.device_name)},
                     {"case", json::parse(study.runs[i].case_json())},
                     {"repeat", study.runs[i].repeat},
                     {"predicted", predicted}});

@@ -35,8 +35,8 @@ struct StudyRun {
   /// The values as a JSON object: names with _ for -, numbers as numbers.
   std::string case_json() const;
 
-  /// The same for the same values, repeat and device, whatever the order.
-  std::string id(const std::string& device_name) const;
+  /// The same for the same values, repeat, study and device, whatever the order.
+  std::string id(const std::string& study, const std::string& device) const;
 
   /// "cnn-basic, image-size 112, 4 × 2, …": for people, without what `common`
   /// names.

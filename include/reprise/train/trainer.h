@@ -31,8 +31,8 @@ class TrainListener {
   virtual void started(const Start&) {}
 
   struct Step {
-    int64_t step = 0;  ///< updates done
-    int64_t total_steps = 0;
+    int64_t step = 0;         ///< updates done
+    int64_t total_steps = 0;  ///< 0: as many as the time allows
     double loss = 0;  ///< mean over the last update's window
     double rate = 0;
     double samples_per_s = 0;

@@ -1,0 +1,151 @@
+"""Hugging Face's Trainer on the settings of studies/bert.yaml, as results that
+stand beside ours in the report.
+
+    python3 bench/peers/bert_trainer.py DIR      appends to DIR/results.jsonl
+
+BERT-Large with fresh weights, 512 random sequences of 512 tokens, one epoch. The
+peak is that of PyTorch's allocator, as ours is.
+"""
+import datetime
+import gc
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import sys
+import time
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+from torch.utils.data import Dataset
+
+SAMPLES, TOKENS = 512, 512
+CASES = [
+    # label, micro-batch, accumulation, checkpointing, precision, optimizer
+    ("batch 4", 4, 1, False, "fp32", "adamw"),
+    ("1 × 4", 1, 4, False, "fp32", "adamw"),
+    ("1 × 4, recompute", 1, 4, True, "fp32", "adamw"),
+    ("fp16 only", 4, 1, False, "fp16", "adamw"),
+    ("Adafactor only", 4, 1, False, "fp32", "adafactor"),
+    ("1 × 4, recompute, fp16", 1, 4, True, "fp16", "adamw"),
+    ("1 × 4, recompute, fp16, Adafactor", 1, 4, True, "fp16", "adafactor"),
+    ("bf16, batch 4", 4, 1, False, "bf16", "adamw"),
+    ("bf16, 1 × 4", 1, 4, False, "bf16", "adamw"),
+    ("bf16, 1 × 4, recompute", 1, 4, True, "bf16", "adamw"),
+]
+
+
+class RandomSequences(Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(100, 30000, (SAMPLES, TOKENS), generator=generator)
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return {"input_ids": self.tokens[index], "labels": torch.tensor(index % 2)}
+
+
+def train(batch, accumulate, checkpointing, precision, optimizer):
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+    )
+    model = transformers.BertForSequenceClassification(config).cuda()
+    arguments = transformers.TrainingArguments(
+        output_dir="/tmp/bert_trainer",
+        num_train_epochs=1,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulate,
+        gradient_checkpointing=checkpointing,
+        fp16=precision == "fp16",
+        bf16=precision == "bf16",
+        optim={"adamw": "adamw_torch_fused", "adafactor": "adafactor"}[optimizer],
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=RandomSequences())
+    torch.cuda.reset_peak_memory_stats()
+    metrics = trainer.train().metrics
+    return {
+        "model": "bert-large",
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "data": "random",
+        "device": "cuda",
+        "precision": precision,
+        "optimizer": optimizer,
+        "recompute": "all" if checkpointing else "none",
+        "micro_batch": batch,
+        "accumulate": accumulate,
+        "global_batch": batch * accumulate,
+        "steps": SAMPLES // (batch * accumulate),
+        "time_s": metrics["train_runtime"],
+        "samples_per_s": metrics["train_samples_per_second"],
+        "step_ms": 1000 * metrics["train_runtime"] * batch * accumulate / SAMPLES,
+        "epoch_s": metrics["train_runtime"],
+        "data_samples": SAMPLES,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "loss": metrics["train_loss"],
+    }
+
+
+def record(label, case, figures, started, wall_s):
+    device = torch.cuda.get_device_properties(0)
+    key = json.dumps([case, "transformers", device.name], sort_keys=True)
+    return {
+        "type": "run",
+        "id": hashlib.sha256(key.encode()).hexdigest()[:16],
+        "study": "bert",
+        "system": "transformers",
+        "case": case,
+        "label": label,
+        "repeat": 1,
+        "status": "done",
+        "reason": None,
+        "predicted": None,
+        "figures": figures,
+        "observed": None,
+        "series": None,
+        "device": {"name": device.name, "kind": "cuda", "memory_bytes": device.total_memory,
+                   "cores": None, "driver": None},
+        "versions": {"transformers": transformers.__version__, "libtorch": torch.__version__},
+        "host": platform.node(),
+        "command": "python3 bench/peers/bert_trainer.py",
+        "started": started,
+        "wall_s": round(wall_s, 3),
+    }
+
+
+def main():
+    directory = pathlib.Path(sys.argv[1])
+    directory.mkdir(parents=True, exist_ok=True)
+    train(4, 1, False, "fp32", "adamw")  # warms up: libraries, clocks
+    with open(directory / "results.jsonl", "a") as results:
+        for label, batch, accumulate, checkpointing, precision, optimizer in CASES:
+            case = {
+                "model": "bert-large", "seq": TOKENS, "data": "random",
+                "random_samples": SAMPLES, "epochs": 1, "optimizer": optimizer,
+                "batch": batch, "accumulate": accumulate, "precision": precision,
+                "recompute": "all" if checkpointing else "none",
+            }
+            started = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+            begin = time.monotonic()
+            figures = train(batch, accumulate, checkpointing, precision, optimizer)
+            line = record(label, case, figures, started, time.monotonic() - begin)
+            results.write(json.dumps(line, ensure_ascii=False) + "\n")
+            results.flush()
+            print(f"{label:36} {figures['samples_per_s']:8.2f} samples/s "
+                  f"{figures['peak_bytes'] / 2**20:8.0f} MiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# The study and report commands as a user calls them.
+. "$(dirname "$0")/expect.sh"
+cd "$work" || exit 1
+cat >small.yaml <<'YAML'
+title: A small one
+question: Does it run?
+views: [grid, frontier]
+shared: {model: mlp, data: random, random-samples: 64, steps: 4, threads: 1, workers: 1}
+runs:
+  - depth: 4
+    width: 16
+    batch: [4, 8]
+    recompute: [none, sqrt]
+  - {depth: 4, width: 16, batch: 4, recompute: "revolve:99999999"}
+YAML
+results() { python3 - "$1" <<'PY'
+import json, sys
+runs = [json.loads(l) for l in open(sys.argv[1]) if json.loads(l)["type"] == "run"]
+for r in sorted(runs, key=lambda r: r["id"]):
+    print(r["id"], r["status"], json.dumps(r["case"], sort_keys=True))
+PY
+}
+
+expect 0 study --list
+has out quick
+has out mnist
+
+expect 0 study small.yaml --dry-run
+has out '5 runs'
+has out 'batch 8'
+[ ! -e reprise-studies ] || fail "a dry run has written something"
+
+expect 0 study small.yaml --device "$device"
+has out '5 done'
+has out 'reprise-studies/small/report.html'
+has err 'A small one'
+has err 'about'
+grep -q '</html>' reprise-studies/small/report.html || fail "no whole page"
+results reprise-studies/small/results.jsonl >whole
+python3 - <<'PY' || fail "a record is not as docs/results.md says"
+import json, shlex
+records = [json.loads(l) for l in open("reprise-studies/small/results.jsonl")]
+assert records[0]["type"] == "study" and records[0]["runs"] == 5
+for r in records[1:]:
+    assert r["figures"]["steps"] == 4 and r["figures"]["peak_bytes"] > 0
+    assert r["observed"]["samples"] >= 2 and len(r["series"]["t_s"]) >= 2
+    assert r["device"]["name"] and r["versions"]["libtorch"]
+    assert r["predicted"]["peak_bytes"] > 0
+    assert shlex.split(r["command"])[:2] == ["reprise", "train"]
+PY
+
+# The command of a record repeats it.
+command=$(python3 -c 'import json
+for l in open("reprise-studies/small/results.jsonl"):
+    r = json.loads(l)
+    if r["type"] == "run": print(r["command"]); break')
+eval "set -- ${command#reprise}"
+expect 0 "$@"
+has out '"peak_bytes"'
+
+# Without --resume nothing is touched, with it nothing is run twice.
+expect 1 study small.yaml --device "$device"
+has err '--resume goes on'
+before=$(cksum <reprise-studies/small/results.jsonl)
+expect 0 study small.yaml --device "$device" --resume
+has out '0 done'
+[ "$before" = "$(cksum <reprise-studies/small/results.jsonl)" ] ||
+  fail "results have changed"
+
+# Two parts are the whole.
+expect 0 study small.yaml --device "$device" --out parts --part 1/2 --no-estimate --no-report
+expect 0 study small.yaml --device "$device" --out parts --part 2/2 --resume --no-estimate
+results parts/results.jsonl | cmp -s - whole || fail "the parts are not the whole"
+
+# --set and --only.
+expect 0 study small.yaml --device "$device" --only batch=8 --set steps=2 --out few --no-estimate --no-report
+has out '2 done'
+expect 0 report parts few -o both.html
+has out 'both.html'
+
+# A run that may not have the memory it needs is a result.
+if [ "$device" = cpu ]; then
+  cat >hungry.yaml <<'YAML'
+shared: {model: mlp, depth: 4, width: 16, data: random, steps: 2, threads: 1, workers: 1}
+runs:
+  - {batch: 4, random-samples: 64}
+  - {batch: 200000, random-samples: 200000}
+  - {batch: 8, random-samples: 64}
+YAML
+  expect 0 study hungry.yaml --run-memory 900MiB --no-estimate
+  has out '2 done, 1 did not fit'
+fi
+
+# What is wrong is said before anything is run.
+expect 2 study nosuch
+has err 'neither a file nor one of'
+printf 'runs:\n  - {model: mlp, bacth: 4}\n' >wrong.yaml
+expect 2 study wrong.yaml
+has err 'line 2: unknown key'
+has err 'did you mean batch?'
+printf 'runs:\n  - {model: mlp, batch: four}\n' >wrong.yaml
+expect 2 study wrong.yaml
+has err 'batch'
+printf 'runs:\n  - {model: mlp, precision: fp7}\n' >wrong.yaml
+expect 2 study wrong.yaml
+has err 'precision'
+expect 2 study small.yaml --part 3/2
+expect 2 study small.yaml --set bacth=4
+has err 'did you mean batch?'
+expect 1 report nosuch
+has err 'is not there'
+[ ! -e reprise-studies/wrong ] || fail "a wrong study has left something"
+finish study_command
