@@ -50,7 +50,8 @@ function gridPlots(grid) {
       title: "Memory against micro-batch",
       context: words,
       note: memoryKind === "peak" && grid.runs.some((run) => run.status !== "done")
-        ? "A cross is a run that did not fit or was skipped, at the peak predicted for it." : null,
+        ? "A cross is a run that was not finished (out of memory, failed or skipped), at the " +
+          "peak predicted for it." : null,
       height: 330,
       spec: (page) => memorySpec(grid, page),
     }),
@@ -103,7 +104,11 @@ function memorySpec(grid, page) {
   const { size, points } = grid;
   const values = valuesOf(points, size).map((v) => valueText(size, v));
   const found = lineRows(points, [size, "recompute", "batch"], memoryKind);
-  const unit = unitFor(found.map((row) => row.value));
+  const unfinished = memoryKind !== "peak" ? [] : grid.runs.filter((run) =>
+    run.status !== "done" && run.axes.batch != null && run.record.predicted &&
+    run.record.predicted.peak_bytes > 0);
+  const unit = unitFor([...found.map((row) => row.value),
+    ...unfinished.map((run) => run.record.predicted.peak_bytes)]);
   const rows = found.map((row) => ({
     batch: row.batch,
     line: valueText(size, row[size]),
@@ -113,18 +118,15 @@ function memorySpec(grid, page) {
     "micro-batch": row.batch,
     runs: row.n,
   }));
-  const unfit = memoryKind !== "peak" ? [] : grid.runs
-    .filter((run) => run.status !== "done" && run.record.predicted && run.axes.batch != null &&
-      run.record.predicted.peak_bytes > 0)
-    .map((run) => ({
-      batch: run.axes.batch,
-      way: wayText(run.axes.recompute),
-      line: valueText(size, run.axes[size]),
-      y: run.record.predicted.peak_bytes / unit.bytes,
-      predicted: bytesText(run.record.predicted.peak_bytes),
-      "micro-batch": run.axes.batch,
-      status: run.status,
-    }));
+  const unfit = unfinished.map((run) => ({
+    batch: run.axes.batch,
+    way: wayText(run.axes.recompute),
+    line: valueText(size, run.axes[size]),
+    y: run.record.predicted.peak_bytes / unit.bytes,
+    predicted: bytesText(run.record.predicted.peak_bytes),
+    "micro-batch": run.axes.batch,
+    status: run.status,
+  }));
   const batches = [...new Set([...rows, ...unfit].map((row) => row.batch))].sort((a, b) => a - b);
   const x = { field: "batch", ...powersAxis("micro-batch", batches) };
   const y = { field: "y", ...memoryAxis(MEMORY_KINDS[memoryKind], unit) };

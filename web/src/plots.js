@@ -44,7 +44,7 @@ function configOf(colours) {
     mark: { color: colours.colours[0] },
     text: { color: colours.quiet, fontSize: 11, font },
     line: { strokeWidth: 2 },
-    point: { filled: true, size: 45 },
+    point: { filled: true, size: 45, opacity: 1 },
   };
 }
 

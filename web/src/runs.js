@@ -122,11 +122,12 @@ function openRun(id) {
     ["LibTorch", record.versions && record.versions.libtorch],
   ].filter(([, value]) => value != null)
     .map(([name, value, text]) => [name, text ? text(value) : String(value)]);
-  const shown = Object.keys(run.axes).filter((axis) => !["study", "device"].includes(axis));
+  const shown = ["model", "optimizer", "precision", "system", ...SIZE_AXES];
   dialog.replaceChildren(el("div", { class: "dialog-top" },
     el("h3", {}, run.label || settingText(run.axes, shown)), close),
   record.command ? el("p", { class: "command" }, el("code", {}, record.command), copy) : "",
-  table([{ title: "" }, { title: "" }], rows, { class: "facts" }));
+  el("dl", { class: "facts" }, rows.map(([name, value]) =>
+    el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
   dialog.showModal();
   if (record.series && record.series.t_s && record.series.t_s.length) {
     const node = seriesPlot(run);

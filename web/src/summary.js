@@ -78,20 +78,24 @@ function amount(path, values, n) {
   return parts;
 }
 
+/** "29 % more time (21 % to 41 %)"; with signs where some took less. */
+function moreTime(path, values) {
+  const format = values.min < 0 ? "change" : "percent";
+  const words = [figure(`${path}.median`, values.median, format), format === "change" ? " time" : " more time"];
+  if (values.n > 1) {
+    words.push(" (", figure(`${path}.min`, values.min, format), " to ",
+      figure(`${path}.max`, values.max, format), ")");
+  }
+  return words;
+}
+
 function recomputeWords(summary, main, path) {
   const words = [`Recomputation (${main.recompute}) `];
   if (main.kept) {
     words.push("cut what is kept after the forward by ", ...amount(`${path}.kept`, main.kept, main.n));
   }
   if (main.time) {
-    const less = main.time.median < 0;
-    words.push(main.kept ? " for " : "cost ",
-      figure(`${path}.time.median`, main.time.median, "change"), " time");
-    if (main.time.n > 1) {
-      words.push(" (", figure(`${path}.time.min`, main.time.min, "change"), " to ",
-        figure(`${path}.time.max`, main.time.max, "change"), ")");
-    }
-    if (less) words.push(", within the noise of the machine");
+    words.push(main.kept ? " for " : "cost ", ...moreTime(`${path}.time`, main.time));
   }
   words.push(". ");
   if (main.kept && summary.sizes.length) {
