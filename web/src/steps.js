@@ -73,7 +73,7 @@ function stepPlot(study, found, key, title, text) {
     context: `${found.model}, ${found.device}`,
     height: 60 + found.labels.length * 50,
     spec: ({ width, narrow }) => {
-      const label = Math.min(200, width * 0.38);
+      const label = Math.min(240, width * 0.4);
       return {
         data: { values },
         width: width - label - 40,

@@ -216,7 +216,7 @@ function leverTable(summary, path) {
       return [LEVER_NAMES[lever.lever], figure(`${at}.n`, lever.n, "count"),
         spreadFigure(`${at}.peak`, lever.peak, "fall"),
         spreadFigure(`${at}.time`, lever.time, "change"),
-        el("span", {}, `${most.to}, ${most.recompute}, instead of ${most.from}` +
+        el("span", { class: "most" }, `${most.to}, ${most.recompute}, instead of ${most.from}` +
           `${most.size ? ` at ${most.size}` : ""}: `,
         figure(`${at}.most.peak`, most.peak, "fall"), ", ",
         most.time == null ? "–" : figure(`${at}.most.time`, most.time, "change"), " time")];
