@@ -44,8 +44,8 @@ function runColumns(runs) {
     .filter(Boolean).join(": ");
   const named = runs.some((run) => run.label);
   const columns = shown.size > 1 || named
-    ? [...axes.filter((axis) => ["study", "device", "system"].includes(axis)).map(text),
-      { title: "setting", key: "setting", value: setting, show: setting }]
+    ? [{ title: "setting", key: "setting", value: setting, show: setting },
+      ...axes.filter((axis) => ["study", "device", "system"].includes(axis)).map(text)]
     : axes.map(text);
   return [
     ...columns,

@@ -82,7 +82,8 @@ function stepPlot(study, found, key, title, text) {
         encoding: {
           y: { field: "step", type: "nominal", sort: found.labels, title: null,
             scale: { paddingInner: 0.25 },
-            axis: { labelLimit: label, labelOverlap: false } },
+            axis: { labelExpr: wrappedLabels(found.labels, Math.floor(label / 6)),
+              labelLimit: label + 20, labelOverlap: false } },
           yOffset: { field: "source", type: "nominal", sort: names },
           x: { field: "value", type: "quantitative", title: key === "peak" ? "peak memory" : "time, s",
             axis: key === "peak" ? { labelExpr: unitLabel(unit, false), tickCount: 5 } : { tickCount: 5 } },
