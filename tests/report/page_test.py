@@ -352,6 +352,41 @@ def test_page(path, results, shots):
           f"{written} figures, {len(failures)} failures")
 
 
+def test_odd(reprise, work):
+    """Results that have hardly begun, or lack what others have."""
+    study = {"type": "study", "study": "odd", "title": "Odd </script>", "views":
+             ["grid", "steps", "checkpoints", "frontier"], "runs": 3,
+             "reference": None, "question": None}
+    failed = {"type": "run", "id": "1", "study": "odd", "system": "reprise",
+              "case": {"model": "mlp"}, "label": None, "repeat": 1,
+              "status": "failed", "reason": "no <b>reason</b>", "predicted": None,
+              "figures": None, "observed": None, "series": None,
+              "device": {"name": "cpu", "kind": "cpu"}, "command": "reprise train"}
+    bare = failed | {"id": "2", "status": "done", "reason": None, "figures": {
+        "model": "mlp", "samples_per_s": 12.5, "peak_bytes": 4096}}
+    other = bare | {"id": "3", "study": "unknown", "series": {"t_s": []},
+                    "case": {"model": "mlp", "batch": 4, "recompute": "sqrt"}}
+    page = work / "odd.html"
+    for name, records in (("begun", [study]), ("failed", [study, failed]),
+                          ("bare", [study, failed, bare]),
+                          ("other", [study, bare, other])):
+        file = work / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(r) + "\n" for r in records))
+        subprocess.run([reprise, "report", file, "-o", page], check=True)
+        with chromium.Browser(chromium.find()) as browser:
+            browser.open(page.as_uri(), 390, phone=True)
+            browser.evaluate("reprise.drawAll()")
+            browser.evaluate("document.querySelectorAll('#runs button.open')"
+                             ".forEach(b => { b.click(); "
+                             "document.getElementById('run').close(); })")
+            text = browser.evaluate("document.getElementById('page').innerText")
+            check("Odd </script>" in text, f"{name}: the study is not named")
+            for bad in ("NaN", "undefined", "Infinity", "[object", "null"):
+                check(bad not in text, f"{name}: the text has {bad}")
+            check_phone(browser, name)
+            check_quiet(browser, page.as_uri(), name)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--reprise")
@@ -379,6 +414,7 @@ def main():
             test_page(work / name, results, args.shots)
             if args.shots:
                 break
+        test_odd(args.reprise, work)
         if not failures:
             test_plots(args.reprise, work, studies[2])
     return 1 if failures else 0

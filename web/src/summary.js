@@ -55,7 +55,7 @@ function tiles(main, path) {
   const tile = (name, key, format) => main[key] && el("div", { class: "tile" },
     el("span", { class: "name" }, name),
     el("span", { class: "value" }, figure(`${path}.${key}.median`, main[key].median, format)),
-    main[key].n < 2 ? null : el("span", { class: "range" },
+    !hasRange(main[key], format) ? null : el("span", { class: "range" },
       figure(`${path}.${key}.${format === "fall" ? "max" : "min"}`,
         format === "fall" ? main[key].max : main[key].min, format), " to ",
       figure(`${path}.${key}.${format === "fall" ? "min" : "max"}`,
@@ -70,11 +70,10 @@ function tiles(main, path) {
 /** "87 % (median of 44 pairs; 82 to 93 %)", as an amount without a sign. */
 function amount(path, values, n) {
   const parts = [figure(`${path}.median`, values.median, "percent")];
-  if (values.n > 1) {
-    parts.push(n ? ` (median of ${n} pairs; ` : " (",
-      figure(`${path}.min`, values.min, "percent"), " to ",
-      figure(`${path}.max`, values.max, "percent"), ")");
-  }
+  const range = hasRange(values, "percent") ? [figure(`${path}.min`, values.min, "percent"), " to ",
+    figure(`${path}.max`, values.max, "percent")] : [];
+  if (n > 1) parts.push(` (median of ${n} pairs`, ...(range.length ? ["; ", ...range] : []), ")");
+  else if (range.length) parts.push(" (", ...range, ")");
   return parts;
 }
 
@@ -82,7 +81,7 @@ function amount(path, values, n) {
 function moreTime(path, values) {
   const format = values.min < 0 ? "change" : "percent";
   const words = [figure(`${path}.median`, values.median, format), format === "change" ? " time" : " more time"];
-  if (values.n > 1) {
+  if (hasRange(values, format)) {
     words.push(" (", figure(`${path}.min`, values.min, format), " to ",
       figure(`${path}.max`, values.max, format), ")");
   }
@@ -106,7 +105,9 @@ function recomputeWords(summary, main, path) {
       : `It fell by at least half at ${half} of ${mine.length} sizes. `);
   }
   if (main.peak) {
-    words.push("The peak itself fell by ", ...amount(`${path}.peak`, main.peak));
+    words.push(...(main.peak.median < 0
+      ? ["The peak itself rose: ", spreadFigure(`${path}.peak`, main.peak, "fall")]
+      : ["The peak itself fell by ", ...amount(`${path}.peak`, main.peak)]));
     words.push(...momentWords(main, path), ". ");
     words.push(whyWords(main));
   }
