@@ -14,7 +14,7 @@ import statistics
 SIZES = {"image_size": "{}\u00a0px", "seq": "{} tokens", "depth": "depth {}",
          "width": "width {}"}
 CHOICES = ("recompute", "memory", "batch", "accumulate", "global_batch", "steps",
-           "seconds")
+           "epochs", "seconds")
 
 
 def load(paths):
@@ -45,6 +45,8 @@ def settings(run):
     for name, key in (("batch", "micro_batch"), ("accumulate", "accumulate")):
         if figures.get(key) is not None:
             case[name] = figures[key]
+    if case.get("memory") is not None and case.get("recompute") is None:
+        case["recompute"] = "planned"
     for name in ("model", "optimizer", "recompute", "precision"):
         if case.get(name) is None and figures.get(name) is not None:
             case[name] = figures[name]
@@ -175,7 +177,7 @@ def pair_figures(pairs):
 
 def levers(points):
     """Against the largest micro-batch that keeps everything, at one global batch."""
-    cases = {"recompute": [], "micro-batch": [], "both": []}
+    cases = {"recompute": [], "micro-batch": [], "both": [], "planned": []}
     groups = {}
     for p in points:
         if "batch" in p.case and p.way() and p.peak is not None:
@@ -186,13 +188,15 @@ def levers(points):
         if not plain:
             continue
         base = max(plain, key=lambda p: p.case["batch"])
+        free = [p for p in group if "memory" not in p.case]
         for name, chosen in (
-                ("recompute", [p for p in group if p.way() != "none"
+                ("recompute", [p for p in free if p.way() != "none"
                                and p.case["batch"] == base.case["batch"]]),
-                ("micro-batch", [p for p in group if p.way() == "none"
+                ("micro-batch", [p for p in free if p.way() == "none"
                                  and p.case["batch"] < base.case["batch"]]),
-                ("both", [p for p in group if p.way() != "none"
-                          and p.case["batch"] < base.case["batch"]])):
+                ("both", [p for p in free if p.way() != "none"
+                          and p.case["batch"] < base.case["batch"]]),
+                ("planned", [p for p in group if "memory" in p.case])):
             if chosen:
                 cases[name].append((base, min(chosen, key=lambda p: p.peak)))
     out = {}
@@ -250,9 +254,12 @@ def front(points):
 
 def grid(points):
     """Medians over what is on no axis: {what: {axes: (value, n)}}."""
-    counts = {name: len({p.case[name] for p in points if name in p.case})
-              for name in SIZES}
-    size = max(counts, key=lambda name: counts[name])
+    sizes = {}
+    for model in {p.case["model"] for p in points}:
+        counts = {name: len({p.case[name] for p in points if name in p.case
+                             and p.case["model"] == model}) for name in SIZES}
+        most = max(counts, key=lambda name: counts[name])
+        sizes[model] = most if counts[most] else "model"
     out = {}
     for what, value, axes in (
             ("memory", "peak", ()), ("kept", "kept", ()),
@@ -260,17 +267,23 @@ def grid(points):
         groups = {}
         for p in points:
             if getattr(p, value) is not None:
-                key = (p.device, *(p.case.get(a) for a in (
-                    "model", "optimizer", size, "recompute", "batch", *axes)))
+                size = sizes[p.case["model"]]
+                key = (p.device, p.case["model"], p.case.get("optimizer"), size,
+                       *(p.case.get(a) for a in (size, "recompute", "batch", *axes)))
                 groups.setdefault(key, []).append(getattr(p, value))
         out[what] = {key: (statistics.median(v), len(v))
                      for key, v in groups.items()}
     return out
 
 
-def matching(reference, case):
+def matching(reference, case, label):
+    """The published row of that name, or of none, with those values."""
     for row in (reference or {}).get("rows", []):
-        if all(str(case.get(k)) == str(v) for k, v in row["case"].items()):
+        if row.get("label") is not None and label is not None:
+            fits = row["label"] == label
+        else:
+            fits = bool(row["case"])
+        if fits and all(str(case.get(k)) == str(v) for k, v in row["case"].items()):
             return row
     return {}
 
@@ -284,7 +297,7 @@ def checkpoints(study, points):
         if len(alike) < 2:
             continue
         base = next((q for q in alike if q.way() == "none"), None)
-        published = matching(study.get("reference"), p.case)
+        published = matching(study.get("reference"), p.case, p.label)
 
         def share(a, b):
             return None if a is None or not b else a / b
@@ -299,21 +312,26 @@ def checkpoints(study, points):
     return out
 
 
-def steps(study, points):
+def steps(study, points, runs):
     """{(device, model, source, label): figures}; ratios to the first label."""
-    out = {}
+    out, labels = {}, {}
     reference = study.get("reference") or {}
-    rows = reference.get("rows", [])
-    first = rows[0]["label"] if rows else points[0].label
     for p in points:
         out[p.device, p.case["model"], p.system, p.label] = {
             "time_s": p.time_s, "samples_per_s": p.speed, "peak": p.peak}
-        for row in rows:
-            if row["label"] == p.label:
-                out[p.device, p.case["model"], reference["source"], p.label] = {
-                    "time_s": row.get("time_s"), "peak": row.get("peak_bytes"),
-                    "samples_per_s": row.get("samples_per_s")}
+    for run in runs:
+        case = settings(run)
+        place = (run["device"]["name"], case["model"])
+        labels.setdefault(place, []).append(run["label"])
+        row = matching(reference, case, run["label"])
+        if row:
+            out[(*place, reference["source"], run["label"])] = {
+                "time_s": row.get("time_s"), "peak": row.get("peak_bytes"),
+                "samples_per_s": row.get("samples_per_s")}
+    named = [row.get("label") for row in reference.get("rows", [])]
     for (device, model, source, _), row in out.items():
+        mine = labels[device, model]
+        first = next((name for name in named if name in mine), mine[0])
         base = out.get((device, model, source, first), {})
         for ratio, value in (("time_ratio", "time_s"), ("peak_ratio", "peak")):
             known = row[value] is not None and base.get(value)
@@ -353,7 +371,8 @@ def expected(paths):
         if "checkpoints" in study["views"]:
             out["checkpoints"][name] = checkpoints(study, own)
         if "steps" in study["views"]:
-            out["steps"][name] = steps(study, own)
+            out["steps"][name] = steps(study, own, [
+                r for r in runs if r["study"] == name])
         for key in {(p.device, p.case["model"], p.size()) for p in own}:
             for found in front([p for p in own if key == (
                     p.device, p.case["model"], p.size())]):

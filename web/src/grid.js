@@ -22,7 +22,6 @@ function gridView(study, runs, points, rerender) {
     } }, kinds.map((kind) => el("option", { value: kind, selected: kind === memoryKind },
     MEMORY_KINDS[kind])));
   node.append(el("p", { class: "choose" }, el("label", {}, "Memory shown: ", choose)));
-  const size = sizeAxis(points);
   const models = valuesOf(points, "model");
   for (const device of valuesOf(points, "device")) {
     for (const model of models) {
@@ -31,6 +30,7 @@ function gridView(study, runs, points, rerender) {
           item.axes.optimizer === optimizer;
         const here = points.filter(mine);
         if (here.length === 0) continue;
+        const size = sizeAxis(points.filter((p) => p.axes.model === model));
         node.append(el("h3", {}, `${device} · ${models.length > 1 ? `${model} · ` : ""}${optimizer}`),
           gridPlots({ study, size, device, model, optimizer,
             points: here, runs: runs.filter(mine) }));

@@ -28,7 +28,7 @@ function studyViews(study, runs, rerender) {
   const at = (view) => (all
     ? `${view}.${computed[view].findIndex((c) => c.study === study.study)}` : "filtered");
   if (study.views.includes("steps")) {
-    part(VIEW_TITLES.steps, stepsView(study, { tables: stepTables(study, points) }, at("steps")));
+    part(VIEW_TITLES.steps, stepsView(study, { tables: stepTables(study, own) }, at("steps")));
   }
   if (study.views.includes("checkpoints")) {
     part(VIEW_TITLES.checkpoints, checkpointsView(study,

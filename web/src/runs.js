@@ -14,7 +14,6 @@ function unfitView(runs) {
   if (unfit.length === 0) return el("p", {}, "Everything that was run fitted.");
   const shown = studyAxes(runs);
   const several = varyingAxes(runs);
-  const words = { oom: "out of memory", failed: "failed", skipped: "skipped" };
   return table([
     { title: "setting" }, ...(several.includes("study") ? [{ title: "study" }] : []),
     ...(several.includes("device") ? [{ title: "device" }] : []),
@@ -24,7 +23,7 @@ function unfitView(runs) {
       run.label || settingText(run.axes, shown.get(run.axes.study))),
     ...(several.includes("study") ? [run.axes.study] : []),
     ...(several.includes("device") ? [run.axes.device] : []),
-    el("span", { class: `status ${run.status}` }, words[run.status] || run.status),
+    el("span", { class: `status ${run.status}` }, STATUS_WORDS[run.status] || run.status),
     run.record.predicted ? bytesText(run.record.predicted.peak_bytes) : null,
     el("span", { class: "reason" }, run.record.reason || ""),
   ]), { id: "unfit" }, "scroll tall");

@@ -18,10 +18,10 @@ function beforeAfter({ labels, sources }) {
   const select = (name, options, chosen) => el("select", { class: name, "aria-label": name,
     onchange: show }, options.map((text, i) =>
     el("option", { value: i, selected: i === chosen }, text)));
-  const complete = sources.findIndex((s) => s.rows.filter(Boolean).length > 1);
+  const complete = sources.findIndex((s) => s.rows.filter((row) => row && !row.status).length > 1);
   const source = select("source", sources.map((s) => s.name), Math.max(0, complete));
   const known = sources[Math.max(0, complete)].rows;
-  const last = known.reduce((found, row, i) => (row ? i : found), 0);
+  const last = known.reduce((found, row, i) => (row && !row.status ? i : found), 0);
   const before = select("before", labels, 0);
   const after = select("after", labels, last);
   function show() {
@@ -54,10 +54,16 @@ function stepTable({ labels, sources }, at) {
       el("tr", {}, sources.flatMap(() => columns.map(([, title], i) =>
         el("th", { class: `number${i === 0 ? " first" : ""}`, scope: "col" }, title))))),
     el("tbody", {}, labels.map((label, row) => el("tr", {}, el("th", { scope: "row" }, label),
-      sources.flatMap((source, s) => columns.map(([key, , format], i) =>
-        el("td", { class: `number${i === 0 ? " first" : ""}` }, source.rows[row]
-          ? figure(`${at}.sources.${s}.rows.${row}.${key}`, source.rows[row][key], format)
-          : "–"))))))));
+      sources.flatMap((source, s) => {
+        const found = source.rows[row];
+        if (found && found.status) {
+          return el("td", { class: "first", colspan: columns.length },
+            el("span", { class: `status ${found.status}` }, STATUS_WORDS[found.status] || found.status));
+        }
+        return columns.map(([key, , format], i) =>
+          el("td", { class: `number${i === 0 ? " first" : ""}` }, found
+            ? figure(`${at}.sources.${s}.rows.${row}.${key}`, found[key], format) : "–"));
+      }))))));
 }
 
 function stepPlot(study, found, key, title, text) {

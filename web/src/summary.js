@@ -39,7 +39,7 @@ function summaryCard(data, summary, path, closed) {
         ...leverWords(summary, path)));
   } else {
     node.append(el("p", {}, ...leverWords(summary, path),
-      summary.levers.length ? "" : "No run has a partner that differs in recomputation alone."));
+      leverWords(summary, path).length ? "" : "No run has a partner that differs in recomputation alone."));
   }
   const tables = [strategyTable(summary, path), sizeTable(summary, path),
     leverTable(summary, path), budgetTable(summary, path)].filter(Boolean);
@@ -144,12 +144,13 @@ const LEVER_NAMES = {
   recompute: "recomputation, same micro-batch",
   "micro-batch": "a smaller micro-batch, accumulated",
   both: "both",
+  planned: "a plan for a budget",
 };
 
 function leverWords(summary, path) {
-  // "both" is no choice between the two, so it is left to the table.
+  // The choice between the two; what combines them is left to the table.
   const single = summary.levers.map((lever, i) => ({ ...lever, at: `${path}.levers.${i}` }))
-    .filter((lever) => lever.lever !== "both");
+    .filter((lever) => ["recompute", "micro-batch"].includes(lever.lever));
   if (single.length === 0) return [];
   const best = single.reduce((a, b) => (b.peak.median > a.peak.median ? b : a));
   if (best.peak.median <= 0) return [];
