@@ -62,8 +62,9 @@ install_build_tools() {
 
 # install_test_tools: what ./test needs besides.
 install_test_tools() {
+  # The report's page is tested in a browser, which has no font of its own.
   install_packages libgtest-dev libbenchmark-dev clang-format cppcheck \
-    python3 git
+    python3 git chromium fonts-dejavu-core
 }
 
 # build PRESET: configures and compiles; quiet unless it fails.

@@ -16,19 +16,23 @@ using nlohmann::ordered_json;
 
 constexpr size_t kFewestPoints = 30;
 
-/// The page, checked to have a place for results.
+/// A source in web/ has the place as well, but only names its libraries.
+bool is_page(const std::string& text) {
+  return text.find(detail::kResultsPlace) != std::string::npos &&
+         text.find("\n@library ") == std::string::npos;
+}
+
 std::string page_of(const ReportOptions& options) {
   if (options.page.empty()) {
     std::string page(detail::built_in_page());
-    TORCH_CHECK(
-        page.find(detail::kResultsPlace) != std::string::npos,
-        "[report] this build has no page: ", page.substr(0, page.find('\n')),
-        "; make one with scripts/page.sh where there is a network, and "
-        "name it with --page or REPRISE_PAGE");
+    TORCH_CHECK(is_page(page), "[report] this build has no page: ",
+                page.substr(0, page.find('\n')),
+                "; make one with scripts/page.sh where there is a network, and "
+                "name it with --page or REPRISE_PAGE");
     return page;
   }
   std::string page = read_text(options.page);
-  TORCH_CHECK(page.find(detail::kResultsPlace) != std::string::npos,
+  TORCH_CHECK(is_page(page),
               "[report] expected a page that scripts/page.sh made, got ",
               options.page);
   return page;

@@ -275,9 +275,12 @@ def steps(folder, device, points, seed):
                  "What does each measure buy for BERT-large?", ["steps"],
                  2 * len(rows),
                  {"source": "Hugging Face, V100 16 GB", "rows": [
-                     {"case": case_of(row), "label": row[0], "time_s": row[6],
+                     {"case": case_of(row) if row[1] == 4 else {},
+                      "label": row[0], "time_s": row[6],
                       "samples_per_s": round(512 / row[6], 2),
                       "peak_bytes": row[7] * 1_000_000} for row in rows]})
+    writer.run(case_of(rows[0]) | {"precision": "bf16"}, status="oom",
+               label="bf16, batch 4", reason="out of memory")
     for system, memory, speed in (("reprise", 0.86, 6.1), ("transformers", 0.97, 5.2)):
         for row in rows:
             if system == "transformers" and row[5] == "adam8bit":
@@ -344,14 +347,13 @@ def frontier(folder, device, points, seed):
         for gib in (1, 2, 3, 4, 6, 8, 12):
             part = gib * 1024 * MIB / whole
             if part < 0.2:
-                writer.run(axes | {"memory": f"{gib}GiB", "recompute": "optimal"},
-                           status="failed", reason="no plan fits into "
-                           f"{gib}.00 GiB: at least {0.2 * whole / 1024 / MIB:.2f}"
-                           " GiB are needed")
+                writer.run(axes | {"memory": f"{gib}GiB"}, status="failed",
+                           reason=f"no plan fits into {gib}.00 GiB: at least "
+                           f"{0.2 * whole / 1024 / MIB:.2f} GiB are needed")
                 continue
             part = min(1, part * 0.985)
             micro = 32 if part > 0.4 else 8
-            writer.run(axes | {"memory": f"{gib}GiB", "recompute": "optimal"},
+            writer.run(axes | {"memory": f"{gib}GiB"},
                        figures(model, device, "adamw", "optimal", micro,
                                32 // micro, ms * (0.96 + 0.11 / part)
                                * writer.noise(0.01), parts_of(part),
@@ -366,6 +368,17 @@ def deep(folder, device, points, seed):
     writer = Writer(folder, device, points, seed)
     writer.study("deep", "A deep MLP", "Where all stages are alike, how far does "
                  "the peak fall?", ["grid", "frontier"], 48)
+    # Another model, whose size is on another axis.
+    for side in (56, 112):
+        for name in ("none", "all"):
+            parts = {"parameters": 500_000, "gradients": 500_000, "optimizer": 0,
+                     "activations": 700 * side * side, "workspace": 900_000,
+                     "data": 8 * side * side}
+            writer.run({"model": "cnn-basic", "image_size": side, "batch": 8,
+                        "lr": 0.001, "optimizer": "sgd", "recompute": name},
+                       figures("cnn-basic", device, "sgd", name, 8, 1, 2.5, parts,
+                               300 * side * side if name == "none" else 0,
+                               ("backward", "block1")), with_series=False)
     for depth in (16, 64, 256):
         for batch in (64, 256):
             for accumulate in (1, 4):

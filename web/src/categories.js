@@ -73,28 +73,35 @@ function categoriesSpec(bars, shown, { width, narrow, colours }) {
     text: momentText(p.peak_at) ?? "",
   }));
   const most = Math.max(...totals.map((t) => t.x));
-  const room = narrow ? 1.9 : 1.28;
-  const labelWidth = Math.min(narrow ? width * 0.42 : 260, 8 + 6.3 * Math.max(...labels.map((l) => l.length)));
+  // Beside the bars on a wide page; on a phone above them, or no room is left.
+  const labelWidth = narrow ? 0 : Math.min(260, 8 + 6.3 * Math.max(...labels.map((l) => l.length)));
+  const room = narrow ? 1.02 : 1.28;
   const y = { field: "bar", type: "nominal", sort: labels, title: null,
-    axis: { labelLimit: labelWidth, labelOverlap: false, ticks: false, domain: false } };
+    axis: narrow ? null : { labelLimit: labelWidth, labelOverlap: false, ticks: false, domain: false } };
+  const x = { field: "x", type: "quantitative", title: "memory at the peak" };
+  const text = narrow
+    ? { data: { values: totals.map((t) => ({ ...t, text: t.text ? `${t.bar}: ${t.text}` : t.bar })) },
+      mark: { type: "text", align: "left", dy: -8, limit: width - 20, color: colours.ink },
+      encoding: { y, x: { value: 0 }, text: { field: "text" } } }
+    : { data: { values: totals }, mark: { type: "text", align: "left", dx: 5,
+      limit: (width - labelWidth - 30) * (1 - 1 / room) + 40 },
+    encoding: { y, x, text: { field: "text" } } };
   return {
     width: width - labelWidth - 30,
-    height: { step: 19 },
+    height: { step: narrow ? 34 : 19 },
     layer: [
-      { data: { values: rows }, mark: { type: "bar", height: 14 },
+      { data: { values: rows }, mark: { type: "bar", height: narrow ? 11 : 14, yOffset: narrow ? 7 : 0 },
         encoding: {
           y,
-          x: { field: "x", type: "quantitative", title: "memory at the peak", stack: "zero",
-            scale: { domain: [0, most * room], nice: false },
+          x: { ...x, stack: "zero", scale: { domain: [0, most * room], nice: false },
             axis: { labelExpr: unitLabel(unit, false), tickCount: narrow ? 3 : 6 } },
           color: { field: "category", type: "nominal", sort: CATEGORIES, title: null,
-            scale: { domain: CATEGORIES, range: [...colours.colours.slice(0, 5), colours.colours[6]] }, legend: { columns: narrow ? 3 : 6 } },
+            scale: { domain: CATEGORIES, range: [...colours.colours.slice(0, 5), colours.colours[6]] },
+            legend: { columns: narrow ? 3 : 6 } },
           order: { field: "order", type: "quantitative" },
           tooltip: tips("bar", "category", "memory", "what sets the peak"),
         } },
-      { data: { values: totals }, mark: { type: "text", align: "left", dx: 5, color: colours.quiet,
-        limit: (width - labelWidth - 30) * (1 - 1 / room) + 40 },
-      encoding: { y, x: { field: "x", type: "quantitative" }, text: { field: "text" } } },
+      text,
     ],
   };
 }

@@ -53,11 +53,13 @@ function pairSummary(pairs) {
 /** Ways to need less at one global batch, each against the largest micro-batch
  *  without recomputation; of several settings the one with the lowest peak. */
 const LEVERS = {
-  recompute: (p, base) =>
+  recompute: (p, base) => p.axes.memory == null &&
     p.axes.recompute !== "none" && p.axes.batch === base.axes.batch,
-  "micro-batch": (p, base) =>
+  "micro-batch": (p, base) => p.axes.memory == null &&
     p.axes.recompute === "none" && p.axes.batch < base.axes.batch,
-  both: (p, base) => p.axes.recompute !== "none" && p.axes.batch < base.axes.batch,
+  both: (p, base) => p.axes.memory == null &&
+    p.axes.recompute !== "none" && p.axes.batch < base.axes.batch,
+  planned: (p) => p.axes.memory != null,
 };
 
 function leversOf(points) {
@@ -65,7 +67,7 @@ function leversOf(points) {
     p.axes.batch != null && p.axes.recompute != null && p.peak != null);
   const samples = (p) => p.axes.batch * (p.axes.accumulate ?? 1);
   const groups = groupBy(usable, (p) => axesKey(p.axes, SETTING_AXES) + samples(p));
-  const found = { recompute: [], "micro-batch": [], both: [] };
+  const found = { recompute: [], "micro-batch": [], both: [], planned: [] };
   for (const alike of groups.values()) {
     const plain = alike.filter((p) =>
       p.axes.recompute === "none" && p.axes.memory == null);
@@ -198,7 +200,18 @@ function paretoOf(points) {
   return front;
 }
 
-/** Lines of the study's plots: the median over all that is not on an axis. */
+/** The lines of a study's plots, as lineRows() has them, with the axis that each
+ *  model's size is on. */
+function gridRows(points, axes, value) {
+  return valuesOf(points, "model").flatMap((model) => {
+    const own = points.filter((p) => p.axes.model === model);
+    const size = sizeAxis(own);
+    return lineRows(own, ["device", "model", "optimizer", size, "recompute", "batch", ...axes], value)
+      .map((row) => ({ ...row, size }));
+  });
+}
+
+/** Lines of plots: the median over all that is not on an axis. */
 function lineRows(points, axes, value) {
   const usable = points.filter((p) => p[value] != null);
   return [...groupBy(usable, (p) => JSON.stringify(axes.map((a) => p.axes[a] ?? null))).values()]
@@ -209,19 +222,23 @@ function lineRows(points, axes, value) {
     }));
 }
 
-/** The axis that a study's lines are for: the size with most values. */
+/** The axis that a model's lines are for: the size with most values. */
 function sizeAxis(points) {
   const counts = SIZE_AXES.map((axis) => [axis, valuesOf(points, axis).length]);
   counts.sort((a, b) => b[1] - a[1]);
   return counts[0][1] > 0 ? counts[0][0] : "model";
 }
 
-/** The row of published figures that a run can stand beside. */
-function publishedFor(reference, axes) {
-  if (!reference) return null;
-  return (reference.rows || []).find((row) =>
-    Object.entries(row.case || {}).every(([axis, value]) =>
-      String(axes[axis]) === String(value))) || null;
+/** The row of published figures that a run can stand beside: it has the run's name,
+ *  or names no other, and its values. */
+function publishedFor(reference, { axes, label }) {
+  const isFor = (row) => {
+    const values = Object.entries(row.case || {});
+    const named = row.label != null && label != null;
+    if (named ? row.label !== label : values.length === 0) return false;
+    return values.every(([axis, value]) => String(axes[axis]) === String(value));
+  };
+  return ((reference && reference.rows) || []).find(isFor) || null;
 }
 
 /** A table of ways to recompute for each thing that is otherwise alike. */
@@ -231,7 +248,7 @@ function checkpointTables(study, points) {
     const base = group.find((p) => p.axes.recompute === "none") || null;
     const rows = [...group].sort((a, b) =>
       (b === base) - (a === base) || (a.kept ?? 0) - (b.kept ?? 0)).map((p) => {
-      const published = publishedFor(study.reference, p.axes) || {};
+      const published = publishedFor(study.reference, p) || {};
       return {
         recompute: p.axes.recompute,
         kept: p.kept,
@@ -251,9 +268,11 @@ function checkpointTables(study, points) {
   });
 }
 
-/** Rows by label, a column a source: systems measured, then what is published. */
-function stepTables(study, points) {
+/** Rows by label, a column a source: systems measured, then what is published. A
+ *  run that is not done has its status there. */
+function stepTables(study, runs) {
   const out = [];
+  const points = [...pointsOf(runs), ...runs.filter((run) => run.status !== "done")];
   for (const device of valuesOf(points, "device")) {
     for (const model of valuesOf(points, "model")) {
       const here = points.filter((p) =>
@@ -272,6 +291,7 @@ function stepTables(study, points) {
       systems.sort((a, b) => (b === "reprise") - (a === "reprise"));
       const sources = systems.map((system) => stepSource(system, labels.map((label) => {
         const found = here.find((p) => p.axes.system === system && nameOf(p) === label);
+        if (found && found.status) return { status: found.status };
         return found && {
           time_s: found.time_s,
           samples_per_s: found.samples_per_s,
@@ -280,9 +300,8 @@ function stepTables(study, points) {
       })));
       if (published.length) {
         sources.push(stepSource(study.reference.source || "published", labels.map((label) => {
-          const example = here.find((p) => nameOf(p) === label);
-          const found = published.find((row) => row.label === label) ||
-            publishedFor(study.reference, example.axes);
+          const found = here.filter((p) => nameOf(p) === label)
+            .map((p) => publishedFor(study.reference, p)).find(Boolean);
           return found && {
             time_s: number(found.time_s),
             samples_per_s: number(found.samples_per_s),
@@ -301,11 +320,11 @@ function stepSource(name, rows) {
   const ratio = (a, b) => (a == null || !b ? null : a / b);
   return {
     name,
-    rows: rows.map((row) => row && {
+    rows: rows.map((row) => (row && !row.status ? {
       ...row,
       time_ratio: ratio(row.time_s, first.time_s),
       peak_ratio: ratio(row.peak, first.peak),
-    }),
+    } : row || null)),
   };
 }
 
@@ -325,18 +344,19 @@ function computeAll(data) {
     points: points.length,
     summaries: summariesOf(data.studies, points),
     grid: ofView("grid", (study, own) => {
-      const axes = ["device", "model", "optimizer", sizeAxis(own), "recompute", "batch"];
       return {
-        memory: lineRows(own, axes, "peak"),
-        kept: lineRows(own, axes, "kept"),
-        utilisation: lineRows(own, axes, "utilisation"),
-        time: lineRows(own, [...axes, "accumulate"], "epoch_s"),
+        memory: gridRows(own, [], "peak"),
+        kept: gridRows(own, [], "kept"),
+        utilisation: gridRows(own, [], "utilisation"),
+        time: gridRows(own, ["accumulate"], "epoch_s"),
       };
     }),
     checkpoints: ofView("checkpoints", (study, own) => ({
       tables: checkpointTables(study, own),
     })),
-    steps: ofView("steps", (study, own) => ({ tables: stepTables(study, own) })),
+    steps: ofView("steps", (study) => ({
+      tables: stepTables(study, data.runs.filter((run) => run.axes.study === study.study)),
+    })),
     frontier: data.studies.map((study) => ({
       study: study.study,
       front: frontGroups(points.filter((p) => p.axes.study === study.study))

@@ -18,11 +18,16 @@ function figure(path, value, format) {
   return el("span", { "data-figure": path, "data-format": format }, FORMATS[format](value));
 }
 
+/** Whether lowest and highest are worth writing: not where they read the same. */
+function hasRange(values, format) {
+  return values.n > 1 && FORMATS[format](values.min) !== FORMATS[format](values.max);
+}
+
 /** "−91 % (−94 to −89 %)" of a spread. */
 function spreadFigure(path, values, format) {
   if (!values) return el("span", { class: "none" }, "–");
   const middle = figure(`${path}.median`, values.median, format);
-  if (values.n < 2) return middle;
+  if (!hasRange(values, format)) return middle;
   // A fall is shown as the change it is, so its largest comes first.
   const ends = format === "fall" ? ["max", "min"] : ["min", "max"];
   return el("span", {}, middle, el("span", { class: "range" }, " (",

@@ -2,7 +2,7 @@
 
 function makeFilters(runs, onchange) {
   const off = new Map();
-  const axes = varyingAxes(runs);
+  const axes = filterAxes(runs);
   const buttons = new Map();
   const count = el("span", { class: "count" });
   const shown = () => runs.filter((run) => axes.every((axis) =>

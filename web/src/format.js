@@ -24,10 +24,10 @@ function bytesText(bytes) {
   return figures3(value) + NO_BREAK + units[unit];
 }
 
-/** A fraction as percent: 0.071 → 7.1 %, 0.71 → 71 %. */
+/** A fraction as percent: 0.071 → 7.1 %, 0.71 → 71 %; 0.996 is not all: 99.6 %. */
 function percentText(fraction) {
   const size = Math.abs(100 * fraction);
-  const text = size.toFixed(size < 9.95 ? 1 : 0);
+  const text = size.toFixed(size < 9.95 || (size >= 99 && size < 100) ? 1 : 0);
   return `${fraction < 0 && Number(text) !== 0 ? MINUS : ""}${text}${NO_BREAK}%`;
 }
 

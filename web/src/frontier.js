@@ -68,7 +68,8 @@ function frontierSpec(points, { width, narrow, colours }) {
     layer: [
       { data: { values: budgets }, mark: { type: "rule", strokeDash: [2, 4], color: colours.quiet },
         encoding: { x, tooltip: tips("budget") } },
-      { data: { values: budgets }, mark: { type: "text", baseline: "bottom", dy: -3, fontSize: 10 },
+      { data: { values: budgets }, mark: { type: "text", align: "right",
+        baseline: "top", dx: -3, dy: 4, fontSize: 10 },
         encoding: { x, y: { value: 0 }, text: { field: "budget" } } },
       { data: { values: front }, mark: { type: "line", interpolate: "step-after", strokeWidth: 1.5, opacity: 0.8, clip: true,
         ...(bySize ? {} : { color: colours.quiet }) },

@@ -22,7 +22,6 @@ function gridView(study, runs, points, rerender) {
     } }, kinds.map((kind) => el("option", { value: kind, selected: kind === memoryKind },
     MEMORY_KINDS[kind])));
   node.append(el("p", { class: "choose" }, el("label", {}, "Memory shown: ", choose)));
-  const size = sizeAxis(points);
   const models = valuesOf(points, "model");
   for (const device of valuesOf(points, "device")) {
     for (const model of models) {
@@ -31,6 +30,7 @@ function gridView(study, runs, points, rerender) {
           item.axes.optimizer === optimizer;
         const here = points.filter(mine);
         if (here.length === 0) continue;
+        const size = sizeAxis(points.filter((p) => p.axes.model === model));
         node.append(el("h3", {}, `${device} · ${models.length > 1 ? `${model} · ` : ""}${optimizer}`),
           gridPlots({ study, size, device, model, optimizer,
             points: here, runs: runs.filter(mine) }));
@@ -50,7 +50,8 @@ function gridPlots(grid) {
       title: "Memory against micro-batch",
       context: words,
       note: memoryKind === "peak" && grid.runs.some((run) => run.status !== "done")
-        ? "A cross is a run that did not fit or was skipped, at the peak predicted for it." : null,
+        ? "A cross is a run that was not finished (out of memory, failed or skipped), at the " +
+          "peak predicted for it." : null,
       height: 330,
       spec: (page) => memorySpec(grid, page),
     }),
@@ -103,7 +104,11 @@ function memorySpec(grid, page) {
   const { size, points } = grid;
   const values = valuesOf(points, size).map((v) => valueText(size, v));
   const found = lineRows(points, [size, "recompute", "batch"], memoryKind);
-  const unit = unitFor(found.map((row) => row.value));
+  const unfinished = memoryKind !== "peak" ? [] : grid.runs.filter((run) =>
+    run.status !== "done" && run.axes.batch != null && run.record.predicted &&
+    run.record.predicted.peak_bytes > 0);
+  const unit = unitFor([...found.map((row) => row.value),
+    ...unfinished.map((run) => run.record.predicted.peak_bytes)]);
   const rows = found.map((row) => ({
     batch: row.batch,
     line: valueText(size, row[size]),
@@ -113,18 +118,15 @@ function memorySpec(grid, page) {
     "micro-batch": row.batch,
     runs: row.n,
   }));
-  const unfit = memoryKind !== "peak" ? [] : grid.runs
-    .filter((run) => run.status !== "done" && run.record.predicted && run.axes.batch != null &&
-      run.record.predicted.peak_bytes > 0)
-    .map((run) => ({
-      batch: run.axes.batch,
-      way: wayText(run.axes.recompute),
-      line: valueText(size, run.axes[size]),
-      y: run.record.predicted.peak_bytes / unit.bytes,
-      predicted: bytesText(run.record.predicted.peak_bytes),
-      "micro-batch": run.axes.batch,
-      status: run.status,
-    }));
+  const unfit = unfinished.map((run) => ({
+    batch: run.axes.batch,
+    way: wayText(run.axes.recompute),
+    line: valueText(size, run.axes[size]),
+    y: run.record.predicted.peak_bytes / unit.bytes,
+    predicted: bytesText(run.record.predicted.peak_bytes),
+    "micro-batch": run.axes.batch,
+    status: run.status,
+  }));
   const batches = [...new Set([...rows, ...unfit].map((row) => row.batch))].sort((a, b) => a - b);
   const x = { field: "batch", ...powersAxis("micro-batch", batches) };
   const y = { field: "y", ...memoryAxis(MEMORY_KINDS[memoryKind], unit) };

@@ -18,8 +18,9 @@ function studyViews(study, runs, rerender) {
   const own = runs.filter((run) => run.axes.study === study.study);
   const points = pointsOf(own);
   const parts = [];
-  const part = (title, ...nodes) => parts.push(
-    el("div", { class: "view" }, el("h3", { class: "view-title" }, title), nodes));
+  // What a view cannot show of these runs has no heading either.
+  const part = (title, node) => node.childElementCount && parts.push(
+    el("div", { class: "view" }, el("h3", { class: "view-title" }, title), node));
   if (own.length === 0) return [el("p", { class: "note" }, "The filters leave no run of this study.")];
   if (points.length === 0) return [el("p", { class: "note" }, "No run of this study is done.")];
   const all = own.length === data.runs.filter((run) => run.axes.study === study.study).length;
@@ -27,7 +28,7 @@ function studyViews(study, runs, rerender) {
   const at = (view) => (all
     ? `${view}.${computed[view].findIndex((c) => c.study === study.study)}` : "filtered");
   if (study.views.includes("steps")) {
-    part(VIEW_TITLES.steps, stepsView(study, { tables: stepTables(study, points) }, at("steps")));
+    part(VIEW_TITLES.steps, stepsView(study, { tables: stepTables(study, own) }, at("steps")));
   }
   if (study.views.includes("checkpoints")) {
     part(VIEW_TITLES.checkpoints, checkpointsView(study,

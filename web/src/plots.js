@@ -19,7 +19,7 @@ const palettes = {
 const plots = new Set();
 let theme = "light";
 
-function configOf(colours) {
+function configOf(colours, narrow) {
   const font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
   return {
     background: colours.paper,
@@ -37,14 +37,16 @@ function configOf(colours) {
     legend: { labelColor: colours.ink, titleColor: colours.quiet, labelFontSize: 11,
       titleFontSize: 11, titleFontWeight: "normal", orient: "top", symbolSize: 60,
       symbolBaseFillColor: colours.quiet, symbolBaseStrokeColor: colours.quiet,
-      columnPadding: 12, rowPadding: 2, labelLimit: 240 },
+      columnPadding: 12, rowPadding: 2, labelLimit: 240,
+      // Two legends side by side would be wider than a phone.
+      layout: { top: { direction: narrow ? "vertical" : "horizontal", anchor: "start", margin: 8 } } },
     title: { color: colours.ink, subtitleColor: colours.quiet, fontSize: 13,
       subtitleFontSize: 11, anchor: "start", fontWeight: 600, offset: 8 },
     range: { category: colours.colours },
     mark: { color: colours.colours[0] },
     text: { color: colours.quiet, fontSize: 11, font },
     line: { strokeWidth: 2 },
-    point: { filled: true, size: 45 },
+    point: { filled: true, size: 45, opacity: 1 },
   };
 }
 
@@ -81,7 +83,8 @@ function plot({ name, title, context, note, height = 300, spec, onclick }) {
 
 function compiledPlot(it, width, title) {
   const colours = palettes[theme];
-  const spec = { config: configOf(colours), ...it.spec({ width, narrow: it.width < 460, colours }), ...title };
+  const narrow = it.width < 460;
+  const spec = { config: configOf(colours, narrow), ...it.spec({ width, narrow, colours }), ...title };
   return { ...vegaLite.compile(spec).spec, description: `${it.title}, ${it.context || ""}` };
 }
 

@@ -23,8 +23,10 @@ const SIZE_AXES = ["image_size", "seq", "depth", "width"];
 
 /** How the work is done: what may differ between two runs that are compared. */
 const SETTING_AXES = [
-  "recompute", "memory", "batch", "accumulate", "global_batch", "steps", "seconds",
+  "recompute", "memory", "batch", "accumulate", "global_batch", "steps", "epochs", "seconds",
 ];
+
+const STATUS_WORDS = { oom: "out of memory", failed: "failed", skipped: "skipped" };
 
 const number = (x) => (typeof x === "number" && Number.isFinite(x) ? x : null);
 
@@ -42,6 +44,9 @@ function runOf(record) {
   if (micro != null) axes.batch = micro;
   const accumulate = figures.accumulate ?? axes.accumulate;
   if (accumulate != null) axes.accumulate = accumulate;
+  // A budget without a strategy leaves the schedule to the planner; what it chose
+  // would be another one for each budget.
+  if (axes.memory != null && axes.recompute == null) axes.recompute = "planned";
   for (const axis of ["model", "optimizer", "recompute", "precision"]) {
     if (axes[axis] == null && figures[axis] != null) axes[axis] = figures[axis];
   }
@@ -175,6 +180,13 @@ function varyingAxes(items) {
   const ordered = [...AXES.filter((axis) => known.has(axis)),
     ...[...known].filter((axis) => !AXES.includes(axis)).sort()];
   return ordered.filter((axis) => valuesOf(items, axis).length > 1);
+}
+
+/** Axes to filter by. Of those that people do not look for first, such as the rate,
+ *  only what a study varies: between studies most things differ. */
+function filterAxes(runs) {
+  const within = new Set([...groupBy(runs, (run) => run.axes.study).values()].flatMap(varyingAxes));
+  return varyingAxes(runs).filter((axis) => AXES.includes(axis) || within.has(axis));
 }
 
 function valueText(axis, value) {

@@ -3,13 +3,17 @@
 let allRuns = new Map();
 let sortBy = { key: "order", down: false };
 
+/** The axes that vary within each study. */
+function studyAxes(runs) {
+  return new Map([...groupBy(runs, (run) => run.axes.study).entries()].map(([study, own]) =>
+    [study, varyingAxes(own).filter((axis) => axis !== "system")]));
+}
+
 function unfitView(runs) {
   const unfit = runs.filter((run) => run.status !== "done");
   if (unfit.length === 0) return el("p", {}, "Everything that was run fitted.");
-  const shown = new Map(valuesOf(runs, "study").map((study) =>
-    [study, varyingAxes(runs.filter((run) => run.axes.study === study))]));
+  const shown = studyAxes(runs);
   const several = varyingAxes(runs);
-  const words = { oom: "out of memory", failed: "failed", skipped: "skipped" };
   return table([
     { title: "setting" }, ...(several.includes("study") ? [{ title: "study" }] : []),
     ...(several.includes("device") ? [{ title: "device" }] : []),
@@ -19,7 +23,7 @@ function unfitView(runs) {
       run.label || settingText(run.axes, shown.get(run.axes.study))),
     ...(several.includes("study") ? [run.axes.study] : []),
     ...(several.includes("device") ? [run.axes.device] : []),
-    el("span", { class: `status ${run.status}` }, words[run.status] || run.status),
+    el("span", { class: `status ${run.status}` }, STATUS_WORDS[run.status] || run.status),
     run.record.predicted ? bytesText(run.record.predicted.peak_bytes) : null,
     el("span", { class: "reason" }, run.record.reason || ""),
   ]), { id: "unfit" }, "scroll tall");
@@ -33,10 +37,17 @@ function runColumns(runs) {
   const figureColumn = (key, title, format) => ({ title, key, number: true,
     value: (run) => run.figures[key], show: (run) =>
       (run.figures[key] == null ? "–" : FORMATS[format](run.figures[key])) });
+  // Studies have axes of their own: together they would be mostly empty columns.
+  const shown = studyAxes(runs);
+  const setting = (run) => [run.label, settingText(run.axes, shown.get(run.axes.study))]
+    .filter(Boolean).join(": ");
+  const named = runs.some((run) => run.label);
+  const columns = shown.size > 1 || named
+    ? [{ title: "setting", key: "setting", value: setting, show: setting },
+      ...axes.filter((axis) => ["study", "device", "system"].includes(axis)).map(text)]
+    : axes.map(text);
   return [
-    ...(runs.some((run) => run.label) ? [{ title: "label", key: "label",
-      value: (run) => run.label || "", show: (run) => run.label || "–" }] : []),
-    ...axes.map(text),
+    ...columns,
     { title: "status", key: "status", value: (run) => run.status,
       show: (run) => el("span", { class: `status ${run.status}` }, run.status) },
     figureColumn("samples_per_s", "samples/s", "number"),
@@ -105,6 +116,7 @@ function openRun(id) {
   const dialog = document.getElementById("run");
   dropPlots(dialog);
   const { record } = run;
+  const observed = record.observed || {};
   const close = el("button", { type: "button", class: "small", onclick: () => dialog.close() }, "Close");
   const copy = el("button", { type: "button", class: "small",
     onclick: () => copyText(record.command, copy) }, "Copy");
@@ -115,6 +127,7 @@ function openRun(id) {
     ["kept after the forward", run.figures.kept, bytesText],
     ["reserved", run.figures.reserved, bytesText],
     ["seen by the observer", run.figures.seen, bytesText],
+    ["before the run, taken off", observed.baseline && observed.baseline.memory_bytes, bytesText],
     ["average utilisation", run.figures.utilisation, (v) => `${figures3(v)}${NO_BREAK}%`],
     ["samples a second", run.figures.samples_per_s, figures3],
     ["a step", run.figures.step_ms, millisecondsText], ["an epoch", run.figures.epoch_s, secondsText],
@@ -122,11 +135,12 @@ function openRun(id) {
     ["LibTorch", record.versions && record.versions.libtorch],
   ].filter(([, value]) => value != null)
     .map(([name, value, text]) => [name, text ? text(value) : String(value)]);
-  const shown = Object.keys(run.axes).filter((axis) => !["study", "device"].includes(axis));
+  const shown = ["model", "optimizer", "precision", "system", ...SIZE_AXES];
   dialog.replaceChildren(el("div", { class: "dialog-top" },
     el("h3", {}, run.label || settingText(run.axes, shown)), close),
   record.command ? el("p", { class: "command" }, el("code", {}, record.command), copy) : "",
-  table([{ title: "" }, { title: "" }], rows, { class: "facts" }));
+  el("dl", { class: "facts" }, rows.map(([name, value]) =>
+    el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
   dialog.showModal();
   if (record.series && record.series.t_s && record.series.t_s.length) {
     const node = seriesPlot(run);
@@ -163,7 +177,8 @@ function seriesPlot(run) {
         params: [{ ...ZOOM, name: `zoom${i}`, select: { ...ZOOM.select, encodings: ["x"] } }],
         encoding: {
           x: { field: "seconds", type: "quantitative", scale: { nice: false },
-            title: i + 1 === kinds.length ? "s" : null },
+            title: i + 1 === kinds.length ? "s" : null,
+            axis: { tickCount: Math.floor(width / 70) } },
           y: { field: "value", type: "quantitative", title,
             scale: { zero: key !== "clock_mhz" }, axis: { tickCount: 4,
               ...(key === "memory_bytes" ? { labelExpr: unitLabel(unit, false) } : {}) } },

@@ -41,6 +41,17 @@ const memoryAxis = (title, unit) => ({
 
 const tips = (...names) => names.map((name) => ({ field: name, type: "nominal" }));
 
+/** An axis' label expression that has long names in several lines. */
+function wrappedLabels(names, characters) {
+  const lines = Object.fromEntries(names.map((name) => [name, name.split(" ").reduce((all, word) => {
+    const last = all[all.length - 1];
+    if (last && last.length + word.length < characters) all[all.length - 1] = `${last} ${word}`;
+    else all.push(word);
+    return all;
+  }, [])]));
+  return `${JSON.stringify(lines)}[datum.label]`;
+}
+
 /** How wide each of `n` plots side by side is; on a phone they stand in a column. */
 function facetSize({ width, narrow }, n, left = 64) {
   const columns = narrow ? 1 : Math.min(n, 2);

@@ -18,10 +18,10 @@ function beforeAfter({ labels, sources }) {
   const select = (name, options, chosen) => el("select", { class: name, "aria-label": name,
     onchange: show }, options.map((text, i) =>
     el("option", { value: i, selected: i === chosen }, text)));
-  const complete = sources.findIndex((s) => s.rows.filter(Boolean).length > 1);
+  const complete = sources.findIndex((s) => s.rows.filter((row) => row && !row.status).length > 1);
   const source = select("source", sources.map((s) => s.name), Math.max(0, complete));
   const known = sources[Math.max(0, complete)].rows;
-  const last = known.reduce((found, row, i) => (row ? i : found), 0);
+  const last = known.reduce((found, row, i) => (row && !row.status ? i : found), 0);
   const before = select("before", labels, 0);
   const after = select("after", labels, last);
   function show() {
@@ -54,10 +54,16 @@ function stepTable({ labels, sources }, at) {
       el("tr", {}, sources.flatMap(() => columns.map(([, title], i) =>
         el("th", { class: `number${i === 0 ? " first" : ""}`, scope: "col" }, title))))),
     el("tbody", {}, labels.map((label, row) => el("tr", {}, el("th", { scope: "row" }, label),
-      sources.flatMap((source, s) => columns.map(([key, , format], i) =>
-        el("td", { class: `number${i === 0 ? " first" : ""}` }, source.rows[row]
-          ? figure(`${at}.sources.${s}.rows.${row}.${key}`, source.rows[row][key], format)
-          : "–"))))))));
+      sources.flatMap((source, s) => {
+        const found = source.rows[row];
+        if (found && found.status) {
+          return el("td", { class: "first", colspan: columns.length },
+            el("span", { class: `status ${found.status}` }, STATUS_WORDS[found.status] || found.status));
+        }
+        return columns.map(([key, , format], i) =>
+          el("td", { class: `number${i === 0 ? " first" : ""}` }, found
+            ? figure(`${at}.sources.${s}.rows.${row}.${key}`, found[key], format) : "–"));
+      }))))));
 }
 
 function stepPlot(study, found, key, title, text) {
@@ -73,7 +79,7 @@ function stepPlot(study, found, key, title, text) {
     context: `${found.model}, ${found.device}`,
     height: 60 + found.labels.length * 50,
     spec: ({ width, narrow }) => {
-      const label = Math.min(200, width * 0.38);
+      const label = Math.min(240, width * 0.4);
       return {
         data: { values },
         width: width - label - 40,
@@ -82,7 +88,8 @@ function stepPlot(study, found, key, title, text) {
         encoding: {
           y: { field: "step", type: "nominal", sort: found.labels, title: null,
             scale: { paddingInner: 0.25 },
-            axis: { labelLimit: label, labelOverlap: false } },
+            axis: { labelExpr: wrappedLabels(found.labels, Math.floor(label / 6)),
+              labelLimit: label + 20, labelOverlap: false } },
           yOffset: { field: "source", type: "nominal", sort: names },
           x: { field: "value", type: "quantitative", title: key === "peak" ? "peak memory" : "time, s",
             axis: key === "peak" ? { labelExpr: unitLabel(unit, false), tickCount: 5 } : { tickCount: 5 } },

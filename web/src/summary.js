@@ -39,7 +39,7 @@ function summaryCard(data, summary, path, closed) {
         ...leverWords(summary, path)));
   } else {
     node.append(el("p", {}, ...leverWords(summary, path),
-      summary.levers.length ? "" : "No run has a partner that differs in recomputation alone."));
+      leverWords(summary, path).length ? "" : "No run has a partner that differs in recomputation alone."));
   }
   const tables = [strategyTable(summary, path), sizeTable(summary, path),
     leverTable(summary, path), budgetTable(summary, path)].filter(Boolean);
@@ -55,7 +55,7 @@ function tiles(main, path) {
   const tile = (name, key, format) => main[key] && el("div", { class: "tile" },
     el("span", { class: "name" }, name),
     el("span", { class: "value" }, figure(`${path}.${key}.median`, main[key].median, format)),
-    main[key].n < 2 ? null : el("span", { class: "range" },
+    !hasRange(main[key], format) ? null : el("span", { class: "range" },
       figure(`${path}.${key}.${format === "fall" ? "max" : "min"}`,
         format === "fall" ? main[key].max : main[key].min, format), " to ",
       figure(`${path}.${key}.${format === "fall" ? "min" : "max"}`,
@@ -70,12 +70,22 @@ function tiles(main, path) {
 /** "87 % (median of 44 pairs; 82 to 93 %)", as an amount without a sign. */
 function amount(path, values, n) {
   const parts = [figure(`${path}.median`, values.median, "percent")];
-  if (values.n > 1) {
-    parts.push(n ? ` (median of ${n} pairs; ` : " (",
-      figure(`${path}.min`, values.min, "percent"), " to ",
-      figure(`${path}.max`, values.max, "percent"), ")");
-  }
+  const range = hasRange(values, "percent") ? [figure(`${path}.min`, values.min, "percent"), " to ",
+    figure(`${path}.max`, values.max, "percent")] : [];
+  if (n > 1) parts.push(` (median of ${n} pairs`, ...(range.length ? ["; ", ...range] : []), ")");
+  else if (range.length) parts.push(" (", ...range, ")");
   return parts;
+}
+
+/** "29 % more time (21 % to 41 %)"; with signs where some took less. */
+function moreTime(path, values) {
+  const format = values.min < 0 ? "change" : "percent";
+  const words = [figure(`${path}.median`, values.median, format), format === "change" ? " time" : " more time"];
+  if (hasRange(values, format)) {
+    words.push(" (", figure(`${path}.min`, values.min, format), " to ",
+      figure(`${path}.max`, values.max, format), ")");
+  }
+  return words;
 }
 
 function recomputeWords(summary, main, path) {
@@ -84,14 +94,7 @@ function recomputeWords(summary, main, path) {
     words.push("cut what is kept after the forward by ", ...amount(`${path}.kept`, main.kept, main.n));
   }
   if (main.time) {
-    const less = main.time.median < 0;
-    words.push(main.kept ? " for " : "cost ",
-      figure(`${path}.time.median`, main.time.median, "change"), " time");
-    if (main.time.n > 1) {
-      words.push(" (", figure(`${path}.time.min`, main.time.min, "change"), " to ",
-        figure(`${path}.time.max`, main.time.max, "change"), ")");
-    }
-    if (less) words.push(", within the noise of the machine");
+    words.push(main.kept ? " for " : "cost ", ...moreTime(`${path}.time`, main.time));
   }
   words.push(". ");
   if (main.kept && summary.sizes.length) {
@@ -102,7 +105,9 @@ function recomputeWords(summary, main, path) {
       : `It fell by at least half at ${half} of ${mine.length} sizes. `);
   }
   if (main.peak) {
-    words.push("The peak itself fell by ", ...amount(`${path}.peak`, main.peak));
+    words.push(...(main.peak.median < 0
+      ? ["The peak itself rose: ", spreadFigure(`${path}.peak`, main.peak, "fall")]
+      : ["The peak itself fell by ", ...amount(`${path}.peak`, main.peak)]));
     words.push(...momentWords(main, path), ". ");
     words.push(whyWords(main));
   }
@@ -139,12 +144,13 @@ const LEVER_NAMES = {
   recompute: "recomputation, same micro-batch",
   "micro-batch": "a smaller micro-batch, accumulated",
   both: "both",
+  planned: "a plan for a budget",
 };
 
 function leverWords(summary, path) {
-  // "both" is no choice between the two, so it is left to the table.
+  // The choice between the two; what combines them is left to the table.
   const single = summary.levers.map((lever, i) => ({ ...lever, at: `${path}.levers.${i}` }))
-    .filter((lever) => lever.lever !== "both");
+    .filter((lever) => ["recompute", "micro-batch"].includes(lever.lever));
   if (single.length === 0) return [];
   const best = single.reduce((a, b) => (b.peak.median > a.peak.median ? b : a));
   if (best.peak.median <= 0) return [];
@@ -212,7 +218,7 @@ function leverTable(summary, path) {
       return [LEVER_NAMES[lever.lever], figure(`${at}.n`, lever.n, "count"),
         spreadFigure(`${at}.peak`, lever.peak, "fall"),
         spreadFigure(`${at}.time`, lever.time, "change"),
-        el("span", {}, `${most.to}, ${most.recompute}, instead of ${most.from}` +
+        el("span", { class: "most" }, `${most.to}, ${most.recompute}, instead of ${most.from}` +
           `${most.size ? ` at ${most.size}` : ""}: `,
         figure(`${at}.most.peak`, most.peak, "fall"), ", ",
         most.time == null ? "–" : figure(`${at}.most.time`, most.time, "change"), " time")];

@@ -1,0 +1,132 @@
+#include <reprise/report/report.h>
+
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace reprise {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class Report : public ::testing::Test {
+ protected:
+  Report() {
+    std::string name = (fs::temp_directory_path() / "report-XXXXXX").string();
+    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+    options_.page = write("page.html", "before @RESULTS@ after");
+  }
+  ~Report() override {
+    for (const auto& file : fs::directory_iterator(folder_)) {
+      fs::remove(file.path());
+    }
+    fs::remove(folder_);
+  }
+
+  std::string write(const std::string& name, const std::string& text) {
+    const fs::path path = folder_ / name;
+    std::ofstream(path) << text;
+    return path.string();
+  }
+
+  /// The page's records, as its script reads them.
+  json records(const std::vector<json>& lines) {
+    std::string text;
+    for (const json& line : lines) text += line.dump() + "\n";
+    write("results.jsonl", text);
+    html_ = make_report({folder_.string()}, options_);
+    const size_t from = html_.find("before ") + 7;
+    return json::parse(html_.substr(from, html_.find(" after") - from))
+        .at("records");
+  }
+
+  fs::path folder_;
+  ReportOptions options_;
+  std::string html_;
+};
+
+json run(const std::string& id) {
+  return {{"type", "run"}, {"id", id}, {"series", nullptr}};
+}
+
+TEST_F(Report, PutsRecordsIntoThePage) {
+  const json found =
+      records({run("a"), {{"type", "study"}, {"study", "s"}}, run("b")});
+  ASSERT_EQ(found.size(), 3);
+  EXPECT_EQ(found[0]["study"], "s");  // studies first
+  EXPECT_EQ(found[1]["id"], "a");
+  EXPECT_EQ(found[2]["id"], "b");
+}
+
+TEST_F(Report, CannotEndItsScript) {
+  json line = run("a");
+  line["reason"] = "</script><!-- é";
+  EXPECT_EQ(records({line})[0]["reason"], "</script><!-- é");
+  EXPECT_EQ(html_.find('<'), std::string::npos);
+}
+
+TEST_F(Report, KeepsNumbersExactly) {
+  json line = run("a");
+  line["figures"] = {{"samples_per_s", 678.9712740727275},
+                     {"peak_bytes", 9007199254740991}};
+  EXPECT_EQ(records({line})[0]["figures"], line["figures"]);
+}
+
+TEST_F(Report, ThinsSeriesButKeepsPeaks) {
+  json line = run("a");
+  json& series = line["series"];
+  for (int i = 0; i < 90; ++i) {
+    series["t_s"].push_back(i);
+    series["memory_bytes"].push_back(i == 47 ? 1000 : i);
+    series["utilisation"].push_back(i + 0.5);
+  }
+  options_.series_points = 40;
+  const json thin = records({line})[0]["series"];
+  EXPECT_EQ(thin["t_s"].size(), 30);
+  EXPECT_EQ(thin["memory_bytes"].size(), 30);
+  EXPECT_EQ(thin["memory_bytes"][15], 1000);
+  EXPECT_EQ(thin["t_s"][15], 47);
+  EXPECT_EQ(thin["utilisation"][15], 47.5);
+  options_.series_points = 1000;
+  EXPECT_EQ(records({line})[0]["series"], series);
+}
+
+TEST_F(Report, RefusesWhatIsNoPage) {
+  write("results.jsonl", run("a").dump() + "\n");
+  options_.page = write("other.html", "nothing");
+  EXPECT_THROW(make_report({folder_.string()}, options_), c10::Error);
+  options_.page = write("other.html", "@RESULTS@\n@library vega\n");
+  EXPECT_THROW(make_report({folder_.string()}, options_), c10::Error);
+  options_.page = (folder_ / "missing.html").string();
+  EXPECT_THROW(make_report({folder_.string()}, options_), c10::Error);
+}
+
+TEST_F(Report, RefusesNoResults) {
+  EXPECT_THROW(make_report({}, options_), c10::Error);
+  EXPECT_THROW(make_report({folder_.string()}, options_), c10::Error);
+}
+
+TEST_F(Report, HasAPageOrSaysWhyNot) {
+  write("results.jsonl", run("a").dump() + "\n");
+  try {
+    const std::string page = make_report({folder_.string()});
+    EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
+    EXPECT_NE(page.find("University of Washington"), std::string::npos);
+  } catch (const c10::Error& error) {
+    EXPECT_NE(error.msg().find("scripts/page.sh"), std::string::npos);
+  }
+}
+
+TEST_F(Report, NamesAMissingBrowser) {
+  EXPECT_THROW(save_plots(options_.page, folder_.string(), "no-such-browser"),
+               c10::Error);
+}
+
+}  // namespace
+}  // namespace reprise
