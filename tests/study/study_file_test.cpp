@@ -204,7 +204,7 @@ TEST(StudyFile, AllThatComeAlongAreRead) {
     for (const json& row : reference["rows"]) {
       const bool found = std::any_of(
           study.runs.begin(), study.runs.end(), [&](const StudyRun& run) {
-            if (row.contains("label")) return run.label == row["label"];
+            if (row.contains("label")) return json(run.label) == row["label"];
             const json values = json::parse(run.case_json());
             for (const auto& [key, value] : row["case"].items()) {
               if (values.value(key, json()) != value) return false;
