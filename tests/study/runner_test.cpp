@@ -31,11 +31,12 @@ case "$*" in
   *"--model mute"*) ;;
   *"--model slow"*) exec sleep 60 ;;
   *"--model eater"*) exec python3 -c 'b = bytearray(800 << 20); print("{}")' ;;
-  *"--model careless"*) exec python3 -c 'import os, signal
+  *"--model careless"*) exec python3 -c 'import os, signal, time
 b = []
 try:
     while True: b.append(bytearray(8 << 20))
 except MemoryError:
+    time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGSEGV)' ;;
 esac
 )sh";

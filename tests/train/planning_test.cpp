@@ -70,7 +70,9 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
       for (const auto& point : least.references) {
         most = std::max(most, point.peak_bytes);
       }
-      const double range = double(most - least.smallest_bytes);
+      // Where the update sets the peak there is no room between the two.
+      const double range =
+          std::max(0.0, double(most) - double(least.smallest_bytes));
       for (const double share : {0.0, 0.3, 0.6, 1.05}) {
         const auto budget =
             least.smallest_bytes + static_cast<int64_t>(share * range);

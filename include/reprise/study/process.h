@@ -26,7 +26,7 @@ struct ProcessResult {
   std::string out;
   std::string error;  ///< the end of its standard error
   double wall_s = 0;
-  int64_t rss_peak_bytes = 0;
+  int64_t rss_peak_bytes = 0;  ///< as seen every 50 ms
 };
 
 /// Runs argv[0] with its arguments and standard input empty. The program dies
