@@ -59,8 +59,8 @@ int64_t memory_kills() {
 
 struct Pipe {
   Pipe() {
-    TORCH_CHECK(pipe2(ends.data(), O_CLOEXEC) == 0, "[study] no pipe: ",
-                std::strerror(errno));
+    TORCH_CHECK(pipe2(ends.data(), O_CLOEXEC) == 0,
+                "[study] no pipe: ", std::strerror(errno));
   }
   ~Pipe() {
     for (const int end : ends) {
@@ -123,8 +123,8 @@ class Child {
     pointers.push_back(nullptr);
     const pid_t parent = getpid();
     pid_ = fork();
-    TORCH_CHECK(pid_ >= 0, "[study] cannot start a process: ",
-                std::strerror(errno));
+    TORCH_CHECK(pid_ >= 0,
+                "[study] cannot start a process: ", std::strerror(errno));
     if (pid_ == 0) {
       become(pointers.data(), out_, error_, failure_, options.memory_limit,
              parent);
@@ -142,8 +142,9 @@ class Child {
     bool open_out = true;
     bool open_error = true;
     while (open_out || open_error) {
-      std::array<pollfd, 2> polls{pollfd{open_out ? out_.ends[0] : -1, POLLIN, 0},
-                                  {open_error ? error_.ends[0] : -1, POLLIN, 0}};
+      std::array<pollfd, 2> polls{
+          pollfd{open_out ? out_.ends[0] : -1, POLLIN, 0},
+          {open_error ? error_.ends[0] : -1, POLLIN, 0}};
       poll(polls.data(), polls.size(), kPollMs);
       look_at_memory();
       if (polls[0].revents != 0) {
