@@ -79,6 +79,8 @@ done
 echo "$done_kills kills in $run runs: every byte the same"
 
 # SIGTERM: saves at once and says how to go on.
+rm "$work/log"  # the last one has steps too
+touch "$work/log"
 "$reprise" train "${flags[@]}" --epochs 200 --out "$work/term" \
   >/dev/null 2>"$work/log" &
 pid=$!
