@@ -5,7 +5,8 @@
 #
 #   scripts/cuda.sh            everything
 #   scripts/cuda.sh build      the build alone; also: test, verify, models, bench,
-#                              plan (predictions, a sweep), peers (PyTorch beside)
+#                              plan (predictions, a sweep), peers (PyTorch beside),
+#                              study (mnist, bert, gpt2 into out/)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export REPRISE_SETUP=off
@@ -51,6 +52,20 @@ if want plan; then
   step "plans, CUDA" $bin/bench/plan_bench --device cuda
   step "plans against a sweep, CUDA" $bin/bench/plan_bench --device cuda --sweep \
     --models resnet50,gpt2,cnn-basic --windows 3
+fi
+if want study; then
+  # Results of an earlier, interrupted call are gone on with.
+  study() {
+    local name=$1
+    shift
+    step "study $name" $bin/tools/reprise/reprise study "$name" --device cuda \
+      --out "out/$name" --resume --no-estimate "$@"
+  }
+  study mnist --set seconds=1
+  study bert --set seconds=4
+  study gpt2
+  step "Hugging Face's Trainer" python3 bench/peers/bert_trainer.py out/bert-peer \
+    --samples 128
 fi
 if want peers; then
   for model in resnet101 vgg16; do

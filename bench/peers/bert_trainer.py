@@ -1,11 +1,13 @@
 """Hugging Face's Trainer on the settings of studies/bert.yaml, as results that
 stand beside ours in the report.
 
-    python3 bench/peers/bert_trainer.py DIR      appends to DIR/results.jsonl
+    python3 bench/peers/bert_trainer.py DIR [--samples 512]
 
-BERT-Large with fresh weights, 512 random sequences of 512 tokens, one epoch. The
+Appends to DIR/results.jsonl. BERT-Large with fresh weights, 512 random sequences of
+512 tokens, one epoch; with fewer samples the time of an epoch is by the speed. The
 peak is that of PyTorch's allocator, as ours is.
 """
+import argparse
 import datetime
 import gc
 import hashlib
@@ -13,7 +15,6 @@ import json
 import os
 import pathlib
 import platform
-import sys
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -22,7 +23,7 @@ import torch
 import transformers
 from torch.utils.data import Dataset
 
-SAMPLES, TOKENS = int(os.environ.get("SAMPLES", "512")), 512
+SAMPLES, TOKENS = 512, 512
 CASES = [
     # label, micro-batch, accumulation, checkpointing, precision, optimizer
     ("batch 4", 4, 1, False, "fp32", "adamw"),
@@ -39,18 +40,18 @@ CASES = [
 
 
 class RandomSequences(Dataset):
-    def __init__(self):
+    def __init__(self, samples):
         generator = torch.Generator().manual_seed(0)
-        self.tokens = torch.randint(100, 30000, (SAMPLES, TOKENS), generator=generator)
+        self.tokens = torch.randint(100, 30000, (samples, TOKENS), generator=generator)
 
     def __len__(self):
-        return SAMPLES
+        return len(self.tokens)
 
     def __getitem__(self, index):
         return {"input_ids": self.tokens[index], "labels": torch.tensor(index % 2)}
 
 
-def train(batch, accumulate, checkpointing, precision, optimizer):
+def train(samples, batch, accumulate, checkpointing, precision, optimizer):
     gc.collect()
     torch.cuda.empty_cache()
     torch.manual_seed(0)
@@ -72,7 +73,7 @@ def train(batch, accumulate, checkpointing, precision, optimizer):
         logging_strategy="no",
         disable_tqdm=True,
     )
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=RandomSequences())
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=RandomSequences(samples))
     torch.cuda.reset_peak_memory_stats()
     metrics = trainer.train().metrics
     return {
@@ -86,11 +87,11 @@ def train(batch, accumulate, checkpointing, precision, optimizer):
         "micro_batch": batch,
         "accumulate": accumulate,
         "global_batch": batch * accumulate,
-        "steps": SAMPLES // (batch * accumulate),
+        "steps": samples // (batch * accumulate),
         "time_s": metrics["train_runtime"],
         "samples_per_s": metrics["train_samples_per_second"],
-        "step_ms": 1000 * metrics["train_runtime"] * batch * accumulate / SAMPLES,
-        "epoch_s": metrics["train_runtime"],
+        "step_ms": 1000 * metrics["train_runtime"] * batch * accumulate / samples,
+        "epoch_s": metrics["train_runtime"] * SAMPLES / samples,
         "data_samples": SAMPLES,
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
@@ -126,9 +127,13 @@ def record(label, case, figures, started, wall_s):
 
 
 def main():
-    directory = pathlib.Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    arguments = parser.parse_args()
+    directory = arguments.directory
     directory.mkdir(parents=True, exist_ok=True)
-    train(4, 1, False, "fp32", "adamw")  # warms up: libraries, clocks
+    train(64, 4, 1, False, "fp32", "adamw")  # warms up: libraries, clocks
     with open(directory / "results.jsonl", "a") as results:
         for label, batch, accumulate, checkpointing, precision, optimizer in CASES:
             case = {
@@ -139,7 +144,7 @@ def main():
             }
             started = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
             begin = time.monotonic()
-            figures = train(batch, accumulate, checkpointing, precision, optimizer)
+            figures = train(arguments.samples, batch, accumulate, checkpointing, precision, optimizer)
             line = record(label, case, figures, started, time.monotonic() - begin)
             results.write(json.dumps(line, ensure_ascii=False) + "\n")
             results.flush()

@@ -318,7 +318,7 @@ def steps(study, points, runs):
     reference = study.get("reference") or {}
     for p in points:
         out[p.device, p.case["model"], p.system, p.label] = {
-            "time_s": p.time_s, "samples_per_s": p.speed, "peak": p.peak}
+            "time_s": p.time_s if p.epoch_s is None else p.epoch_s, "samples_per_s": p.speed, "peak": p.peak}
     for run in runs:
         case = settings(run)
         place = (run["device"]["name"], case["model"])

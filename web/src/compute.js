@@ -293,7 +293,8 @@ function stepTables(study, runs) {
         const found = here.find((p) => p.axes.system === system && nameOf(p) === label);
         if (found && found.status) return { status: found.status };
         return found && {
-          time_s: found.time_s,
+          // Of a pass over the data: runs may have been cut short.
+          time_s: found.epoch_s ?? found.time_s,
           samples_per_s: found.samples_per_s,
           peak: found.peak,
         };

@@ -32,7 +32,7 @@ function beforeAfter({ labels, sources }) {
       a && b && a[key] && b[key] != null ? changeText(b[key] / a[key] - 1) : "–"];
     body.replaceChildren(table([{ title: "" }, { title: "BEFORE", number: true },
       { title: "AFTER", number: true }, { title: "change", number: true }], [
-      line("Time", "time_s", secondsText),
+      line("Time an epoch", "time_s", secondsText),
       line("Samples/second", "samples_per_s", figures3),
       line("Memory", "peak", bytesText),
     ], { class: "before-after" }));
@@ -44,7 +44,7 @@ function beforeAfter({ labels, sources }) {
 }
 
 function stepTable({ labels, sources }, at) {
-  const columns = [["time_s", "time", "seconds"], ["time_ratio", "×", "number"],
+  const columns = [["time_s", "epoch", "seconds"], ["time_ratio", "×", "number"],
     ["samples_per_s", "samples/s", "number"], ["peak", "memory", "bytes"],
     ["peak_ratio", "×", "number"]];
   return el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "steps" },
@@ -91,7 +91,7 @@ function stepPlot(study, found, key, title, text) {
             axis: { labelExpr: wrappedLabels(found.labels, Math.floor(label / 6)),
               labelLimit: label + 20, labelOverlap: false } },
           yOffset: { field: "source", type: "nominal", sort: names },
-          x: { field: "value", type: "quantitative", title: key === "peak" ? "peak memory" : "time, s",
+          x: { field: "value", type: "quantitative", title: key === "peak" ? "peak memory" : "time an epoch, s",
             axis: key === "peak" ? { labelExpr: unitLabel(unit, false), tickCount: 5 } : { tickCount: 5 } },
           color: { field: "source", type: "nominal", sort: names, title: null,
             scale: { domain: names }, legend: { columns: narrow ? 1 : 3 } },
