@@ -1,4 +1,5 @@
 #include <reprise/data/file.h>
+#include <reprise/data/hash.h>
 #include <reprise/data/nearest.h>
 #include <reprise/study/study_file.h>
 
@@ -373,14 +374,6 @@ class Reader {
   YAML::Node shared_{YAML::NodeType::Undefined};
   std::vector<Placed> all_;
 };
-
-uint64_t fnv1a(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  return hash;
-}
 
 }  // namespace
 

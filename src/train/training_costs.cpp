@@ -4,6 +4,7 @@
 #include "session.h"
 
 #include <reprise/data/file.h>
+#include <reprise/data/hash.h>
 #include <reprise/data/loader.h>
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/execution.h>
@@ -98,15 +99,6 @@ double time_of(torch::Device device, int times, Work&& work) {
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
   return allocated_bytes(static_cast<int64_t>(tensor.nbytes()), device);
-}
-
-/// FNV-1a: a file's name from a key.
-uint64_t hash_of(const std::string& text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  }
-  return hash;
 }
 
 /// Batches of one size, read as a training reads them: its workers take their
@@ -439,7 +431,7 @@ void TrainingCosts::say(const std::string& text) const {
 std::string TrainingCosts::path_of(const CostProfile& profile) const {
   const fs::path folder = cache_folder();
   if (folder.empty()) return {};
-  return folder / fmt::format("{:016x}.json", hash_of(profile.key));
+  return folder / fmt::format("{:016x}.json", fnv1a(profile.key));
 }
 
 void TrainingCosts::load_kept(CostProfile& profile) const {

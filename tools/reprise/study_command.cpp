@@ -1,5 +1,6 @@
 #include "commands.h"
 #include "config_options.h"
+#include "signals.h"
 #include "study_progress.h"
 #include "train_flags.h"
 
@@ -17,8 +18,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -30,13 +29,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
-
-std::atomic<bool> stop_asked = false;
-
-extern "C" void on_study_signal(int number) {
-  stop_asked = true;
-  std::signal(number, SIG_DFL);
-}
 
 struct StudyFlags {
   std::string study = "quick";
@@ -107,7 +99,8 @@ Predictions predictions_from(const StudyFlags& flags,
       json::parse(result.out, nullptr, /*allow_exceptions=*/false);
   Predictions predictions;
   if (!answer.is_object() || answer["runs"].size() != runs) {
-    if (!stop_asked) fmt::print(stderr, "no estimate: it could not be made\n");
+    if (!result.stopped)
+      fmt::print(stderr, "no estimate: it could not be made\n");
     return predictions;
   }
   for (const json& run : answer["runs"]) {
@@ -179,7 +172,6 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
   options.version = REPRISE_VERSION;
   options.resume = flags.resume;
   options.retry = flags.retry;
-  options.stop = [] { return stop_asked.load(); };
   if (options.device == "cpu") {
     const int64_t available = available_memory();
     options.memory_limit = flags.run_memory.empty()
@@ -255,7 +247,7 @@ int study_with(const StudyFlags& flags) {
     const auto [flag, value] = assignment(one, "--set", keys);
     study.set(flag, value);
   }
-  const StudyOptions options = options_of(flags, study);
+  StudyOptions options = options_of(flags, study);
   // Whatever is wrong in any run shows before the first one starts.
   for (const StudyRun& run : study.runs) config_of(run, options);
   if (flags.dry_run) {
@@ -270,18 +262,16 @@ int study_with(const StudyFlags& flags) {
     return 0;
   }
   const auto todo = runs_to_do(study, options);
-  std::signal(SIGINT, on_study_signal);
-  std::signal(SIGTERM, on_study_signal);
   StudyProgress progress;
+  options.listener = &progress;
+  options.stop = stop_on_signals();
   progress.begin(study, options, todo.size());
   Predictions predictions;
   if (!flags.no_estimate && !todo.empty()) {
     predictions = predictions_from(flags, options, study.runs.size());
     progress.estimated(study, options, todo, predictions);
   }
-  StudyOptions running = options;
-  running.listener = &progress;
-  const StudyOutcome outcome = run_study(study, running, predictions);
+  const StudyOutcome outcome = run_study(study, options, predictions);
   progress.end();
   std::string report;
   if (!flags.no_report && outcome.now.total() + outcome.before.total() > 0) {

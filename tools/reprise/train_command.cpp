@@ -1,6 +1,7 @@
 #include "commands.h"
 #include "config_options.h"
 #include "progress.h"
+#include "signals.h"
 #include "train_flags.h"
 
 #include <reprise/data/file.h>
@@ -12,8 +13,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <atomic>
-#include <csignal>
 #include <ctime>
 #include <iostream>
 #include <memory>
@@ -21,14 +20,6 @@
 
 namespace reprise::command {
 namespace {
-
-std::atomic<bool> stop_asked = false;
-
-/// A second signal ends the process at once: the handler is gone by then.
-extern "C" void on_signal(int number) {
-  stop_asked = true;
-  std::signal(number, SIG_DFL);
-}
 
 /// Progress, and a look at the device while it trains.
 class Watched final : public Progress {
@@ -135,8 +126,7 @@ int train_with(TrainFlags& flags, CLI::App& app) {
     directory.emplace(RunDirectory::create(path, config));
   }
 
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  const auto stop = stop_on_signals();
   TrainResult result;
   {
     Watched progress(observer ? &*observer : nullptr);
@@ -144,7 +134,7 @@ int train_with(TrainFlags& flags, CLI::App& app) {
     run.directory = directory ? &*directory : nullptr;
     run.resume = !flags.resume.empty();
     run.listener = &progress;
-    run.stop = [] { return stop_asked.load(); };
+    run.stop = stop;
     run.export_path = flags.export_path;
     if (config.tensorboard) {
       run.tensorboard =
