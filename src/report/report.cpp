@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace reprise {
 namespace {
@@ -23,7 +24,11 @@ bool is_page(const std::string& text) {
 }
 
 std::string page_of(const ReportOptions& options) {
-  if (options.page.empty()) {
+  const char* variable = std::getenv("REPRISE_PAGE");
+  const std::string named = !options.page.empty() ? options.page
+                            : variable != nullptr ? variable
+                                                  : "";
+  if (named.empty()) {
     std::string page(detail::built_in_page());
     TORCH_CHECK(is_page(page), "[report] this build has no page: ",
                 page.substr(0, page.find('\n')),
@@ -31,10 +36,10 @@ std::string page_of(const ReportOptions& options) {
                 "name it with --page or REPRISE_PAGE");
     return page;
   }
-  std::string page = read_text(options.page);
+  std::string page = read_text(named);
   TORCH_CHECK(is_page(page),
               "[report] expected a page that scripts/page.sh made, got ",
-              options.page);
+              named);
   return page;
 }
 
@@ -120,6 +125,15 @@ std::string make_report(const std::vector<std::string>& paths,
   page.replace(page.find(detail::kResultsPlace), detail::kResultsPlace.size(),
                in_script(all.dump()));
   return page;
+}
+
+int64_t write_report(const std::vector<std::string>& paths,
+                     const std::string& file, const ReportOptions& options) {
+  const std::string page = make_report(paths, options);
+  AtomicFile out(file);
+  out.write(page);
+  out.commit();
+  return static_cast<int64_t>(page.size());
 }
 
 }  // namespace reprise

@@ -57,6 +57,17 @@ int64_t memory_kills() {
   return 0;
 }
 
+std::string quoted(const std::string& word) {
+  const bool plain =
+      !word.empty() && word.find_first_not_of(
+                           "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
+                           "XYZ0123456789-_=./:,+") == std::string::npos;
+  if (plain) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
 struct Pipe {
   Pipe() {
     TORCH_CHECK(pipe2(ends.data(), O_CLOEXEC) == 0,
@@ -212,6 +223,23 @@ class Child {
 };
 
 }  // namespace
+
+std::string last_line(const std::string& text) {
+  const size_t end = text.find_last_not_of(" \n\r\t");
+  if (end == std::string::npos) return {};
+  const size_t start = text.find_last_of("\n\r", end);
+  return text.substr(start == std::string::npos ? 0 : start + 1,
+                     end - (start == std::string::npos ? 0 : start + 1) + 1);
+}
+
+std::string shell_line(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) {
+    if (!text.empty()) text += ' ';
+    text += quoted(word);
+  }
+  return text;
+}
 
 ProcessResult run_process(const std::vector<std::string>& argv,
                           const ProcessOptions& options) {

@@ -74,33 +74,6 @@ void count(StudyCounts& counts, const std::string& status) {
   if (status == "skipped") ++counts.skipped;
 }
 
-/// The last line that says something.
-std::string last_line(const std::string& text) {
-  const size_t end = text.find_last_not_of(" \n\r\t");
-  if (end == std::string::npos) return {};
-  const size_t start = text.find_last_of("\n\r", end);
-  return text.substr(start == std::string::npos ? 0 : start + 1,
-                     end - (start == std::string::npos ? 0 : start + 1) + 1);
-}
-
-std::string quoted(const std::string& word) {
-  const bool plain =
-      !word.empty() && word.find_first_not_of(
-                           "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
-                           "XYZ0123456789-_=./:,+") == std::string::npos;
-  if (plain) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
-  return text + "'";
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words)
-    text += (text.empty() ? "" : " ") + quoted(word);
-  return text;
-}
-
 struct Verdict {
   std::string status, reason;
   json figures = nullptr, observed = nullptr, series = nullptr;
@@ -160,7 +133,7 @@ Verdict judge(const ProcessResult& result, int64_t memory_limit,
 class Runner {
  public:
   Runner(const Study& study, const StudyOptions& options,
-         const std::vector<std::optional<RunPrediction>>& predictions)
+         const std::vector<std::optional<TrainingPrediction>>& predictions)
       : study_(study),
         options_(options),
         predictions_(predictions),
@@ -194,7 +167,7 @@ class Runner {
         .dump();
   }
 
-  std::optional<RunPrediction> prediction(size_t index) const {
+  std::optional<TrainingPrediction> prediction(size_t index) const {
     return index < predictions_.size() ? predictions_[index] : std::nullopt;
   }
 
@@ -246,7 +219,7 @@ class Runner {
     tell(ended, verdict);
   }
 
-  bool too_large(const std::optional<RunPrediction>& predicted) const {
+  bool too_large(const std::optional<TrainingPrediction>& predicted) const {
     return predicted && options_.device_memory > 0 &&
            static_cast<double>(predicted->peak_bytes) >
                kTooMuch * static_cast<double>(options_.device_memory);
@@ -258,7 +231,7 @@ class Runner {
   }
 
   std::string record(const StudyRun& run,
-                     const std::optional<RunPrediction>& predicted,
+                     const std::optional<TrainingPrediction>& predicted,
                      const Verdict& verdict, const std::string& started,
                      double wall_s) const {
     ordered_json r;
@@ -287,7 +260,7 @@ class Runner {
     r["host"] = host_name();
     auto words = command_of(run, options_);
     words[0] = "reprise";
-    r["command"] = joined(words);
+    r["command"] = shell_line(words);
     r["started"] = started;
     r["wall_s"] = std::round(wall_s * 1000) / 1000;
     return r.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -307,7 +280,7 @@ class Runner {
 
   const Study& study_;
   const StudyOptions& options_;
-  const std::vector<std::optional<RunPrediction>>& predictions_;
+  const std::vector<std::optional<TrainingPrediction>>& predictions_;
   std::vector<size_t> todo_;
   ResultsFile file_;
   StudyOutcome outcome_;
@@ -346,7 +319,7 @@ std::vector<std::string> command_of(const StudyRun& run,
 }
 
 double expected_seconds(const StudyRun& run,
-                        const std::optional<RunPrediction>& prediction) {
+                        const std::optional<TrainingPrediction>& prediction) {
   const double step_s = prediction ? prediction->step_ms / 1000 : 0;
   const double seconds = number_of(run, "seconds", 0);
   if (seconds > 0) return kStartUpS + std::max(seconds, 4 * step_s);
@@ -375,7 +348,7 @@ std::vector<size_t> runs_to_do(const Study& study,
 
 StudyOutcome run_study(
     const Study& study, const StudyOptions& options,
-    const std::vector<std::optional<RunPrediction>>& predictions) {
+    const std::vector<std::optional<TrainingPrediction>>& predictions) {
   return Runner(study, options, predictions).run();
 }
 

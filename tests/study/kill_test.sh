@@ -73,7 +73,7 @@ while [ "$(grep -c peak log || true)" -lt 2 ]; do
 done
 kill -INT $pid
 wait $pid || fail "status $? after SIGINT"
-grep -q "go on with: reprise study many.yaml --out interrupted --resume" log ||
+grep -q "go on with: reprise study many.yaml --device cpu --out interrupted --resume" log ||
   fail "no word on how to go on: $(cat log)"
 "${study[@]}" --out interrupted --resume >/dev/null 2>&1
 ids interrupted | sort | cmp -s - expected || fail "other records after an interrupt"

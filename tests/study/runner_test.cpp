@@ -188,9 +188,9 @@ TEST(Runner, SkipsWhatIsFarTooLarge) {
   Setting setting;
   const Study study = Setting::study("runs: [{model: fine, batch: [1, 2, 3]}]");
   setting.options.device_memory = 1000;
-  const auto outcome =
-      run_study(study, setting.options,
-                {RunPrediction{2000, 1}, RunPrediction{1100, 1}, std::nullopt});
+  const auto outcome = run_study(
+      study, setting.options,
+      {TrainingPrediction{2000, 1}, TrainingPrediction{1100, 1}, std::nullopt});
   EXPECT_EQ(outcome.now.skipped, 1);
   EXPECT_EQ(outcome.now.done, 2);
   const auto runs = setting.runs();

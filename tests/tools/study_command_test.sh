@@ -108,6 +108,8 @@ has err 'precision'
 expect 2 study small.yaml --part 3/2
 expect 2 study small.yaml --set bacth=4
 has err 'did you mean batch?'
+expect 2 study small.yaml --only batch=5
+has err 'no run has batch 5'
 expect 1 report nosuch
 has err 'is not there'
 [ ! -e reprise-studies/wrong ] || fail "a wrong study has left something"

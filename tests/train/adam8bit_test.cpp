@@ -1,5 +1,6 @@
 #include "../../src/train/dynamic_code.h"
 #include "support.h"
+#include "train/optimizer_values.h"
 
 #include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
@@ -10,7 +11,6 @@
 
 #include <bit>
 #include <cmath>
-#include <fstream>
 #include <map>
 
 namespace reprise {
@@ -19,17 +19,10 @@ namespace {
 using nlohmann::json;
 using testing::error_of;
 using testing::on_device;
+using testing::optimizer_values;
 using testing::relative_error;
 using testing::same;
 using torch::Tensor;
-
-const json& fixture() {
-  static const json values = [] {
-    std::ifstream file(REPRISE_FIXTURES "/optimizer_values.json");
-    return json::parse(file);
-  }();
-  return values;
-}
 
 OptimizerOptions options_of(const std::string& name, double decay = 0.01) {
   OptimizerOptions options;
@@ -89,8 +82,9 @@ std::vector<uint8_t> bytes_of(const std::string& hex) {
 TEST(Adam8bit, CodesAreThoseOfThePaper) {
   for (const bool with_sign : {true, false}) {
     const auto code = dynamic_code(with_sign);
-    const auto expected = fixture()["codes"][with_sign ? "signed" : "unsigned"]
-                              .get<std::vector<double>>();
+    const auto expected =
+        optimizer_values()["codes"][with_sign ? "signed" : "unsigned"]
+            .get<std::vector<double>>();
     ASSERT_EQ(expected.size(), code.size());
     for (size_t i = 0; i < code.size(); ++i) {
       EXPECT_NEAR(code[i], expected[i], 1e-7 * std::abs(expected[i])) << i;
@@ -137,7 +131,7 @@ TEST(Adam8bit, TheNearestCodeIsFound) {
 }
 
 TEST(Adam8bit, EqualsAnIndependentOne) {
-  for (const json& test : fixture()["quantized"]) {
+  for (const json& test : optimizer_values()["quantized"]) {
     OptimizerOptions options;
     options.name = test["options"]["name"];
     options.beta1 = test["options"].value("beta1", options.beta1);
@@ -163,7 +157,7 @@ TEST(Adam8bit, EqualsAnIndependentOne) {
                             : std::ldexp(given(i, k),
                                          -static_cast<int>((5 * i + k) % 17));
       });
-      optimizer->step(fixture()["rates"][k]);
+      optimizer->step(optimizer_values()["rates"][k]);
     }
     const auto expected = torch::tensor(
         test["parameter"].get<std::vector<double>>(), torch::kDouble);

@@ -1,4 +1,5 @@
 #include "support.h"
+#include "train/optimizer_values.h"
 
 #include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
@@ -7,7 +8,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <fstream>
 #include <map>
 
 namespace reprise {
@@ -16,17 +16,10 @@ namespace {
 using nlohmann::json;
 using testing::error_of;
 using testing::on_device;
+using testing::optimizer_values;
 using testing::relative_error;
 using testing::same;
 using torch::Tensor;
-
-const json& fixture() {
-  static const json values = [] {
-    std::ifstream file(REPRISE_FIXTURES "/optimizer_values.json");
-    return json::parse(file);
-  }();
-  return values;
-}
 
 OptimizerOptions options_of(const json& given) {
   OptimizerOptions options;
@@ -44,15 +37,15 @@ Tensor read(const json& values, const std::string& name,
             torch::ScalarType type) {
   return torch::tensor(values.at(name).get<std::vector<double>>(),
                        torch::kDouble)
-      .view(fixture()["shapes"][name].get<std::vector<int64_t>>())
+      .view(optimizer_values()["shapes"][name].get<std::vector<int64_t>>())
       .to(on_device(type));
 }
 
 NamedTensors start(torch::ScalarType type = torch::kFloat) {
   NamedTensors parameters;
-  for (const auto& [name, values] : fixture()["start"].items()) {
+  for (const auto& [name, values] : optimizer_values()["start"].items()) {
     parameters.emplace_back(
-        name, read(fixture()["start"], name, type).requires_grad_());
+        name, read(optimizer_values()["start"], name, type).requires_grad_());
   }
   return parameters;
 }
@@ -71,12 +64,12 @@ std::map<std::string, Tensor> by_name(const NamedTensors& tensors) {
 }
 
 int count() {
-  return static_cast<int>(fixture()["rates"].size());
+  return static_cast<int>(optimizer_values()["rates"].size());
 }
 
 /// Of update `k` of the fixture.
 void set_gradients(const NamedTensors& parameters, int k) {
-  const json& gradients = fixture()["gradients"][k];
+  const json& gradients = optimizer_values()["gradients"][k];
   for (const auto& [name, parameter] : parameters) {
     parameter.mutable_grad() =
         gradients.contains(name)
@@ -88,7 +81,7 @@ void set_gradients(const NamedTensors& parameters, int k) {
 /// Update `k` of the fixture.
 void step(Optimizer& optimizer, const NamedTensors& parameters, int k) {
   set_gradients(parameters, k);
-  optimizer.step(fixture()["rates"][k]);
+  optimizer.step(optimizer_values()["rates"][k]);
 }
 
 void expect_near(const NamedTensors& parameters, const json& expected,
@@ -101,7 +94,7 @@ void expect_near(const NamedTensors& parameters, const json& expected,
 }
 
 TEST(Optimizer, EqualsTorchOptimAndThePapersAdafactor) {
-  for (const auto& [name, test] : fixture()["cases"].items()) {
+  for (const auto& [name, test] : optimizer_values()["cases"].items()) {
     for (const auto type : {torch::kDouble, torch::kFloat}) {
       const double tolerance = type == torch::kDouble ? 1e-12 : 1e-6;
       const auto parameters = start(type);
@@ -117,7 +110,7 @@ TEST(Optimizer, EqualsTorchOptimAndThePapersAdafactor) {
 }
 
 TEST(Optimizer, GoesOnBitByBitAfterSavingAndLoading) {
-  for (const auto& [name, test] : fixture()["cases"].items()) {
+  for (const auto& [name, test] : optimizer_values()["cases"].items()) {
     const auto options = options_of(test["options"]);
     const auto parameters = start();
     const auto optimizer = make_optimizer(options, parameters);
@@ -195,7 +188,7 @@ TEST(Optimizer, AdafactorKeepsRowsAndColumns) {
 }
 
 TEST(Optimizer, LeavesGradientsAndOthersAlone) {
-  for (const auto& [name, test] : fixture()["cases"].items()) {
+  for (const auto& [name, test] : optimizer_values()["cases"].items()) {
     const auto parameters = start();
     const auto before = copy(parameters);
     const auto optimizer =
@@ -204,8 +197,9 @@ TEST(Optimizer, LeavesGradientsAndOthersAlone) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto& [key, parameter] = parameters[i];
       if (parameter.grad().defined()) {
-        EXPECT_TRUE(same(parameter.grad(), read(fixture()["gradients"][0], key,
-                                                parameter.scalar_type())))
+        EXPECT_TRUE(
+            same(parameter.grad(), read(optimizer_values()["gradients"][0], key,
+                                        parameter.scalar_type())))
             << name;
       } else {
         EXPECT_TRUE(same(parameter, before[i].second)) << name;
@@ -279,7 +273,7 @@ TEST(Optimizer, AFailedAllocationChangesNothing) {
       step(*undisturbed, whole, k);
       set_gradients(parameters, k);
       const auto before = copy(parameters);
-      const double rate = fixture()["rates"][k];
+      const double rate = optimizer_values()["rates"][k];
       for (int64_t after = 0;; ++after) {
         const AllocationFailure failure(after);
         try {

@@ -1,12 +1,10 @@
 #include "commands.h"
 
-#include <reprise/data/file.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/report/report.h>
 
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -34,15 +32,9 @@ std::string default_out(const std::string& results) {
 }
 
 int report_with(ReportFlags& flags) {
-  const char* page = std::getenv("REPRISE_PAGE");
-  if (flags.options.page.empty() && page != nullptr) flags.options.page = page;
   if (flags.out.empty()) flags.out = default_out(flags.results.front());
-  const std::string html = make_report(flags.results, flags.options);
-  AtomicFile file(flags.out);
-  file.write(html);
-  file.commit();
-  std::cout << flags.out << ", "
-            << format_bytes(static_cast<int64_t>(html.size())) << std::endl;
+  const int64_t bytes = write_report(flags.results, flags.out, flags.options);
+  std::cout << flags.out << ", " << format_bytes(bytes) << std::endl;
   if (!flags.plots.empty()) {
     const int64_t saved = save_plots(flags.out, flags.plots, flags.browser);
     std::cout << flags.plots << ", " << saved << " plots as SVG and PNG"

@@ -4,7 +4,6 @@
 #include "study_progress.h"
 #include "train_flags.h"
 
-#include <reprise/data/file.h>
 #include <reprise/data/nearest.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/memory/process.h>
@@ -76,12 +75,7 @@ Predictions predict(const Study& study, const StudyOptions& options) {
   planning.progress = [](const std::string& text) {
     fmt::print(stderr, "{}\n", text);
   };
-  Predictions predictions;
-  for (const auto& one : predict_trainings(configs, planning)) {
-    predictions.emplace_back();
-    if (one) predictions.back() = RunPrediction{one->peak_bytes, one->step_ms};
-  }
-  return predictions;
+  return predict_trainings(configs, planning);
 }
 
 /// The same, from another process: this one must stay free of CUDA and of
@@ -99,16 +93,18 @@ Predictions predictions_from(const StudyFlags& flags,
       json::parse(result.out, nullptr, /*allow_exceptions=*/false);
   Predictions predictions;
   if (!answer.is_object() || answer["runs"].size() != runs) {
-    if (!result.stopped)
-      fmt::print(stderr, "no estimate: it could not be made\n");
+    if (!result.stopped) {
+      fmt::print(stderr, "no estimate, the runs start without: {}\n",
+                 last_line(result.error));
+    }
     return predictions;
   }
   for (const json& run : answer["runs"]) {
     predictions.emplace_back();
     const json& predicted = run["predicted"];
     if (predicted.is_object()) {
-      predictions.back() = RunPrediction{predicted["peak_bytes"].get<int64_t>(),
-                                         predicted["step_ms"]};
+      predictions.back() = TrainingPrediction{
+          predicted["peak_bytes"].get<int64_t>(), predicted["step_ms"]};
     }
   }
   return predictions;
@@ -170,7 +166,7 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
   options.device_name = info.name;
   options.device_memory = info.memory_bytes;
   options.version = REPRISE_VERSION;
-  options.resume = flags.resume;
+  options.resume = flags.resume || flags.retry;
   options.retry = flags.retry;
   if (options.device == "cpu") {
     const int64_t available = available_memory();
@@ -189,13 +185,21 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
   return options;
 }
 
-std::string write_report(const std::string& directory) {
-  const std::string path = (fs::path(directory) / "report.html").string();
-  const std::string page = make_report({directory});
-  AtomicFile file(path);
-  file.write(page);
-  file.commit();
-  return path;
+/// The flags that make it the same study.
+std::string resume_command(const StudyFlags& flags,
+                           const StudyOptions& options) {
+  std::vector<std::string> words{"reprise", "study", flags.study};
+  const auto add = [&](const char* flag, const std::string& value) {
+    words.insert(words.end(), {flag, value});
+  };
+  if (flags.device != "auto") add("--device", flags.device);
+  for (const auto& one : flags.set) add("--set", one);
+  for (const auto& one : flags.only) add("--only", one);
+  if (options.parts > 1) add("--part", flags.part);
+  if (!flags.run_memory.empty()) add("--run-memory", flags.run_memory);
+  add("--out", options.directory);
+  words.emplace_back("--resume");
+  return shell_line(words);
 }
 
 void print_outcome(const StudyFlags& flags, const StudyOptions& options,
@@ -241,7 +245,11 @@ int study_with(const StudyFlags& flags) {
   }();
   for (const auto& one : flags.only) {
     const auto [flag, value] = assignment(one, "--only", keys);
-    study.only(flag, value);
+    try {
+      study.only(flag, value);
+    } catch (const c10::Error& error) {
+      throw CLI::ValidationError("--only", error.what_without_backtrace());
+    }
   }
   for (const auto& one : flags.set) {
     const auto [flag, value] = assignment(one, "--set", keys);
@@ -268,23 +276,34 @@ int study_with(const StudyFlags& flags) {
   progress.begin(study, options, todo.size());
   Predictions predictions;
   if (!flags.no_estimate && !todo.empty()) {
+    fmt::print(
+        stderr,
+        "measuring what they will take (--no-estimate starts at once)\n");
     predictions = predictions_from(flags, options, study.runs.size());
     progress.estimated(study, options, todo, predictions);
   }
   const StudyOutcome outcome = run_study(study, options, predictions);
   progress.end();
   std::string report;
+  std::string no_report;  // why
   if (!flags.no_report && outcome.now.total() + outcome.before.total() > 0) {
-    report = write_report(options.directory);
+    report = (fs::path(options.directory) / "report.html").string();
+    try {
+      write_report({options.directory}, report);
+    } catch (const c10::Error& error) {
+      // The results are there all the same.
+      no_report = error.what_without_backtrace();
+      report.clear();
+    }
   }
   print_outcome(flags, options, outcome, report);
   if (outcome.stopped) {
-    std::cerr << fmt::format(
-        "stopped; go on with: reprise study {} --out {} "
-        "--resume\n",
-        flags.study, options.directory);
+    std::cerr << "stopped; go on with: " << resume_command(flags, options)
+              << "\n";
   }
-  return 0;
+  if (no_report.empty()) return 0;
+  std::cerr << "reprise: no page: " << no_report << "\n";
+  return 1;
 }
 
 }  // namespace
@@ -306,7 +325,8 @@ void add_study(CLI::App& app, Action& action) {
                     "reprise-studies/NAME)");
   study->add_flag("--resume", flags->resume,
                   "Go on with the results that are there");
-  study->add_flag("--retry", flags->retry, "Run again what failed");
+  study->add_flag("--retry", flags->retry,
+                  "As --resume, and run again what failed");
   study->add_flag("--dry-run", flags->dry_run,
                   "Show the runs and what they will take; run none");
   study->add_flag("--no-estimate", flags->no_estimate,

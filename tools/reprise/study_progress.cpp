@@ -23,7 +23,7 @@ struct Estimate {
   int unknown = 0;  // not predicted
 };
 
-bool over_memory(const std::optional<RunPrediction>& one,
+bool over_memory(const std::optional<TrainingPrediction>& one,
                  const StudyOptions& options) {
   return one && options.device_memory > 0 &&
          one->peak_bytes > options.device_memory;

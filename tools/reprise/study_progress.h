@@ -8,7 +8,7 @@
 
 namespace reprise::command {
 
-using Predictions = std::vector<std::optional<RunPrediction>>;
+using Predictions = std::vector<std::optional<TrainingPrediction>>;
 
 /// Runs, time and what will not fit, a line a run.
 std::string estimate_table(const Study& study, const StudyOptions& options,

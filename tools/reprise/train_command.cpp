@@ -181,7 +181,8 @@ void add_train(CLI::App& app, Action& action) {
   CLI::App* train = add_train_flags(app, *flags);
   train->footer(
       "An interrupt (SIGINT, SIGTERM) finishes the micro-batch, saves and says "
-      "how to\ngo on. Exit status: 0 done or stopped, 1 failed, 2 wrong "
+      "how to\ngo on. With --format json a failure is an object with error and "
+      "out_of_memory.\nExit status: 0 done or stopped, 1 failed, 2 wrong "
       "usage.");
   train->callback([flags, train, &action] {
     action = [flags, train] { return train_or_say_why(*flags, *train); };

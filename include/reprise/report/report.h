@@ -9,8 +9,8 @@
 namespace reprise {
 
 struct ReportOptions {
-  /// A page without results, as scripts/page.sh makes it. Empty: the one that
-  /// was built in.
+  /// A page without results, as scripts/page.sh makes it. Empty: the one that the
+  /// environment's REPRISE_PAGE names, else the one that was built in.
   std::string page;
   /// Most points that the observers' series have in the page, all runs together;
   /// longer ones are thinned, the highest memory of each group stays.
@@ -22,6 +22,11 @@ struct ReportOptions {
 /// page and `options.page` names none.
 std::string make_report(const std::vector<std::string>& paths,
                         const ReportOptions& options = {});
+
+/// Writes it to `file`, whole or not at all. Returns its size in bytes.
+int64_t write_report(const std::vector<std::string>& paths,
+                     const std::string& file,
+                     const ReportOptions& options = {});
 
 /// Saves every plot of the page in the file `report` as NAME.svg and NAME.png
 /// in `directory`, which is made where it is missing. `browser`: Chromium's or

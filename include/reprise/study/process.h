@@ -29,6 +29,12 @@ struct ProcessResult {
   int64_t rss_peak_bytes = 0;  ///< as seen every 50 ms
 };
 
+/// The last line of a text that says something; empty: none does.
+std::string last_line(const std::string& text);
+
+/// Words as a shell reads them: quoted where they must be.
+std::string shell_line(const std::vector<std::string>& words);
+
 /// Runs argv[0] with its arguments and standard input empty. The program dies
 /// with this process, even where that one is killed. Throws c10::Error where it
 /// cannot be started.

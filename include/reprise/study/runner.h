@@ -1,6 +1,7 @@
 #pragma once
 
 #include <reprise/study/study_file.h>
+#include <reprise/train/prediction.h>
 
 #include <cstdint>
 #include <functional>
@@ -11,12 +12,6 @@
 /// Runs a study: each training in a process of its own, so that its peak is its
 /// own, and running out of memory or a crash is a result like any other.
 namespace reprise {
-
-/// What a run will take, before it is run.
-struct RunPrediction {
-  int64_t peak_bytes = 0;
-  double step_ms = 0;
-};
 
 struct StudyCounts {
   int done = 0, oom = 0, failed = 0, skipped = 0;
@@ -79,7 +74,7 @@ std::vector<size_t> runs_to_do(const Study& study, const StudyOptions& options);
 /// directory has results and `resume` is not set, or cannot be written.
 StudyOutcome run_study(
     const Study& study, const StudyOptions& options,
-    const std::vector<std::optional<RunPrediction>>& predictions = {});
+    const std::vector<std::optional<TrainingPrediction>>& predictions = {});
 
 /// The command of a run: program, "train" and flags.
 std::vector<std::string> command_of(const StudyRun& run,
@@ -87,6 +82,6 @@ std::vector<std::string> command_of(const StudyRun& run,
 
 /// Seconds that a run takes by its flags and a prediction, start-up included.
 double expected_seconds(const StudyRun& run,
-                        const std::optional<RunPrediction>& prediction);
+                        const std::optional<TrainingPrediction>& prediction);
 
 }  // namespace reprise
