@@ -130,8 +130,10 @@ void Session::start() {
          state_.step, total_steps_});
   }
   began_ = last_save_ = last_show_ = last_look_ = Clock::now();
-  running_ = true;
-  tell_training(true);
+  if (total_steps_ - state_.step <= kWarmUpWindows) {
+    running_ = true;
+    tell_training(true);
+  }
   if (state_.evaluation_due && evaluates()) evaluate();
 }
 
@@ -149,6 +151,9 @@ void Session::note_speed() {
   wait_for_device();
   steady_from_s_ = seconds();
   steady_from_samples_ = samples_here_;
+  if (running_) return;
+  running_ = true;
+  tell_training(true);
 }
 
 double Session::samples_per_s() const {

@@ -138,7 +138,8 @@ class Session {
 
   int64_t total_steps_ = 0;
   bool time_is_up_ = false;
-  bool running_ = false;  // between start and finish
+  // Training proper, as a listener is told of it.
+  bool running_ = false;
   Clock::time_point last_look_;
   std::vector<compat::Moment> window_ends_;  // of a short run
   torch::Tensor window_loss_;                // sum of losses so far

@@ -11,6 +11,7 @@ nothing complains, nothing is wider than a phone.
 """
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import recompute
 
 HERE = pathlib.Path(__file__).resolve().parent
 MOST_BYTES = 4_000_000
+SKIPPED = 77  # as CTest is told
 failures = []
 
 
@@ -398,7 +400,8 @@ def main():
     args = parser.parse_args()
     if not chromium.find():
         print("Chromium is not here; on Debian: apt-get install chromium", file=sys.stderr)
-        return 1
+        # Skipped only where whoever runs the tests asked to install nothing.
+        return SKIPPED if os.environ.get("REPRISE_SETUP") == "off" else 1
     if args.shots:
         args.shots.mkdir(parents=True, exist_ok=True)
     if args.page:

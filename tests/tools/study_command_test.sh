@@ -88,7 +88,7 @@ runs:
   - {batch: 200000, random-samples: 200000}
   - {batch: 8, random-samples: 64}
 YAML
-  expect 0 study hungry.yaml --run-memory 900MiB --no-estimate
+  expect 0 study hungry.yaml --device cpu --run-memory 900MiB --no-estimate
   has out '2 done, 1 did not fit'
 fi
 

@@ -140,6 +140,7 @@ TEST(Trainer, EvaluationLeavesTheTrainingAlone) {
   auto config = small("cnn-basic");
   const Ended plain = run(config);
   config.evaluate = true;
+  config.evaluate = true;
   config.eval_every = 1;
   const Ended evaluated = run(config);
   for (size_t i = 0; i < plain.tensors.size(); ++i) {
@@ -184,6 +185,29 @@ TEST(Trainer, Fp16OverflowSkipsTheUpdateAndGoesOn) {
   EXPECT_LT(ended.result.summary.skipped, ended.result.summary.steps);
   ASSERT_FALSE(warnings.list.empty());
   EXPECT_NE(warnings.list[0].find("overflowed"), std::string::npos);
+}
+
+TEST(Trainer, TrainingProperBeginsWarm) {
+  struct Heard : TrainListener {
+    void training(bool active) override { list += active ? '+' : '-'; }
+    void evaluated(const Evaluation&) override { list += 'e'; }
+    std::string list;
+  };
+  auto config = small();
+  config.epochs = 0;
+  const auto heard = [&](int64_t steps, const std::vector<int>& stops) {
+    config.steps = steps;
+    Heard heard;
+    run(config, stops, &heard);
+    return heard.list;
+  };
+  config.evaluate = true;
+  config.eval_every = 1;
+  EXPECT_EQ(heard(1, {}), "+-e+-");
+  EXPECT_EQ(heard(2, {}), "+-e+-e+-");
+  EXPECT_EQ(heard(4, {}), "e+-e+-e+-e+-");
+  // Stopped in the first window, before it had begun, and gone on with.
+  EXPECT_EQ(heard(4, {1}), heard(4, {}));
 }
 
 TEST(Trainer, Bf16Trains) {

@@ -26,6 +26,8 @@ class Watched final : public Progress {
  public:
   explicit Watched(Observer* observer) : observer_(observer) {}
 
+  bool begun() const { return begun_; }
+
   void training(bool active) override {
     if (observer_ == nullptr) return;
     if (!active) {
@@ -128,6 +130,7 @@ int train_with(TrainFlags& flags, CLI::App& app) {
 
   const auto stop = stop_on_signals();
   TrainResult result;
+  std::optional<Observation> seen;
   {
     Watched progress(observer ? &*observer : nullptr);
     TrainRun run;
@@ -141,9 +144,8 @@ int train_with(TrainFlags& flags, CLI::App& app) {
           (directory ? directory->path() + "/" : "") + "tensorboard";
     }
     result = training.run(run);
+    if (progress.begun()) seen = observer->end();
   }
-  std::optional<Observation> seen;
-  if (observer) seen = observer->end();
   if (directory) {
     AtomicFile file(directory->path() + "/summary.json");
     file.write(to_json(result.summary) + "\n");

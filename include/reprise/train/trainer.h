@@ -43,7 +43,9 @@ class TrainListener {
   virtual void stepped(const Step&) {}
 
   /// Training proper begins or goes on (true), or stops: for an evaluation, for
-  /// saving, at the end.
+  /// saving, at the end. It begins after the two updates that warm up, at once
+  /// where no more than two are made; a training that is stopped before never
+  /// begins.
   virtual void training(bool /*active*/) {}
 
   struct Evaluation {
