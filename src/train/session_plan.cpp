@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace reprise::train_detail {
@@ -52,6 +53,9 @@ void Session::adopt(BudgetPlanner::Decision decision) {
   config_.accumulate = decision.accumulate;
   schedule_ = decision.schedule;
   execution_ = Execution(model_.chain, schedule_);
+  graphs_.drop();
+  // Rather without a graph than with a slower plan, unless graphs were asked for.
+  graphs_.set_limit(config_.graph == "on" ? 0 : config_.memory_limit);
   profile_.reset();  // it shows another schedule
   decision_.emplace(std::move(decision));
   if (other_size) keep_config();
@@ -78,10 +82,12 @@ bool Session::tighten(int64_t over_bytes) {
 
 void Session::keep_within_budget() {
   if (!planner_) return;
-  const int64_t peak = window_meter_.peak_bytes();
+  const int64_t peak =
+      std::max(window_meter_.peak_bytes(), graphs_.peak_bytes());
   const int64_t over = peak - config_.memory_limit;
   if (over <= 0 || over_for_good_) return;
   const int64_t batch = config_.batch;
+  graphs_.drop();  // their memory is not the plan's
   rescue_.run("planning",
               [&] { measuring([&] { over_for_good_ = !tighten(over); }); });
   if (config_.batch != batch) open_loader();
