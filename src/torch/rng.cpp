@@ -1,7 +1,7 @@
 #include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/rng.h>
 
-#include <ATen/Context.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstring>

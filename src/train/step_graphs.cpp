@@ -165,17 +165,18 @@ bool StepGraphs::capture(Shape& shape, const Tensors& batch, const Step& step) {
     return false;
   }
   ++captures_;
-  bytes_ += shape.graph->bytes();
-  meter_.restart();
-  const int64_t all = live_bytes(options_.device) + bytes_;
+  const int64_t own = bytes_ + shape.graph->bytes();
+  const int64_t all = live_bytes(options_.device) + own;
   if (limit_bytes_ > 0 && all > limit_bytes_) {
     for_memory_ = true;
     give_up(fmt::format(
         "with the {} of its own memory the training would take "
         "{}, the budget is {}",
-        format_bytes(bytes_), format_bytes(all), format_bytes(limit_bytes_)));
+        format_bytes(own), format_bytes(all), format_bytes(limit_bytes_)));
     return false;
   }
+  bytes_ = own;
+  meter_.restart();
   return true;
 }
 
