@@ -15,10 +15,10 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
-// With a margin: earlier versions have graphs, but none was ever tried.
+// Earlier versions have graphs too, but what is used here was never tried there.
 #define REPRISE_HAS_GRAPHS    \
   (TORCH_VERSION_MAJOR > 2 || \
-   (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5))
+   (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11))
 
 #if REPRISE_HAS_GRAPHS
 
@@ -295,7 +295,7 @@ void set_captured_position(const at::Generator& generator, uint64_t position) {
 namespace reprise::compat {
 
 std::string cuda_graph_refusal() {
-  return "graphs need LibTorch 2.5 or later, this is " + libtorch_version();
+  return "graphs need LibTorch 2.11 or later, this is " + libtorch_version();
 }
 
 }  // namespace reprise::compat

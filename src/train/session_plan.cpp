@@ -82,10 +82,16 @@ bool Session::tighten(int64_t over_bytes) {
 
 void Session::keep_within_budget() {
   if (!planner_) return;
-  const int64_t peak =
-      std::max(window_meter_.peak_bytes(), graphs_.peak_bytes());
+  const int64_t without = window_meter_.peak_bytes();
+  const int64_t peak = std::max(without, graphs_.peak_bytes());
   const int64_t over = peak - config_.memory_limit;
   if (over <= 0 || over_for_good_) return;
+  if (without <= config_.memory_limit && config_.graph != "on") {
+    graphs_.give_up_memory(
+        fmt::format("update {} took {} with it, the budget is {}", state_.step,
+                    format_bytes(peak), format_bytes(config_.memory_limit)));
+    return;
+  }
   const int64_t batch = config_.batch;
   graphs_.drop();  // their memory is not the plan's
   rescue_.run("planning",

@@ -168,10 +168,9 @@ bool StepGraphs::capture(Shape& shape, const Tensors& batch, const Step& step) {
   const int64_t own = bytes_ + shape.graph->bytes();
   const int64_t all = live_bytes(options_.device) + own;
   if (limit_bytes_ > 0 && all > limit_bytes_) {
-    for_memory_ = true;
-    give_up(fmt::format(
-        "with the {} of its own memory the training would take "
-        "{}, the budget is {}",
+    give_up_memory(fmt::format(
+        "with the {} of its own memory the training would take {}, the budget "
+        "is {}",
         format_bytes(own), format_bytes(all), format_bytes(limit_bytes_)));
     return false;
   }
@@ -230,8 +229,12 @@ void StepGraphs::drop_for_memory() {
     clear();
     return;
   }
+  give_up_memory("memory ran out twice beside it");
+}
+
+void StepGraphs::give_up_memory(const std::string& reason) {
   for_memory_ = true;
-  give_up("memory ran out twice beside it");
+  give_up(reason);
 }
 
 void StepGraphs::give_up(const std::string& reason) {
@@ -270,7 +273,7 @@ void StepGraphs::restart_peak() {
 std::string StepGraphs::state() const {
   if (!reason_.empty()) return "off: " + reason_;
   if (!active_) return "off";
-  return captures_ > 0 ? "on" : "off: no micro-batch came to it";
+  return captures_ > 0 ? "on" : "off: no shape came often enough";
 }
 
 }  // namespace reprise::train_detail

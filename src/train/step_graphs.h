@@ -79,6 +79,9 @@ class StepGraphs {
   /// The same because memory ran out; the second time for good.
   void drop_for_memory();
 
+  /// No graphs until drop(); `reason` is told. For want of memory alone.
+  void give_up_memory(const std::string& reason);
+
   /// Where the graphs and all else together take more, they are given up. 0: any.
   void set_limit(int64_t bytes) { limit_bytes_ = bytes; }
 

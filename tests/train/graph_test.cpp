@@ -313,6 +313,113 @@ TEST(Graph, IsGivenUpWhereItsMemoryPassesTheBudget) {
   EXPECT_TRUE(stepper.graphs.active());
 }
 
+TEST(Graph, ItsMemoryCountsAsLiveAllTheTime) {
+  struct Held final : Recorded {
+    void capture(const std::function<void()>&) override {}
+    void replay() override {}
+    int64_t bytes() const override { return int64_t{1} << 40; }
+  };
+  const RecordedInstead instead([] { return std::make_unique<Held>(); });
+  torch::nn::Linear linear(4, 4);
+  linear->to(device());
+  Stepper stepper(summed(make_stage("linear", linear)),
+                  make_schedule("none", 2));
+  const Tensors batch = {torch::ones({2, 4}, on_device())};
+  stepper.run(batch);
+  EXPECT_EQ(stepper.graphs.peak_bytes(), 0);
+  EXPECT_TRUE(stepper.run(batch));
+  const int64_t held = int64_t{1} << 40;
+  EXPECT_EQ(stepper.graphs.bytes(), held);
+  const int64_t peak = stepper.graphs.peak_bytes();
+  EXPECT_GT(peak, held);
+  const int64_t more = int64_t{1} << 20;
+  torch::empty({more}, on_device(torch::kByte));
+  EXPECT_GE(stepper.graphs.peak_bytes(), peak + more);
+  stepper.graphs.drop();
+  EXPECT_EQ(stepper.graphs.bytes(), 0);
+  EXPECT_GE(stepper.graphs.peak_bytes(), peak + more);
+  stepper.graphs.restart_peak();
+  EXPECT_EQ(stepper.graphs.peak_bytes(), 0);
+}
+
+/// Plans "none" first, then what is left of a list.
+class Listed final : public BudgetPlanner {
+ public:
+  Listed(const TrainConfig& config, std::vector<std::string> later)
+      : config_(config), later_(std::move(later)) {}
+  Decision decide() override { return plan("none"); }
+  std::optional<Decision> tighten(const Decision&, int64_t) override {
+    if (next_ == later_.size()) return std::nullopt;
+    return plan(later_[next_++]);
+  }
+
+ private:
+  Decision plan(const std::string& strategy) const {
+    const int stages =
+        make_model(config_.model, config_.model_options).chain.size();
+    return {config_.batch,
+            config_.accumulate,
+            make_schedule(strategy, stages),
+            1,
+            1,
+            strategy};
+  }
+  TrainConfig config_;
+  std::vector<std::string> later_;
+  size_t next_ = 0;
+};
+
+TEST(Graph, APlanThatChangesIsCapturedAnew) {
+  const auto check = [] {
+    auto config = small();
+    config.epochs = 4;
+    config.memory_limit = 1;  // passed by all: each window a smaller plan
+    config.recompute = "optimal";
+    const auto planner = [config]() mutable {
+      config.resolve();
+      return std::make_unique<Listed>(
+          config, std::vector<std::string>{"sqrt", "none", "all"});
+    };
+    const Ended plain = run(config, {}, nullptr, {}, planner);
+    config.graph = "on";
+    const Ended graphed = run(config, {}, nullptr, {}, planner);
+    expect_same(graphed, plain, "planned again");
+    EXPECT_EQ(graphed.result.summary.replans, 3);
+    EXPECT_EQ(graphed.result.summary.graph, "on");
+    EXPECT_GT(graphed.result.summary.graph_replays, 0);
+  };
+  if (device().is_cuda()) {
+    check();
+  } else {
+    const RecordedInstead instead(repeated());
+    check();
+  }
+}
+
+TEST(Graph, WithoutRatherThanOverTheBudget) {
+  struct Large final : Recorded {
+    void capture(const std::function<void()>&) override {}
+    void replay() override { FAIL(); }
+    int64_t bytes() const override { return int64_t{1} << 50; }
+  };
+  const RecordedInstead instead([] { return std::make_unique<Large>(); });
+  auto config = small();
+  config.memory_limit = int64_t{1} << 40;
+  config.recompute = "optimal";
+  const auto planner = [config]() mutable {
+    config.resolve();
+    return std::make_unique<Listed>(config, std::vector<std::string>{"all"});
+  };
+  const Ended plain = run(config, {}, nullptr, {}, planner);
+  config.graph = "auto";
+  Warnings warnings;
+  const Ended ended = run(config, {}, &warnings, {}, planner);
+  expect_same(ended, plain, "no room for a graph");
+  EXPECT_EQ(warnings.count("the budget is"), 1);
+  EXPECT_EQ(ended.result.summary.replans, 0);
+  EXPECT_LT(ended.result.summary.peak_bytes, config.memory_limit);
+}
+
 TEST(Graph, MemoryThatRanOutTwiceBesideItEndsIt) {
   const RecordedInstead instead(repeated());
   torch::nn::Linear linear(4, 4);
