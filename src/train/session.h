@@ -71,6 +71,8 @@ class Session {
   /// between windows.
   void measuring(const std::function<void()>& body);
   void adopt(BudgetPlanner::Decision decision);
+  /// Holds graphs to the budget, where they were not asked for.
+  void fit_graphs();
   /// Writes the micro-batch decided to the run directory.
   void keep_config();
   /// False where the plan stays as it is.

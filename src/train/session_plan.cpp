@@ -54,11 +54,26 @@ void Session::adopt(BudgetPlanner::Decision decision) {
   schedule_ = decision.schedule;
   execution_ = Execution(model_.chain, schedule_);
   graphs_.drop();
-  // Rather without a graph than with a slower plan, unless graphs were asked for.
-  graphs_.set_limit(config_.graph == "on" ? 0 : config_.memory_limit);
   profile_.reset();  // it shows another schedule
   decision_.emplace(std::move(decision));
+  if (config_.graph != "on") fit_graphs();
   if (other_size) keep_config();
+}
+
+void Session::fit_graphs() {
+  // Rather without a graph than with a slower plan.
+  graphs_.set_limit(config_.memory_limit);
+  // A plan of one micro-batch counts on gradients that are not there in the
+  // forward; with graphs they stand.
+  const int64_t gradients = storage_bytes(parameter_list_);
+  if (!graphs_.active() || config_.accumulate > 1 ||
+      decision_->predicted_peak_bytes + gradients <= config_.memory_limit) {
+    return;
+  }
+  graphs_.give_up_memory(fmt::format(
+      "gradients that stay take {}, which the plan's {} of {} do not leave",
+      format_bytes(gradients), format_bytes(decision_->predicted_peak_bytes),
+      format_bytes(config_.memory_limit)));
 }
 
 void Session::keep_config() {
@@ -93,7 +108,7 @@ void Session::keep_within_budget() {
     return;
   }
   const int64_t batch = config_.batch;
-  graphs_.drop();  // their memory is not the plan's
+  graphs_.clear();  // their memory is not the plan's
   rescue_.run("planning",
               [&] { measuring([&] { over_for_good_ = !tighten(over); }); });
   if (config_.batch != batch) open_loader();

@@ -133,7 +133,7 @@ bool StepGraphs::run(const Tensors& batch, const Step& step) {
   if (!active_) return false;
   // Where something moved, such as gradients that were let go of, a graph would
   // work on memory that is another's by now.
-  if (has_graphs() && places() != places_) drop();
+  if (has_graphs() && places() != places_) clear();
   Shape& shape = shape_of(batch);
   if (!shape.graph) {
     if (!std::exchange(shape.seen, true)) return false;

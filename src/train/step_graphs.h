@@ -72,8 +72,11 @@ class StepGraphs {
   /// for all calls until drop().
   bool run(const Tensors& batch, const Step& step);
 
-  /// Forgets all graphs and shapes: the step is another one from now on. One that
-  /// was given up for want of memory is tried again.
+  /// Forgets all graphs and shapes, and lets go of their memory.
+  void clear();
+
+  /// The same because the step is another one from now on. Graphs that were given
+  /// up for want of memory are tried again.
   void drop();
 
   /// The same because memory ran out; the second time for good.
@@ -109,7 +112,6 @@ class StepGraphs {
   Shape& shape_of(const Tensors& batch);
   bool capture(Shape& shape, const Tensors& batch, const Step& step);
   void record(Shape& shape, const Tensors& batch, const Step& step);
-  void clear();
   void give_up(const std::string& reason);
   std::vector<const void*> places() const;
 

@@ -289,6 +289,46 @@ TEST(Graph, IsMadeAtTheSecondSightOfAShapeAndNotForEver) {
   EXPECT_TRUE(stepper.told.empty());
 }
 
+TEST(Graph, AnOverflowIsFoundAndGoneInTheNextWindow) {
+  const auto check = [] {
+    const compat::GraphStreamScope stream(device(), true);
+    torch::nn::Linear linear(4, 4);
+    linear->to(device());
+    const auto parameters = linear->parameters();
+    Stepper stepper(summed(make_stage("linear", linear)),
+                    make_schedule("all", 2));
+    Accumulator accumulator(parameters);
+    accumulator.keep_gradients(true);
+    GradScaler scaler;
+    const Tensors batch = {torch::ones({2, 4}, on_device())};
+    torch::Tensor expected;
+    for (int window = 0; window < 6; ++window) {
+      const bool overflows = window == 3;
+      accumulator.begin(2);
+      // More than a float holds.
+      stepper.step.set_weight(accumulator.weigh(2) *
+                              (overflows ? 1e39 : scaler.scale()));
+      EXPECT_EQ(stepper.run(batch), window > 0);
+      EXPECT_EQ(scaler.unscale(parameters), !overflows) << window;
+      const auto gradient = linear->weight.grad().clone();
+      if (window == 0) expected = gradient;
+      if (!overflows) {
+        EXPECT_TRUE(same(gradient, expected)) << window;
+      }
+      accumulator.update([] {});
+      scaler.update();
+    }
+    EXPECT_EQ(scaler.state().skipped, 1);
+    EXPECT_EQ(stepper.graphs.captures(), 1);
+  };
+  if (device().is_cuda()) {
+    check();
+  } else {
+    const RecordedInstead instead(repeated());
+    check();
+  }
+}
+
 TEST(Graph, IsGivenUpWhereItsMemoryPassesTheBudget) {
   struct Large final : Recorded {
     void capture(const std::function<void()>&) override {}
@@ -418,6 +458,30 @@ TEST(Graph, WithoutRatherThanOverTheBudget) {
   EXPECT_EQ(warnings.count("the budget is"), 1);
   EXPECT_EQ(ended.result.summary.replans, 0);
   EXPECT_LT(ended.result.summary.peak_bytes, config.memory_limit);
+}
+
+TEST(Graph, GradientsThatStayMustFitAPlanOfOneMicroBatch) {
+  const RecordedInstead instead(repeated());
+  auto config = small();
+  config.batch = 8;
+  config.accumulate = 1;
+  config.recompute = "optimal";
+  for (const bool room : {false, true}) {
+    // The planner below predicts a peak of one byte.
+    config.memory_limit = room ? int64_t{1} << 40 : 2;
+    const auto planner = [config]() mutable {
+      config.resolve();
+      return std::make_unique<Listed>(config, std::vector<std::string>{});
+    };
+    config.graph = "off";
+    const Ended plain = run(config, {}, nullptr, {}, planner);
+    config.graph = "auto";
+    const Ended ended = run(config, {}, nullptr, {}, planner);
+    expect_same(ended, plain, room ? "with room" : "without room");
+    const std::string& graph = ended.result.summary.graph;
+    EXPECT_EQ(graph == "on", room) << graph;
+    EXPECT_EQ(graph.find("gradients that stay") != std::string::npos, !room);
+  }
 }
 
 TEST(Graph, MemoryThatRanOutTwiceBesideItEndsIt) {
