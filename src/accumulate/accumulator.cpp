@@ -1,4 +1,5 @@
 #include <reprise/accumulate/accumulator.h>
+#include <reprise/torch/lists.h>
 
 #include <c10/util/Exception.h>
 
@@ -94,11 +95,21 @@ void Accumulator::update(torch::optim::Optimizer& optimizer) {
 void Accumulator::update(const std::function<void()>& step) {
   check_complete("update");
   step();
-  clear_gradients();
+  if (keep_) {
+    std::vector<torch::Tensor> gradients;
+    for (const auto& parameter : parameters_) {
+      if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+    }
+    compat::zero_list(gradients);
+  } else {
+    drop_gradients();
+  }
+  close();
 }
 
 void Accumulator::abandon() {
-  clear_gradients();
+  drop_gradients();
+  close();
 }
 
 void Accumulator::check_open(const char* call) const {
@@ -113,8 +124,11 @@ void Accumulator::check_complete(const char* call) const {
               " done; run the remaining micro-batches first, or abandon()");
 }
 
-void Accumulator::clear_gradients() {
+void Accumulator::drop_gradients() {
   for (auto& parameter : parameters_) parameter.mutable_grad().reset();
+}
+
+void Accumulator::close() {
   total_ = 0;
   done_ = 0;
 }

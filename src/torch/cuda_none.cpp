@@ -1,4 +1,6 @@
 // Stands in for cuda.cpp where LibTorch has no CUDA.
+#include "no_graphs.h"
+
 #include <reprise/torch/cuda.h>
 
 #include <c10/util/Exception.h>
@@ -60,5 +62,9 @@ CudaDeviceMemory cuda_device_memory(int) {
 void empty_cuda_cache() {}
 
 void set_cuda_deterministic(bool) {}
+
+std::string cuda_graph_refusal() {
+  return "this LibTorch has no CUDA";
+}
 
 }  // namespace reprise::compat

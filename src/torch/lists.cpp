@@ -5,6 +5,7 @@
 #include <torch/version.h>
 
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,17 @@ void copy_list(at::TensorList to, at::TensorList from) {
 #else
   for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
 #endif
+}
+
+void zero_list(at::TensorList tensors) {
+  const c10::NoGradGuard no_grad;
+  // By type and device: a list of several is worked through one by one.
+  std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>
+      lists;
+  for (const auto& tensor : tensors) {
+    lists[{tensor.device().str(), tensor.scalar_type()}].push_back(tensor);
+  }
+  for (const auto& item : lists) at::_foreach_zero_(item.second);
 }
 
 }  // namespace reprise::compat

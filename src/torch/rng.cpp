@@ -1,6 +1,7 @@
+#include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/rng.h>
 
-#include <ATen/Context.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,15 +16,27 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
 }
 
+/// A position as a state, so that states compare by their bytes.
+at::Tensor to_bytes(uint64_t position) {
+  at::Tensor bytes = at::empty({sizeof(position)}, at::kByte);
+  std::memcpy(bytes.data_ptr(), &position, sizeof(position));
+  return bytes;
+}
+
+uint64_t to_position(const at::Tensor& bytes) {
+  uint64_t position = 0;
+  std::memcpy(&position, bytes.data_ptr(), sizeof(position));
+  return position;
+}
+
 }  // namespace
 
 RngState::Entry RngState::entry_of(at::Generator generator) {
-  at::Tensor state;
-  {
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    state = generator.get_state();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  if (const auto position = captured_position(generator)) {
+    return {generator, to_bytes(*position), true};
   }
-  return {std::move(generator), std::move(state)};
+  return {generator, generator.get_state(), false};
 }
 
 RngState RngState::capture(at::TensorList tensors,
@@ -59,7 +72,11 @@ void RngState::restore() const {
   for (const Entry& entry : entries_) {
     at::Generator generator = entry.generator;
     std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(entry.state);
+    if (entry.in_graph) {
+      set_captured_position(generator, to_position(entry.state));
+    } else {
+      generator.set_state(entry.state);
+    }
   }
 }
 
@@ -94,6 +111,7 @@ bool RngState::operator==(const RngState& other) const {
   return std::equal(entries_.begin(), entries_.end(), other.entries_.begin(),
                     other.entries_.end(), [](const Entry& a, const Entry& b) {
                       return a.generator == b.generator &&
+                             a.in_graph == b.in_graph &&
                              same_bytes(a.state, b.state);
                     });
 }

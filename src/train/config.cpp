@@ -54,6 +54,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("accumulate", c.accumulate, true);
   visit("global_batch", c.global_batch, true);
   visit("recompute", c.recompute, false);
+  visit("graph", c.graph, false);
   visit("precision", c.precision, true);
   visit("loss_scale", c.loss_scale, true);
   visit("optimizer", c.optimizer.name, true);
@@ -142,6 +143,7 @@ void TrainConfig::resolve() {
               "[--steps] expected 1 or more, got --steps ", steps,
               ", --epochs ", epochs);
   check_word(precision, "--precision", {"fp32", "bf16", "fp16"});
+  check_word(graph, "--graph", {"auto", "on", "off"});
   check_word(resize, "--resize", {"device", "workers"});
   check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});
   check_word(rate.schedule, "--lr-schedule", {"constant", "cosine"});

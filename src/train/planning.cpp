@@ -301,6 +301,7 @@ Measured measure_plan(const TrainConfig& config, const Plan& plan,
   TrainConfig fixed = config;
   fixed.memory_limit = 0;
   fixed.evaluate = false;
+  fixed.graph = "off";  // as the plan was made
   fixed.batch = plan.micro_batch;
   fixed.accumulate = plan.accumulate;
   fixed.global_batch = plan.global_batch;

@@ -27,6 +27,7 @@ TrainConfig common_part(TrainConfig config) {
   config.seconds = 0;
   config.evaluate = false;
   config.seed = 1;
+  config.graph = "off";
   return config;
 }
 

@@ -21,8 +21,8 @@ std::optional<std::string> out_of_memory_in(const std::function<void()>& body) {
   return std::nullopt;
 }
 
-Rescue::Rescue(c10::Device device, Warn warn)
-    : device_(device), warn_(std::move(warn)) {}
+Rescue::Rescue(c10::Device device, Warn warn, std::function<void()> let_go)
+    : device_(device), warn_(std::move(warn)), let_go_(std::move(let_go)) {}
 
 void Rescue::run(const std::string& what, const std::function<void()>& body,
                  const std::function<void()>& back) {
@@ -34,6 +34,7 @@ void Rescue::run(const std::string& what, const std::function<void()>& body,
     });
     if (!error) return;
     // Here, not in the handler: what the failed attempt held is free by now.
+    let_go_();
     if (device_.is_cuda()) compat::empty_cuda_cache();
     text = fmt::format("{} ran out of memory: {}", what, *error);
     if (failures + 1 < kMost) warn_(text + "; starts again");

@@ -28,7 +28,9 @@ class Rescue {
   /// Failures in a row after which it gives up.
   static constexpr int kMost = 8;
 
-  Rescue(c10::Device device, Warn warn);
+  /// `let_go`: called after each failure, to release what can be done without.
+  Rescue(
+      c10::Device device, Warn warn, std::function<void()> let_go = [] {});
 
   /// Runs `body` until no allocation fails in it; before each attempt but the
   /// first `back`, which must undo what the one before has left. A failure in
@@ -41,6 +43,7 @@ class Rescue {
  private:
   c10::Device device_;
   Warn warn_;
+  std::function<void()> let_go_;
 };
 
 }  // namespace reprise::train_detail

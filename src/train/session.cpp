@@ -2,6 +2,7 @@
 
 #include <reprise/memory/process.h>
 #include <reprise/torch/cuda.h>
+#include <reprise/torch/cuda_graph.h>
 
 #include <fmt/format.h>
 #include <torch/cuda.h>
@@ -28,6 +29,7 @@ Session::Session(const TrainConfig& given,
       parameters_(named(model_.root->named_parameters())),
       parameter_list_(values(parameters_)),
       autocast_(autocast_of(given.precision, device_)),
+      step_(device_, autocast_),
       train_data_(open_data(given, model_, Split::kTrain)),
       scaler_(scaler_of(given)),
       accumulator_(parameter_list_),
@@ -37,7 +39,14 @@ Session::Session(const TrainConfig& given,
       kept_(parameter_list_),
       ledger_(device_),
       meter_(device_),
-      rescue_(device_, [this](const std::string& text) { warn(text); }),
+      graphs_({.device = device_,
+               .mode = given.graph,
+               .parameters = parameter_list_,
+               .buffers = model_.root->buffers(),
+               .warn = [this](const std::string& text) { warn(text); }}),
+      rescue_(
+          device_, [this](const std::string& text) { warn(text); },
+          [this] { graphs_.drop_for_memory(); }),
       window_start_(device_, model_.root->buffers()),
       window_meter_(device_) {
   // Now, so that a missing test split does not end a training hours later.
@@ -58,6 +67,7 @@ Session::Session(const TrainConfig& given,
   ledger_.claim(Category::kOptimizer, [this] { return optimizer_->held(); });
   ledger_.claim_kept(kept_);
   state_.scaler = scaler_.state();  // its first scale is not the default one
+  const compat::GraphStreamScope stream(device_, graphs_.active());
   plan(std::move(planner), planning);
 }
 
@@ -80,6 +90,7 @@ std::vector<double> Session::window_ms() const {
 
 TrainResult Session::run(const TrainRun& run) {
   run_ = run;
+  const compat::GraphStreamScope stream(device_, graphs_.active());
   const int64_t window = config_.global_batch;
   total_steps_ =
       config_.steps > 0
@@ -200,8 +211,13 @@ void Session::show(bool now) {
   run_.listener->stepped({state_.step, config_.seconds > 0 ? 0 : total_steps_,
                           metrics_->last_loss().value_or(0),
                           rate_at(rate_, std::max<int64_t>(state_.step - 1, 0)),
-                          speed, meter_.live_bytes(), meter_.peak_bytes(),
-                          config_.memory_limit, left_s});
+                          speed, meter_.live_bytes() + graphs_.bytes(),
+                          peak_bytes(), config_.memory_limit, left_s});
+}
+
+int64_t Session::peak_bytes() {
+  return std::max(
+      {meter_.peak_bytes(), graph_peak_bytes_, graphs_.peak_bytes()});
 }
 
 void Session::warn(const std::string& text) {

@@ -1,8 +1,10 @@
 #pragma once
 
 #include "metrics.h"
+#include "micro_step.h"
 #include "parts.h"
 #include "rescue.h"
+#include "step_graphs.h"
 #include "training_costs.h"
 #include "window_profile.h"
 #include "window_start.h"
@@ -69,6 +71,8 @@ class Session {
   /// between windows.
   void measuring(const std::function<void()>& body);
   void adopt(BudgetPlanner::Decision decision);
+  /// Holds graphs to the budget, where they were not asked for.
+  void fit_graphs();
   /// Writes the micro-batch decided to the run directory.
   void keep_config();
   /// False where the plan stays as it is.
@@ -87,6 +91,8 @@ class Session {
   NamedTensors tensors_to_save() const;
   bool save();
   void train_micro_batch(Execution& execution, WindowProfile* profile);
+  /// Most live on the device so far, with the memory of graphs.
+  int64_t peak_bytes();
   bool update(WindowProfile* profile);
   void evaluate();
   void evaluate_once(int64_t batch);
@@ -110,6 +116,7 @@ class Session {
   NamedTensors parameters_;
   std::vector<torch::Tensor> parameter_list_;
   compat::AutocastState autocast_;
+  MicroStep step_;
   std::shared_ptr<const Dataset> train_data_;
   std::shared_ptr<const Dataset> test_data_;  // null: no evaluation
   PrepareOptions prepare_;
@@ -126,6 +133,8 @@ class Session {
   std::optional<WindowProfile> profile_;
   std::optional<Metrics> metrics_;
   MemoryMeter meter_;
+  StepGraphs graphs_;
+  int64_t graph_peak_bytes_ = 0;  // of earlier windows
   Rescue rescue_;
   WindowStart window_start_;
   bool looking_ = false;  // into this window, with profile_
@@ -142,7 +151,6 @@ class Session {
   bool running_ = false;
   Clock::time_point last_look_;
   std::vector<compat::Moment> window_ends_;  // of a short run
-  torch::Tensor window_loss_;                // sum of losses so far
   int64_t windows_ = 0;                      // of this process
   int64_t window_samples_ = 0;
   Clock::time_point began_;

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace reprise::train_detail {
@@ -52,9 +53,27 @@ void Session::adopt(BudgetPlanner::Decision decision) {
   config_.accumulate = decision.accumulate;
   schedule_ = decision.schedule;
   execution_ = Execution(model_.chain, schedule_);
+  graphs_.drop();
   profile_.reset();  // it shows another schedule
   decision_.emplace(std::move(decision));
+  if (config_.graph != "on") fit_graphs();
   if (other_size) keep_config();
+}
+
+void Session::fit_graphs() {
+  // Rather without a graph than with a slower plan.
+  graphs_.set_limit(config_.memory_limit);
+  // A plan of one micro-batch counts on gradients that are not there in the
+  // forward; with graphs they stand.
+  const int64_t gradients = storage_bytes(parameter_list_);
+  if (!graphs_.active() || config_.accumulate > 1 ||
+      decision_->predicted_peak_bytes + gradients <= config_.memory_limit) {
+    return;
+  }
+  graphs_.give_up_memory(fmt::format(
+      "gradients that stay take {}, which the plan's {} of {} do not leave",
+      format_bytes(gradients), format_bytes(decision_->predicted_peak_bytes),
+      format_bytes(config_.memory_limit)));
 }
 
 void Session::keep_config() {
@@ -78,10 +97,18 @@ bool Session::tighten(int64_t over_bytes) {
 
 void Session::keep_within_budget() {
   if (!planner_) return;
-  const int64_t peak = window_meter_.peak_bytes();
+  const int64_t without = window_meter_.peak_bytes();
+  const int64_t peak = std::max(without, graphs_.peak_bytes());
   const int64_t over = peak - config_.memory_limit;
   if (over <= 0 || over_for_good_) return;
+  if (without <= config_.memory_limit && config_.graph != "on") {
+    graphs_.give_up_memory(
+        fmt::format("update {} took {} with it, the budget is {}", state_.step,
+                    format_bytes(peak), format_bytes(config_.memory_limit)));
+    return;
+  }
   const int64_t batch = config_.batch;
+  graphs_.clear();  // their memory is not the plan's
   rescue_.run("planning",
               [&] { measuring([&] { over_for_good_ = !tighten(over); }); });
   if (config_.batch != batch) open_loader();

@@ -69,7 +69,7 @@ NamedTensors Session::tensors_to_save() const {
         list.emplace_back("gradient." + name, parameter.grad());
       }
     }
-    list.emplace_back("window.loss", window_loss_);
+    list.emplace_back("window.loss", step_.loss());
     list.emplace_back("window.samples", torch::tensor(window_samples_));
   }
   const auto rng = compat::RngState::capture({on(device_)}).states();
@@ -110,7 +110,7 @@ void Session::load(const RunDirectory::Saved& saved) {
       }
     }
     for (const auto& [name, tensor] : take(saved.tensors, "window.")) {
-      if (name == "loss") window_loss_ = tensor.to(device_);
+      if (name == "loss") step_.set_loss(tensor);
       if (name == "samples") window_samples_ = tensor.item<int64_t>();
     }
     accumulator_.resume(state_.total_count, state_.done_count);
@@ -206,7 +206,7 @@ TrainResult Session::finish() {
     s.eval_loss = evaluation_->loss;
     s.eval_accuracy = evaluation_->accuracy;
   }
-  s.peak_bytes = meter_.peak_bytes();
+  s.peak_bytes = peak_bytes();
   if (device_.is_cuda()) s.reserved_bytes = meter_.reserved_peak_bytes();
   s.rss_peak_bytes = process_memory().rss_peak;
   s.limit_bytes = config_.memory_limit;
@@ -215,6 +215,9 @@ TrainResult Session::finish() {
                    decision_->predicted_step_ms};
   }
   s.replans = replans_;
+  s.graph = graphs_.state();
+  s.graph_captures = graphs_.captures();
+  s.graph_replays = graphs_.replays();
   if (profile_) {
     s.kept_bytes = profile_->kept_bytes();
     s.peak_phase = profile_->phase();

@@ -13,6 +13,8 @@ bool Session::train_window() {
   const std::string what = fmt::format("update {}", state_.step + 1);
   rescue_.run(what, [this] { window_start_.remember(state_, samples_here_); });
   if (planner_) window_meter_.restart();
+  graph_peak_bytes_ = std::max(graph_peak_bytes_, graphs_.peak_bytes());
+  graphs_.restart_peak();
   bool whole = false;
   try {
     rescue_.run(
@@ -55,9 +57,10 @@ bool Session::try_window() {
         std::min(config_.accumulate, loader_->batches_left());
     state_.total_count = static_cast<double>(loader_->count_ahead(batches));
     accumulator_.begin(state_.total_count);
-    window_loss_.reset();
+    step_.clear_loss();
     window_samples_ = 0;
   }
+  accumulator_.keep_gradients(graphs_.active());
   while (!accumulator_.complete()) {
     if (told_to_stop()) return false;
     train_micro_batch(metered ? *metered : execution_, profile);
@@ -71,7 +74,7 @@ bool Session::try_window() {
 void Session::drop_window() {
   accumulator_.abandon();
   batch_ = {};
-  window_loss_.reset();
+  step_.clear_loss();
   if (looking_) profile_.reset();
   looking_ = false;
 }
@@ -103,17 +106,16 @@ void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
   prepare(batch_, prepare_);
   const double weight =
       accumulator_.weigh(static_cast<double>(batch_.count)) * scaler_.scale();
-  Tensors outputs;
-  {
-    const compat::AutocastGuard autocast(autocast_);
-    outputs = execution.forward({batch_.inputs, batch_.targets});
+  step_.set_weight(weight);
+  const Tensors inputs = {batch_.inputs, batch_.targets};
+  // Not before a window was looked into, which cannot be done with a graph.
+  const bool with_graph = profile == nullptr && profile_;
+  if (!with_graph) graphs_.see(inputs);
+  if (!with_graph || !graphs_.run(inputs, [this](const Tensors& batch) {
+        step_.run(execution_, batch);
+      })) {
+    step_.run(execution, inputs, profile);
   }
-  if (profile != nullptr) profile->forward_done();
-  Tensors gradients(1);
-  gradients[0] = torch::full_like(outputs[0], weight);
-  execution.backward(std::move(gradients));
-  window_loss_ =
-      window_loss_.defined() ? window_loss_ + outputs[0] : outputs[0];
   window_samples_ += batch_.samples;
   state_.samples += batch_.samples;
   samples_here_ += batch_.samples;
@@ -129,7 +131,7 @@ bool Session::update(WindowProfile* profile) {
   const bool finite = scaler_.unscale(parameter_list_);
   if (finite && config_.clip > 0) norm = accumulator_.clip(config_.clip);
   // Before the update: after it nothing may fail.
-  const torch::Tensor loss = window_loss_ / state_.total_count;
+  const torch::Tensor loss = step_.loss() / state_.total_count;
   accumulator_.update([&] {
     if (finite) optimizer_->step(rate);
   });

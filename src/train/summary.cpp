@@ -42,6 +42,9 @@ void for_each_field(Summary& s, Visit&& visit) {
   visit("limit_bytes", s.limit_bytes);
   visit("window_peak_bytes", s.window_peak_bytes);
   visit("replans", s.replans);
+  visit("graph", s.graph);
+  visit("graph_captures", s.graph_captures);
+  visit("graph_replays", s.graph_replays);
 }
 
 template <class Summary, class Visit>
@@ -156,6 +159,13 @@ std::string to_table(const TrainSummary& s) {
     text += row("  reserved", format_bytes(s.reserved_bytes));
   }
   if (s.replans > 0) text += row("  planned again", std::to_string(s.replans));
+  if (s.graph_captures > 0) {
+    text += row("CUDA graphs", fmt::format("{}, {} replays", s.graph_captures,
+                                           s.graph_replays));
+  }
+  if (s.graph.starts_with("off: ")) {
+    text += fmt::format("{:<24}{}\n", "CUDA graphs", s.graph);
+  }
   text += row("Kept after forward", format_bytes(s.kept_bytes));
   text += row("Process (RSS) peak", format_bytes(s.rss_peak_bytes));
   text += row("Steps", std::to_string(s.steps));

@@ -190,6 +190,43 @@ TEST(Accumulator, UpdateStepsAndClears) {
   accumulator.begin(4);
 }
 
+TEST(Accumulator, GradientsThatStandGiveTheSameUpdates) {
+  const auto train = [](bool keep) {
+    torch::manual_seed(15);
+    Problem problem(torch::kFloat);
+    const auto parameters = problem.net->parameters();
+    torch::optim::AdamW optimizer(parameters, 0.1);
+    Accumulator accumulator(parameters);
+    accumulator.keep_gradients(keep);
+    std::vector<const void*> places;
+    for (int window = 0; window < 4; ++window) {
+      accumulator.begin(32);
+      for (const int64_t first : {0, 20}) {
+        const int64_t count = first == 0 ? 20 : 12;
+        accumulator.backward(problem.loss_sum(first, count), double(count));
+      }
+      accumulator.clip(0.1);
+      accumulator.update(optimizer);
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        const auto& gradient = parameters[i].grad();
+        EXPECT_EQ(gradient.defined(), keep);
+        if (!keep) continue;
+        if (window == 0) places.push_back(gradient.data_ptr());
+        EXPECT_EQ(gradient.data_ptr(), places[i]);
+        EXPECT_EQ(gradient.abs().max().item<float>(), 0);
+      }
+    }
+    accumulator.abandon();
+    EXPECT_FALSE(parameters[0].grad().defined());
+    return parameters;
+  };
+  const auto kept = train(true);
+  const auto dropped = train(false);
+  for (size_t i = 0; i < kept.size(); ++i) {
+    EXPECT_TRUE(testing::same(kept[i], dropped[i])) << i;
+  }
+}
+
 TEST(Accumulator, ResumesInMidWindow) {
   torch::manual_seed(14);
   Problem problem(torch::kDouble);

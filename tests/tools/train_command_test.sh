@@ -9,6 +9,7 @@ small=(--model mlp --depth 2 --width 32 --data random --random-samples 64
 expect 0 train --help
 has out "vit-b-16"
 has out "--recompute"
+has out "--graph"
 has out "reprise-runs/MODEL-DATE-TIME"
 
 # --- a run, its files, its summary, a comparison
@@ -113,6 +114,11 @@ expect 2 train --batch 0
 has err "--batch"
 expect 1 train "${small[@]}" --precision fp8
 has err "fp32, bf16, fp16"
+expect 1 train "${small[@]}" --graph yes
+has err "auto, on, off"
+expect 1 train "${small[@]}" --device cpu --graph on
+has err "[--graph] on needs a CUDA device"
+one_line
 expect 1 train "${small[@]}" --optimizer adamm
 has err "adamw"
 expect 1 train "${small[@]}" --data "$work/nothing-images-idx3-ubyte"

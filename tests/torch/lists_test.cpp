@@ -26,5 +26,19 @@ TEST(Lists, CopiesEveryBitOfEveryType) {
   compat::copy_list({}, {});
 }
 
+TEST(Lists, ZerosEveryTensorWhereItIs) {
+  std::vector<torch::Tensor> list = {torch::ones({3, 2}, on_device()),
+                                     torch::ones({4}, on_device(torch::kLong)),
+                                     torch::ones({}, on_device())};
+  std::vector<const void*> places;
+  for (const auto& tensor : list) places.push_back(tensor.data_ptr());
+  compat::zero_list(list);
+  for (size_t i = 0; i < list.size(); ++i) {
+    EXPECT_EQ(list[i].data_ptr(), places[i]);
+    EXPECT_EQ(list[i].abs().sum().item<double>(), 0);
+  }
+  compat::zero_list({});
+}
+
 }  // namespace
 }  // namespace reprise

@@ -60,6 +60,21 @@ TEST(Config, TheLastMicroBatchMayBeSmaller) {
             std::string::npos);
 }
 
+TEST(Config, GraphIsOneOfThreeAndMayChangeInAResume) {
+  TrainConfig config;
+  config.resolve();
+  EXPECT_EQ(config.graph, "auto");
+  TrainConfig other = config;
+  other.graph = "off";
+  EXPECT_EQ(conflict(config, other), "");
+  EXPECT_EQ(config_from_json(to_json(other)).graph, "off");
+  config.graph = "yes";
+  EXPECT_NE(error_of([&] {
+              config.resolve();
+            }).find("[--graph] expected one of auto, on, off, got 'yes'"),
+            std::string::npos);
+}
+
 TEST(Config, ALimitMeansOptimalUnlessAStrategyIsGiven) {
   TrainConfig config;
   config.resolve();

@@ -68,6 +68,22 @@ TEST(Summary, APlansPredictionStandsBesideTheMeasurement) {
   EXPECT_NE(table.find("planned again"), std::string::npos);
 }
 
+TEST(Summary, SaysWhetherGraphsRanAndWhyNot) {
+  TrainSummary s = example();
+  EXPECT_EQ(to_table(s).find("CUDA graphs"), std::string::npos);
+  s.graph = "on";
+  s.graph_captures = 2;
+  s.graph_replays = 140;
+  const auto json = nlohmann::json::parse(to_json(s));
+  EXPECT_EQ(json["graph"], "on");
+  EXPECT_EQ(json["graph_captures"], 2);
+  EXPECT_EQ(json["graph_replays"], 140);
+  EXPECT_NE(to_table(s).find("2, 140 replays"), std::string::npos);
+  s.graph = "off: a stage waits";
+  EXPECT_NE(to_table(s).find("off: a stage waits"), std::string::npos);
+  EXPECT_EQ(to_json(summary_from_json(to_json(s))), to_json(s));
+}
+
 TEST(Summary, TableAndComparison) {
   const std::string table = to_table(example());
   EXPECT_NE(table.find("Time"), std::string::npos);

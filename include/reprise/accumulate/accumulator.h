@@ -29,6 +29,12 @@ class Accumulator {
  public:
   explicit Accumulator(std::vector<torch::Tensor> parameters);
 
+  /// With `keep`, update() sets the gradients to zero where they are instead of to
+  /// none, so that they have the same memory in every window: what a CUDA graph
+  /// needs. Results are the same, but a parameter that had a gradient once is
+  /// updated in every window. Off by default.
+  void keep_gradients(bool keep) { keep_ = keep; }
+
   /// Opens a window of `total_count` samples or tokens, over all ranks. What
   /// the parameters' gradients hold already would be added to: clear them
   /// first.
@@ -56,23 +62,25 @@ class Accumulator {
   /// window is complete. Returns the norm before; no synchronisation.
   torch::Tensor clip(double max_norm);
 
-  /// Steps the optimizer, sets the gradients to none and closes the window.
+  /// Steps the optimizer, clears the gradients and closes the window.
   void update(torch::optim::Optimizer& optimizer);
 
   /// The same with any other update from the parameters' gradients.
   void update(const std::function<void()>& step);
 
-  /// Closes the window without an update and drops its gradients.
+  /// Closes the window without an update and drops its gradients, kept ones too.
   void abandon();
 
  private:
   void check_open(const char* call) const;
   void check_complete(const char* call) const;
-  void clear_gradients();
+  void close();
+  void drop_gradients();
 
   std::vector<torch::Tensor> parameters_;
   double total_ = 0;  // 0: no window is open
   double done_ = 0;
+  bool keep_ = false;
 };
 
 /// 2-norm of all gradients of `parameters` together; those without one count

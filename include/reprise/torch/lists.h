@@ -9,4 +9,8 @@ namespace reprise::compat {
 /// it. Takes no memory on the CPU.
 void copy_list(at::TensorList to, at::TensorList from);
 
+/// Sets every tensor to zero, where it is: in one call of the device for all of a
+/// type. Takes no memory.
+void zero_list(at::TensorList tensors);
+
 }  // namespace reprise::compat

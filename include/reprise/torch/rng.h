@@ -7,7 +7,9 @@
 
 namespace reprise::compat {
 
-/// A copy of the state of some random generators.
+/// A copy of the state of some random generators. One that is taken while a CUDA
+/// graph is captured is a place in that graph's random numbers and can be put back
+/// in the same capture only; in each replay the numbers there are the same again.
 class RngState {
  public:
   RngState() = default;
@@ -41,6 +43,7 @@ class RngState {
   struct Entry {
     at::Generator generator;
     at::Tensor state;  // bytes, on the CPU
+    bool in_graph = false;
   };
   static Entry entry_of(at::Generator generator);
   std::vector<Entry> entries_;

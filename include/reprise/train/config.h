@@ -31,6 +31,9 @@ struct TrainConfig {
   /// A Strategy, or "optimal": planned so that the peak stays within
   /// memory_limit. Empty: optimal where there is a limit, else none.
   std::string recompute;
+  /// Whether the micro-step runs as a CUDA graph: auto, on, off. "auto": on CUDA,
+  /// where it can be captured and fits memory_limit.
+  std::string graph = "auto";
   std::string precision = "fp32";  ///< fp32, bf16, fp16
   double loss_scale = 65536;       ///< fp16: the first one
   OptimizerOptions optimizer{};

@@ -26,7 +26,9 @@ struct TrainSummary {
   std::optional<double> loss;  ///< of the last update
   std::optional<double> eval_loss, eval_accuracy;
 
-  int64_t peak_bytes = 0;      ///< most live on the device at one moment
+  /// Most live on the device at one moment. Where there are CUDA graphs, all that
+  /// they hold counts as live, whether they run or not.
+  int64_t peak_bytes = 0;
   int64_t reserved_bytes = 0;  ///< most taken from the driver (CUDA)
   int64_t kept_bytes = 0;      ///< held for the backward after a forward
   int64_t rss_peak_bytes = 0;
@@ -39,10 +41,13 @@ struct TrainSummary {
   };
   std::optional<Predicted> predicted;  ///< by the last plan; none: not planned
   int64_t replans = 0;                 ///< plans after the first
-  std::string peak_phase;              ///< forward, backward, update
-  std::string peak_stage;              ///< name; empty in an update
-  int64_t window_peak_bytes = 0;       ///< of the window that was looked into
-  MemoryBreakdown memory;              ///< at that window's peak
+  std::string graph = "off";           ///< on, off, or "off: " and why
+  int64_t graph_captures = 0;          ///< by this process, as the next
+  int64_t graph_replays = 0;
+  std::string peak_phase;         ///< forward, backward, update
+  std::string peak_stage;         ///< name; empty in an update
+  int64_t window_peak_bytes = 0;  ///< of the window that was looked into
+  MemoryBreakdown memory;         ///< at that window's peak
 };
 
 /// One object with the keys time_s, samples_per_s, peak_bytes, … and memory.

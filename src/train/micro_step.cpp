@@ -1,0 +1,50 @@
+#include "micro_step.h"
+
+#include <utility>
+
+namespace reprise::train_detail {
+
+MicroStep::MicroStep(torch::Device device,
+                     const compat::AutocastState& autocast)
+    : device_(device), autocast_(autocast) {}
+
+void MicroStep::set_weight(double weight) {
+  if (weight_on_device_.defined() && weight == weight_) return;
+  if (!weight_on_device_.defined()) {
+    weight_on_device_ =
+        torch::empty({}, torch::dtype(torch::kDouble).device(device_));
+  }
+  weight_on_device_.fill_(weight);
+  weight_ = weight;
+}
+
+void MicroStep::run(Execution& execution, const Tensors& batch,
+                    WindowProfile* profile) {
+  TORCH_INTERNAL_ASSERT(weight_on_device_.defined());
+  Tensors outputs;
+  {
+    const compat::AutocastGuard autocast(autocast_);
+    outputs = execution.forward(batch);
+  }
+  if (profile != nullptr) profile->forward_done();
+  Tensors gradients(1);
+  gradients[0] = torch::empty_like(outputs[0]).copy_(weight_on_device_);
+  execution.backward(std::move(gradients));
+  if (!loss_.defined()) loss_ = torch::zeros_like(outputs[0]);
+  loss_.add_(outputs[0]);
+}
+
+void MicroStep::clear_loss() {
+  if (loss_.defined()) loss_.zero_();
+}
+
+void MicroStep::set_loss(const torch::Tensor& loss) {
+  // In its place, where it has one: a recorded step adds to that.
+  if (loss_.defined() && loss_.scalar_type() == loss.scalar_type()) {
+    loss_.copy_(loss);
+  } else {
+    loss_ = loss.to(device_).clone();
+  }
+}
+
+}  // namespace reprise::train_detail

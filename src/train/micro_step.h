@@ -1,0 +1,43 @@
+#pragma once
+
+#include "window_profile.h"
+
+#include <reprise/recompute/execution.h>
+#include <reprise/torch/autocast.h>
+
+#include <torch/types.h>
+
+namespace reprise::train_detail {
+
+/// What a micro-batch does on the device: forward, recomputation, backward, and the
+/// sums of losses and gradients. What it reads and adds to from one call to the
+/// next stays where it is, and what changes between windows (the loss's weight with
+/// the count and the scale) is read on the device: so a recorded call is right for
+/// every later micro-batch of its shape.
+class MicroStep {
+ public:
+  MicroStep(torch::Device device, const compat::AutocastState& autocast);
+
+  /// What the gradient of each micro-batch's loss sum is from now on.
+  void set_weight(double weight);
+
+  /// Of `{inputs, targets}`, on the device. `profile` may be null.
+  void run(Execution& execution, const Tensors& batch,
+           WindowProfile* profile = nullptr);
+
+  /// Sum of the losses since the last clear_loss(): a scalar on the device, which
+  /// the next micro-batch adds to. Undefined before the first one.
+  const torch::Tensor& loss() const { return loss_; }
+  void clear_loss();
+  /// Goes on from a sum that was saved.
+  void set_loss(const torch::Tensor& loss);
+
+ private:
+  torch::Device device_;
+  compat::AutocastState autocast_;
+  double weight_ = 0;
+  torch::Tensor weight_on_device_;  // in double precision
+  torch::Tensor loss_;
+};
+
+}  // namespace reprise::train_detail

@@ -1,0 +1,634 @@
+// Trainings whose micro-step is a graph. What needs no CUDA runs everywhere, with a
+// stand-in that repeats the step where a graph would be launched: static inputs,
+// the weight on the device, gradients that stand and the choice when to capture are
+// then the real ones.
+#include "../../src/train/micro_step.h"
+#include "../../src/train/step_graphs.h"
+#include "runs.h"
+
+#include <reprise/accumulate/accumulator.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/torch/cuda.h>
+#include <reprise/torch/cuda_graph.h>
+
+#include <algorithm>
+
+namespace reprise {
+namespace {
+
+using testing::device;
+using testing::Ended;
+using testing::error_of;
+using testing::expect_same;
+using testing::Failing;
+using testing::on_device;
+using testing::run;
+using testing::same;
+using testing::small;
+using train_detail::MicroStep;
+using train_detail::Recorded;
+using train_detail::RecordedInstead;
+using train_detail::StepGraphs;
+
+struct Warnings : TrainListener {
+  void warned(const std::string& text) override { list.push_back(text); }
+  int count(const std::string& part) const {
+    return static_cast<int>(
+        std::count_if(list.begin(), list.end(), [&](const auto& text) {
+          return text.find(part) != std::string::npos;
+        }));
+  }
+  std::vector<std::string> list;
+};
+
+/// Runs the step again where a graph would be launched.
+class Repeated final : public Recorded {
+ public:
+  explicit Repeated(int* fails = nullptr) : fails_(fails) {}
+  void capture(const std::function<void()>& body) override {
+    TORCH_CHECK(fails_ == nullptr || --*fails_ != 0, "cannot be captured");
+    body_ = body;
+  }
+  void replay() override { body_(); }
+  int64_t bytes() const override { return 0; }
+
+ private:
+  std::function<void()> body_;
+  int* fails_;
+};
+
+train_detail::MakeRecorded repeated(int* fails = nullptr) {
+  return [fails] { return std::make_unique<Repeated>(fails); };
+}
+
+TrainConfig images() {
+  auto config = small("cnn-basic");
+  config.model_options.norm = "batch";
+  config.model_options.image_size = 28;
+  config.random_samples = 22;
+  config.clip = 0.5;
+  return config;
+}
+
+TrainConfig tokens() {
+  auto config = small("gpt2");
+  config.model_options.depth = 2;
+  config.model_options.width = 16;
+  config.model_options.heads = 2;
+  config.model_options.vocab = 11;
+  config.model_options.seq = 8;
+  config.model_options.dropout = 0.2;
+  return config;
+}
+
+TrainConfig ragged(TrainConfig config) {
+  config.batch = 3;
+  config.accumulate = 0;
+  config.global_batch = 8;  // 3, 3, 2; the epoch's last window 3, 3
+  config.epochs = 3;
+  return config;
+}
+
+/// As it should be without a graph and with one.
+void expect_same_with_graph(TrainConfig config, const std::string& what,
+                            int64_t captures) {
+  config.graph = "off";
+  const Ended plain = run(config);
+  EXPECT_EQ(plain.result.summary.graph, "off");
+  config.graph = "auto";
+  Warnings warnings;
+  const Ended graphed = run(config, {}, &warnings);
+  const auto& s = graphed.result.summary;
+  EXPECT_EQ(s.graph, "on") << what;
+  EXPECT_EQ(s.graph_captures, captures) << what;
+  EXPECT_GT(s.graph_replays, 0) << what;
+  EXPECT_EQ(warnings.count("graph"), 0) << what;
+  expect_same(graphed, plain, what);
+}
+
+TEST(Graph, TheStepOnStandingTensorsIsTheSameTraining) {
+  if (device().is_cuda()) GTEST_SKIP() << "with real graphs there";
+  const RecordedInstead instead(repeated());
+  expect_same_with_graph(small(), "mlp", 2);  // 22 samples: 4, 4, … and 2
+  expect_same_with_graph(ragged(small()), "ragged mlp", 2);
+  expect_same_with_graph(images(), "cnn-basic", 2);
+  expect_same_with_graph(tokens(), "gpt2", 2);
+}
+
+TEST(Graph, EveryStrategyIsTheSameOnStandingTensors) {
+  if (device().is_cuda()) GTEST_SKIP() << "with real graphs there";
+  const RecordedInstead instead(repeated());
+  for (const char* strategy : {"sqrt", "all", "every:2", "revolve:2"}) {
+    auto config = ragged(images());
+    config.recompute = strategy;
+    expect_same_with_graph(config, strategy, 2);
+    config = tokens();  // with a weight that two stages share
+    config.recompute = strategy;
+    expect_same_with_graph(config, strategy, 2);
+  }
+}
+
+TEST(Graph, AResumedRunIsTheSame) {
+  const auto check = [](const std::string& what) {
+    auto config = ragged(small());
+    config.rate.schedule = "cosine";
+    config.rate.warmup_steps = 2;
+    config.graph = "off";
+    const Ended plain = run(config);
+    config.graph = "auto";
+    for (const int stop : {0, 1, 5, 7, 12}) {
+      expect_same(run(config, {stop}), plain,
+                  what + ", stopped after " + std::to_string(stop));
+    }
+    expect_same(run(config, {7, 8, 4}), plain, what + ", three stops");
+  };
+  if (device().is_cuda()) {
+    check("graphs");
+  } else {
+    const RecordedInstead instead(repeated());
+    check("stand-ins");
+  }
+}
+
+TEST(Graph, EvaluationInBetweenChangesNothing) {
+  const auto check = [] {
+    auto config = images();
+    config.graph = "off";
+    const Ended plain = run(config);
+    config.graph = "auto";
+    config.evaluate = true;
+    config.eval_every = 1;
+    const Ended evaluated = run(config);
+    EXPECT_GT(evaluated.result.summary.graph_replays, 0);
+    ASSERT_EQ(evaluated.tensors.size(), plain.tensors.size());
+    for (size_t i = 0; i < plain.tensors.size(); ++i) {
+      EXPECT_TRUE(same(evaluated.tensors[i].second, plain.tensors[i].second))
+          << plain.tensors[i].first;
+    }
+  };
+  if (device().is_cuda()) {
+    check();
+  } else {
+    const RecordedInstead instead(repeated());
+    check();
+  }
+}
+
+TEST(Graph, WhereItCannotBeCapturedTheReasonIsToldAndTrainingGoesOn) {
+  auto config = ragged(small());
+  config.graph = "off";
+  const Ended plain = run(config);
+  config.graph = "auto";
+  for (const int which : {1, 2}) {  // also after a first graph was there
+    int fails = which;
+    const RecordedInstead instead(repeated(&fails));
+    Warnings warnings;
+    const Ended ended = run(config, {}, &warnings);
+    expect_same(ended, plain, "after a failed capture");
+    EXPECT_EQ(warnings.count("without a CUDA graph: cannot be captured"), 1);
+    EXPECT_EQ(ended.result.summary.graph, "off: cannot be captured");
+    EXPECT_EQ(ended.result.summary.graph_captures, which - 1);
+  }
+}
+
+TEST(Graph, StartsAgainWhereMemoryRanOut) {
+  if (device().is_cuda()) GTEST_SKIP() << "failures are injected on the CPU";
+  const RecordedInstead instead(repeated());
+  auto config = ragged(small());
+  config.workers = 0;
+  config.graph = "off";
+  const Ended plain = run(config);
+  config.graph = "auto";
+  const int64_t all = run(config, {}, nullptr, {0}).allocations;
+  ASSERT_GT(all, 100);
+  for (int i = 1; i < 12; ++i) {
+    Warnings warnings;
+    const Ended ended = run(config, {}, &warnings, Failing{0, all * i / 12});
+    expect_same(ended, plain, "failed at " + std::to_string(i) + " twelfths");
+    EXPECT_FALSE(warnings.list.empty());
+  }
+}
+
+TEST(Graph, OnNeedsACudaDevice) {
+  auto config = small();
+  config.device = "cpu";
+  config.graph = "on";
+  config.resolve();
+  EXPECT_NE(error_of([&] {
+              Training{config};
+            }).find("[--graph] on needs a CUDA device"),
+            std::string::npos);
+  config.graph = "auto";
+  EXPECT_EQ(Training(config).run({}).summary.graph, "off");
+}
+
+/// A step of its own with graphs around it.
+struct Stepper {
+  Stepper(Chain given, Schedule schedule)
+      : chain(std::move(given)),
+        execution(chain, std::move(schedule)),
+        step(device(), {}),
+        graphs({.device = device(),
+                .parameters = chain.parameters(),
+                .warn = [this](const std::string& t) { told.push_back(t); }}) {
+    step.set_weight(1);
+  }
+  /// True where a graph ran.
+  bool run(const Tensors& batch) {
+    const auto body = [this](const Tensors& in) { step.run(execution, in); };
+    if (graphs.run(batch, body)) return true;
+    body(batch);
+    return false;
+  }
+  Chain chain;
+  Execution execution;
+  MicroStep step;
+  std::vector<std::string> told;
+  StepGraphs graphs;
+};
+
+Chain summed(Stage stage) {
+  return Chain({std::move(stage), make_stage("sum", [](const torch::Tensor& x) {
+                  return x.sum();
+                })});
+}
+
+TEST(Graph, IsMadeAtTheSecondSightOfAShapeAndNotForEver) {
+  const RecordedInstead instead(repeated());
+  torch::nn::Linear linear(4, 4);
+  linear->to(device());
+  Stepper stepper(summed(make_stage("linear", linear)),
+                  make_schedule("none", 2));
+  const auto batch = [](int64_t n) -> Tensors {
+    return {torch::ones({n, 4}, on_device())};
+  };
+  EXPECT_FALSE(stepper.run(batch(1)));
+  EXPECT_FALSE(stepper.run(batch(2)));
+  EXPECT_TRUE(stepper.run(batch(1)));
+  EXPECT_TRUE(stepper.run(batch(1)));
+  EXPECT_EQ(stepper.graphs.captures(), 1);
+  EXPECT_EQ(stepper.graphs.replays(), 2);
+  EXPECT_TRUE(stepper.run(batch(2)));
+  // At most so many at a time.
+  for (int64_t n = 3; n < 10; ++n) {
+    EXPECT_FALSE(stepper.run(batch(n)));
+    EXPECT_EQ(stepper.run(batch(n)),
+              n <= static_cast<int64_t>(StepGraphs::kMost));
+  }
+  EXPECT_EQ(stepper.graphs.captures(), int64_t{StepGraphs::kMost});
+
+  // Gradients that moved: the graphs are of no use any more.
+  for (auto& parameter : linear->parameters()) {
+    parameter.mutable_grad() = parameter.grad().clone();
+  }
+  EXPECT_FALSE(stepper.run(batch(1)));
+  EXPECT_TRUE(stepper.run(batch(1)));
+  stepper.graphs.drop();
+  EXPECT_FALSE(stepper.run(batch(1)));
+  EXPECT_TRUE(stepper.run(batch(1)));
+  EXPECT_TRUE(stepper.told.empty());
+}
+
+TEST(Graph, AnOverflowIsFoundAndGoneInTheNextWindow) {
+  const auto check = [] {
+    const compat::GraphStreamScope stream(device(), true);
+    torch::nn::Linear linear(4, 4);
+    linear->to(device());
+    const auto parameters = linear->parameters();
+    Stepper stepper(summed(make_stage("linear", linear)),
+                    make_schedule("all", 2));
+    Accumulator accumulator(parameters);
+    accumulator.keep_gradients(true);
+    GradScaler scaler;
+    const Tensors batch = {torch::ones({2, 4}, on_device())};
+    torch::Tensor expected;
+    for (int window = 0; window < 6; ++window) {
+      const bool overflows = window == 3;
+      accumulator.begin(2);
+      // More than a float holds.
+      stepper.step.set_weight(accumulator.weigh(2) *
+                              (overflows ? 1e39 : scaler.scale()));
+      EXPECT_EQ(stepper.run(batch), window > 0);
+      EXPECT_EQ(scaler.unscale(parameters), !overflows) << window;
+      const auto gradient = linear->weight.grad().clone();
+      if (window == 0) expected = gradient;
+      if (!overflows) {
+        EXPECT_TRUE(same(gradient, expected)) << window;
+      }
+      accumulator.update([] {});
+      scaler.update();
+    }
+    EXPECT_EQ(scaler.state().skipped, 1);
+    EXPECT_EQ(stepper.graphs.captures(), 1);
+  };
+  if (device().is_cuda()) {
+    check();
+  } else {
+    const RecordedInstead instead(repeated());
+    check();
+  }
+}
+
+TEST(Graph, IsGivenUpWhereItsMemoryPassesTheBudget) {
+  struct Large final : Recorded {
+    void capture(const std::function<void()>&) override {}
+    void replay() override { FAIL(); }
+    int64_t bytes() const override { return int64_t{1} << 50; }
+  };
+  const RecordedInstead instead([] { return std::make_unique<Large>(); });
+  torch::nn::Linear linear(4, 4);
+  linear->to(device());
+  Stepper stepper(summed(make_stage("linear", linear)),
+                  make_schedule("none", 2));
+  stepper.graphs.set_limit(int64_t{1} << 40);
+  const Tensors batch = {torch::ones({2, 4}, on_device())};
+  EXPECT_FALSE(stepper.run(batch));
+  EXPECT_FALSE(stepper.run(batch));
+  EXPECT_FALSE(stepper.graphs.active());
+  ASSERT_EQ(stepper.told.size(), 1u);
+  EXPECT_NE(stepper.told[0].find("the budget is"), std::string::npos);
+  EXPECT_EQ(stepper.graphs.bytes(), 0);
+  EXPECT_EQ(stepper.graphs.peak_bytes(), 0);  // it never was of any use
+  stepper.graphs.drop();                      // another plan: once more
+  EXPECT_TRUE(stepper.graphs.active());
+}
+
+TEST(Graph, ItsMemoryCountsAsLiveAllTheTime) {
+  struct Held final : Recorded {
+    void capture(const std::function<void()>&) override {}
+    void replay() override {}
+    int64_t bytes() const override { return int64_t{1} << 40; }
+  };
+  const RecordedInstead instead([] { return std::make_unique<Held>(); });
+  torch::nn::Linear linear(4, 4);
+  linear->to(device());
+  Stepper stepper(summed(make_stage("linear", linear)),
+                  make_schedule("none", 2));
+  const Tensors batch = {torch::ones({2, 4}, on_device())};
+  stepper.run(batch);
+  EXPECT_EQ(stepper.graphs.peak_bytes(), 0);
+  EXPECT_TRUE(stepper.run(batch));
+  const int64_t held = int64_t{1} << 40;
+  EXPECT_EQ(stepper.graphs.bytes(), held);
+  const int64_t peak = stepper.graphs.peak_bytes();
+  EXPECT_GT(peak, held);
+  const int64_t more = int64_t{1} << 20;
+  torch::empty({more}, on_device(torch::kByte));
+  EXPECT_GE(stepper.graphs.peak_bytes(), peak + more);
+  stepper.graphs.drop();
+  EXPECT_EQ(stepper.graphs.bytes(), 0);
+  EXPECT_GE(stepper.graphs.peak_bytes(), peak + more);
+  stepper.graphs.restart_peak();
+  EXPECT_EQ(stepper.graphs.peak_bytes(), 0);
+}
+
+/// Plans "none" first, then what is left of a list.
+class Listed final : public BudgetPlanner {
+ public:
+  Listed(const TrainConfig& config, std::vector<std::string> later)
+      : config_(config), later_(std::move(later)) {}
+  Decision decide() override { return plan("none"); }
+  std::optional<Decision> tighten(const Decision&, int64_t) override {
+    if (next_ == later_.size()) return std::nullopt;
+    return plan(later_[next_++]);
+  }
+
+ private:
+  Decision plan(const std::string& strategy) const {
+    const int stages =
+        make_model(config_.model, config_.model_options).chain.size();
+    return {config_.batch,
+            config_.accumulate,
+            make_schedule(strategy, stages),
+            1,
+            1,
+            strategy};
+  }
+  TrainConfig config_;
+  std::vector<std::string> later_;
+  size_t next_ = 0;
+};
+
+TEST(Graph, APlanThatChangesIsCapturedAnew) {
+  const auto check = [] {
+    auto config = small();
+    config.epochs = 4;
+    config.memory_limit = 1;  // passed by all: each window a smaller plan
+    config.recompute = "optimal";
+    const auto planner = [config]() mutable {
+      config.resolve();
+      return std::make_unique<Listed>(
+          config, std::vector<std::string>{"sqrt", "none", "all"});
+    };
+    const Ended plain = run(config, {}, nullptr, {}, planner);
+    config.graph = "on";
+    const Ended graphed = run(config, {}, nullptr, {}, planner);
+    expect_same(graphed, plain, "planned again");
+    EXPECT_EQ(graphed.result.summary.replans, 3);
+    EXPECT_EQ(graphed.result.summary.graph, "on");
+    EXPECT_GT(graphed.result.summary.graph_replays, 0);
+  };
+  if (device().is_cuda()) {
+    check();
+  } else {
+    const RecordedInstead instead(repeated());
+    check();
+  }
+}
+
+TEST(Graph, WithoutRatherThanOverTheBudget) {
+  struct Large final : Recorded {
+    void capture(const std::function<void()>&) override {}
+    void replay() override { FAIL(); }
+    int64_t bytes() const override { return int64_t{1} << 50; }
+  };
+  const RecordedInstead instead([] { return std::make_unique<Large>(); });
+  auto config = small();
+  config.memory_limit = int64_t{1} << 40;
+  config.recompute = "optimal";
+  const auto planner = [config]() mutable {
+    config.resolve();
+    return std::make_unique<Listed>(config, std::vector<std::string>{"all"});
+  };
+  const Ended plain = run(config, {}, nullptr, {}, planner);
+  config.graph = "auto";
+  Warnings warnings;
+  const Ended ended = run(config, {}, &warnings, {}, planner);
+  expect_same(ended, plain, "no room for a graph");
+  EXPECT_EQ(warnings.count("the budget is"), 1);
+  EXPECT_EQ(ended.result.summary.replans, 0);
+  EXPECT_LT(ended.result.summary.peak_bytes, config.memory_limit);
+}
+
+TEST(Graph, GradientsThatStayMustFitAPlanOfOneMicroBatch) {
+  const RecordedInstead instead(repeated());
+  auto config = small();
+  config.batch = 8;
+  config.accumulate = 1;
+  config.recompute = "optimal";
+  for (const bool room : {false, true}) {
+    // The planner below predicts a peak of one byte.
+    config.memory_limit = room ? int64_t{1} << 40 : 2;
+    const auto planner = [config]() mutable {
+      config.resolve();
+      return std::make_unique<Listed>(config, std::vector<std::string>{});
+    };
+    config.graph = "off";
+    const Ended plain = run(config, {}, nullptr, {}, planner);
+    config.graph = "auto";
+    const Ended ended = run(config, {}, nullptr, {}, planner);
+    expect_same(ended, plain, room ? "with room" : "without room");
+    const std::string& graph = ended.result.summary.graph;
+    EXPECT_EQ(graph == "on", room) << graph;
+    EXPECT_EQ(graph.find("gradients that stay") != std::string::npos, !room);
+  }
+}
+
+TEST(Graph, MemoryThatRanOutTwiceBesideItEndsIt) {
+  const RecordedInstead instead(repeated());
+  torch::nn::Linear linear(4, 4);
+  linear->to(device());
+  Stepper stepper(summed(make_stage("linear", linear)),
+                  make_schedule("none", 2));
+  const Tensors batch = {torch::ones({2, 4}, on_device())};
+  stepper.graphs.drop_for_memory();  // none is there: not its fault
+  stepper.run(batch);
+  EXPECT_TRUE(stepper.run(batch));
+  stepper.graphs.drop_for_memory();
+  EXPECT_FALSE(stepper.run(batch));
+  EXPECT_TRUE(stepper.run(batch));
+  stepper.graphs.drop_for_memory();
+  EXPECT_FALSE(stepper.graphs.active());
+  EXPECT_EQ(stepper.told.size(), 1u);
+}
+
+#define REPRISE_NEEDS_CUDA()                     \
+  if (!device().is_cuda()) {                     \
+    GTEST_SKIP() << "graphs need a CUDA device"; \
+  }
+
+TEST(Graph, ReplayIsTheSameTrainingOnCuda) {
+  REPRISE_NEEDS_CUDA();
+  expect_same_with_graph(small(), "mlp", 2);
+  expect_same_with_graph(ragged(small()), "ragged mlp", 2);
+  expect_same_with_graph(images(), "cnn-basic", 2);
+  expect_same_with_graph(tokens(), "gpt2", 2);
+  auto config = tokens();
+  config.precision = "bf16";
+  expect_same_with_graph(config, "gpt2 in bf16", 2);
+}
+
+TEST(Graph, EveryStrategyIsTheSameOnCuda) {
+  REPRISE_NEEDS_CUDA();
+  for (const char* strategy :
+       {"sqrt", "all", "every:2", "checkpoints:2", "revolve:2"}) {
+    auto config = ragged(images());
+    config.recompute = strategy;
+    expect_same_with_graph(config, strategy, 2);
+    config = tokens();
+    config.recompute = strategy;
+    expect_same_with_graph(config, strategy, 2);
+  }
+}
+
+TEST(Graph, RateAndScaleMayChangeBetweenReplays) {
+  REPRISE_NEEDS_CUDA();
+  auto config = small();
+  config.precision = "fp16";
+  config.loss_scale = 1e12;  // the first updates must overflow
+  config.epochs = 20;
+  config.rate.schedule = "cosine";
+  config.rate.warmup_steps = 3;
+  config.graph = "off";
+  const Ended plain = run(config);
+  config.graph = "on";
+  const Ended graphed = run(config);
+  EXPECT_GT(graphed.result.summary.skipped, 0);
+  EXPECT_EQ(graphed.result.summary.skipped, plain.result.summary.skipped);
+  EXPECT_GT(graphed.result.summary.graph_replays, 0);
+  expect_same(graphed, plain, "fp16");
+}
+
+TEST(Graph, AStageThatWaitsForTheDeviceRunsWithout) {
+  REPRISE_NEEDS_CUDA();
+  const compat::GraphStreamScope stream(device(), true);
+  torch::nn::Linear linear(4, 4);
+  linear->to(device());
+  const auto waits =
+      make_stage("waits",
+                 [linear](const torch::Tensor& x) mutable {
+                   return linear->forward(x) * x.sum().item<float>();
+                 },
+                 {linear.ptr()});
+  Stepper stepper(summed(waits), make_schedule("all", 2));
+  const Tensors batch = {torch::ones({2, 4}, on_device())};
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(stepper.run(batch));
+  ASSERT_EQ(stepper.told.size(), 1u);
+  EXPECT_NE(stepper.told[0].find("in stage 0 'waits'"), std::string::npos)
+      << stepper.told[0];
+  const auto found = linear->weight.grad().clone();
+  const auto expected = torch::full({4, 4}, 4 * 2 * 8.f, on_device());
+  EXPECT_TRUE(same(found, expected));
+}
+
+TEST(Graph, AStageThatDrawsOnTheHostRunsWithout) {
+  REPRISE_NEEDS_CUDA();
+  const compat::GraphStreamScope stream(device(), true);
+  torch::nn::Linear linear(4, 4);
+  linear->to(device());
+  const auto draws = make_stage("draws",
+                                [linear](const torch::Tensor& x) mutable {
+                                  const bool twice =
+                                      torch::rand({1}).item<float>() < 0.5;
+                                  return linear->forward(x) * (twice ? 2 : 1);
+                                },
+                                {linear.ptr()});
+  Stepper stepper(summed(draws), make_schedule("none", 2));
+  const Tensors batch = {torch::ones({2, 4}, on_device())};
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(stepper.run(batch));
+  ASSERT_EQ(stepper.told.size(), 1u);
+  EXPECT_NE(stepper.told[0].find("random numbers on the CPU"),
+            std::string::npos);
+}
+
+TEST(Graph, AThousandReplaysOfAStepTakeNoMemory) {
+  REPRISE_NEEDS_CUDA();
+  const compat::GraphStreamScope stream(device(), true);
+  torch::nn::Linear linear(64, 64);
+  linear->to(device());
+  const auto layer =
+      make_stage("dropout",
+                 [linear](const torch::Tensor& x) mutable {
+                   return torch::dropout(linear->forward(x).relu(), 0.1, true);
+                 },
+                 {linear.ptr()});
+  Stepper stepper(summed(layer), make_schedule("all", 2));
+  const Tensors batch = {torch::ones({32, 64}, on_device())};
+  stepper.run(batch);
+  ASSERT_TRUE(stepper.run(batch));
+  compat::cuda_synchronize(device().index());
+  const auto before = compat::cuda_memory(device().index());
+  for (int i = 0; i < 1000; ++i) ASSERT_TRUE(stepper.run(batch));
+  compat::cuda_synchronize(device().index());
+  const auto after = compat::cuda_memory(device().index());
+  EXPECT_EQ(after.allocated, before.allocated);
+  EXPECT_EQ(after.reserved, before.reserved);
+  EXPECT_EQ(stepper.graphs.captures(), 1);
+}
+
+TEST(Graph, ABudgetIsKeptWithAGraph) {
+  REPRISE_NEEDS_CUDA();
+  auto config = images();
+  config.graph = "off";
+  const auto plain = run(config).result.summary;
+  config.recompute = "optimal";
+  config.memory_limit = plain.peak_bytes + (int64_t{256} << 20);
+  config.graph = "auto";
+  const auto s = run(config).result.summary;
+  EXPECT_EQ(s.graph, "on");
+  EXPECT_LE(s.peak_bytes, s.limit_bytes);
+  EXPECT_GE(s.peak_bytes, plain.peak_bytes / 2);
+}
+
+}  // namespace
+}  // namespace reprise
