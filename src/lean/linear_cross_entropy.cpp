@@ -20,6 +20,9 @@ constexpr int64_t kSumOfRows = at::Reduction::Sum;
 // vocabulary of 50257 does not give them that.
 constexpr int64_t kRoundColumns = 128;
 
+constexpr int64_t kScoresAtATime = int64_t{1} << 22;
+constexpr int64_t kScoresAtATimeOnCuda = int64_t{1} << 24;
+
 /// What a run needs besides the tensors, as numbers, since a graph keeps those.
 struct ScoreSettings {
   int64_t chunk_scores;
@@ -51,10 +54,14 @@ struct ScoreSettings {
   }
 };
 
-/// Calls `body(first, count)` for parts of `size`, none larger than `part`.
+/// Calls `body(first, count)` for parts of `size`, none larger than `most`. They
+/// are equal but for the last: for a small rest a library may take another
+/// kernel, which rounds in another way.
 template <class F>
-void for_parts(int64_t size, int64_t part, F&& body) {
-  part = std::max<int64_t>(part, 1);
+void for_parts(int64_t size, int64_t most, F&& body) {
+  if (size == 0) return;
+  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t part = up(size, up(size, std::max<int64_t>(most, 1)));
   for (int64_t first = 0; first < size; first += part) {
     body(first, std::min(part, size - first));
   }
@@ -82,8 +89,7 @@ class Scores {
     return settings_.chunk_scores / std::max<int64_t>(columns(), 1);
   }
   int64_t columns_at_a_time() const {
-    const int64_t most = settings_.chunk_scores / std::max<int64_t>(rows(), 1);
-    return most < kRoundColumns ? most : most / kRoundColumns * kRoundColumns;
+    return settings_.chunk_scores / std::max<int64_t>(rows(), 1);
   }
   Tensor targets(int64_t first, int64_t count) const {
     return targets_.narrow(0, first, count);
@@ -352,8 +358,8 @@ void check_arguments(const Tensor& hidden, const Tensor& weight,
               " targets of type int64, got ", targets.sizes(), " of ",
               targets.scalar_type());
   TORCH_CHECK(
-      options.chunk_scores >= 1,
-      "[linear_cross_entropy] expected chunk_scores of at least 1, got ",
+      options.chunk_scores >= 0,
+      "[linear_cross_entropy] expected chunk_scores of at least 1, or 0, got ",
       options.chunk_scores);
 }
 
@@ -366,6 +372,10 @@ LinearCrossEntropy linear_cross_entropy(
   const auto own_type = hidden.scalar_type();
   ScoreSettings settings{};
   settings.chunk_scores = options.chunk_scores;
+  if (settings.chunk_scores == 0) {
+    settings.chunk_scores =
+        hidden.is_cuda() ? kScoresAtATimeOnCuda : kScoresAtATime;
+  }
   settings.ignore_index = options.ignore_index;
   settings.by_columns = options.weight_gradient.value_or(
                             hidden.is_cuda() ? WeightGradient::kByRows

@@ -1,6 +1,8 @@
 #include "family.h"
 #include "loss.h"
 
+#include <reprise/lean/max_pool.h>
+
 #include <torch/nn.h>
 
 #include <array>
@@ -87,6 +89,12 @@ Built build(const ModelOptions& options, Kind kind,
                        /*stride=*/2, /*padding=*/1);
                  },
                  {conv, norm})
+          .with_variant("lean pool",
+                        [conv, norm](const Tensors& in) mutable {
+                          return Tensors{lean_relu_max_pool2d(
+                              norm->forward(conv->forward(in.at(0))),
+                              {.kernel = 3, .stride = 2, .padding = 1})};
+                        })
           .on_first());
 
   int64_t channels = planes;

@@ -18,8 +18,9 @@ enum class WeightGradient {
 };
 
 struct LinearCrossEntropyOptions {
-  /// Scores that exist at one moment: 32 MiB in single precision.
-  int64_t chunk_scores = int64_t{1} << 23;
+  /// How many scores are computed at a time; a row of them at least. 0: 2^22, 16
+  /// MiB in single precision; on CUDA, which wants more work at a time, 2^24.
+  int64_t chunk_scores = 0;
   int64_t ignore_index = -100;
   /// Default: kByRows on CUDA, where additions have no fixed order anyway,
   /// kByColumns elsewhere.
