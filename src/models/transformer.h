@@ -2,8 +2,6 @@
 
 #include "family.h"
 
-#include <reprise/recompute/checkpoint.h>
-
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -30,12 +28,6 @@ struct Again {
   /// products. Where LibTorch has no fused attention, that is what keeps most.
   bool attention = false;
 };
-
-/// `function(inputs...)`, inside checkpoint() if `again`.
-template <class F, class... T>
-auto run_again_if(bool again, F function, const T&... inputs) {
-  return again ? checkpoint(function, inputs...) : function(inputs...);
-}
 
 /// torch::dropout, or the one that keeps less.
 torch::Tensor drop_out(const torch::Tensor& x, double p, bool train,
