@@ -56,11 +56,11 @@ struct LinearCrossEntropy {
 /// from then on. It is not here: the scaling rounds once more, and half
 /// precision's small gradients are lost before their scale is known.
 ///
-/// Loss and gradients equal the plain ones in all bits as far as a product's rows
-/// and columns do not depend on how many others are computed with them (OpenBLAS
-/// in single precision, unless a chunk is tiny), and otherwise to rounding; see
-/// docs/lean.md. No second derivative. Throws c10::Error on shapes that do not
-/// fit.
+/// Loss and gradients equal the plain ones in all bits where one chunk is enough,
+/// and by columns as far as a product's rows and columns do not depend on how many
+/// others are computed with them; that is up to the library and the processor,
+/// and otherwise they agree to rounding: see docs/lean.md. No second derivative.
+/// Throws c10::Error on shapes that do not fit.
 LinearCrossEntropy linear_cross_entropy(
     const torch::Tensor& hidden, const torch::Tensor& weight,
     const torch::Tensor& bias, const torch::Tensor& targets,
