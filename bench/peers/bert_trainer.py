@@ -22,7 +22,7 @@ import torch
 import transformers
 from torch.utils.data import Dataset
 
-SAMPLES, TOKENS = 512, 512
+SAMPLES, TOKENS = int(os.environ.get("SAMPLES", "512")), 512
 CASES = [
     # label, micro-batch, accumulation, checkpointing, precision, optimizer
     ("batch 4", 4, 1, False, "fp32", "adamw"),

@@ -19,6 +19,13 @@ inline double steady_seconds() {
       .count();
 }
 
+/// Since the epoch; may jump. NVML's stamps are of this clock.
+inline double realtime_seconds() {
+  return std::chrono::duration<double>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
 /// What is dear to read is read less often: after a read of d seconds of CPU
 /// time there is none for 500 d, a fifth of a percent.
 class Pace {

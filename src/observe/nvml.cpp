@@ -58,6 +58,7 @@ std::shared_ptr<Nvml> Nvml::open(std::string& reason) {
   look_up(library, "nvmlDeviceGetUtilizationRates", nvml->get_utilization);
   look_up(library, "nvmlDeviceGetSamples", nvml->get_samples);
   look_up(library, "nvmlDeviceGetPowerUsage", nvml->get_power);
+  look_up(library, "nvmlDeviceGetFieldValues", nvml->get_fields);
   look_up(library, "nvmlDeviceGetClockInfo", nvml->get_clock);
   if (nvml->init_ == nullptr) {
     reason = std::string("no NVML: ") + path + " has no nvmlInit";

@@ -35,14 +35,23 @@ struct NvmlMemory2 {
 struct NvmlUtilization {
   unsigned gpu = 0, memory = 0;  // percent
 };
+union NvmlValue {
+  double real;
+  unsigned number;
+  unsigned long long large;
+};
 struct NvmlSample {
   unsigned long long time_us = 0;
-  union {
-    double real;
-    unsigned number;
-    unsigned long long large;
-  } value = {};
+  NvmlValue value = {};
 };
+struct NvmlField {
+  unsigned id = 0, scope = 0;
+  long long time_us = 0, latency_us = 0;
+  int type = 0;
+  NvmlReturn code = kNvmlSuccess;
+  NvmlValue value = {};
+};
+static_assert(sizeof(NvmlField) == 40, "as in NVIDIA's header");
 
 /// The library, started. Shut down with the last who holds it; never unloaded.
 class Nvml {
@@ -71,6 +80,7 @@ class Nvml {
   NvmlReturn (*get_samples)(NvmlDevice, int, unsigned long long, int*,
                             unsigned*, NvmlSample*) = nullptr;
   NvmlReturn (*get_power)(NvmlDevice, unsigned*) = nullptr;
+  NvmlReturn (*get_fields)(NvmlDevice, int, NvmlField*) = nullptr;
   NvmlReturn (*get_clock)(NvmlDevice, int, unsigned*) = nullptr;
 
  private:

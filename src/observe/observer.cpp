@@ -26,6 +26,12 @@ using Seconds = std::chrono::duration<double>;
 constexpr int kBaselineSamples = 5;
 constexpr auto kBaselinePause = std::chrono::milliseconds(2);
 
+/// A driver that measures by itself may tell of it once a second only, in
+/// samples of a sixth of a second: the one that is under way at the end of the
+/// training is told of within the sum of both. Longer than that is not waited.
+constexpr auto kLongestWait = std::chrono::milliseconds(1200);
+constexpr auto kWaitStep = std::chrono::milliseconds(30);
+
 /// The training wins where both want a core. Not SCHED_IDLE: it would not run at
 /// all while the training has every core, and see the quiet moments only.
 constexpr int kObserverNice = 10;
@@ -102,7 +108,10 @@ struct Observer::Impl {
   /// `now`: from before the mutex was waited for. Waiting and looking are not
   /// the training's time.
   void end_part(State to, Clock::time_point now) {
-    at_edge([this, now] { look(training_seconds(now)); });
+    at_edge([this, now] {
+      probe->stop();
+      look(training_seconds(now));
+    });
     seconds_before = last_s;
     state = to;
   }
@@ -142,6 +151,20 @@ struct Observer::Impl {
       throw;
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  /// What the device tells of the training after it. Not the training's time,
+  /// nor its cost.
+  void wait_for_rest() {
+    try {
+      const auto until = Clock::now() + kLongestWait;
+      while (probe->more_to_come() && Clock::now() < until) {
+        std::this_thread::sleep_for(kWaitStep);
+      }
+      for (const PastUtilisation& past : probe->rest()) recording.add(past);
+    } catch (const std::exception&) {
+      // As in look().
+    }
   }
 
   void stop_thread() {
@@ -229,6 +252,7 @@ Observation Observer::end() {
     impl_->state = Impl::State::kOver;
   }
   impl_->stop_thread();
+  impl_->wait_for_rest();
   Observation& result = impl_->result;
   result.source = impl_->probe->source();
   result.interval_ms = impl_->options.interval_ms;

@@ -2,16 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace reprise {
 
 Recording::Recording(std::optional<int64_t> baseline_bytes)
     : baseline_(baseline_bytes) {
-  points_.reserve(2 * kPoints);  // the thread that adds takes no memory
+  // The thread that adds takes no memory.
+  points_.reserve(2 * kPoints);
+  past_.reserve(2 * kPoints);
 }
 
 void Recording::merge(Point& into, const Point& other) {
   into.t_sum += other.t_sum;
+  into.last_s = std::max(into.last_s, other.last_s);
   into.samples += other.samples;
   for (int i = 0; i < kValues; ++i) {
     if (i == kMemory) {
@@ -26,14 +30,23 @@ void Recording::merge(Point& into, const Point& other) {
   }
 }
 
-void Recording::merge_pairs(std::vector<Point>& points) {
-  const size_t pairs = (points.size() + 1) / 2;
+void Recording::merge(Stretch& into, const Stretch& other) {
+  into.from_s = std::min(into.from_s, other.from_s);
+  into.to_s = std::max(into.to_s, other.to_s);
+  into.weighted += other.weighted;
+  into.weight += other.weight;
+  into.count += other.count;
+}
+
+template <class Item>
+void Recording::merge_pairs(std::vector<Item>& items) {
+  const size_t pairs = (items.size() + 1) / 2;
   for (size_t i = 0; i < pairs; ++i) {
-    Point point = points[2 * i];
-    if (2 * i + 1 < points.size()) merge(point, points[2 * i + 1]);
-    points[i] = point;
+    Item item = items[2 * i];
+    if (2 * i + 1 < items.size()) merge(item, items[2 * i + 1]);
+    items[i] = item;
   }
-  points.resize(pairs);
+  items.resize(pairs);
 }
 
 void Recording::add(double t_s, const DeviceSample& sample) {
@@ -44,7 +57,7 @@ void Recording::add(double t_s, const DeviceSample& sample) {
         std::max<int64_t>(0, *sample.memory_bytes - baseline_.value_or(0)));
   }
   Point point;
-  point.t_sum = t_s;
+  point.t_sum = point.last_s = t_s;
   point.samples = 1;
   for (int i = 0; i < kValues; ++i) {
     if (!values[i]) continue;
@@ -69,6 +82,54 @@ void Recording::add(double t_s, const DeviceSample& sample) {
     points_.push_back(point);
   } else {
     merge(points_.back(), point);
+  }
+  for (const PastUtilisation& past : sample.past) add(past);
+}
+
+void Recording::add(const PastUtilisation& past) {
+  const double weight = std::max(0.0, past.to_s - past.from_s);
+  Figure& figure = figures_[kUtilisation];
+  figure.since_s = std::max(figure.since_s, past.to_s);
+  figure.weighted += weight * past.percent;
+  figure.weight += weight;
+  figure.sum += past.percent;
+  figure.peak =
+      figure.count == 0 ? past.percent : std::max(figure.peak, past.percent);
+  ++figure.count;
+  if (weight <= 0) return;
+  const Stretch stretch{past.from_s, past.to_s, weight * past.percent, weight,
+                        1};
+  if (past_.empty() || past_.back().count == per_stretch_) {
+    if (past_.size() == 2 * kPoints) {
+      merge_pairs(past_);
+      per_stretch_ *= 2;
+    }
+    past_.push_back(stretch);
+  } else {
+    merge(past_.back(), stretch);
+  }
+}
+
+void Recording::spread_past(std::vector<Point>& points) const {
+  double since_s = 0;
+  for (size_t i = 0; i < points.size(); ++i) {
+    // Clocks differ a little: what is past the end is the last point's.
+    const double until_s = i + 1 < points.size()
+                               ? points[i].last_s
+                               : std::numeric_limits<double>::infinity();
+    double weighted = 0, weight = 0;
+    for (const Stretch& stretch : past_) {
+      const double shared_s =
+          std::min(until_s, stretch.to_s) - std::max(since_s, stretch.from_s);
+      if (shared_s <= 0) continue;
+      weighted += shared_s * stretch.weighted / stretch.weight;
+      weight += shared_s;
+    }
+    if (weight > 0) {
+      points[i].sum[kUtilisation] += weighted / weight;
+      ++points[i].count[kUtilisation];
+    }
+    since_s = points[i].last_s;
   }
 }
 
@@ -95,6 +156,7 @@ void Recording::write_to(Observation& observation) const {
 
   std::vector<Point> points = points_;
   while (points.size() > kPoints) merge_pairs(points);
+  spread_past(points);
   Observation::Series& series = observation.series;
   series = {};
   for (const Point& point : points) {

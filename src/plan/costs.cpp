@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
+#include <utility>
 
 namespace reprise {
 namespace {
@@ -249,6 +250,24 @@ void CostProfile::add(SizeCosts costs) {
   }
 }
 
+std::optional<double> CostProfile::tried_ms(int64_t micro_batch,
+                                            const std::string& schedule) const {
+  for (const TriedSchedule& one : tried) {
+    if (one.micro_batch == micro_batch && one.schedule == schedule) {
+      return one.ms;
+    }
+  }
+  return std::nullopt;
+}
+
+void CostProfile::add(TriedSchedule one) {
+  std::erase_if(tried, [&](const TriedSchedule& other) {
+    return other.micro_batch == one.micro_batch &&
+           other.schedule == one.schedule;
+  });
+  tried.push_back(std::move(one));
+}
+
 std::string to_json(const CostProfile& profile) {
   json value;
   visit_profile(profile, [&](const char* name, const auto& field) {
@@ -257,6 +276,12 @@ std::string to_json(const CostProfile& profile) {
   value["sizes"] = json::array();
   for (const SizeCosts& size : profile.sizes) {
     value["sizes"].push_back(to_value(size));
+  }
+  value["tried"] = json::array();
+  for (const TriedSchedule& one : profile.tried) {
+    value["tried"].push_back({{"micro_batch", one.micro_batch},
+                              {"schedule", one.schedule},
+                              {"ms", one.ms}});
   }
   return value.dump();
 }
@@ -270,6 +295,13 @@ CostProfile profile_from_json(std::string_view text) {
     });
     for (const json& size : value.at("sizes")) {
       profile.sizes.push_back(size_from(size));
+    }
+    // Not in profiles of versions that tried nothing.
+    if (!value.contains("tried")) return profile;
+    for (const json& one : value["tried"]) {
+      profile.tried.push_back({one.at("micro_batch").get<int64_t>(),
+                               one.at("schedule").get<std::string>(),
+                               one.at("ms").get<double>()});
     }
   } catch (const json::exception& error) {
     TORCH_CHECK(false,

@@ -25,7 +25,38 @@ double factor_of(const SizeCosts& costs, const Schedule& schedule) {
   return costs.joined_factor + (costs.cut_factor - costs.joined_factor) * share;
 }
 
+/// Gradients of parameters that come into being during the backward: of a window's
+/// first micro-batch all of them; of the others those of tied weights, which are
+/// added up apart where the chain is cut into several graphs. They join the
+/// gradient in flight, which like them depends only on how far the backward has
+/// come.
+ChainFigures add_gradients(ChainFigures figures,
+                           const std::vector<int64_t>& added, bool first) {
+  int64_t so_far = 0;
+  for (size_t i = figures.stages.size(); i-- > 0;) {
+    StageFigures& stage = figures.stages[i];
+    so_far += added.at(i);
+    stage.input_gradient_bytes += so_far;
+    if (!first) continue;
+    const auto more = [](KeptRunFigures& run) {
+      run.backward_extra_bytes =
+          std::max(run.backward_extra_bytes, run.first_backward_extra_bytes);
+    };
+    more(stage);
+    for (auto& variant : stage.variants) more(variant);
+  }
+  return figures;
+}
+
 }  // namespace
+
+int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
+                         const Schedule& schedule, bool first) {
+  const ChainFigures figures = add_gradients(
+      size.figures, first ? profile.gradient_bytes : profile.tied_bytes, first);
+  return profile.fixed.total() - (first ? profile.fixed.gradients : 0) +
+         size.data_bytes + simulate(schedule, figures).peak_bytes;
+}
 
 Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
                      int64_t global_batch, std::string strategy)
@@ -43,32 +74,14 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
   if (strategy_.empty()) {
-    solver_.emplace(with_gradients(costs_.figures));
+    solver_.emplace(with_gradients());
   }
 }
 
-/// Gradients of parameters that come into being during the backward: with one
-/// micro-batch a window all of them; with more, those of tied weights, which
-/// are added up apart where the chain is cut into several graphs. They join the
-/// gradient in flight, which like them depends only on how far the backward has
-/// come.
-ChainFigures Evaluator::with_gradients(ChainFigures figures) const {
-  const bool all = accumulate_ == 1;
-  const auto& added = all ? gradient_bytes_ : tied_bytes_;
-  int64_t so_far = 0;
-  for (size_t i = figures.stages.size(); i-- > 0;) {
-    StageFigures& stage = figures.stages[i];
-    so_far += added.at(i);
-    stage.input_gradient_bytes += so_far;
-    if (!all) continue;
-    const auto first = [](KeptRunFigures& run) {
-      run.backward_extra_bytes =
-          std::max(run.backward_extra_bytes, run.first_backward_extra_bytes);
-    };
-    first(stage);
-    for (auto& variant : stage.variants) first(variant);
-  }
-  return figures;
+ChainFigures Evaluator::with_gradients() const {
+  const bool first = accumulate_ == 1;
+  return add_gradients(costs_.figures, first ? gradient_bytes_ : tied_bytes_,
+                       first);
 }
 
 /// There during the whole micro-batch.
@@ -78,7 +91,7 @@ int64_t Evaluator::base_bytes() const {
 }
 
 Plan Evaluator::plan_of(const Schedule& schedule) const {
-  const Simulation full = simulate(schedule, with_gradients(costs_.figures));
+  const Simulation full = simulate(schedule, with_gradients());
   const Simulation last = simulate(schedule, last_costs_.figures);
   Plan plan{.schedule = schedule};
   plan.global_batch = global_batch_;
@@ -96,6 +109,14 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
       fixed_.total() + costs_.data_bytes + update_bytes_;
   plan.peak_bytes = std::max(step_peak, update_peak);
   plan.peak = report(schedule, full, plan.peak_bytes, update_peak > step_peak);
+  return plan;
+}
+
+Plan Evaluator::with_time(Plan plan, double micro_ms) const {
+  // A smaller last one is off by as much.
+  const double ratio = micro_ms / plan.micro_ms;
+  plan.step_ms = (plan.step_ms - update_ms_) * ratio + update_ms_;
+  plan.micro_ms = micro_ms;
   return plan;
 }
 

@@ -11,6 +11,11 @@
 
 namespace reprise::plan_detail {
 
+/// Bytes at the peak of one micro-batch, what is there all the time included.
+/// `first`: of a window, with no gradients of parameters there yet.
+int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
+                         const Schedule& schedule, bool first);
+
 /// All plans of one precision and one micro-batch size: solves its schedules
 /// once and says what each costs as a whole window.
 class Evaluator {
@@ -26,12 +31,14 @@ class Evaluator {
   /// Rising peak, falling time.
   std::vector<Plan> frontier(int points) const;
   Plan of_strategy(const std::string& strategy) const;
+  Plan plan_of(const Schedule& schedule) const;
+  /// The same plan, a micro-batch of which takes `micro_ms`.
+  Plan with_time(Plan plan, double micro_ms) const;
 
  private:
-  Plan plan_of(const Schedule& schedule) const;
   PeakReport report(const Schedule& schedule, const Simulation& simulation,
                     int64_t peak_bytes, bool in_update) const;
-  ChainFigures with_gradients(ChainFigures figures) const;
+  ChainFigures with_gradients() const;
   int64_t base_bytes() const;
 
   std::string precision_;

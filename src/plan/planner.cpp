@@ -25,6 +25,8 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
 constexpr size_t kMostSizes = 20;
 // How often the choice may lead to a measurement that changes the choice.
 constexpr int kMostRounds = 6;
+// Of the choices, those predicted fastest that may be tried.
+constexpr size_t kMostTried = 4;
 constexpr int kFrontierPoints = 24;  // of each micro-batch size
 
 /// Sizes b with which N samples make ceil(N/b) micro-batches, for every number
@@ -52,9 +54,19 @@ std::vector<int64_t> candidate_sizes(const PlanRequest& request) {
 struct Choice {
   std::string precision;
   int64_t micro_batch = 0;
-  std::optional<Plan> plan;  // the fastest that fits
-  Plan smallest;             // whatever the budget
+  /// The fastest that fits, by the sum of its stages' times.
+  std::optional<Plan> predicted;
+  Plan smallest;  // whatever the budget
+  /// The fastest that fits of those tried.
+  std::optional<Plan> tried;
+  /// The fastest that an answer may rest on, or could once it was tried.
+  std::optional<Plan> plan{};
+  bool to_be_tried = false;
 };
+
+FrontierPoint point_of(const Plan& plan) {
+  return {plan.peak_bytes, plan.step_ms, plan.micro_batch, {}};
+}
 
 class Planner {
  public:
@@ -70,18 +82,26 @@ class Planner {
   PlanResult run() {
     for (const auto& precision : request_.precisions) begin(precision);
     consider_all();
-    for (int round = 0; round < kMostRounds;) {
-      const auto found = measure_what_was_chosen();
-      if (!found) break;
+    for (int round = 0;;) {
+      const Choice& chosen = best_or_least();
+      const bool known =
+          costs_.profile(chosen.precision).measured(chosen.micro_batch);
+      if (!known && round < kMostRounds) {
+        // A size without room rules itself out; a measured one is a round.
+        if (measure(chosen.precision, chosen.micro_batch)) ++round;
+      } else if (chosen.to_be_tried) {
+        try_out(chosen);
+      } else {
+        break;
+      }
       consider_all();
-      // A size without room rules itself out; a measured one is a round.
-      if (*found) ++round;
     }
     return answer();
   }
 
  private:
   using Key = std::pair<std::string, int64_t>;
+  using Times = std::map<std::string, double>;  // by the schedule's text
 
   /// Measures the smallest size and, by steps of four, those that may fit.
   void begin(const std::string& precision) {
@@ -147,19 +167,114 @@ class Planner {
     for (const auto& precision : request_.precisions) {
       const CostProfile& profile = costs_.profile(precision);
       if (profile.sizes.empty()) continue;
+      for (const TriedSchedule& one : profile.tried) {
+        tried_[{precision, one.micro_batch}][one.schedule] = one.ms;
+      }
       for (const int64_t size : sizes_) {
         if (!can_try(precision, size)) continue;
         choices_.push_back(consider(precision, profile, size));
       }
     }
+    settle();
   }
 
   Choice consider(const std::string& precision, const CostProfile& profile,
                   int64_t size) {
     const Evaluator& evaluator = evaluator_for(precision, profile, size);
     Choice choice{precision, size, evaluator.fastest(budget_),
-                  evaluator.smallest()};
+                  evaluator.smallest(), std::nullopt};
+    for (Plan& plan : tried_plans(choice, evaluator)) {
+      if (plan.peak_bytes > budget_) continue;
+      if (!choice.tried || plan.step_ms < choice.tried->step_ms) {
+        choice.tried.emplace(std::move(plan));
+      }
+    }
     return choice;
+  }
+
+  /// All that were tried at this size, at whatever budget: an answer at more
+  /// memory is then never slower than one at less.
+  std::vector<Plan> tried_plans(const Choice& choice,
+                                const Evaluator& evaluator) const {
+    std::vector<Plan> plans;
+    const auto& chosen = choice.predicted;
+    const std::string text = chosen ? chosen->schedule.to_text() : "";
+    for (const auto& [schedule, ms] :
+         times_of({choice.precision, choice.micro_batch})) {
+      if (schedule == text) {
+        plans.push_back(evaluator.with_time(*chosen, ms));
+      } else if (request_.strategy.empty()) {
+        const Plan plan = evaluator.plan_of(Schedule::parse(
+            "optimal", choice.smallest.schedule.stages(), schedule));
+        plans.push_back(evaluator.with_time(plan, ms));
+      }
+    }
+    return plans;
+  }
+
+  /// Which plans an answer may rest on. Only the few predicted fastest are tried:
+  /// the same few each time, so that asking again tries nothing more.
+  void settle() {
+    std::vector<Choice*> order;
+    for (Choice& choice : choices_) {
+      choice.plan = choice.tried;
+      if (choice.predicted) order.push_back(&choice);
+    }
+    std::stable_sort(order.begin(), order.end(), [](const auto* a, auto* b) {
+      return a->predicted->step_ms < b->predicted->step_ms;
+    });
+    for (size_t i = 0; i < order.size(); ++i) {
+      Choice& choice = *order[i];
+      const Plan& plan = *choice.predicted;
+      const Key key{choice.precision, choice.micro_batch};
+      const std::string text = plan.schedule.to_text();
+      if (times_of(key).count(text) > 0) continue;
+      const bool cannot = cannot_be_tried_.count({key, text}) > 0;
+      if (!cannot && i >= kMostTried) continue;
+      if (choice.plan && choice.plan->step_ms <= plan.step_ms) continue;
+      choice.plan = plan;
+      choice.to_be_tried = !cannot;
+    }
+  }
+
+  const Times& times_of(const Key& key) const {
+    static const Times none;
+    const auto found = tried_.find(key);
+    return found == tried_.end() ? none : found->second;
+  }
+
+  void try_out(const Choice& choice) {
+    const Key key{choice.precision, choice.micro_batch};
+    const Schedule& schedule = choice.plan->schedule;
+    const auto ms = costs_.try_schedule(key.first, key.second, schedule);
+    if (ms) {
+      tried_[key][schedule.to_text()] = *ms;
+    } else {
+      cannot_be_tried_.insert({key, schedule.to_text()});
+    }
+  }
+
+  /// What was not tried, as far off as what was tried at its size and needs
+  /// about as much memory.
+  Plan likely(const Plan& plan) {
+    const Key key{plan.precision, plan.micro_batch};
+    const Times& times = times_of(key);
+    if (times.empty()) return plan;
+    const Evaluator& evaluator =
+        evaluator_for(key.first, costs_.profile(key.first), key.second);
+    const auto known = times.find(plan.schedule.to_text());
+    if (known != times.end()) return evaluator.with_time(plan, known->second);
+    int64_t nearest = std::numeric_limits<int64_t>::max();
+    double ratio = 1;
+    for (const auto& [schedule, ms] : times) {
+      const Plan other = evaluator.plan_of(
+          Schedule::parse("tried", plan.schedule.stages(), schedule));
+      const int64_t distance = std::abs(other.peak_bytes - plan.peak_bytes);
+      if (distance >= nearest) continue;
+      nearest = distance;
+      ratio = ms / other.micro_ms;
+    }
+    return evaluator.with_time(plan, plan.micro_ms * ratio);
   }
 
   /// Solving takes a while, so one for each size until more is measured.
@@ -200,46 +315,41 @@ class Planner {
     return least;
   }
 
-  /// Nothing where all that the answer rests on was measured; else whether it
-  /// could be.
-  std::optional<bool> measure_what_was_chosen() {
+  const Choice& best_or_least() const {
     const Choice* chosen = best();
     if (chosen == nullptr) chosen = least();
     TORCH_CHECK(chosen != nullptr, "[make_plan] not even a micro-batch of ",
                 sizes_.front(), " fits on the device");
-    const auto& precision = chosen->precision;
-    if (costs_.profile(precision).measured(chosen->micro_batch)) {
-      return std::nullopt;
-    }
-    return measure(precision, chosen->micro_batch);
+    return *chosen;
   }
 
   PlanResult answer() {
-    const Choice* chosen = best();
-    const bool feasible = chosen != nullptr;
-    if (!feasible) chosen = least();
-    TORCH_CHECK(chosen != nullptr, "[make_plan] no size could be measured");
+    const Choice& chosen = best_or_least();
+    const bool feasible = chosen.plan.has_value();
     PlanResult result{request_,
                       feasible,
-                      feasible ? *chosen->plan : chosen->smallest,
+                      feasible ? *chosen.plan : likely(chosen.smallest),
                       {},
                       {},
                       {},
                       {},
-                      costs_.profile(chosen->precision).stages,
+                      costs_.profile(chosen.precision).stages,
                       with_margin(least()->smallest.peak_bytes)};
     for (const Choice& choice : choices_) {
-      if (choice.plan && &choice != chosen) {
+      if (&choice == &chosen) continue;
+      if (choice.plan) {
         result.alternatives.push_back(*choice.plan);
+      } else if (choice.predicted) {
+        result.alternatives.push_back(likely(*choice.predicted));
       }
     }
     std::sort(
         result.alternatives.begin(), result.alternatives.end(),
         [](const Plan& a, const Plan& b) { return a.step_ms < b.step_ms; });
     if (!request_.explain) return result;
-    result.frontier = frontier();
+    result.frontier = frontier(result);
     result.references = references(result.plan);
-    result.measures = measures(*chosen, result.plan);
+    result.measures = measures(chosen, result.plan);
     return result;
   }
 
@@ -249,15 +359,25 @@ class Planner {
         (static_cast<double>(peak_bytes) + 1) / (1 - request_.margin)));
   }
 
-  std::vector<FrontierPoint> frontier() {
+  std::vector<FrontierPoint> frontier(const PlanResult& result) {
     std::vector<FrontierPoint> all;
+    const auto add = [&](const Plan& plan) {
+      // No prediction within the budget stands against the plan, which was
+      // tried.
+      const bool refuted = !tried_.empty() && result.feasible &&
+                           plan.peak_bytes <= budget_ &&
+                           plan.step_ms <= result.plan.step_ms;
+      if (!refuted) all.push_back(point_of(plan));
+    };
     for (const Choice& choice : choices_) {
       const auto& evaluator =
           *evaluators_.at({choice.precision, choice.micro_batch}).second;
       for (const Plan& plan : evaluator.frontier(kFrontierPoints)) {
-        all.push_back({plan.peak_bytes, plan.step_ms, plan.micro_batch, {}});
+        add(likely(plan));
       }
+      for (const Plan& plan : tried_plans(choice, evaluator)) add(plan);
     }
+    if (!tried_.empty()) all.push_back(point_of(result.plan));
     std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
       return std::tie(a.peak_bytes, a.step_ms) <
              std::tie(b.peak_bytes, b.step_ms);
@@ -278,7 +398,7 @@ class Planner {
       const auto& profile = costs_.profile(plan.precision);
       const Evaluator& evaluator = evaluator_for(plan.precision, profile, size);
       for (const char* name : {"none", "all", "sqrt"}) {
-        const Plan there = evaluator.of_strategy(name);
+        const Plan there = likely(evaluator.of_strategy(name));
         list.push_back({there.peak_bytes, there.step_ms, size, name});
       }
     }
@@ -291,7 +411,7 @@ class Planner {
       if (there.peak_bytes >= plan.peak_bytes) return;
       list.push_back({std::move(what), there.peak_bytes, there.step_ms});
     };
-    add("recompute more, at the same micro-batch", chosen.smallest);
+    add("recompute more, at the same micro-batch", likely(chosen.smallest));
     const Choice* smaller = nullptr;
     for (const Choice& choice : choices_) {
       if (choice.precision == chosen.precision &&
@@ -302,7 +422,7 @@ class Planner {
     if (smaller != nullptr) {
       add(fmt::format("micro-batch {} instead of {}", smaller->micro_batch,
                       chosen.micro_batch),
-          smaller->smallest);
+          likely(smaller->smallest));
     }
     if (chosen.precision == "fp32" && (!chosen.plan || plan.peak.is_floor) &&
         can_measure("bf16", chosen.micro_batch)) {
@@ -327,6 +447,8 @@ class Planner {
   std::vector<Choice> choices_;
   std::map<std::string, int64_t> too_large_;  // the smallest such size
   std::set<int64_t> cannot_run_;
+  std::map<Key, Times> tried_;
+  std::set<std::pair<Key, std::string>> cannot_be_tried_;
   std::map<Key, std::pair<size_t, std::unique_ptr<Evaluator>>> evaluators_;
 };
 

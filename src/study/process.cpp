@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -29,6 +30,19 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// Most that a process has had in memory since its program was started. Not what
+/// wait4 says: that counts the parent's memory too, which the child had between
+/// fork and exec.
+int64_t resident_peak(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  std::string name;
+  while (file >> name) {
+    int64_t kilobytes = 0;
+    if (name == "VmHWM:" && file >> kilobytes) return kilobytes * 1024;
+  }
+  return 0;  // it is over
+}
+
 /// How often the kernel has killed for memory; of this machine, or of this
 /// container where that counts by itself.
 int64_t memory_kills() {
@@ -45,8 +59,8 @@ int64_t memory_kills() {
 
 struct Pipe {
   Pipe() {
-    TORCH_CHECK(pipe2(ends.data(), O_CLOEXEC) == 0, "[study] no pipe: ",
-                std::strerror(errno));
+    TORCH_CHECK(pipe2(ends.data(), O_CLOEXEC) == 0,
+                "[study] no pipe: ", std::strerror(errno));
   }
   ~Pipe() {
     for (const int end : ends) {
@@ -109,8 +123,8 @@ class Child {
     pointers.push_back(nullptr);
     const pid_t parent = getpid();
     pid_ = fork();
-    TORCH_CHECK(pid_ >= 0, "[study] cannot start a process: ",
-                std::strerror(errno));
+    TORCH_CHECK(pid_ >= 0,
+                "[study] cannot start a process: ", std::strerror(errno));
     if (pid_ == 0) {
       become(pointers.data(), out_, error_, failure_, options.memory_limit,
              parent);
@@ -128,9 +142,11 @@ class Child {
     bool open_out = true;
     bool open_error = true;
     while (open_out || open_error) {
-      std::array<pollfd, 2> polls{pollfd{open_out ? out_.ends[0] : -1, POLLIN, 0},
-                                  {open_error ? error_.ends[0] : -1, POLLIN, 0}};
+      std::array<pollfd, 2> polls{
+          pollfd{open_out ? out_.ends[0] : -1, POLLIN, 0},
+          {open_error ? error_.ends[0] : -1, POLLIN, 0}};
       poll(polls.data(), polls.size(), kPollMs);
+      look_at_memory();
       if (polls[0].revents != 0) {
         open_out = take(out_.ends[0], result_.out, kMostOut, /*tail=*/false);
       }
@@ -140,13 +156,12 @@ class Child {
       end_if_due();
     }
     int status = 0;
-    rusage usage{};
-    while (wait4(pid_, &status, WNOHANG, &usage) == 0) {
+    while (waitpid(pid_, &status, WNOHANG) == 0) {
       usleep(kPollMs * 1000 / 5);
+      look_at_memory();
       end_if_due();
     }
     result_.wall_s = since(start_);
-    result_.rss_peak_bytes = int64_t{usage.ru_maxrss} * 1024;
     if (WIFEXITED(status)) result_.status = WEXITSTATUS(status);
     if (WIFSIGNALED(status)) result_.signal = WTERMSIG(status);
     result_.killed_for_memory =
@@ -155,6 +170,11 @@ class Child {
   }
 
  private:
+  void look_at_memory() {
+    result_.rss_peak_bytes =
+        std::max(result_.rss_peak_bytes, resident_peak(pid_));
+  }
+
   /// False at the end of the stream.
   static bool take(int file, std::string& text, size_t most, bool tail) {
     std::array<char, 1 << 16> buffer;

@@ -80,7 +80,7 @@ class Collection {
   }
 
   std::vector<std::string> studies_;
-  std::vector<std::string> runs_;        // empty: replaced
+  std::vector<std::string> runs_;         // empty: replaced
   std::map<std::string, size_t> places_;  // by id
 };
 

@@ -64,8 +64,7 @@ std::map<std::string, std::string> known_runs(const StudyOptions& options) {
 bool has_result(const std::map<std::string, std::string>& known,
                 const std::string& id, const StudyOptions& options) {
   const auto found = known.find(id);
-  return found != known.end() &&
-         !(options.retry && found->second == "failed");
+  return found != known.end() && !(options.retry && found->second == "failed");
 }
 
 void count(StudyCounts& counts, const std::string& status) {
@@ -86,9 +85,9 @@ std::string last_line(const std::string& text) {
 
 std::string quoted(const std::string& word) {
   const bool plain =
-      !word.empty() &&
-      word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
-                             "XYZ0123456789-_=./:,+") == std::string::npos;
+      !word.empty() && word.find_first_not_of(
+                           "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
+                           "XYZ0123456789-_=./:,+") == std::string::npos;
   if (plain) return word;
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
@@ -97,7 +96,8 @@ std::string quoted(const std::string& word) {
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : " ") + quoted(word);
+  for (const auto& word : words)
+    text += (text.empty() ? "" : " ") + quoted(word);
   return text;
 }
 
@@ -185,15 +185,12 @@ class Runner {
 
  private:
   std::string head() const {
-    return ordered_json{{"type", "study"},
-                        {"study", study_.name},
-                        {"title", study_.title},
-                        {"question", study_.question},
-                        {"views", study_.views},
-                        {"runs", study_.runs.size()},
-                        {"file", study_.text},
-                        {"reference", json::parse(study_.reference)},
-                        {"started", now_utc()}}
+    return ordered_json{
+        {"type", "study"},       {"study", study_.name},
+        {"title", study_.title}, {"question", study_.question},
+        {"views", study_.views}, {"runs", study_.runs.size()},
+        {"file", study_.text},   {"reference", json::parse(study_.reference)},
+        {"started", now_utc()}}
         .dump();
   }
 
@@ -233,8 +230,8 @@ class Runner {
           study_.timeout_s > 0 ? study_.timeout_s : options_.timeout_s;
       const bool cpu = device_of(run) == "cpu";
       const int64_t limit = cpu ? options_.memory_limit : 0;
-      const ProcessResult result = run_process(
-          command_of(run, options_), {timeout, limit, options_.stop});
+      const ProcessResult result = run_process(command_of(run, options_),
+                                               {timeout, limit, options_.stop});
       if (result.stopped) {
         outcome_.stopped = true;
         return;  // no result: it is run again
@@ -273,8 +270,7 @@ class Runner {
     r["label"] = run.label.empty() ? json(nullptr) : json(run.label);
     r["repeat"] = run.repeat;
     r["status"] = verdict.status;
-    r["reason"] =
-        verdict.reason.empty() ? json(nullptr) : json(verdict.reason);
+    r["reason"] = verdict.reason.empty() ? json(nullptr) : json(verdict.reason);
     r["predicted"] = nullptr;
     if (predicted) {
       r["predicted"] = {{"peak_bytes", predicted->peak_bytes},
@@ -360,10 +356,10 @@ double expected_seconds(const StudyRun& run,
 
 std::vector<size_t> runs_to_do(const Study& study,
                                const StudyOptions& options) {
-  TORCH_CHECK(options.parts >= 1 && options.part >= 1 &&
-                  options.part <= options.parts,
-              "[study] expected a part such as 1/2, got ", options.part, "/",
-              options.parts);
+  TORCH_CHECK(
+      options.parts >= 1 && options.part >= 1 && options.part <= options.parts,
+      "[study] expected a part such as 1/2, got ", options.part, "/",
+      options.parts);
   const auto known = known_runs(options);
   TORCH_CHECK(known.empty() || options.resume, "[study] ", options.directory,
               " has results: --resume goes on with them, --out DIR starts "

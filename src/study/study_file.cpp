@@ -6,13 +6,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
-#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <set>
+#include <yaml-cpp/yaml.h>
 
 namespace reprise {
 namespace {
@@ -21,9 +21,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Values = std::vector<std::pair<std::string, std::string>>;
 
-const std::vector<std::string> kKeys = {
-    "title", "question", "views",     "repeats",
-    "runs",  "shared",   "reference", "timeout"};
+const std::vector<std::string> kKeys = {"title",     "question", "views",
+                                        "repeats",   "runs",     "shared",
+                                        "reference", "timeout"};
 const std::vector<std::string> kViews = {"grid", "checkpoints", "steps",
                                          "frontier"};
 constexpr size_t kMostRuns = 100'000;
@@ -37,10 +37,9 @@ void check_key(const YAML::Node& node, const std::string& key,
   if (std::find(known.begin(), known.end(), key) != known.end()) return;
   const std::string near = nearest(key, known);
   fail(node, fmt::format("unknown key '{}'{}", key,
-                         near.empty()
-                             ? fmt::format("; known are {}",
-                                           fmt::join(known, ", "))
-                             : "; did you mean " + near + "?"));
+                         near.empty() ? fmt::format("; known are {}",
+                                                    fmt::join(known, ", "))
+                                      : "; did you mean " + near + "?"));
 }
 
 std::string scalar(const YAML::Node& node, const char* what) {
@@ -85,8 +84,7 @@ json to_json(const YAML::Node& node) {
   }
 }
 
-void assign(Values& values, const std::string& flag,
-            const std::string& value) {
+void assign(Values& values, const std::string& flag, const std::string& value) {
   for (auto& [name, old] : values) {
     if (name == flag) {
       old = value;
@@ -190,16 +188,17 @@ class Reader {
     TORCH_CHECK(runs && runs.IsSequence() && runs.size() > 0,
                 "[study] expected runs: a list of blocks, each with a model");
     for (const auto& block : runs) read_block(block);
-    order(root["repeats"] ? static_cast<int>(number(root["repeats"],
-                                                    "a number of repeats"))
-                          : 1);
+    order(root["repeats"]
+              ? static_cast<int>(number(root["repeats"], "a number of repeats"))
+              : 1);
     study_.constant = constants_of(study_.runs);
     return std::move(study_);
   }
 
  private:
   void read_head(const YAML::Node& root) {
-    study_.title = root["title"] ? scalar(root["title"], "a text") : study_.name;
+    study_.title =
+        root["title"] ? scalar(root["title"], "a text") : study_.name;
     if (root["question"]) study_.question = scalar(root["question"], "a text");
     if (root["timeout"]) {
       study_.timeout_s = number(root["timeout"], "a number of seconds");
@@ -222,8 +221,8 @@ class Reader {
         axis.values.push_back(scalar(value, "a value, or a list of values"));
       }
     } else {
-      fail(node, fmt::format("expected a value or a list of values for {}",
-                             flag));
+      fail(node,
+           fmt::format("expected a value or a list of values for {}", flag));
     }
     const bool ordered =
         std::all_of(axis.values.begin(), axis.values.end(), is_number);
@@ -353,7 +352,8 @@ class Reader {
     std::set<std::string> seen;
     std::vector<Placed> unique;
     for (Placed& one : all_) {
-      if (seen.insert(one.run.id("", "")).second) unique.push_back(std::move(one));
+      if (seen.insert(one.run.id("", "")).second)
+        unique.push_back(std::move(one));
     }
     TORCH_CHECK(!unique.empty(), "[study] the rules leave no run");
     std::stable_sort(
@@ -403,9 +403,8 @@ void Study::set(const std::string& flag, const std::string& value) {
 }
 
 void Study::only(const std::string& flag, const std::string& value) {
-  std::erase_if(runs, [&](const StudyRun& run) {
-    return run.value(flag) != value;
-  });
+  std::erase_if(runs,
+                [&](const StudyRun& run) { return run.value(flag) != value; });
   TORCH_CHECK(!runs.empty(), "[study] no run has ", flag, " ", value);
   constant = constants_of(runs);
 }
@@ -430,9 +429,8 @@ std::string StudyRun::case_json() const {
 std::string StudyRun::id(const std::string& study,
                          const std::string& device) const {
   // json::object sorts its keys.
-  return fmt::format("{:016x}",
-                     fnv1a(fmt::format("{}\n{}\n{}\n{}", case_json(),
-                                       repeat, study, device)));
+  return fmt::format("{:016x}", fnv1a(fmt::format("{}\n{}\n{}\n{}", case_json(),
+                                                  repeat, study, device)));
 }
 
 std::string StudyRun::words(const std::vector<std::string>& common) const {
@@ -470,8 +468,7 @@ Study open_study(const std::string& path_or_name,
   }
   TORCH_CHECK(fs::exists(path_or_name), "[study] '", path_or_name,
               "' is neither a file nor one of ",
-              fmt::format("{}", fmt::join(names, ", ")),
-              [&] {
+              fmt::format("{}", fmt::join(names, ", ")), [&] {
                 const std::string near = nearest(path_or_name, names);
                 return near.empty() ? near : "; did you mean " + near + "?";
               }());

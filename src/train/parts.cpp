@@ -103,6 +103,20 @@ PrepareOptions prepare_of(const Model& model, const Dataset& data) {
   return options;
 }
 
+LoaderOptions loading_of(const TrainConfig& config,
+                         const PrepareOptions& prepare, torch::Device device) {
+  LoaderOptions loading;
+  loading.seed = config.seed;
+  loading.workers = config.workers;
+  loading.pin = device.is_cuda();
+  if (config.resize == "workers") {
+    loading.transform = [prepare](Batch& batch) {
+      reprise::prepare(batch, prepare);
+    };
+  }
+  return loading;
+}
+
 compat::AutocastState autocast_of(const std::string& precision,
                                   torch::Device device) {
   compat::AutocastState state;

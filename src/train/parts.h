@@ -1,6 +1,7 @@
 #pragma once
 
 #include <reprise/data/dataset.h>
+#include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
 #include <reprise/data/safetensors.h>
 #include <reprise/models/model.h>
@@ -35,6 +36,10 @@ std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
                                          const Model& model, Split split);
 
 PrepareOptions prepare_of(const Model& model, const Dataset& data);
+
+/// How batches are read; their size and the window are the caller's.
+LoaderOptions loading_of(const TrainConfig& config,
+                         const PrepareOptions& prepare, torch::Device device);
 
 compat::AutocastState autocast_of(const std::string& precision,
                                   torch::Device device);

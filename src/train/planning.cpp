@@ -61,10 +61,10 @@ class SessionPlanner final : public BudgetPlanner {
   Decision decide() override {
     const PlanResult result = make_plan(request_, costs_);
     // For whoever asks, it is the memory that was not enough.
-    TORCH_CHECK_WITH(OutOfMemoryError, result.feasible,
-                "[--memory] nothing fits into ",
-                format_bytes(request_.memory), "; the smallest plan needs ",
-                format_bytes(result.smallest_bytes), ": ", how(result.plan));
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, result.feasible, "[--memory] nothing fits into ",
+        format_bytes(request_.memory), "; the smallest plan needs ",
+        format_bytes(result.smallest_bytes), ": ", how(result.plan));
     return decision(result.plan);
   }
 

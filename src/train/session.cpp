@@ -138,17 +138,9 @@ void Session::start() {
 void Session::open_loader() {
   if (loader_) waited_s_ += loader_->waited_s();
   loader_.reset();  // its workers' batches first
-  LoaderOptions loading;
+  LoaderOptions loading = loading_of(config_, prepare_, device_);
   loading.batch = config_.batch;
   loading.window = config_.global_batch;
-  loading.seed = config_.seed;
-  loading.workers = config_.workers;
-  loading.pin = device_.is_cuda();
-  if (config_.resize == "workers") {
-    loading.transform = [options = prepare_](Batch& batch) {
-      prepare(batch, options);
-    };
-  }
   loader_ = std::make_unique<Loader>(train_data_, loading, state_.position);
 }
 

@@ -1,8 +1,10 @@
 #include "training_costs.h"
 
+#include "../plan/evaluation.h"
 #include "session.h"
 
 #include <reprise/data/file.h>
+#include <reprise/data/loader.h>
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
@@ -17,6 +19,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -28,7 +31,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 3;
+constexpr int kFormat = 4;
+constexpr double kRowMs = 30;  // of micro-batches timed together
 
 /// Puts gradients, buffers, parameters and random generators back.
 class Undisturbed {
@@ -37,14 +41,17 @@ class Undisturbed {
     const torch::NoGradGuard no_grad;
     const auto empty = torch::empty({0}, device);
     rng_ = compat::RngState::capture({empty});
+    for (auto& buffer : model.root->buffers()) {
+      values_.emplace_back(buffer, buffer.detach().clone());
+    }
     for (auto& parameter : model.root->parameters()) {
-      gradients_.emplace_back(
-          parameter, std::exchange(parameter.mutable_grad(), torch::Tensor()));
       // In the host's memory: the device may have no room for a copy.
       if (parameters) values_.emplace_back(parameter, to_host(parameter));
     }
-    for (auto& buffer : model.root->buffers()) {
-      values_.emplace_back(buffer, buffer.detach().clone());
+    // Last: the above may run out of memory, and then nothing puts these back.
+    for (auto& parameter : model.root->parameters()) {
+      gradients_.emplace_back(
+          parameter, std::exchange(parameter.mutable_grad(), torch::Tensor()));
     }
   }
   ~Undisturbed() {
@@ -102,6 +109,38 @@ uint64_t hash_of(const std::string& text) {
   return hash;
 }
 
+/// Batches of one size, read as a training reads them: its workers take their
+/// share of the host.
+class Batches {
+ public:
+  /// `any`: handed out again and again where the data has too few samples.
+  Batches(const CostParts& parts, int64_t size, Batch any)
+      : size_(size), any_(std::move(any)) {
+    LoaderOptions loading =
+        loading_of(parts.config, parts.prepare, parts.device);
+    loading.batch = size;
+    if (parts.data->size() >= size) {
+      loader_.emplace(parts.data, loading);
+    } else if (loading.transform) {
+      loading.transform(any_);
+    }
+  }
+
+  Batch next() {
+    if (!loader_) return any_;
+    while (true) {
+      auto batch = loader_->next();
+      // An epoch's last one may be smaller.
+      if (batch && batch->samples == size_) return std::move(*batch);
+    }
+  }
+
+ private:
+  int64_t size_;
+  Batch any_;
+  std::optional<Loader> loader_;
+};
+
 fs::path cache_folder() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
   const char* home = std::getenv("HOME");
@@ -142,12 +181,7 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
     const bool first = profile.sizes.empty();
     SizeCosts size = measure_size(precision, micro_batch);
     if (first) measure_workspace(profile);
-    if (!options_.memory_only) {
-      const auto cut = measure_factor(profile, size, "all");
-      const auto joined = measure_factor(profile, size, "none");
-      size.cut_factor = cut.value_or(joined.value_or(1));
-      size.joined_factor = joined.value_or(size.cut_factor);
-    }
+    if (!options_.memory_only) measure_factors(profile, size);
     profile.add(std::move(size));
   } catch (const c10::Error& error) {
     if (!compat::is_out_of_memory(error)) throw;
@@ -156,6 +190,20 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
   }
   if (!options_.memory_only) keep(profile);
   return true;
+}
+
+std::optional<double> TrainingCosts::try_schedule(const std::string& precision,
+                                                  int64_t micro_batch,
+                                                  const Schedule& schedule) {
+  CostProfile& profile = entry(precision);
+  const std::string text = schedule.to_text();
+  if (const auto known = profile.tried_ms(micro_batch, text)) return known;
+  if (options_.memory_only) return std::nullopt;
+  const auto ms = run_schedule(profile, profile.at(micro_batch), schedule);
+  if (!ms) return std::nullopt;
+  profile.add(TriedSchedule{micro_batch, text, *ms});
+  keep(profile);
+  return ms;
 }
 
 std::string TrainingCosts::key_of(const std::string& precision) const {
@@ -303,45 +351,90 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
   return size;
 }
 
-std::optional<double> TrainingCosts::measure_factor(
-    const CostProfile& profile, const SizeCosts& size,
-    const std::string& strategy) {
-  const Schedule schedule = make_schedule(strategy, parts_.model.chain.size());
-  const Simulation simulation = simulate(schedule, size.figures);
-  const int64_t peak =
-      profile.fixed.total() + size.data_bytes + simulation.peak_bytes;
-  if (options_.memory > 0 && peak > options_.memory) return std::nullopt;
-  const Undisturbed undisturbed(parts_.model, parts_.device,
-                                /*parameters=*/false);
-  Execution execution(parts_.model.chain, schedule);
-  const auto autocast = autocast_of(profile.precision, parts_.device);
-  // Several in a row, so that the host can run ahead as it does in training.
-  const bool cuda = parts_.device.is_cuda();
-  const int in_a_row = cuda ? 3 : 1;
+void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
+  const auto factor = [&](const char* strategy) -> std::optional<double> {
+    const Schedule schedule =
+        make_schedule(strategy, parts_.model.chain.size());
+    const auto ms = run_schedule(profile, size, schedule);
+    if (!ms) return std::nullopt;
+    profile.add(TriedSchedule{size.micro_batch, schedule.to_text(), *ms});
+    // The rest may overlap with the chain's work; it is not all of the time.
+    const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
+    return chain_ms / simulate(schedule, size.figures).time_ms;
+  };
+  const auto cut = factor("all");
+  const auto joined = factor("none");
+  size.cut_factor = cut.value_or(joined.value_or(1));
+  size.joined_factor = joined.value_or(size.cut_factor);
+}
+
+std::optional<double> TrainingCosts::run_schedule(const CostProfile& profile,
+                                                  const SizeCosts& size,
+                                                  const Schedule& schedule) {
+  const auto fits = [&](bool first) {
+    return options_.memory == 0 ||
+           plan_detail::micro_batch_peak(profile, size, schedule, first) <=
+               options_.memory;
+  };
+  // With gradients there to add to, as from a window's second micro-batch on;
+  // a window of one may have no room for them.
+  const bool accumulate = fits(false);
+  if (!accumulate && !fits(true)) return std::nullopt;
+  say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
+                  profile.precision));
   try {
-    Batch batch = make_batch(size.micro_batch);
-    move_to(batch, parts_.device);
-    prepare(batch, parts_.prepare);
-    const auto step = [&] {
-      Tensors outputs;
-      {
-        const compat::AutocastGuard guard(autocast);
-        outputs = execution.forward({batch.inputs, batch.targets});
-      }
-      Tensors gradients(1);
-      gradients[0] = torch::full_like(outputs[0], 1e-6);
-      execution.backward(std::move(gradients));
-    };
-    // The caching allocator needs a few to find its blocks.
-    for (int i = 0; i < (cuda ? 3 : 1); ++i) step();
-    const double ms = time_of(parts_.device, 3, [&] {
-      for (int i = 0; i < in_a_row; ++i) step();
-    });
-    return ms / in_a_row / simulation.time_ms;
+    const Undisturbed undisturbed(parts_.model, parts_.device,
+                                  /*parameters=*/false);
+    return time_of_row(profile, size.micro_batch, schedule, accumulate);
   } catch (const c10::Error& error) {
     if (!compat::is_out_of_memory(error)) throw;
+    if (parts_.device.is_cuda()) compat::empty_cuda_cache();
     return std::nullopt;  // another schedule may fit all the same
   }
+}
+
+double TrainingCosts::time_of_row(const CostProfile& profile,
+                                  int64_t micro_batch, const Schedule& schedule,
+                                  bool accumulate) {
+  Execution execution(parts_.model.chain, schedule);
+  const auto autocast = autocast_of(profile.precision, parts_.device);
+  Batches batches(parts_, micro_batch, make_batch(micro_batch));
+  Batch batch;
+  torch::Tensor loss;
+  std::vector<torch::Tensor> parameters = parts_.model.root->parameters();
+  std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
+  if (accumulate) {
+    for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
+  }
+  const auto step = [&] {
+    if (!accumulate) {
+      for (auto& p : parameters) p.mutable_grad().reset();
+    }
+    batch = batches.next();
+    move_to(batch, parts_.device);
+    prepare(batch, parts_.prepare);
+    Tensors outputs;
+    {
+      const compat::AutocastGuard guard(autocast);
+      outputs = execution.forward({batch.inputs, batch.targets});
+    }
+    Tensors gradients(1);
+    gradients[0] = torch::full_like(outputs[0], 1e-6);
+    execution.backward(std::move(gradients));
+    loss = loss.defined() ? loss + outputs[0] : outputs[0];
+  };
+  const bool cuda = parts_.device.is_cuda();
+  // The caching allocator needs a few to find its blocks.
+  for (int i = 0; i < (cuda ? 3 : 1); ++i) step();
+  // A row long enough for the host to run ahead as it does in training.
+  const double about_ms = std::max(time_of(parts_.device, 1, step), 0.1);
+  const int enough = static_cast<int>(std::ceil(kRowMs / about_ms));
+  const int in_a_row = std::max(enough, !cuda ? 1 : enough > 1 ? 5 : 2);
+  return time_of(parts_.device, 3,
+                 [&] {
+                   for (int i = 0; i < in_a_row; ++i) step();
+                 }) /
+         in_a_row;
 }
 
 void TrainingCosts::say(const std::string& text) const {
@@ -363,6 +456,9 @@ void TrainingCosts::load_kept(CostProfile& profile) const {
     CostProfile kept = profile_from_json(read_text(path));
     // A chain may be divided in another way since.
     if (kept.key == profile.key && kept.stages == stage_names()) {
+      for (const TriedSchedule& one : kept.tried) {
+        Schedule::parse("tried", parts_.model.chain.size(), one.schedule);
+      }
       profile = std::move(kept);
     }
   } catch (const c10::Error&) {

@@ -41,6 +41,9 @@ class TrainingCosts final : public CostSource {
 
   const CostProfile& profile(const std::string& precision) override;
   bool measure(const std::string& precision, int64_t micro_batch) override;
+  std::optional<double> try_schedule(const std::string& precision,
+                                     int64_t micro_batch,
+                                     const Schedule& schedule) override;
 
  private:
   CostProfile& entry(const std::string& precision);
@@ -50,11 +53,14 @@ class TrainingCosts final : public CostSource {
   void measure_update(CostProfile& profile);
   void measure_workspace(CostProfile& profile);
   SizeCosts measure_size(const std::string& precision, int64_t micro_batch);
-  /// Time of real micro-batches over what their stages' times add up to. Nothing
-  /// where there is no room for them.
-  std::optional<double> measure_factor(const CostProfile& profile,
-                                       const SizeCosts& size,
-                                       const std::string& strategy);
+  void measure_factors(CostProfile& profile, SizeCosts& size);
+  /// Milliseconds of a micro-batch in the midst of others. Nothing where there
+  /// is no room for it.
+  std::optional<double> run_schedule(const CostProfile& profile,
+                                     const SizeCosts& size,
+                                     const Schedule& schedule);
+  double time_of_row(const CostProfile& profile, int64_t micro_batch,
+                     const Schedule& schedule, bool accumulate);
   Batch make_batch(int64_t samples) const;
   int64_t data_bytes(int64_t micro_batch, const Batch& prepared) const;
   void say(const std::string& text) const;

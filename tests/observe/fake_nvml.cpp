@@ -29,6 +29,12 @@ int put(char* text, unsigned size, const char* value) {
   std::strcpy(text, value);
   return 0;
 }
+unsigned long long now_us() {
+  timespec time{};
+  clock_gettime(CLOCK_REALTIME, &time);
+  return static_cast<unsigned long long>(time.tv_sec) * 1000000 +
+         static_cast<unsigned long long>(time.tv_nsec) / 1000;
+}
 void spin(int microseconds) {
   const auto now = [] {
     timespec time{};
@@ -107,7 +113,7 @@ int nvmlDeviceGetMemoryInfo(void* device, unsigned long long* memory) {
 int nvmlDeviceGetUtilizationRates(void*, unsigned* rates) {
   ++state.rate_calls;
   if (state.rate_error != 0) return state.rate_error;
-  rates[0] = state.rate;
+  rates[0] = now_us() < state.later_us ? state.rate : state.later_rate;
   rates[1] = 7;
   return 0;
 }
@@ -160,22 +166,47 @@ int nvmlDeviceGetMemoryInfo_v2(void* device, Memory2* memory) {
   memory->free = memory->total - memory->reserved - memory->used;
   return 0;
 }
+struct Field {
+  unsigned id, scope;
+  long long time_us, latency_us;
+  int value_type, code;
+  unsigned long long value;
+};
+int nvmlDeviceGetFieldValues(void*, int count, Field* fields) {
+  for (int i = 0; i < count; ++i) {
+    fields[i].code = fields[i].id == 186 ? state.instant_error : 2;
+    fields[i].value_type = 1;
+    fields[i].value = state.instant_milliwatts;
+  }
+  return 0;
+}
 int nvmlDeviceGetSamples(void*, int type, unsigned long long last_us,
                          int* value_type, unsigned* count, Sample* samples) {
   ++state.sample_calls;
+  spin(state.samples_spin_us);
   if (state.samples_error != 0) return state.samples_error;
   if (type != 1) return 3;
   *value_type = 1;
   unsigned found = 0;
-  for (unsigned i = 0; i < state.sample_count; ++i) {
-    const unsigned long long time_us = state.first_sample_us + 1000ULL * i;
-    if (time_us <= last_us && !state.repeats) continue;
-    if (found == *count) return 7;
+  bool full = false;
+  const auto tell = [&](unsigned long long time_us, unsigned percent) {
+    if (time_us <= last_us && !state.repeats) return;
+    full = found == *count;
+    if (full) return;
     samples[found].time_us = time_us;
     samples[found].value.large = ~0ULL;  // the rest of the union is anything
-    samples[found].value.number = state.samples[i];
+    samples[found].value.number = percent;
     ++found;
+  };
+  for (unsigned i = 0; i < state.sample_count; ++i) {
+    tell(state.first_sample_us + 1000ULL * i, state.samples[i]);
   }
+  const unsigned long long now = now_us();
+  for (unsigned i = 0; i < state.timed_count; ++i) {
+    const FakeNvml::Timed& timed = state.timed[i];
+    if (timed.told_us <= now) tell(timed.stamp_us, timed.percent);
+  }
+  if (full) return 7;
   *count = found;
   return found == 0 ? 6 : 0;
 }

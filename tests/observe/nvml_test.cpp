@@ -6,6 +6,7 @@
 #include <reprise/torch/cuda.h>
 
 #include <chrono>
+#include <functional>
 #include <thread>
 
 // Where LibTorch has CUDA, cuda:0 is a real device, whose place on the bus the
@@ -81,7 +82,9 @@ TEST(Nvml, RatesStandInForSamples) {
   probe->restart();
   // A rate of now would be one of the time before.
   EXPECT_FALSE(probe->sample().utilisation.has_value());
-  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_FALSE(probe->sample().utilisation.has_value());
+  std::this_thread::sleep_for(std::chrono::milliseconds(550));
   EXPECT_EQ(probe->sample().utilisation, 40);
   // And from then on nobody asks for samples.
   const int calls = nvml->sample_calls;
@@ -102,10 +105,288 @@ TEST(Nvml, SamplesThatNeverComeGiveWayToRates) {
   EXPECT_EQ(seen, 40);
 }
 
+/// Seconds since the epoch, as NVML's stamps.
+double realtime_s() {
+  return std::chrono::duration<double>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+void sleep_until(double at_s) {
+  std::this_thread::sleep_for(
+      std::chrono::duration<double>(at_s - realtime_s()));
+}
+
+double seconds_of(const std::function<void()>& body) {
+  const double start_s = realtime_s();
+  body();
+  return realtime_s() - start_s;
+}
+
+constexpr double kPeriod_s = 1.0 / 6;
+constexpr double kAlways = 0;
+
+/// The driver has a sample of the time up to `stamp_s` from `told_s` on.
+void tell(const WithFakeNvml& nvml, double stamp_s, double told_s,
+          unsigned percent) {
+  ASSERT_LT(nvml->timed_count, 64U);
+  nvml->timed[nvml->timed_count++] = {
+      static_cast<unsigned long long>(1e6 * stamp_s),
+      static_cast<unsigned long long>(1e6 * told_s), percent};
+}
+
+/// One sample after another from `from_s` to `to_s`.
+void measure(const WithFakeNvml& nvml, double from_s, double to_s,
+             double told_s, unsigned percent) {
+  for (double at_s = from_s + kPeriod_s; at_s < to_s + 0.01;
+       at_s += kPeriod_s) {
+    tell(nvml, at_s, told_s, percent);
+  }
+}
+
+/// Mean of a series between two moments; -1 where it has no point.
+double mean_between(const Observation& seen, double from_s, double to_s) {
+  double sum = 0;
+  int count = 0;
+  for (size_t i = 0; i < seen.series.utilisation.size(); ++i) {
+    if (seen.series.t_s[i] <= from_s || seen.series.t_s[i] > to_s) continue;
+    sum += seen.series.utilisation[i];
+    ++count;
+  }
+  return count == 0 ? -1 : sum / count;
+}
+
+TEST(Nvml, AShortPartIsNotMixedWithTheTimeAroundIt) {
+  const WithFakeNvml nvml;
+  const double start_s = realtime_s() + 0.1;
+  measure(nvml, start_s - 1, start_s, start_s + 1, 0);
+  measure(nvml, start_s, start_s + 0.5, start_s + 1, 100);
+  measure(nvml, start_s + 0.5, start_s + 1.5, start_s + 1, 0);
+  Observer observer("cuda");
+  sleep_until(start_s);
+  observer.begin();
+  sleep_until(start_s + 0.5);
+  const Observation seen = observer.end();
+  EXPECT_NEAR(seen.average.utilisation.value_or(-1), 100, 1e-6);
+  EXPECT_EQ(seen.peak.utilisation, 100);
+  EXPECT_NEAR(mean_between(seen, -1, 1), 100, 1e-6);
+  EXPECT_GE(realtime_s(), start_s + 1) << "they were waited for";
+  EXPECT_LT(realtime_s(), start_s + 1.4) << "and no longer";
+  EXPECT_LT(seen.seconds, 0.7) << "which is no training";
+}
+
+TEST(Nvml, SamplesAreOfTheirOwnTime) {
+  const WithFakeNvml nvml;
+  const double start_s = realtime_s() + 0.1;
+  measure(nvml, start_s - 1, start_s, kAlways, 10);
+  measure(nvml, start_s, start_s + 0.5, start_s + 0.9, 80);
+  measure(nvml, start_s + 0.5, start_s + 1, start_s + 1.1, 20);
+  measure(nvml, start_s + 1, start_s + 1.1, start_s + 1.1, 100);
+  Observer observer("cuda");
+  sleep_until(start_s);
+  observer.begin();
+  sleep_until(start_s + 1);
+  const Observation seen = observer.end();
+  EXPECT_NEAR(seen.average.utilisation.value_or(0), 50, 6);
+  EXPECT_EQ(seen.peak.utilisation, 80);
+  EXPECT_NEAR(mean_between(seen, -1, 0.4), 80, 1);
+  EXPECT_NEAR(mean_between(seen, 0.6, 2), 20, 1);
+}
+
+TEST(Nvml, PartsThatAreOverGetTheirSamplesLater) {
+  const WithFakeNvml nvml;
+  const double start_s = realtime_s() + 0.1;
+  measure(nvml, start_s - 1, start_s, kAlways, 10);
+  measure(nvml, start_s, start_s + 2 * kPeriod_s, start_s + 0.8, 80);
+  measure(nvml, start_s + 2 * kPeriod_s, start_s + 0.5, start_s + 1.2, 80);
+  measure(nvml, start_s + 0.5, start_s + 1, start_s + 1.2, 100);
+  measure(nvml, start_s + 1, start_s + 1.5, start_s + 2, 20);
+  measure(nvml, start_s + 1.5, start_s + 2, start_s + 2, 100);
+  Observer observer("cuda");
+  sleep_until(start_s);
+  observer.begin();
+  sleep_until(start_s + 0.5);
+  EXPECT_LT(seconds_of([&] { observer.pause(); }), 0.2) << "does not wait";
+  sleep_until(start_s + 1);
+  observer.resume();
+  sleep_until(start_s + 1.5);
+  const Observation seen = observer.end();
+  EXPECT_NEAR(seen.average.utilisation.value_or(0), 50, 6);
+  EXPECT_EQ(seen.peak.utilisation, 80) << "that of the pause does not count";
+  EXPECT_NEAR(mean_between(seen, -1, 0.4), 80, 1);
+  EXPECT_NEAR(mean_between(seen, 0.6, 2), 20, 1);
+  EXPECT_LT(seen.seconds, 1.2);
+}
+
+TEST(Nvml, MostOfAPeriodMustBeTraining) {
+  const WithFakeNvml nvml;
+  const auto probe = make_probe("cuda");
+  const double start_s = realtime_s();
+  probe->restart();
+  tell(nvml, start_s - 0.1, kAlways, 1);
+  tell(nvml, start_s + 0.05, kAlways, 2);  // a third of it
+  tell(nvml, start_s + 0.20, kAlways, 3);
+  tell(nvml, start_s + 20, kAlways, 4);  // a hole: no period of 19.8 s
+  auto past = probe->sample().past;
+  ASSERT_EQ(past.size(), 2U);
+  EXPECT_EQ(past[0].percent, 3);
+  EXPECT_NEAR(past[0].from_s, 0.05, 0.03);
+  EXPECT_NEAR(past[0].to_s, 0.20, 0.03);
+  EXPECT_EQ(past[1].percent, 4);
+  EXPECT_NEAR(past[1].from_s, 20 - kPeriod_s, 0.03);
+  EXPECT_NEAR(past[1].to_s, 20, 0.03);
+  EXPECT_TRUE(probe->rest().empty()) << "each counts once";
+}
+
+TEST(Nvml, APeriodOverTheStartCountsByItsTraining) {
+  const WithFakeNvml nvml;
+  const auto probe = make_probe("cuda");
+  const double start_s = realtime_s();
+  probe->restart();
+  tell(nvml, start_s - 0.2, kAlways, 1);
+  tell(nvml, start_s + 0.4, kAlways, 70);
+  const auto past = probe->sample().past;
+  ASSERT_EQ(past.size(), 1U);
+  EXPECT_EQ(past[0].from_s, 0);
+  EXPECT_NEAR(past[0].to_s, 0.4, 0.03);
+}
+
+TEST(Nvml, APeriodMayHaveAShortPauseInIt) {
+  const WithFakeNvml nvml;
+  const auto probe = make_probe("cuda");
+  const double start_s = realtime_s();
+  probe->restart();
+  sleep_until(start_s + 0.2);
+  probe->stop();
+  EXPECT_FALSE(probe->sample().utilisation.has_value());
+  sleep_until(start_s + 0.25);
+  probe->restart();
+  sleep_until(start_s + 0.45);
+  probe->stop();
+  tell(nvml, start_s, kAlways, 0);
+  tell(nvml, start_s + 0.45, kAlways, 70);
+  tell(nvml, start_s + 0.9, kAlways, 90);
+  EXPECT_FALSE(probe->more_to_come()) << "this was the last";
+  const auto past = probe->rest();
+  ASSERT_EQ(past.size(), 1U);
+  EXPECT_EQ(past[0].percent, 70);
+  EXPECT_EQ(past[0].from_s, 0);
+  EXPECT_NEAR(past[0].to_s, 0.4, 0.05);
+}
+
+TEST(Nvml, EndWaitsForSomeTimeOnly) {
+  const WithFakeNvml nvml;
+  nvml->samples_spin_us = 1000;
+  measure(nvml, realtime_s() - 1, realtime_s(), kAlways, 77);
+  Observer observer("cuda");
+  observer.begin();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const int calls = nvml->sample_calls;
+  Observation seen;
+  const double waited_s = seconds_of([&] { seen = observer.end(); });
+  EXPECT_GT(waited_s, 1.15);
+  EXPECT_LT(waited_s, 1.6);
+  EXPECT_GE(nvml->sample_calls, calls + 10);
+  EXPECT_LT(seen.seconds, 0.4);
+  EXPECT_LT(seen.cost, 0.05) << "that of waiting is not the training's";
+  EXPECT_NEAR(seen.average.utilisation.value_or(-1), 40, 1e-6)
+      << "the rate has to do";
+  EXPECT_LT(seconds_of([&] { observer.end(); }), 0.1) << "only once";
+}
+
+TEST(Nvml, NobodyWaitsForWhatCannotCome) {
+  for (const int error : {3, 999}) {
+    const WithFakeNvml nvml;
+    nvml->samples_error = error;
+    Observer observer("cuda");
+    observer.begin();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_LT(seconds_of([&] { observer.end(); }), 0.3) << error;
+  }
+  const WithFakeNvml old(REPRISE_FAKE_NVML_OLD);
+  Observer observer("cuda");
+  observer.begin();
+  EXPECT_LT(seconds_of([&] { observer.end(); }), 0.3);
+}
+
+TEST(Nvml, StampsThatAreNoTimesCountByArrival) {
+  for (const double off_s : {-7200.0, 7200.0}) {
+    const WithFakeNvml nvml;
+    const double start_s = realtime_s();
+    tell(nvml, start_s + off_s - 1, kAlways, 90);  // before the part
+    tell(nvml, start_s + off_s, start_s + 0.2, 50);
+    tell(nvml, start_s + off_s + 1, start_s + 0.2, 70);
+    tell(nvml, start_s + off_s + 2, start_s + 0.5, 90);  // after it
+    Observer observer("cuda");
+    observer.begin();
+    sleep_until(start_s + 0.4);
+    Observation seen;
+    EXPECT_LT(seconds_of([&] { seen = observer.end(); }), 0.3);
+    EXPECT_NEAR(seen.average.utilisation.value_or(-1), 60, 1e-6);
+    EXPECT_EQ(seen.peak.utilisation, 60);
+  }
+}
+
+TEST(Nvml, RatesOfTheLastSecondAreOfTheTraining) {
+  const WithFakeNvml nvml;
+  nvml->rate = 90;
+  nvml->later_rate = 30;
+  const double start_s = realtime_s();
+  nvml->later_us = static_cast<unsigned long long>(1e6 * (start_s + 0.9));
+  Observer observer("cuda");
+  observer.begin();
+  sleep_until(start_s + 1.5);
+  const Observation seen = observer.end();
+  EXPECT_NEAR(seen.average.utilisation.value_or(-1), 30, 1e-6);
+  EXPECT_EQ(seen.peak.utilisation, 30);
+  EXPECT_GE(nvml->rate_calls, 3);
+  EXPECT_LE(nvml->rate_calls, 8) << "sparingly";
+}
+
+TEST(Nvml, OfAShortPartTheLastRateSaysMost) {
+  const WithFakeNvml nvml;
+  nvml->rate = 90;
+  nvml->later_rate = 20;
+  const double start_s = realtime_s();
+  nvml->later_us = static_cast<unsigned long long>(1e6 * (start_s + 0.35));
+  Observer observer("cuda");
+  observer.begin();
+  sleep_until(start_s + 0.4);
+  EXPECT_NEAR(observer.end().average.utilisation.value_or(-1), 20, 1e-6);
+}
+
+TEST(Nvml, RatesAreNotReadOnceThereAreSamples) {
+  const WithFakeNvml nvml;
+  const auto probe = make_probe("cuda");
+  const double start_s = realtime_s();
+  probe->restart();
+  sleep_until(start_s + 0.3);
+  EXPECT_TRUE(probe->sample().past.empty());
+  EXPECT_EQ(nvml->rate_calls, 1);
+  measure(nvml, start_s, start_s + 0.3, kAlways, 60);
+  sleep_until(start_s + 0.4);
+  EXPECT_EQ(probe->sample().past.size(), 1U);
+  sleep_until(start_s + 0.8);
+  EXPECT_TRUE(probe->sample().past.empty());
+  EXPECT_EQ(nvml->rate_calls, 1);
+  probe->stop();
+  EXPECT_TRUE(probe->rest().empty());
+}
+
+TEST(Nvml, PowerIsThatOfTheMoment) {
+  const WithFakeNvml nvml;
+  nvml->instant_error = 0;
+  const auto probe = make_probe("cuda");
+  EXPECT_EQ(probe->sample().power_w, 123);
+  EXPECT_EQ(nvml->power_calls, 0);
+  EXPECT_TRUE(probe->visible().power.seen);
+}
+
 TEST(Nvml, AnOldDriverHasLess) {
   const WithFakeNvml nvml(REPRISE_FAKE_NVML_OLD);
   const auto probe = make_probe("cuda:1");
-  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  probe->restart();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1050));
   const DeviceSample sample = probe->sample();
   EXPECT_EQ(sample.memory_bytes, 2000000000);
   EXPECT_EQ(sample.utilisation, 40);

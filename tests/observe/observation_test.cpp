@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 
 namespace reprise {
 namespace {
@@ -44,6 +45,68 @@ TEST(Observation, AValueStandsForTheTimeSinceItsLast) {
   recording.add(2, of(0));  // nothing new
   recording.add(4, of(0, 20));
   EXPECT_EQ(result_of(recording).average.utilisation, (100 * 1 + 20 * 3) / 4.0);
+}
+
+TEST(Observation, ThePastStandsForItsOwnTime) {
+  Recording recording;
+  recording.add(0, of(1));
+  recording.add(1, of(2));
+  recording.add(2, of(3));
+  DeviceSample sample = of(4);
+  sample.past = {{0, 1, 80}, {1, 1.5, 20}};
+  recording.add(3, sample);
+  recording.add(PastUtilisation{2, 3.25, 10});  // clocks differ a little
+  const Observation seen = result_of(recording);
+  EXPECT_EQ(seen.samples, 4);
+  EXPECT_NEAR(*seen.average.utilisation,
+              (80 * 1 + 20 * 0.5 + 10 * 1.25) / (1 + 0.5 + 1.25), 1e-9);
+  EXPECT_EQ(seen.peak.utilisation, 80);
+  EXPECT_EQ(seen.series.t_s, (std::vector<double>{0, 1, 2, 3}));
+  EXPECT_EQ(seen.series.utilisation, (std::vector<double>{80, 80, 20, 10}));
+}
+
+TEST(Observation, APointHasTheMeanOfThePastThatItStandsFor) {
+  Recording recording;
+  recording.add(0, of(1));
+  recording.add(1, of(1));
+  recording.add(2, of(1));
+  recording.add(PastUtilisation{0.5, 1.25, 40});
+  recording.add(PastUtilisation{1.25, 2, 80});
+  EXPECT_EQ(result_of(recording).series.utilisation,
+            (std::vector<double>{40, 40, (40 * 0.25 + 80 * 0.75)}));
+}
+
+TEST(Observation, AMomentOfThePastIsSeen) {
+  Recording recording;
+  recording.add(PastUtilisation{0, 0, 30});
+  EXPECT_EQ(result_of(recording).average.utilisation, 30);
+  EXPECT_EQ(result_of(recording).samples, 0);
+}
+
+TEST(Observation, ALongPastIsKeptEverywhereAlike) {
+  Recording recording;
+  constexpr int kLooks = 40000;
+  for (int i = 0; i < kLooks; ++i) {
+    DeviceSample sample = of(1);
+    // Told of three looks later; busy in every second eighth.
+    const double at_s = std::max(0, i - 3);
+    const double busy = (8 * (i - 3) / kLooks) % 2 == 0 ? 100 : 0;
+    if (i > 3) sample.past = {{at_s - 1, at_s, busy}};
+    recording.add(i, sample);
+  }
+  const Observation seen = result_of(recording);
+  EXPECT_EQ(seen.samples, kLooks);
+  EXPECT_NEAR(*seen.average.utilisation, 50, 0.1);
+  ASSERT_LE(seen.series.t_s.size(), Recording::kPoints);
+  ASSERT_EQ(seen.series.utilisation.size(), seen.series.t_s.size());
+  for (size_t i = 0; i < seen.series.t_s.size(); ++i) {
+    const double eighth = 8 * seen.series.t_s[i] / kLooks;
+    const double into = eighth - std::floor(eighth);
+    if (into < 0.05 || into > 0.95) continue;  // a point is of both
+    EXPECT_NEAR(seen.series.utilisation[i],
+                static_cast<int>(eighth) % 2 == 0 ? 100 : 0, 1e-9)
+        << i;
+  }
 }
 
 TEST(Observation, OneMomentIsAPlainMean) {

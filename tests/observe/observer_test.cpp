@@ -27,6 +27,9 @@ struct Shown {
   std::atomic<int> samples{0}, restarts{0};
   std::atomic<int> spin_us{0}, sleep_ms{0};  ///< that a look takes
   std::atomic<bool> throws{false};
+  std::atomic<int> stops{0}, asked{0};
+  std::atomic<int> to_come{0};  ///< that it is asked for more in vain
+  std::vector<PastUtilisation> rest;
   std::vector<int64_t> script;  ///< bytes of the first samples
 };
 
@@ -35,6 +38,12 @@ class FakeProbe : public DeviceProbe {
   explicit FakeProbe(Shown& shown) : shown_(shown) {}
   std::string source() const override { return "process"; }
   void restart() override { ++shown_.restarts; }
+  void stop() override { ++shown_.stops; }
+  bool more_to_come() override {
+    ++shown_.asked;
+    return shown_.to_come-- > 0;
+  }
+  std::vector<PastUtilisation> rest() override { return shown_.rest; }
   Visible visible() override { return {}; }
   DeviceSample sample() override {
     const auto number = static_cast<size_t>(shown_.samples++);
@@ -193,6 +202,37 @@ TEST(Observer, EndMayComeWhileAside) {
   EXPECT_EQ(observer.end().samples, 2);
   EXPECT_FALSE(observer.pause());
   EXPECT_FALSE(observer.resume());
+}
+
+TEST(Observer, EndAsksUntilNothingIsToCome) {
+  Shown shown;
+  shown.to_come = 3;
+  shown.rest = {{0, 1000, 90}};  // outweighs the looks
+  Observer observer(probe(shown), {.interval_ms = 10000});
+  observer.begin();
+  EXPECT_EQ(shown.stops, 0);
+  observer.pause();
+  EXPECT_EQ(shown.stops, 1);
+  EXPECT_EQ(shown.asked, 0) << "only at the end";
+  observer.resume();
+  const auto start = Clock::now();
+  const Observation seen = observer.end();
+  EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(60));
+  EXPECT_EQ(shown.stops, 2);
+  EXPECT_EQ(shown.asked, 4);
+  EXPECT_EQ(seen.samples, 4);
+  EXPECT_LT(seen.seconds, 0.05) << "waiting is no training";
+  EXPECT_NEAR(seen.average.utilisation.value_or(0), 90, 0.1);
+  observer.end();
+  EXPECT_EQ(shown.asked, 4);
+}
+
+TEST(Observer, AProbeThatHasAllIsNotWaitedFor) {
+  Observer observer("cpu");
+  observer.begin();
+  const auto start = Clock::now();
+  observer.end();
+  EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(25));
 }
 
 TEST(Observer, WrongOrderIsAnError) {

@@ -83,11 +83,17 @@ TEST(Costs, SurviveTheDisk) {
   profile.update_bytes = 6;
   profile.add(line_at(3));
   profile.add(line_at(5));
+  profile.add(TriedSchedule{3, "K0 B0", 2.5});
+  profile.add(TriedSchedule{3, "K0 B0", 1.5});
   const std::string text = to_json(profile);
   const CostProfile read = profile_from_json(text);
   EXPECT_EQ(to_json(read), text);
   EXPECT_EQ(read.fixed.total(), 15);
   EXPECT_EQ(read.key, "a model");
+  ASSERT_EQ(read.tried.size(), 1u);
+  EXPECT_EQ(read.tried_ms(3, "K0 B0"), 1.5);
+  EXPECT_FALSE(read.tried_ms(5, "K0 B0"));
+  EXPECT_FALSE(read.tried_ms(3, "D0 K0 B0"));
   EXPECT_EQ(read.at(4).figures.stages[0].outputs[0].bytes, 400);
   for (const char* wrong : {"", "{", "{}", "[1]"}) {
     EXPECT_NE(error_of([&] {
@@ -96,6 +102,19 @@ TEST(Costs, SurviveTheDisk) {
               std::string::npos)
         << wrong;
   }
+}
+
+TEST(Costs, OfAVersionThatTriedNothingAreRead) {
+  CostProfile profile;
+  profile.add(line_at(3));
+  std::string text = to_json(profile);
+  const std::string field = "\"tried\":[],";
+  const size_t at = text.find(field);
+  ASSERT_NE(at, std::string::npos) << text;
+  text.erase(at, field.size());
+  const CostProfile read = profile_from_json(text);
+  EXPECT_TRUE(read.tried.empty());
+  EXPECT_EQ(to_json(read), to_json(profile));
 }
 
 TEST(Costs, RefuseToGuessFromNothing) {

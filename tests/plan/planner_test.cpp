@@ -4,6 +4,8 @@
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/strategy.h>
 
+#include <functional>
+#include <random>
 #include <set>
 
 namespace reprise {
@@ -47,6 +49,23 @@ class MadeUp final : public CostSource {
     return true;
   }
 
+  std::optional<double> try_schedule(const std::string& precision, int64_t b,
+                                     const Schedule& schedule) override {
+    CostProfile& profile = profiles_.at(precision);
+    const std::string text = schedule.to_text();
+    if (const auto known = profile.tried_ms(b, text)) return known;
+    const auto ms = truth ? truth(b, schedule) : std::nullopt;
+    if (!ms) return std::nullopt;
+    ++tries;
+    profile.add(TriedSchedule{b, text, *ms});
+    return ms;
+  }
+
+  /// What the sum of the stages' times says of a micro-batch.
+  static double sum_ms(int64_t b, const Schedule& schedule) {
+    return simulate(schedule, costs("fp32", b).figures).time_ms + 0.1;
+  }
+
   static SizeCosts costs(const std::string& precision, int64_t b) {
     const int64_t unit = (precision == "bf16" ? kMiB / 2 : kMiB);
     SizeCosts size;
@@ -66,6 +85,9 @@ class MadeUp final : public CostSource {
 
   std::set<int64_t> asked;
   int64_t smallest = 1;
+  /// What a micro-batch takes where it is tried; without it none can be.
+  std::function<std::optional<double>(int64_t, const Schedule&)> truth;
+  int tries = 0;
 
  private:
   std::map<std::string, CostProfile> profiles_;
@@ -103,11 +125,8 @@ Window window_of(int64_t global, int64_t b, const Schedule& schedule) {
   Window window;
   window.peak = std::max(fixed + simulate(schedule, figures).peak_bytes,
                          48 * kMiB + b * 1000 + 2 * kMiB);
-  const auto time = [&](int64_t size) {
-    return simulate(schedule, MadeUp::costs("fp32", size).figures).time_ms +
-           0.1;
-  };
-  window.ms = double(k - 1) * time(b) + time(rest) + 3;
+  window.ms = double(k - 1) * MadeUp::sum_ms(b, schedule) +
+              MadeUp::sum_ms(rest, schedule) + 3;
   return window;
 }
 
@@ -271,6 +290,183 @@ TEST(Planner, WithoutExplanationTheSamePlanAndNothingElseMeasured) {
     EXPECT_TRUE(result.frontier.empty());
     EXPECT_TRUE(result.measures.empty());
     EXPECT_TRUE(few.profile("bf16").sizes.empty());
+  }
+}
+
+/// As far from the sum as anything may be, and the same each time.
+std::optional<double> erratic(int64_t b, const Schedule& schedule) {
+  std::mt19937 generator(
+      static_cast<unsigned>(std::hash<std::string>()(schedule.to_text()) + b));
+  return MadeUp::sum_ms(b, schedule) * (0.7 + (generator() % 1000) / 1250.0);
+}
+
+/// Whatever is tried is worse than all that is not.
+std::optional<double> disappointing(int64_t b, const Schedule& schedule) {
+  return (10 + double(b % 3)) * MadeUp::sum_ms(b, schedule);
+}
+
+/// Of all that a source has tried, what the fastest that fits takes.
+double fastest_tried(MadeUp& costs, const PlanRequest& request) {
+  double best = 1e30;
+  for (const auto& one : costs.profile("fp32").tried) {
+    const auto schedule = Schedule::parse("tried", kStages, one.schedule);
+    const int64_t b = one.micro_batch;
+    const Window window = window_of(request.global_batch, b, schedule);
+    if (window.peak > request.memory) continue;
+    const double ratio = one.ms / MadeUp::sum_ms(b, schedule);
+    best = std::min(best, (window.ms - 3) * ratio + 3);
+  }
+  return best;
+}
+
+TEST(Planner, WhatWasTriedIsWhatItPredicts) {
+  for (const int64_t global : {16, 10}) {  // and with a smaller last one
+    MadeUp summed, tried;
+    tried.truth = [](int64_t b, const Schedule& schedule) {
+      return 1.25 * MadeUp::sum_ms(b, schedule);
+    };
+    PlanRequest request = request_for(global, 100 * kMiB);
+    request.micro_batch = 4;
+    const Plan a = make_plan(request, summed).plan;
+    const Plan b = make_plan(request, tried).plan;
+    EXPECT_EQ(tried.tries, 1);
+    EXPECT_EQ(summed.tries, 0);
+    EXPECT_EQ(a.schedule.to_text(), b.schedule.to_text());
+    EXPECT_EQ(a.peak_bytes, b.peak_bytes);
+    EXPECT_DOUBLE_EQ(b.micro_ms, 1.25 * a.micro_ms);
+    EXPECT_NEAR(b.step_ms, 1.25 * (a.step_ms - 3) + 3, 1e-9);
+  }
+}
+
+TEST(Planner, WhatDisappointsGivesWay) {
+  MadeUp summed;
+  const PlanRequest request = request_for(16, 90 * kMiB);
+  const PlanResult before = make_plan(request, summed);
+  ASSERT_GT(before.alternatives.size(), 1u);
+  const Plan& second = before.alternatives[0];
+  MadeUp costs;
+  costs.truth = [&](int64_t b, const Schedule& schedule) {
+    return (b == before.plan.micro_batch ? 2 : 1) * MadeUp::sum_ms(b, schedule);
+  };
+  const PlanResult after = make_plan(request, costs);
+  EXPECT_EQ(costs.tries, 2);
+  EXPECT_EQ(after.plan.micro_batch, second.micro_batch);
+  EXPECT_EQ(after.plan.schedule.to_text(), second.schedule.to_text());
+  EXPECT_NEAR(after.plan.step_ms, second.step_ms, 1e-9);
+  EXPECT_LE(after.plan.peak_bytes, request.memory);
+  // The first one is still there, with what it turned out to take.
+  bool found = false;
+  for (const Plan& plan : after.alternatives) {
+    if (plan.micro_batch != before.plan.micro_batch) continue;
+    EXPECT_NEAR(plan.step_ms, 2 * (before.plan.step_ms - 3) + 3, 1e-9);
+    found = true;
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST(Planner, TriesAFewAndTheSameOnesAgain) {
+  for (const int64_t mib : {70, 90, 140, 250, 2000}) {
+    MadeUp costs;
+    costs.truth = disappointing;
+    const PlanRequest request = request_for(32, mib * kMiB);
+    const PlanResult result = make_plan(request, costs);
+    ASSERT_TRUE(result.feasible);
+    EXPECT_GE(costs.tries, 2) << mib;
+    EXPECT_LE(costs.tries, 4) << mib;
+    EXPECT_NEAR(result.plan.step_ms, fastest_tried(costs, request), 1e-6);
+    EXPECT_LE(result.plan.peak_bytes, request.memory);
+    costs.tries = 0;
+    costs.asked.clear();
+    EXPECT_EQ(to_json(make_plan(request, costs)), to_json(result)) << mib;
+    EXPECT_EQ(costs.tries, 0) << mib;
+  }
+}
+
+TEST(Planner, OfOneSourceMoreMemoryIsNeverSlowerThanLessWasBefore) {
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    MadeUp costs;
+    costs.truth = erratic;
+    std::vector<int64_t> budgets;
+    for (int64_t mib = 62; mib < 300; mib += 14) budgets.push_back(mib * kMiB);
+    if (seed > 0) {  // else rising
+      std::shuffle(budgets.begin(), budgets.end(), std::mt19937(seed));
+    }
+    std::map<int64_t, double> answers;
+    for (const int64_t memory : budgets) {
+      const PlanRequest request = request_for(16, memory);
+      const PlanResult result = make_plan(request, costs);
+      ASSERT_TRUE(result.feasible) << memory;
+      EXPECT_LE(result.plan.peak_bytes, memory);
+      EXPECT_NEAR(result.plan.step_ms, fastest_tried(costs, request), 1e-6);
+      for (const auto& [less, ms] : answers) {
+        if (less < memory) {
+          EXPECT_LE(result.plan.step_ms, ms + 1e-9);
+        }
+      }
+      answers[memory] = result.plan.step_ms;
+    }
+    // Once nothing new is tried, in every order.
+    double last = 1e30;
+    for (int pass = 0; pass < 3; ++pass) {
+      costs.tries = 0;
+      last = 1e30;
+      for (const auto& [memory, ms] : answers) {
+        const Plan plan = make_plan(request_for(16, memory), costs).plan;
+        EXPECT_LE(plan.step_ms, std::min(last, ms) + 1e-9);
+        last = plan.step_ms;
+      }
+    }
+    EXPECT_EQ(costs.tries, 0);
+  }
+}
+
+TEST(Planner, ThePlanLiesOnTheFrontier) {
+  for (const auto& truth : {erratic, disappointing}) {
+    MadeUp costs;
+    costs.truth = truth;
+    for (const int64_t mib : {62, 90, 140, 200, 2000}) {
+      const PlanResult result = make_plan(request_for(16, mib * kMiB), costs);
+      bool there = false;
+      for (size_t i = 0; i < result.frontier.size(); ++i) {
+        const FrontierPoint& point = result.frontier[i];
+        there = there || (point.peak_bytes == result.plan.peak_bytes &&
+                          point.step_ms == result.plan.step_ms);
+        if (point.peak_bytes <= mib * kMiB) {
+          EXPECT_GE(point.step_ms, result.plan.step_ms) << mib;
+        }
+        if (i == 0) continue;
+        EXPECT_GT(point.peak_bytes, result.frontier[i - 1].peak_bytes);
+        EXPECT_LT(point.step_ms, result.frontier[i - 1].step_ms);
+      }
+      EXPECT_TRUE(there) << mib;
+    }
+  }
+}
+
+TEST(Planner, TriesNoOtherStrategyThanTheGivenOne) {
+  MadeUp costs;
+  costs.truth = erratic;
+  make_plan(request_for(12, 0), costs);  // tries others
+  PlanRequest request = request_for(12, 0);
+  request.strategy = "sqrt";
+  const Plan plan = make_plan(request, costs).plan;
+  const auto schedule = make_schedule("sqrt", kStages);
+  EXPECT_EQ(plan.schedule.to_text(), schedule.to_text());
+  EXPECT_DOUBLE_EQ(plan.micro_ms, *erratic(plan.micro_batch, schedule));
+}
+
+TEST(Planner, WhatCannotBeTriedStandsAsPredicted) {
+  for (const int64_t mib : {70, 140, 2000}) {
+    MadeUp summed, costs;
+    int asked = 0;
+    costs.truth = [&](int64_t, const Schedule&) -> std::optional<double> {
+      ++asked;
+      return std::nullopt;
+    };
+    const PlanRequest request = request_for(16, mib * kMiB);
+    EXPECT_EQ(to_json(make_plan(request, summed)),
+              to_json(make_plan(request, costs)));
+    EXPECT_EQ(asked, 1);
   }
 }
 

@@ -28,9 +28,9 @@ TEST(Process, GivesOutputAndStatus) {
 }
 
 TEST(Process, TakesMuchOutputWithoutBlocking) {
-  const auto result =
-      shell("head -c 3000000 /dev/zero | tr '\\0' x; "
-            "head -c 3000000 /dev/zero | tr '\\0' y >&2; echo end >&2");
+  const auto result = shell(
+      "head -c 3000000 /dev/zero | tr '\\0' x; "
+      "head -c 3000000 /dev/zero | tr '\\0' y >&2; echo end >&2");
   EXPECT_EQ(result.status, 0);
   EXPECT_EQ(result.out.size(), 3000000u);
   EXPECT_LT(result.error.size(), 1u << 20);
@@ -68,8 +68,7 @@ TEST(Process, EndsWhenTold) {
 }
 
 TEST(Process, HasAMemoryOfItsOwn) {
-  const char* eater =
-      "python3 -c 'b = bytearray(600 << 20); print(len(b))'";
+  const char* eater = "python3 -c 'b = bytearray(600 << 20); print(len(b))'";
   EXPECT_EQ(shell(eater).status, 0);
   const auto limited = shell(eater, {.memory_limit = int64_t{300} << 20});
   EXPECT_NE(limited.status, 0);
@@ -78,8 +77,9 @@ TEST(Process, HasAMemoryOfItsOwn) {
 }
 
 TEST(Process, ReportsItsPeak) {
-  const auto result =
-      shell("exec python3 -c 'b = bytearray(200 << 20)'");
+  const auto result = shell(
+      "exec python3 -c 'import time; b = bytearray(200 << 20); "
+      "time.sleep(0.3)'");
   EXPECT_GT(result.rss_peak_bytes, int64_t{200} << 20);
   EXPECT_LT(result.rss_peak_bytes, int64_t{300} << 20);
 }
@@ -103,7 +103,9 @@ TEST(Process, DiesWithItsParent) {
     // The program keeps the pipe's other end for as long as it lives.
     const std::string end = std::to_string(ends[1]);
     try {
-      shell("echo started >&" + end + "; exec sleep 300");
+      // dash knows descriptors of one digit only.
+      run_process(
+          {"/bin/bash", "-c", "echo started >&" + end + "; exec sleep 300"});
     } catch (...) {
     }
     _exit(0);

@@ -59,11 +59,11 @@ TEST(Results, LeavesOutATornLastLine) {
 TEST(Results, NamesTheLineThatIsNone) {
   const TemporaryDirectory base;
   write(base.path() + "/results.jsonl", run("a", 1) + "\nnonsense\n");
-  const auto error =
-      testing::error_of([&] { read_results({base.path()}); });
+  const auto error = testing::error_of([&] { read_results({base.path()}); });
   EXPECT_NE(error.find("line 2"), std::string::npos) << error;
-  EXPECT_NE(testing::error_of([&] { read_results({base.path() + "/none"}); })
-                .find("is not there"),
+  EXPECT_NE(testing::error_of([&] {
+              read_results({base.path() + "/none"});
+            }).find("is not there"),
             std::string::npos);
 }
 
@@ -74,8 +74,9 @@ TEST(Results, AppendsAndCutsOffATornLine) {
     ResultsFile file(folder);
     file.append(run("a", 1));
     file.append(run("b", 2));
-    EXPECT_NE(testing::error_of([&] { ResultsFile second(folder); })
-                  .find("another process"),
+    EXPECT_NE(testing::error_of([&] {
+                ResultsFile second(folder);
+              }).find("another process"),
               std::string::npos);
   }
   std::ofstream(folder + "/results.jsonl", std::ios::app) << R"({"type":"ru)";

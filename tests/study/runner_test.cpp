@@ -31,11 +31,12 @@ case "$*" in
   *"--model mute"*) ;;
   *"--model slow"*) exec sleep 60 ;;
   *"--model eater"*) exec python3 -c 'b = bytearray(800 << 20); print("{}")' ;;
-  *"--model careless"*) exec python3 -c 'import os, signal
+  *"--model careless"*) exec python3 -c 'import os, signal, time
 b = []
 try:
     while True: b.append(bytearray(8 << 20))
 except MemoryError:
+    time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGSEGV)' ;;
 esac
 )sh";
@@ -85,7 +86,8 @@ TEST(Runner, RecordsEveryEndAndGoesOn) {
   setting.options.timeout_s = 2;
   setting.options.memory_limit = int64_t{400} << 20;
   const Study study = Setting::study(
-      "runs: [{model: [fine, full, wrong, crash, mute, slow, eater, careless]}]");
+      "runs: [{model: [fine, full, wrong, crash, mute, slow, eater, "
+      "careless]}]");
   const StudyOutcome outcome = run_study(study, setting.options);
   EXPECT_EQ(outcome.now.done, 1);
   EXPECT_EQ(outcome.now.oom, 2);
@@ -151,8 +153,9 @@ TEST(Runner, ResumesWithNothingRunTwice) {
   EXPECT_LT(before, 6u);
   // Once more without --resume is refused.
   setting.options.stop = {};
-  EXPECT_NE(testing::error_of([&] { run_study(study, setting.options); })
-                .find("has results: --resume goes on"),
+  EXPECT_NE(testing::error_of([&] {
+              run_study(study, setting.options);
+            }).find("has results: --resume goes on"),
             std::string::npos);
   setting.options.resume = true;
   const StudyOutcome second = run_study(study, setting.options);
@@ -185,9 +188,9 @@ TEST(Runner, SkipsWhatIsFarTooLarge) {
   Setting setting;
   const Study study = Setting::study("runs: [{model: fine, batch: [1, 2, 3]}]");
   setting.options.device_memory = 1000;
-  const auto outcome = run_study(
-      study, setting.options,
-      {RunPrediction{2000, 1}, RunPrediction{1100, 1}, std::nullopt});
+  const auto outcome =
+      run_study(study, setting.options,
+                {RunPrediction{2000, 1}, RunPrediction{1100, 1}, std::nullopt});
   EXPECT_EQ(outcome.now.skipped, 1);
   EXPECT_EQ(outcome.now.done, 2);
   const auto runs = setting.runs();

@@ -15,9 +15,9 @@ namespace {
 using nlohmann::json;
 
 const std::vector<std::string> kFlags = {
-    "model",     "image-size", "batch",     "accumulate", "global-batch",
-    "recompute", "optimizer",  "precision", "memory",     "data",
-    "lr",        "seconds",    "steps",     "epochs",     "workers",
+    "model",     "image-size", "batch",     "accumulate",    "global-batch",
+    "recompute", "optimizer",  "precision", "memory",        "data",
+    "lr",        "seconds",    "steps",     "epochs",        "workers",
     "depth",     "width",      "seq",       "random-samples"};
 
 Study read(const std::string& text) {
@@ -139,8 +139,9 @@ TEST(StudyFile, RefusesWhatIsWrongWithItsLine) {
             "[study] line 3: unknown key 'bacth'; did you mean batch?");
   EXPECT_EQ(error_in("rnus:\n  - model: a\n"),
             "[study] line 1: unknown key 'rnus'; did you mean runs?");
-  EXPECT_EQ(error_in("runs:\n  - model: a\n    variants:\n      - {lable: x}\n"),
-            "[study] line 4: unknown key 'lable'; did you mean label?");
+  EXPECT_EQ(
+      error_in("runs:\n  - model: a\n    variants:\n      - {lable: x}\n"),
+      "[study] line 4: unknown key 'lable'; did you mean label?");
   EXPECT_EQ(error_in("views: [gird]\nruns:\n  - model: a\n"),
             "[study] line 1: unknown key 'gird'; did you mean grid?");
   EXPECT_EQ(error_in("runs:\n  - batch: 4\n"),
@@ -157,8 +158,9 @@ TEST(StudyFile, RefusesWhatIsWrongWithItsLine) {
                      "[batch], limit: 2}]\n")
                 .find("leave no run"),
             std::string::npos);
-  EXPECT_NE(testing::error_of([] { open_study("quikc", kFlags); })
-                .find("did you mean quick?"),
+  EXPECT_NE(testing::error_of([] {
+              open_study("quikc", kFlags);
+            }).find("did you mean quick?"),
             std::string::npos);
 }
 
@@ -204,7 +206,7 @@ TEST(StudyFile, AllThatComeAlongAreRead) {
     for (const json& row : reference["rows"]) {
       const bool found = std::any_of(
           study.runs.begin(), study.runs.end(), [&](const StudyRun& run) {
-            if (row.contains("label")) return run.label == row["label"];
+            if (row.contains("label")) return json(run.label) == row["label"];
             const json values = json::parse(run.case_json());
             for (const auto& [key, value] : row["case"].items()) {
               if (values.value(key, json()) != value) return false;

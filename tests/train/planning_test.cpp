@@ -70,7 +70,9 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
       for (const auto& point : least.references) {
         most = std::max(most, point.peak_bytes);
       }
-      const double range = double(most - least.smallest_bytes);
+      // Where the update sets the peak there is no room between the two.
+      const double range =
+          std::max(0.0, double(most) - double(least.smallest_bytes));
       for (const double share : {0.0, 0.3, 0.6, 1.05}) {
         const auto budget =
             least.smallest_bytes + static_cast<int64_t>(share * range);
@@ -102,6 +104,67 @@ TEST(Planning, LeavesNoMarkOnATraining) {
     plain.batch = a.config.batch;
     const auto b = run(plain);
     expect_same(a, b, model);
+  }
+}
+
+/// What a planning has left of fp32.
+CostProfile kept_profile(const OwnCache& cache) {
+  for (const auto& file :
+       std::filesystem::directory_iterator(cache.profiles())) {
+    CostProfile profile = profile_from_json(read_text(file.path()));
+    if (profile.precision == "fp32") return profile;
+  }
+  return {};
+}
+
+TEST(Planning, TriesWhatItPlans) {
+  for (const char* model : {"cnn-basic", "gpt2"}) {
+    const OwnCache cache;
+    TrainConfig config = config_of(model);
+    config.resolve();
+    const int64_t least =
+        plan_training(config, request_for(config, 1)).smallest_bytes;
+    for (const double share : {1.0, 1.3, 3.0}) {
+      const auto memory = static_cast<int64_t>(share * double(least));
+      const PlanResult result =
+          plan_training(config, request_for(config, memory));
+      ASSERT_TRUE(result.feasible);
+      // Within the budget, so there was room.
+      const auto ms = kept_profile(cache).tried_ms(
+          result.plan.micro_batch, result.plan.schedule.to_text());
+      ASSERT_TRUE(ms.has_value()) << model << " " << share;
+      EXPECT_EQ(result.plan.micro_ms, *ms);
+      EXPECT_GT(*ms, 0);
+      EXPECT_EQ(to_json(plan_training(config, request_for(config, memory))),
+                to_json(result));
+    }
+  }
+}
+
+TEST(Planning, TryingLeavesNoMark) {
+  // Otherwise two runs of one training differ as well.
+  if (testing::device().is_cuda()) compat::set_cuda_deterministic(true);
+  for (const char* model : {"cnn-basic", "gpt2"}) {
+    const OwnCache cache;
+    TrainConfig config = config_of(model);
+    if (config.model == "gpt2") {
+      config.model_options.dropout = 0.1;
+    } else {
+      config.model_options.norm = "batch";
+    }
+    TrainConfig planned = config;
+    config.resolve();
+    const int64_t least =
+        plan_training(config, request_for(config, 1)).smallest_bytes;
+    const size_t before = kept_profile(cache).tried.size();
+    planned.memory_limit = least + least / 20;
+    const auto a = run(planned);
+    // Nothing left to compare where the session tried nothing itself.
+    EXPECT_GT(kept_profile(cache).tried.size(), before) << model;
+    TrainConfig plain = planned;
+    plain.memory_limit = 0;
+    plain.batch = a.config.batch;
+    expect_same(a, run(plain), model);
   }
 }
 

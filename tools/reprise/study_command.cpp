@@ -96,13 +96,13 @@ Predictions predict(const Study& study, const StudyOptions& options) {
 /// LibTorch's memory, and a crash there costs the estimate only.
 Predictions predictions_from(const StudyFlags& flags,
                              const StudyOptions& options, size_t runs) {
-  std::vector<std::string> words{options.program, "study", flags.study,
-                                 "--dry-run",     "--format", "json",
+  std::vector<std::string> words{options.program, "study",       flags.study,
+                                 "--dry-run",     "--format",    "json",
                                  "--device",      options.device};
   for (const auto& one : flags.set) words.insert(words.end(), {"--set", one});
   for (const auto& one : flags.only) words.insert(words.end(), {"--only", one});
-  const ProcessResult result = run_process(
-      words, {0, options.memory_limit, options.stop});
+  const ProcessResult result =
+      run_process(words, {0, options.memory_limit, options.stop});
   const json answer =
       json::parse(result.out, nullptr, /*allow_exceptions=*/false);
   Predictions predictions;
@@ -114,8 +114,8 @@ Predictions predictions_from(const StudyFlags& flags,
     predictions.emplace_back();
     const json& predicted = run["predicted"];
     if (predicted.is_object()) {
-      predictions.back() = RunPrediction{
-          predicted["peak_bytes"].get<int64_t>(), predicted["step_ms"]};
+      predictions.back() = RunPrediction{predicted["peak_bytes"].get<int64_t>(),
+                                         predicted["step_ms"]};
     }
   }
   return predictions;
@@ -191,8 +191,8 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
   std::istringstream part(flags.part);
   if (!(part >> options.part >> slash >> options.parts) || slash != '/' ||
       options.part < 1 || options.part > options.parts) {
-    throw CLI::ValidationError("--part", "expected I/N, such as 1/2, got " +
-                                             flags.part);
+    throw CLI::ValidationError("--part",
+                               "expected I/N, such as 1/2, got " + flags.part);
   }
   return options;
 }
@@ -221,9 +221,8 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
                               {"stopped", outcome.stopped},
                               {"now", counts(a)},
                               {"before", counts(b)},
-                              {"report", report.empty()
-                                             ? ordered_json(nullptr)
-                                             : ordered_json(report)}}
+                              {"report", report.empty() ? ordered_json(nullptr)
+                                                        : ordered_json(report)}}
                      .dump(2)
               << std::endl;
     return;
@@ -290,9 +289,10 @@ int study_with(const StudyFlags& flags) {
   }
   print_outcome(flags, options, outcome, report);
   if (outcome.stopped) {
-    std::cerr << fmt::format("stopped; go on with: reprise study {} --out {} "
-                             "--resume\n",
-                             flags.study, options.directory);
+    std::cerr << fmt::format(
+        "stopped; go on with: reprise study {} --out {} "
+        "--resume\n",
+        flags.study, options.directory);
   }
   return 0;
 }
@@ -302,11 +302,13 @@ int study_with(const StudyFlags& flags) {
 void add_study(CLI::App& app, Action& action) {
   auto flags = std::make_shared<StudyFlags>();
   CLI::App* study = app.add_subcommand(
-      "study", "Run a whole experiment, each training in a process of its own, "
-               "and make a page of it");
-  study->add_option("STUDY", flags->study,
-                    "A study file, or one that comes along: quick, mnist, "
-                    "checkpoints, bert, gpt2, frontier")
+      "study",
+      "Run a whole experiment, each training in a process of its own, "
+      "and make a page of it");
+  study
+      ->add_option("STUDY", flags->study,
+                   "A study file, or one that comes along: quick, mnist, "
+                   "checkpoints, bert, gpt2, frontier")
       ->capture_default_str();
   study->add_flag("--list", flags->list, "List those that come along");
   study->add_option("--out", flags->out,
@@ -320,22 +322,26 @@ void add_study(CLI::App& app, Action& action) {
   study->add_flag("--no-estimate", flags->no_estimate,
                   "Start without measuring what the runs will take");
   study->add_flag("--no-report", flags->no_report, "Make no page at the end");
-  study->add_option("--device", flags->device,
-                    "cpu, cuda or cuda:N; auto: CUDA where there is one")
+  study
+      ->add_option("--device", flags->device,
+                   "cpu, cuda or cuda:N; auto: CUDA where there is one")
       ->capture_default_str();
-  study->add_option("--set", flags->set,
-                    "FLAG=VALUE in every run, such as seconds=1")
+  study
+      ->add_option("--set", flags->set,
+                   "FLAG=VALUE in every run, such as seconds=1")
       ->type_name("FLAG=VALUE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->expected(1);
-  study->add_option("--only", flags->only,
-                    "The runs with FLAG=VALUE alone, such as model=mlp")
+  study
+      ->add_option("--only", flags->only,
+                   "The runs with FLAG=VALUE alone, such as model=mlp")
       ->type_name("FLAG=VALUE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->expected(1);
-  study->add_option("--part", flags->part,
-                    "I/N: every N-th run from the I-th, to share a study out "
-                    "among machines")
+  study
+      ->add_option("--part", flags->part,
+                   "I/N: every N-th run from the I-th, to share a study out "
+                   "among machines")
       ->capture_default_str();
   study->add_option("--run-memory", flags->run_memory,
                     "Most that a run on the CPU may take, such as 8GiB "

@@ -59,12 +59,11 @@ std::string estimate_table(const Study& study, const StudyOptions& options,
   for (size_t i = 0; i < study.runs.size(); ++i) {
     all.push_back(i);
     const auto one = i < predictions.size() ? predictions[i] : std::nullopt;
-    text += fmt::format(
-        "{:>4}  {:>10}  {:>10}  {}{}\n", i + 1,
-        one ? format_bytes(one->peak_bytes) : "-",
-        one ? fmt::format("{:.1f} ms", one->step_ms) : "-",
-        study.runs[i].words(study.constant),
-        over_memory(one, options) ? "  (will not fit)" : "");
+    text += fmt::format("{:>4}  {:>10}  {:>10}  {}{}\n", i + 1,
+                        one ? format_bytes(one->peak_bytes) : "-",
+                        one ? fmt::format("{:.1f} ms", one->step_ms) : "-",
+                        study.runs[i].words(study.constant),
+                        over_memory(one, options) ? "  (will not fit)" : "");
   }
   return text + words_of(estimate(study, options, all, predictions)) + "\n";
 }
@@ -103,9 +102,9 @@ void StudyProgress::run_started(const Run& run) {
 }
 
 void StudyProgress::run_ended(const Ended& e) {
-  std::string text = fmt::format("{:>{}}/{}  ", e.run.number,
-                                 std::to_string(e.run.total).size(),
-                                 e.run.total);
+  std::string text =
+      fmt::format("{:>{}}/{}  ", e.run.number,
+                  std::to_string(e.run.total).size(), e.run.total);
   if (e.status == "done") {
     text += fmt::format("peak {:>9}  kept {:>9}  {:>9.1f} samples/s",
                         format_bytes(e.peak_bytes), format_bytes(e.kept_bytes),

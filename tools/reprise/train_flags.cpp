@@ -87,7 +87,7 @@ TrainConfig parse_train_flags(const std::vector<std::string>& words) {
 
 std::vector<std::string> study_keys() {
   static const std::set<std::string> others = {
-      "help",   "out",    "resume",  "export",  "tensorboard",
+      "help",   "out",     "resume",  "export",     "tensorboard",
       "format", "compare", "observe", "save-every", "keep"};
   CLI::App app;
   TrainFlags flags;

@@ -105,7 +105,10 @@ function recomputeWords(summary, main, path) {
       : `It fell by at least half at ${half} of ${mine.length} sizes. `);
   }
   if (main.peak) {
-    words.push(...(main.peak.median < 0
+    words.push(...(Math.abs(main.peak.median) < 0.0005
+      ? ["The peak itself stayed as it was: ",
+        spreadFigure(`${path}.peak`, main.peak, "fall")]
+      : main.peak.median < 0
       ? ["The peak itself rose: ", spreadFigure(`${path}.peak`, main.peak, "fall")]
       : ["The peak itself fell by ", ...amount(`${path}.peak`, main.peak)]));
     words.push(...momentWords(main, path), ". ");

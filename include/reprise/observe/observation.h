@@ -42,7 +42,8 @@ std::string to_table(const Observation& observation);
 /// Adds up samples. Average and peak are of all samples; the series has at most
 /// `kPoints` points at any length, so that a long training costs no memory:
 /// neighbouring samples become one point, with the largest of their memory and
-/// the mean of everything else.
+/// the mean of everything else. Utilisation that was told of later is the mean
+/// over the time since the point before.
 class Recording {
  public:
   static constexpr size_t kPoints = 300;
@@ -50,8 +51,12 @@ class Recording {
   explicit Recording(std::optional<int64_t> baseline_bytes = {});
 
   /// `t_s`: of training, never falling. A value stands for the time since its
-  /// last one. Memory below the baseline counts as zero.
+  /// last one. Memory below the baseline counts as zero. What the sample says of
+  /// the past is added as below.
   void add(double t_s, const DeviceSample& sample);
+
+  /// Stands for its own time, which may be before that of samples; no sample.
+  void add(const PastUtilisation& past);
 
   int64_t samples() const { return samples_; }
 
@@ -67,18 +72,30 @@ class Recording {
   };
   struct Point {
     double t_sum = 0;
+    double last_s = 0;  ///< time of its last sample
     int64_t samples = 0;
     double sum[kValues] = {};  ///< memory: the largest
     int64_t count[kValues] = {};
   };
+  /// One or more that were told of later. Stretches may have holes in them.
+  struct Stretch {
+    double from_s = 0, to_s = 0, weighted = 0, weight = 0;
+    int64_t count = 0;
+  };
   static void merge(Point& into, const Point& other);
-  static void merge_pairs(std::vector<Point>& points);
+  static void merge(Stretch& into, const Stretch& other);
+  template <class Item>
+  static void merge_pairs(std::vector<Item>& items);
+  /// Gives points the utilisation of the time that they stand for.
+  void spread_past(std::vector<Point>& points) const;
 
   std::optional<int64_t> baseline_;
   int64_t samples_ = 0;
   Figure figures_[kValues];
   std::vector<Point> points_;
   int64_t per_point_ = 1;
+  std::vector<Stretch> past_;
+  int64_t per_stretch_ = 1;
 };
 
 }  // namespace reprise

@@ -51,8 +51,10 @@ class Observer {
   bool pause();
   bool resume();
 
-  /// The training part is over; the thread is gone. Throws c10::Error before
-  /// begin(); may be called again, with the same answer.
+  /// The training part is over; the thread is gone. Where the device tells of
+  /// its utilisation late, waits for it, 1.2 s at most, which is not the
+  /// training's time. Throws c10::Error before begin(); may be called again, with
+  /// the same answer.
   Observation end();
 
   /// Pauses for as long as it lives; nested ones are one. Null is allowed.

@@ -4,9 +4,17 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 /// What can be read of a device from outside, beside a training.
 namespace reprise {
+
+/// Utilisation over a stretch of the training that a device measured by itself
+/// and told later.
+struct PastUtilisation {
+  double from_s = 0, to_s = 0;  ///< training time: that of the parts, added up
+  double percent = 0;
+};
 
 /// One look at a device. What cannot be seen, or has nothing new since the last
 /// look, is empty.
@@ -15,6 +23,7 @@ struct DeviceSample {
   std::optional<double> utilisation;    ///< percent, since the look before
   std::optional<double> power_w;
   std::optional<double> clock_mhz;
+  std::vector<PastUtilisation> past = {};  ///< new; any part's so far
 };
 
 /// Whether something can be seen, and why not.
@@ -38,8 +47,20 @@ class DeviceProbe {
   /// Does not throw for what cannot be read.
   virtual DeviceSample sample() = 0;
 
-  /// Utilisation counts from here on.
+  /// A training part begins: utilisation counts from here on.
   virtual void restart() {}
+
+  /// The part is over: what follows is not the training's. The next look is
+  /// still taken for the part.
+  virtual void stop() {}
+
+  /// After the last stop(). Asks once more, and says whether the device may
+  /// still tell of the parts later.
+  virtual bool more_to_come() { return false; }
+
+  /// What came since the last look, and what has to do where nothing came. Once,
+  /// when nobody waits any longer.
+  virtual std::vector<PastUtilisation> rest() { return {}; }
 
   /// Looks at everything once.
   virtual Visible visible() = 0;

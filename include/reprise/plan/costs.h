@@ -3,6 +3,7 @@
 #include <reprise/recompute/simulate.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,13 @@ struct SizeCosts {
   double joined_factor = 1;
 };
 
+/// What a micro-batch took by a schedule, run as a training runs it.
+struct TriedSchedule {
+  int64_t micro_batch = 0;
+  std::string schedule;  ///< Schedule::to_text()
+  double ms = 0;
+};
+
 /// What a training costs, measured at some sizes of the micro-batch. Plain
 /// data.
 struct CostProfile {
@@ -50,6 +58,7 @@ struct CostProfile {
   double update_ms = 0;          ///< the optimizer's step
   int64_t update_bytes = 0;      ///< its temporaries
   std::vector<SizeCosts> sizes;  ///< rising
+  std::vector<TriedSchedule> tried{};
 
   bool measured(int64_t micro_batch) const;
 
@@ -60,6 +69,13 @@ struct CostProfile {
 
   /// Adds a size, or replaces what was measured at it.
   void add(SizeCosts costs);
+
+  /// Nothing where that schedule was not tried at that size.
+  std::optional<double> tried_ms(int64_t micro_batch,
+                                 const std::string& schedule) const;
+
+  /// Adds what was tried, or replaces what is known of the same.
+  void add(TriedSchedule one);
 };
 
 std::string to_json(const CostProfile& profile);

@@ -25,6 +25,16 @@ class CostSource {
   /// no room for it. Throws c10::Error where the model cannot run it at all, as
   /// BatchNorm cannot with one value a channel.
   virtual bool measure(const std::string& precision, int64_t micro_batch) = 0;
+
+  /// Milliseconds of one micro-batch by this schedule, as it runs in the middle
+  /// of a training, its batch moved and prepared; in the profile from then on.
+  /// Nothing where it cannot be tried: there is no room for it, or the source has
+  /// nothing but figures.
+  virtual std::optional<double> try_schedule(const std::string& /*precision*/,
+                                             int64_t /*micro_batch*/,
+                                             const Schedule& /*schedule*/) {
+    return std::nullopt;
+  }
 };
 
 struct PlanRequest {
@@ -67,7 +77,7 @@ struct Plan {
 
   int64_t peak_bytes = 0;
   int64_t kept_bytes = 0;  ///< held after the forward
-  double micro_ms = 0;     ///< one micro-batch
+  double micro_ms = 0;     ///< one micro-batch; as tried, where it was
   double step_ms = 0;      ///< a whole window with its update
   PeakReport peak{};
 };
@@ -105,7 +115,11 @@ struct PlanResult {
   int64_t smallest_bytes = 0;       ///< below this nothing fits
 };
 
-/// Throws c10::Error on a request that makes no sense. Measures what it needs.
+/// Throws c10::Error on a request that makes no sense. Measures what it needs and
+/// tries what it chooses, where `costs` can: the plan is the fastest of all that
+/// were tried so far, for whatever request, and fit into this one. So of the
+/// answers of one source a later one with more memory is never slower than an
+/// earlier one with less.
 PlanResult make_plan(const PlanRequest& request, CostSource& costs);
 
 /// What a training by a plan took.

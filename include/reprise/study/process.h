@@ -21,12 +21,12 @@ struct ProcessResult {
   int status = -1;  ///< of its exit; -1: it did not exit by itself
   int signal = 0;   ///< that ended it
   bool timed_out = false;
-  bool stopped = false;           ///< by `stop`
+  bool stopped = false;            ///< by `stop`
   bool killed_for_memory = false;  ///< by the kernel
   std::string out;
   std::string error;  ///< the end of its standard error
   double wall_s = 0;
-  int64_t rss_peak_bytes = 0;
+  int64_t rss_peak_bytes = 0;  ///< as seen every 50 ms
 };
 
 /// Runs argv[0] with its arguments and standard input empty. The program dies
@@ -35,4 +35,4 @@ struct ProcessResult {
 ProcessResult run_process(const std::vector<std::string>& argv,
                           const ProcessOptions& options = {});
 
-}  ///< namespace reprise
+}  // namespace reprise

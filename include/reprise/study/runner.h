@@ -50,16 +50,16 @@ struct StudyOptions {
   std::string directory;
   /// The program to run, found once; called as `train --model … --format json`.
   std::string program;
-  std::string device = "cpu";   ///< for runs that name none
-  std::string device_json;      ///< as docs/results.md describes it
-  std::string device_name;      ///< that makes ids
-  int64_t device_memory = 0;    ///< bytes that a run could have; 0: unknown
-  std::string version;          ///< of the program
-  bool resume = false;          ///< go on where results are
-  bool retry = false;           ///< run again what failed
-  int part = 1, parts = 1;      ///< of the runs, shared out among machines
-  double timeout_s = 1800;      ///< of a run, where the study gives none
-  int64_t memory_limit = 0;     ///< of a run's process on the CPU; 0: any
+  std::string device = "cpu";    ///< for runs that name none
+  std::string device_json;       ///< as docs/results.md describes it
+  std::string device_name;       ///< that makes ids
+  int64_t device_memory = 0;     ///< bytes that a run could have; 0: unknown
+  std::string version;           ///< of the program
+  bool resume = false;           ///< go on where results are
+  bool retry = false;            ///< run again what failed
+  int part = 1, parts = 1;       ///< of the runs, shared out among machines
+  double timeout_s = 1800;       ///< of a run, where the study gives none
+  int64_t memory_limit = 0;      ///< of a run's process on the CPU; 0: any
   std::function<bool()> stop{};  ///< true: end as soon as may be
   StudyListener* listener = nullptr;
 };

@@ -40,8 +40,8 @@ struct TrainConfig {
   int64_t base_batch = 0;  ///< that the rate was tuned for, for scale_lr
   double clip = 0;         ///< largest norm of the gradient; 0: any
 
-  int64_t steps = 0;       ///< updates in all; 0: by epochs
-  int64_t epochs = 0;      ///< 0: by steps
+  int64_t steps = 0;   ///< updates in all; 0: by epochs
+  int64_t epochs = 0;  ///< 0: by steps
   /// Of training, after which it ends with its window, whatever is left of the
   /// steps or epochs, but not before the speed is known; 0: any.
   double seconds = 0;

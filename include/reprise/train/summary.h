@@ -20,7 +20,7 @@ struct TrainSummary {
   /// Of the updates after the first two, which warm up; of all where there are
   /// fewer than four.
   double samples_per_s = 0;
-  double wait_s = 0;  ///< of time_s, waiting for data
+  double wait_s = 0;         ///< of time_s, waiting for data
   int64_t data_samples = 0;  ///< of the training data: an epoch
 
   std::optional<double> loss;  ///< of the last update

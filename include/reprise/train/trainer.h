@@ -33,7 +33,7 @@ class TrainListener {
   struct Step {
     int64_t step = 0;         ///< updates done
     int64_t total_steps = 0;  ///< 0: as many as the time allows
-    double loss = 0;  ///< mean over the last update's window
+    double loss = 0;          ///< mean over the last update's window
     double rate = 0;
     double samples_per_s = 0;
     int64_t live_bytes = 0, peak_bytes = 0, limit_bytes = 0;
