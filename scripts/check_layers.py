@@ -6,6 +6,7 @@ import sys
 
 LAYERS = [
     "torch",
+    "lean",
     "memory",
     "observe",
     "accumulate",

@@ -7,6 +7,9 @@
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
 #include <reprise/data/safetensors.h>
+#include <reprise/lean/dropout.h>
+#include <reprise/lean/linear_cross_entropy.h>
+#include <reprise/lean/max_pool.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/memory/categories.h>
 #include <reprise/memory/failure.h>

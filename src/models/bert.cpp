@@ -49,7 +49,7 @@ class EmbeddingsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Embeddings);
 
-/// norm(residual + dropout(dense(x)))
+/// An output layer with the norm of its sum with the input of the block.
 class OutputImpl : public torch::nn::Module {
  public:
   OutputImpl(int64_t from, const ModelOptions& options)
@@ -58,9 +58,11 @@ class OutputImpl : public torch::nn::Module {
         norm_(register_module("LayerNorm",
                               make_layer_norm(options.width, kEpsilon))) {}
 
-  Tensor forward(const Tensor& x, const Tensor& residual) {
-    return norm_(torch::dropout(dense_(x), dropout_, is_training()) + residual);
+  Tensor dense(const Tensor& x) { return dense_(x); }
+  Tensor add(const Tensor& x, const Tensor& residual, Again again) {
+    return drop_out(x, dropout_, is_training(), again) + residual;
   }
+  Tensor norm(const Tensor& sum) { return norm_(sum); }
 
  private:
   double dropout_;
@@ -83,12 +85,32 @@ class LayerImpl : public torch::nn::Module {
     down_ = register_module("output", Output(4 * options.width, options));
   }
 
-  Tensor forward(const Tensor& x) {  // (N, T, C)
-    const Tensor y = mixed_->forward(self_->forward(x), x);
-    return down_->forward(torch::gelu(up_->forward(y)), y);
+  Tensor forward(const Tensor& x, Again again = {}) {  // (N, T, C)
+    // The norm's result is both the residual and what goes up.
+    const auto [y, up] = run_again_if(
+        again.pointwise,
+        [this](const Tensor& sum) {
+          const Tensor normed = mixed_->norm(sum);
+          return std::tuple(normed, up_->forward(normed));
+        },
+        mixed_->add(attend(x, again), x, again));
+    const Tensor down = run_again_if(
+        again.pointwise,
+        [this](const Tensor& t) { return down_->dense(torch::gelu(t)); }, up);
+    return down_->norm(down_->add(down, y, again));
   }
 
  private:
+  Tensor attend(const Tensor& x, Again again) {
+    const auto [q, k, v] = self_->project(x);
+    return run_again_if(
+        again.attention,
+        [this](const Tensor& a, const Tensor& b, const Tensor& c) {
+          return mixed_->dense(self_->attend(a, b, c));
+        },
+        q, k, v);
+  }
+
   SelfAttention self_{nullptr};
   Output mixed_{nullptr};
   Linear up_{nullptr};
@@ -115,7 +137,7 @@ Built build_bert(const std::string& name, const ModelOptions& options) {
   for (int64_t i = 0; i < options.depth; ++i) {
     const std::string number = std::to_string(i);
     const auto layer = list->register_module(number, Layer(options));
-    built.stages.push_back(make_stage("layer." + number, layer).on_first());
+    built.stages.push_back(make_block_stage("layer." + number, layer));
   }
 
   // The class is read off the first token.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <reprise/models/model.h>
+#include <reprise/recompute/checkpoint.h>
 
 #include <memory>
 #include <string>
@@ -48,6 +49,13 @@ void zero_init(torch::Tensor bias);
 /// returned, which none of them saves. Never for the input of a stage.
 inline torch::Tensor relu_over(torch::Tensor x) {
   return x.relu_();
+}
+
+/// `function(inputs...)`; if `again`, inside checkpoint(), so that what its
+/// backward needs is computed once more instead of kept.
+template <class F, class... T>
+auto run_again_if(bool again, F function, const T&... inputs) {
+  return again ? checkpoint(function, inputs...) : function(inputs...);
 }
 
 }  // namespace reprise::zoo

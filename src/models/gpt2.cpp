@@ -43,15 +43,25 @@ class AttentionImpl : public torch::nn::Module {
         c_proj_(register_module(
             "c_proj", Conv1D(options.width, options.width, out_deviation))) {}
 
-  Tensor forward(const Tensor& x) {
-    const auto parts = c_attn_(x).chunk(3, -1);
-    HeadsOptions options;
-    options.heads = heads_;
-    options.causal = true;
-    options.dropout = is_training() ? dropout_ : 0;
-    return torch::dropout(
-        c_proj_(attend_heads(parts[0], parts[1], parts[2], options)), dropout_,
-        is_training());
+  /// `norm`: applied to x first.
+  Tensor forward(const Tensor& x, LayerNorm norm, Again again) {
+    const auto parts =
+        run_again_if(
+            again.pointwise,
+            [this, norm](const Tensor& t) mutable { return c_attn_(norm(t)); },
+            x)
+            .chunk(3, -1);
+    const Tensor mixed = run_again_if(
+        again.attention,
+        [this](const Tensor& q, const Tensor& k, const Tensor& v) {
+          HeadsOptions options;
+          options.heads = heads_;
+          options.causal = true;
+          options.dropout = is_training() ? dropout_ : 0;
+          return c_proj_(attend_heads(q, k, v, options));
+        },
+        parts[0], parts[1], parts[2]);
+    return drop_out(mixed, dropout_, is_training(), again);
   }
 
  private:
@@ -71,9 +81,16 @@ class FeedForwardImpl : public torch::nn::Module {
             "c_proj",
             Conv1D(4 * options.width, options.width, out_deviation))) {}
 
-  Tensor forward(const Tensor& x) {
-    return torch::dropout(c_proj_(torch::gelu(c_fc_(x), "tanh")), dropout_,
-                          is_training());
+  /// `norm`: applied to x first.
+  Tensor forward(const Tensor& x, LayerNorm norm, Again again) {
+    const Tensor up = run_again_if(
+        again.pointwise,
+        [this, norm](const Tensor& t) mutable { return c_fc_(norm(t)); }, x);
+    const Tensor down = run_again_if(
+        again.pointwise,
+        [this](const Tensor& t) { return c_proj_(torch::gelu(t, "tanh")); },
+        up);
+    return drop_out(down, dropout_, is_training(), again);
   }
 
  private:
@@ -91,9 +108,9 @@ class BlockImpl : public torch::nn::Module {
                   kWeightDeviation /
                       std::sqrt(2 * static_cast<double>(options.depth))) {}
 
-  Tensor forward(const Tensor& x) {
-    const Tensor y = x + attn_(ln_1_(x));
-    return y + mlp_(ln_2_(y));
+  Tensor forward(const Tensor& x, Again again = {}) {
+    const Tensor y = x + attn_->forward(x, ln_1_, again);
+    return y + mlp_->forward(y, ln_2_, again);
   }
 
  private:
@@ -143,7 +160,7 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
   for (int64_t i = 0; i < options.depth; ++i) {
     const std::string number = std::to_string(i);
     const auto block = list->register_module(number, Block(options));
-    built.stages.push_back(make_stage("h." + number, block).on_first());
+    built.stages.push_back(make_block_stage("h." + number, block));
   }
   const auto norm =
       body->register_module("ln_f", make_layer_norm(options.width, kEpsilon));
@@ -154,13 +171,21 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
   // weight is that of the embedding, asked for at each call: moving the model
   // to a device replaces it.
   auto loss = built.root->register_module("loss", Loss(Task::kLanguage));
-  built.stages.push_back(make_stage(
-      "head",
-      [wte, loss](const Tensor& x, const Tensor& targets) mutable {
-        return loss->forward(torch::matmul(x.flatten(0, 1), wte->weight.t()),
-                             targets.flatten());
-      },
-      {wte, loss}));
+  const Stage::Function in_chunks = [wte, loss](const Tensors& in) mutable {
+    return loss->forward_in_chunks(in.at(0).flatten(0, 1), wte->weight,
+                                   in.at(1).flatten());
+  };
+  built.stages.push_back(
+      make_stage("head",
+                 [wte, loss, in_chunks](const Tensors& in) mutable {
+                   // Without a gradient chunks cost nothing.
+                   if (!torch::GradMode::is_enabled()) return in_chunks(in);
+                   return loss->forward(
+                       torch::matmul(in.at(0).flatten(0, 1), wte->weight.t()),
+                       in.at(1).flatten());
+                 },
+                 {wte, loss})
+          .with_variant("in chunks", in_chunks));
   return built;
 }
 

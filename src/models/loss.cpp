@@ -1,5 +1,7 @@
 #include "loss.h"
 
+#include <reprise/lean/linear_cross_entropy.h>
+
 #include <torch/nn/functional/loss.h>
 
 namespace reprise::zoo {
@@ -20,6 +22,17 @@ Tensors LossImpl::forward(const Tensor& scores, const Tensor& targets) {
   // No class is -100, so ignored targets are never right.
   const Tensor right = scores.detach().argmax(1).eq(targets).sum();
   return {loss, right.to(torch::kDouble) / parts};
+}
+
+Tensors LossImpl::forward_in_chunks(const Tensor& hidden, const Tensor& weight,
+                                    const Tensor& targets) {
+  LinearCrossEntropyOptions options;
+  options.loss_type = torch::kFloat;
+  options.count_right = !is_training();
+  const auto [loss, right] =
+      linear_cross_entropy(hidden, weight, {}, targets, options);
+  if (is_training()) return {loss};
+  return {loss, right.to(torch::kDouble)};
 }
 
 }  // namespace reprise::zoo

@@ -16,6 +16,12 @@ class LossImpl : public torch::nn::Module {
   /// losses, number of right predictions}.
   Tensors forward(const torch::Tensor& scores, const torch::Tensor& targets);
 
+  /// forward(hidden · weightᵀ, targets) without the scores ever being whole; see
+  /// linear_cross_entropy(). hidden (N, D), weight (classes, D), targets (N).
+  Tensors forward_in_chunks(const torch::Tensor& hidden,
+                            const torch::Tensor& weight,
+                            const torch::Tensor& targets);
+
  private:
   Task task_;
 };

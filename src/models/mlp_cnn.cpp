@@ -1,6 +1,8 @@
 #include "family.h"
 #include "loss.h"
 
+#include <reprise/lean/max_pool.h>
+
 #include <torch/nn.h>
 
 namespace reprise::zoo {
@@ -115,10 +117,18 @@ Built build_cnn_profile(const std::string& name, const ModelOptions& options) {
                                .on_first());
     // A pool of 1×1 is a copy. LibTorch's own would keep an index of 8 bytes a
     // pixel for its backward, which the original does not.
+    const std::string pool = "pool" + number;
     built.stages.push_back(
-        make_stage("pool" + number, [last = i == kLast](const Tensor& x) {
-          return last ? torch::max_pool2d(x, 2) : x.clone();
-        }).on_first());
+        i < kLast
+            ? make_stage(pool, [](const Tensor& x) { return x.clone(); })
+                  .on_first()
+            : make_stage(
+                  pool, [](const Tensor& x) { return torch::max_pool2d(x, 2); })
+                  .with_variant("lean pool",
+                                [](const Tensors& in) {
+                                  return Tensors{lean_max_pool2d(in.at(0))};
+                                })
+                  .on_first());
     channels = kFilters[i];
   }
   built.stages.push_back(make_stage("flatten", [](const Tensor& x) {

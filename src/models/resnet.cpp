@@ -1,6 +1,8 @@
 #include "family.h"
 #include "loss.h"
 
+#include <reprise/lean/max_pool.h>
+
 #include <torch/nn.h>
 
 #include <array>
@@ -51,12 +53,19 @@ class BlockImpl : public torch::nn::Module {
     }
   }
 
-  Tensor forward(const Tensor& x) {
-    Tensor y = x;
-    for (size_t i = 0; i < convs_.size(); ++i) {
-      y = norms_[i](convs_[i](y));
-      if (i + 1 < convs_.size()) y = relu_over(y);
+  /// `norms_again`: a convolution's input, which is a norm and a ReLU away from
+  /// the result of the one before, is computed once more instead of kept.
+  Tensor forward(const Tensor& x, bool norms_again = false) {
+    Tensor y = convs_[0](x);
+    for (size_t i = 1; i < convs_.size(); ++i) {
+      y = run_again_if(
+          norms_again,
+          [this, i](const Tensor& t) {
+            return convs_[i](relu_over(norms_[i - 1](t)));
+          },
+          y);
     }
+    y = norms_.back()(y);
     y.add_(downsample_.is_empty() ? x : downsample_->forward(x));
     return relu_over(y);
   }
@@ -87,6 +96,12 @@ Built build(const ModelOptions& options, Kind kind,
                        /*stride=*/2, /*padding=*/1);
                  },
                  {conv, norm})
+          .with_variant("lean pool",
+                        [conv, norm](const Tensors& in) mutable {
+                          return Tensors{lean_relu_max_pool2d(
+                              norm->forward(conv->forward(in.at(0))),
+                              {.kernel = 3, .stride = 2, .padding = 1})};
+                        })
           .on_first());
 
   int64_t channels = planes;
@@ -104,7 +119,14 @@ Built build(const ModelOptions& options, Kind kind,
                     {planes, 1, 1}, {planes, 3, stride}, {to, 1, 1}};
       const auto number = std::to_string(i);
       const auto block = list->register_module(number, Block(channels, layers));
-      built.stages.push_back(make_stage(name + "." + number, block).on_first());
+      built.stages.push_back(
+          make_stage(name + "." + number, block)
+              .with_variant("norms again",
+                            [block](const Tensors& in) mutable {
+                              return Tensors{block->forward(
+                                  in.at(0), /*norms_again=*/true)};
+                            })
+              .on_first());
       channels = to;
     }
   }

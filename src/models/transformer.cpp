@@ -1,5 +1,6 @@
 #include "transformer.h"
 
+#include <reprise/lean/dropout.h>
 #include <reprise/torch/attention.h>
 
 #include <c10/util/Exception.h>
@@ -19,6 +20,11 @@ Linear make_linear(int64_t from, int64_t to) {
 
 LayerNorm make_layer_norm(int64_t width, double epsilon) {
   return LayerNorm(torch::nn::LayerNormOptions({width}).eps(epsilon));
+}
+
+Tensor drop_out(const Tensor& x, double p, bool train, Again again) {
+  return again.pointwise ? lean_dropout(x, p, train)
+                         : torch::dropout(x, p, train);
 }
 
 Tensor attend_heads(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -44,11 +50,18 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
       key_(register_module("key", make_linear(width, width))),
       value_(register_module("value", make_linear(width, width))) {}
 
-Tensor SelfAttentionImpl::forward(const Tensor& x) {
+std::tuple<Tensor, Tensor, Tensor> SelfAttentionImpl::project(const Tensor& x) {
+  Tensor q = query_(x);
+  Tensor k = key_(x);
+  return {q, k, value_(x)};
+}
+
+Tensor SelfAttentionImpl::attend(const Tensor& q, const Tensor& k,
+                                 const Tensor& v) {
   HeadsOptions options;
   options.heads = heads_;
   options.dropout = is_training() ? dropout_ : 0;
-  return attend_heads(query_(x), key_(x), value_(x), options);
+  return attend_heads(q, k, v, options);
 }
 
 void check_tokens(const std::string& name, const ModelOptions& options,

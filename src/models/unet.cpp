@@ -1,6 +1,8 @@
 #include "family.h"
 #include "loss.h"
 
+#include <reprise/lean/max_pool.h>
+
 #include <torch/nn.h>
 
 namespace reprise::zoo {
@@ -58,15 +60,22 @@ Built build_unet(const std::string& name, const ModelOptions& options) {
     const auto level = add_container(*built.root, stage);
     add_block(level, stage, "first", channels, width);
     auto second = level->register_module("second", ConvBlock(width, width));
-    built.stages.push_back(make_stage(stage + ".second",
-                                      [second](const Tensors& in) mutable {
-                                        Tensors out = in;
-                                        out.push_back(second->forward(in[0]));
-                                        out[0] =
-                                            torch::max_pool2d(out.back(), 2);
-                                        return out;
-                                      },
-                                      {second}));
+    const auto with_pool = [second](auto pool) -> Stage::Function {
+      return [second, pool](const Tensors& in) mutable {
+        Tensors out = in;
+        out.push_back(second->forward(in[0]));
+        out[0] = pool(out.back());
+        return out;
+      };
+    };
+    built.stages.push_back(
+        Stage(stage + ".second", with_pool([](const Tensor& x) {
+                return torch::max_pool2d(x, 2);
+              }),
+              {second})
+            .with_variant("lean pool", with_pool([](const Tensor& x) {
+                            return lean_max_pool2d(x);
+                          })));
     channels = width;
   }
 

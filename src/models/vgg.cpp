@@ -1,6 +1,8 @@
 #include "family.h"
 #include "loss.h"
 
+#include <reprise/lean/max_pool.h>
+
 #include <torch/nn.h>
 
 namespace reprise::zoo {
@@ -48,14 +50,19 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
     const std::string number = std::to_string(place);
     auto conv = features->register_module(number, make_conv(channels, next));
     const bool pool = kPlan[i + 1] == 0;
-    built.stages.push_back(
-        make_stage("features." + number,
-                   [conv, pool](const Tensor& x) mutable {
-                     const Tensor y = relu_over(conv->forward(x));
-                     return pool ? torch::max_pool2d(y, 2) : y;
-                   },
-                   {conv})
-            .on_first());
+    Stage stage = make_stage("features." + number,
+                             [conv, pool](const Tensor& x) mutable {
+                               const Tensor y = relu_over(conv->forward(x));
+                               return pool ? torch::max_pool2d(y, 2) : y;
+                             },
+                             {conv});
+    if (pool) {
+      stage =
+          stage.with_variant("lean pool", [conv](const Tensors& in) mutable {
+            return Tensors{lean_relu_max_pool2d(conv->forward(in.at(0)))};
+          });
+    }
+    built.stages.push_back(stage.on_first());
     channels = next;
     place += 2;  // and its ReLU
   }

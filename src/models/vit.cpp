@@ -75,16 +75,39 @@ class LayerImpl : public torch::nn::Module {
         register_module("layernorm_after", make_layer_norm(width, kEpsilon));
   }
 
-  Tensor forward(const Tensor& x) {  // (N, T, C)
-    const Tensor y =
-        x + drop(mixed_->forward(self_->forward(before_->forward(x))));
-    return y +
-           drop(down_->forward(torch::gelu(up_->forward(after_->forward(y)))));
+  Tensor forward(const Tensor& x, Again again = {}) {  // (N, T, C)
+    const Tensor y = x + attend(x, again);
+    return y + feed(y, again);
   }
 
  private:
-  Tensor drop(const Tensor& x) {
-    return torch::dropout(x, dropout_, is_training());
+  Tensor attend(const Tensor& x, Again again) {
+    const auto [q, k, v] = run_again_if(
+        again.pointwise,
+        [this](const Tensor& t) { return self_->project(before_->forward(t)); },
+        x);
+    const Tensor mixed = run_again_if(
+        again.attention,
+        [this](const Tensor& a, const Tensor& b, const Tensor& c) {
+          return mixed_->forward(self_->attend(a, b, c));
+        },
+        q, k, v);
+    return drop(mixed, again);
+  }
+
+  Tensor feed(const Tensor& y, Again again) {
+    const Tensor up = run_again_if(
+        again.pointwise,
+        [this](const Tensor& t) { return up_->forward(after_->forward(t)); },
+        y);
+    const Tensor down = run_again_if(
+        again.pointwise,
+        [this](const Tensor& t) { return down_->forward(torch::gelu(t)); }, up);
+    return drop(down, again);
+  }
+
+  Tensor drop(const Tensor& x, Again again) {
+    return drop_out(x, dropout_, is_training(), again);
   }
 
   double dropout_;
@@ -109,7 +132,7 @@ Built build_vit(const std::string& name, const ModelOptions& options) {
   for (int64_t i = 0; i < options.depth; ++i) {
     const std::string number = std::to_string(i);
     const auto layer = list->register_module(number, Layer(options));
-    built.stages.push_back(make_stage("layer." + number, layer).on_first());
+    built.stages.push_back(make_block_stage("layer." + number, layer));
   }
   const auto norm = body->register_module(
       "layernorm", make_layer_norm(options.width, kEpsilon));

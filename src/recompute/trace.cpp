@@ -219,13 +219,15 @@ class Tracer {
 
   void measure_kept(const Stage& stage, int variant,
                     const ForwardContext& context, StageFigures& figures) {
-    // The first round warms caches up, the second begins without gradients of
-    // the parameters, all others find them there.
-    fill_ms_ = 0;
-    note_gradients_ = variant == 0;
-    keep_and_go_back(stage, variant, context, figures);
-    note_gradients_ = false;
-    fill_ms_ = times_.last_ms();
+    // The first round warms caches up, for the variants too; the next begins
+    // without gradients of the parameters, all others find them there.
+    if (variant == 0) {
+      fill_ms_ = 0;
+      note_gradients_ = true;
+      keep_and_go_back(stage, variant, context, figures);
+      note_gradients_ = false;
+      fill_ms_ = times_.last_ms();
+    }
     for (const auto& module : stage.modules()) {
       for (auto& parameter : module->parameters()) {
         parameter.mutable_grad().reset();

@@ -42,6 +42,15 @@ void AutocastState::apply() const {
   at::autocast::set_autocast_cache_enabled(cache_enabled);
 }
 
+c10::ScalarType autocast_type(const at::Tensor& tensor) {
+  const auto own = tensor.scalar_type();
+  if (!tensor.is_floating_point() || own == at::kDouble) return own;
+  const AutocastState state = AutocastState::current();
+  if (tensor.is_cuda()) return state.cuda_enabled ? state.cuda_dtype : own;
+  if (tensor.is_cpu()) return state.cpu_enabled ? state.cpu_dtype : own;
+  return own;
+}
+
 AutocastGuard::AutocastGuard(const AutocastState& state)
     : before_(AutocastState::current()), changed_(!(state == before_)) {
   if (!changed_) return;

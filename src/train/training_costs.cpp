@@ -202,14 +202,19 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
   const TrainConfig& c = parts_.config;
   const ModelOptions& m = parts_.model.options;
   const auto& o = c.optimizer;
+  size_t variants = 0;
+  for (int i = 0; i < parts_.model.chain.size(); ++i) {
+    variants += parts_.model.chain[i].variants().size();
+  }
   return fmt::format(
-      "{} {} depth {} width {} heads {} classes {} vocab {} seq {} image {} "
+      "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
+      "image {} "
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
       "{} momentum {}{} | {} threads {} | LibTorch {}",
-      kFormat, parts_.model.name, m.depth, m.width, m.heads, m.classes, m.vocab,
-      m.seq, m.image_size, m.channels, m.norm, m.dropout, precision, c.data,
-      parts_.dataset_bytes, c.workers, c.resize, o.name, o.momentum,
-      c.quantize_embeddings ? " quantized embeddings" : "",
+      kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
+      m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
+      precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
+      o.momentum, c.quantize_embeddings ? " quantized embeddings" : "",
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
       at::get_num_threads(), compat::libtorch_version());

@@ -18,11 +18,11 @@ struct TraceOptions {
 
 /// Measures the figures of every stage of `chain` on `inputs`, one stage at a
 /// time: at most one stage's graph exists at any moment. Each stage runs twice
-/// before it is timed; times are medians of the runs after that. On CUDA they are the
-/// device's own, between events, while earlier work keeps it busy, so that the
-/// host's time to start a stage is a figure of its own. Gradients, buffers and
-/// random generators are afterwards as they were before. Needs grad mode; inputs
-/// and modules on one device.
+/// before it is timed, a variant once; times are medians of the runs after that.
+/// On CUDA they are the device's own, between events, while earlier work keeps it
+/// busy, so that the host's time to start a stage is a figure of its own.
+/// Gradients, buffers and random generators are afterwards as they were before.
+/// Needs grad mode; inputs and modules on one device.
 ChainFigures trace(const Chain& chain, const Tensors& inputs,
                    const TraceOptions& options);
 ChainFigures trace(const Chain& chain, const Tensors& inputs, int repeats = 1);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 namespace reprise::compat {
@@ -16,6 +17,10 @@ struct AutocastState {
   void apply() const;
   bool operator==(const AutocastState&) const = default;
 };
+
+/// The type that a matrix product has its operand `tensor` in under this thread's
+/// autocast settings; the tensor's own where autocast leaves it alone.
+c10::ScalarType autocast_type(const at::Tensor& tensor);
 
 /// Runs a scope under `state` and puts back what was there before. An outermost
 /// scope drops its cache of cast weights when it ends.

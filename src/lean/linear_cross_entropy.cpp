@@ -1,0 +1,401 @@
+#include <reprise/lean/linear_cross_entropy.h>
+#include <reprise/torch/autocast.h>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+namespace reprise {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kSumOfRows = at::Reduction::Sum;
+
+// Tensor cores want rows of two-byte scores to begin at round addresses; a
+// vocabulary of 50257 does not give them that.
+constexpr int64_t kRoundColumns = 128;
+
+constexpr int64_t kScoresAtATime = int64_t{1} << 22;
+constexpr int64_t kScoresAtATimeOnCuda = int64_t{1} << 24;
+
+/// What a run needs besides the tensors, as numbers, since a graph keeps those.
+struct ScoreSettings {
+  int64_t chunk_scores;
+  int64_t ignore_index;
+  bool by_columns;
+  torch::ScalarType product_type;  // autocast's, or that of the tensors
+  torch::ScalarType loss_type;
+  bool count_right;
+
+  void put(AutogradContext& context) const {
+    auto& data = context.saved_data;
+    data["chunk_scores"] = chunk_scores;
+    data["ignore_index"] = ignore_index;
+    data["by_columns"] = by_columns;
+    data["product_type"] = static_cast<int64_t>(product_type);
+    data["loss_type"] = static_cast<int64_t>(loss_type);
+  }
+  static ScoreSettings get(AutogradContext& context) {
+    auto& data = context.saved_data;
+    const auto type = [&](const char* name) {
+      return static_cast<torch::ScalarType>(data[name].toInt());
+    };
+    return {data["chunk_scores"].toInt(),
+            data["ignore_index"].toInt(),
+            data["by_columns"].toBool(),
+            type("product_type"),
+            type("loss_type"),
+            false};
+  }
+};
+
+/// Calls `body(first, count)` for parts of `size`, none larger than `most`.
+///
+/// Libraries compute a product in tiles, and what is left at the edge with other
+/// kernels, which may round in another way; so too for very small products. For
+/// the same bits as in the whole product, parts are whole tiles, and a small rest
+/// goes with the part before it.
+template <class F>
+void for_parts(int64_t size, int64_t most, F&& body) {
+  constexpr int64_t kTile = 64;
+  const bool tiles = most >= 2 * kTile;
+  const int64_t rest = tiles ? kTile - 1 : 0;  // at most, besides a part
+  const int64_t part =
+      tiles ? (most - rest) / kTile * kTile : std::max<int64_t>(most, 1);
+  for (int64_t first = 0; first < size;) {
+    const int64_t left = size - first;
+    const int64_t count = left <= part + rest ? left : part;
+    body(first, count);
+    first += count;
+  }
+}
+
+/// The scores and what follows from them, some rows or columns at a time.
+class Scores {
+ public:
+  Scores(const Tensor& hidden, const Tensor& weight, const Tensor& bias,
+         const Tensor& targets, const ScoreSettings& settings)
+      : settings_(settings),
+        columns_(weight.size(0)),
+        padding_(padding_of(columns_, settings.product_type)),
+        hidden_(hidden.to(settings.product_type)),
+        weight_(with_padding(weight, 0)),
+        bias_(bias.defined() ? with_padding(bias, 0) : bias),
+        targets_(targets) {}
+
+  const Tensor& hidden() const { return hidden_; }
+  /// With rows of zeros at the end, as many as padded() adds columns.
+  const Tensor& weight() const { return weight_; }
+  int64_t rows() const { return hidden_.size(0); }
+  int64_t columns() const { return columns_; }
+  int64_t rows_at_a_time() const {
+    return settings_.chunk_scores / std::max<int64_t>(columns(), 1);
+  }
+  int64_t columns_at_a_time() const {
+    return settings_.chunk_scores / std::max<int64_t>(rows(), 1);
+  }
+  Tensor targets(int64_t first, int64_t count) const {
+    return targets_.narrow(0, first, count);
+  }
+  Tensor ignored() const { return targets_.eq(settings_.ignore_index); }
+
+  /// In the type of the products.
+  Tensor of_rows(int64_t first, int64_t count) const {
+    return product(hidden_.narrow(0, first, count), weight_, bias_)
+        .narrow(1, 0, columns_);
+  }
+  /// A gradient of rows of scores in the type of the products, with columns of
+  /// zeros at the end.
+  Tensor padded(const Tensor& gradient) const {
+    return with_padding(gradient, 1);
+  }
+  Tensor of_columns(int64_t first, int64_t count) const {
+    return product(hidden_, weight_.narrow(0, first, count),
+                   bias_.defined() ? bias_.narrow(0, first, count) : Tensor());
+  }
+
+ private:
+  static int64_t padding_of(int64_t columns, torch::ScalarType type) {
+    if (c10::elementSize(type) != 2) return 0;
+    return (kRoundColumns - columns % kRoundColumns) % kRoundColumns;
+  }
+
+  Tensor with_padding(const Tensor& tensor, int64_t dim) const {
+    if (padding_ == 0) return tensor.to(settings_.product_type);
+    auto sizes = tensor.sizes().vec();
+    sizes[static_cast<size_t>(dim)] = padding_ + columns_;
+    const Tensor larger =
+        torch::empty(sizes, tensor.options().dtype(settings_.product_type));
+    larger.narrow(dim, 0, columns_).copy_(tensor);
+    larger.narrow(dim, columns_, padding_).zero_();
+    return larger;
+  }
+
+  static Tensor product(const Tensor& hidden, const Tensor& weight,
+                        const Tensor& bias) {
+    return bias.defined() ? torch::addmm(bias, hidden, weight.t())
+                          : torch::mm(hidden, weight.t());
+  }
+
+  ScoreSettings settings_;
+  int64_t columns_, padding_;
+  Tensor hidden_, weight_, bias_, targets_;
+};
+
+LinearCrossEntropy forward_of(const Scores& scores,
+                              const ScoreSettings& settings) {
+  const auto type =
+      scores.hidden().options().dtype(settings.loss_type).requires_grad(false);
+  // Of the target's class, one column: the loss adds up as that of all columns.
+  const Tensor picked = torch::empty({scores.rows(), 1}, type);
+  const Tensor ignored = scores.ignored();
+  LinearCrossEntropy result;
+  if (settings.count_right) {
+    result.right = torch::zeros({}, type.dtype(torch::kLong));
+  }
+  for_parts(scores.rows(), scores.rows_at_a_time(),
+            [&](int64_t first, int64_t count) {
+              Tensor values = scores.of_rows(first, count);
+              const Tensor targets = scores.targets(first, count);
+              if (settings.count_right) {
+                result.right += values.argmax(1).eq(targets).sum();
+              }
+              values = values.to(settings.loss_type);
+              values = torch::log_softmax(values, 1);
+              const Tensor some =
+                  targets.masked_fill(ignored.narrow(0, first, count), 0)
+                      .unsqueeze(1);
+              picked.narrow(0, first, count).copy_(values.gather(1, some));
+            });
+  const Tensor only = torch::zeros_like(ignored, torch::kLong)
+                          .masked_fill_(ignored, settings.ignore_index);
+  result.loss =
+      torch::nll_loss(picked, only, {}, kSumOfRows, settings.ignore_index);
+  return result;
+}
+
+/// What is to be had of the gradient, and the means to add it up.
+class ScoreBackward {
+ public:
+  ScoreBackward(const Scores& scores, const ScoreSettings& settings,
+                Tensor loss_gradient)
+      : scores_(scores),
+        settings_(settings),
+        loss_gradient_(std::move(loss_gradient)) {}
+
+  Tensor hidden, weight, bias;  // gradients; undefined: not wanted
+
+  void run() {
+    const bool columns = settings_.by_columns && weight.defined();
+    if (columns) {
+      const auto type = loss_gradient_.options();
+      largest_ = torch::empty({scores_.rows(), 1}, type);
+      rest_ = torch::empty_like(largest_);
+      at_target_ = torch::empty_like(largest_);
+    }
+    for_parts(scores_.rows(), scores_.rows_at_a_time(),
+              [&](int64_t first, int64_t count) { add_rows(first, count); });
+    if (!columns) return;
+    prepare_columns();
+    for_parts(scores_.columns(), scores_.columns_at_a_time(),
+              [&](int64_t first, int64_t count) { add_columns(first, count); });
+  }
+
+ private:
+  void add_rows(int64_t first, int64_t count) {
+    const Tensor targets = scores_.targets(first, count);
+    Tensor gradient = of_rows(first, count, targets);  // of the scores
+    if (largest_.defined()) {
+      const Tensor place =
+          targets.masked_fill(targets.eq(settings_.ignore_index), 0);
+      at_target_.narrow(0, first, count)
+          .copy_(gradient.gather(1, place.unsqueeze(1)));
+    }
+    if (bias.defined()) bias.add_(gradient.sum(0));
+    gradient = scores_.padded(gradient);
+    if (hidden.defined()) {
+      hidden.narrow(0, first, count)
+          .copy_(torch::mm(gradient, scores_.weight()));
+    }
+    if (!weight.defined() || settings_.by_columns) return;
+    const Tensor rows = scores_.hidden().narrow(0, first, count);
+    if (weight.scalar_type() == settings_.product_type) {
+      weight.addmm_(gradient.narrow(1, 0, scores_.columns()).t(), rows);
+    } else {
+      weight.add_(
+          torch::mm(gradient.t(), rows).narrow(0, 0, scores_.columns()));
+    }
+  }
+
+  Tensor of_rows(int64_t first, int64_t count, const Tensor& targets) {
+    Tensor values = scores_.of_rows(first, count).to(settings_.loss_type);
+    if (largest_.defined()) {
+      largest_.narrow(0, first, count).copy_(values.amax(1, true));
+    }
+    values = torch::log_softmax(values, 1);
+    if (largest_.defined()) {
+      // The largest of the differences from the largest is 0.
+      rest_.narrow(0, first, count).copy_(values.amax(1, true).neg_());
+    }
+    const Tensor total = torch::zeros({}, values.options());
+    const Tensor gradient =
+        torch::nll_loss_backward(loss_gradient_, values, targets, {},
+                                 kSumOfRows, settings_.ignore_index, total);
+    return torch::_log_softmax_backward_data(gradient, values, 1,
+                                             settings_.loss_type);
+  }
+
+  void prepare_columns() {
+    const Tensor ignored = scores_.ignored().unsqueeze(1);
+    targets_ = scores_.targets(0, scores_.rows())
+                   .unsqueeze(1)
+                   .masked_fill(ignored, -1);
+    row_gradient_ =
+        loss_gradient_.expand({scores_.rows(), 1}).masked_fill(ignored, 0);
+  }
+
+  /// The softmax of some columns from what the rows left: the same operations on
+  /// each score, in the same order.
+  void add_columns(int64_t first, int64_t count) {
+    Tensor values = scores_.of_columns(first, count);
+    values = values.to(settings_.loss_type);
+    values.sub_(largest_).sub_(rest_).exp_().mul_(row_gradient_);
+    const Tensor place = (targets_ - first).clamp_(0, count - 1);
+    const Tensor here = targets_.eq(place + first);
+    values.scatter_(1, place,
+                    torch::where(here, at_target_, values.gather(1, place)));
+    weight.narrow(0, first, count)
+        .copy_(
+            torch::mm(values.to(settings_.product_type).t(), scores_.hidden()));
+  }
+
+  const Scores& scores_;
+  ScoreSettings settings_;
+  Tensor loss_gradient_;
+  // By row, for columns: the largest score, the logarithm of the sum of the
+  // exponentials of the differences from it, and the gradient at the target.
+  Tensor largest_, rest_, at_target_;
+  Tensor targets_, row_gradient_;
+};
+
+/// No bias, as an argument of the operator: those are all defined.
+Tensor some_bias(const Tensor& bias, const Tensor& hidden) {
+  return bias.defined() ? bias : hidden.detach().new_empty({0});
+}
+Tensor bias_of(const Tensor& some) {
+  return some.numel() == 0 ? Tensor() : some;
+}
+
+class CrossEntropyOperator
+    : public torch::autograd::Function<CrossEntropyOperator> {
+ public:
+  static variable_list forward(AutogradContext* context, const Tensor& hidden,
+                               const Tensor& weight, const Tensor& bias,
+                               const Tensor& targets,
+                               const ScoreSettings& settings) {
+    const compat::AutocastGuard none(compat::AutocastState{});
+    context->save_for_backward({hidden, weight, bias, targets});
+    settings.put(*context);
+    const LinearCrossEntropy result = forward_of(
+        Scores(hidden, weight, bias_of(bias), targets, settings), settings);
+    if (!settings.count_right) return {result.loss};
+    context->mark_non_differentiable({result.right});
+    return {result.loss, result.right};
+  }
+
+  static variable_list backward(AutogradContext* context,
+                                variable_list gradients) {
+    TORCH_CHECK(!torch::GradMode::is_enabled(),
+                "[linear_cross_entropy] has no second derivative; use "
+                "torch::nn::functional::cross_entropy");
+    const compat::AutocastGuard none(compat::AutocastState{});
+    const auto saved = context->get_saved_variables();
+    const Tensor &hidden = saved[0], &weight = saved[1];
+    const Tensor bias = bias_of(saved[2]);
+    const ScoreSettings settings = ScoreSettings::get(*context);
+    const Scores scores(hidden, weight, bias, saved[3], settings);
+    ScoreBackward backward(scores, settings, gradients[0]);
+    if (context->needs_input_grad(0)) {
+      backward.hidden = torch::empty_like(hidden);
+    }
+    if (context->needs_input_grad(1)) backward.weight = sum_like(weight);
+    if (bias.defined() && context->needs_input_grad(2)) {
+      backward.bias = sum_like(bias);
+    }
+    backward.run();
+    return {backward.hidden,
+            as(backward.weight, weight),
+            as(backward.bias, bias),
+            {},
+            {}};
+  }
+
+ private:
+  /// Sums of many parts in half precision would lose the small ones.
+  static Tensor sum_like(const Tensor& tensor) {
+    return torch::zeros_like(tensor, tensor.element_size() == 2
+                                         ? torch::kFloat
+                                         : tensor.scalar_type());
+  }
+  static Tensor as(const Tensor& sum, const Tensor& tensor) {
+    return sum.defined() ? sum.to(tensor.scalar_type()) : sum;
+  }
+};
+
+void check_arguments(const Tensor& hidden, const Tensor& weight,
+                     const Tensor& bias, const Tensor& targets,
+                     const LinearCrossEntropyOptions& options) {
+  TORCH_CHECK(
+      hidden.dim() == 2 && weight.dim() == 2 &&
+          hidden.size(1) == weight.size(1),
+      "[linear_cross_entropy] expected hidden (N, D) and weight (V, D), "
+      "got ",
+      hidden.sizes(), " and ", weight.sizes());
+  TORCH_CHECK(
+      !bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)),
+      "[linear_cross_entropy] expected a bias of ", weight.size(0),
+      " values, got ", bias.sizes());
+  TORCH_CHECK(targets.dim() == 1 && targets.size(0) == hidden.size(0) &&
+                  targets.scalar_type() == torch::kLong,
+              "[linear_cross_entropy] expected ", hidden.size(0),
+              " targets of type int64, got ", targets.sizes(), " of ",
+              targets.scalar_type());
+  TORCH_CHECK(
+      options.chunk_scores >= 0,
+      "[linear_cross_entropy] expected chunk_scores of at least 1, or 0, got ",
+      options.chunk_scores);
+}
+
+}  // namespace
+
+LinearCrossEntropy linear_cross_entropy(
+    const Tensor& hidden, const Tensor& weight, const Tensor& bias,
+    const Tensor& targets, const LinearCrossEntropyOptions& options) {
+  check_arguments(hidden, weight, bias, targets, options);
+  const auto own_type = hidden.scalar_type();
+  ScoreSettings settings{};
+  settings.chunk_scores = options.chunk_scores;
+  if (settings.chunk_scores == 0) {
+    settings.chunk_scores =
+        hidden.is_cuda() ? kScoresAtATimeOnCuda : kScoresAtATime;
+  }
+  settings.ignore_index = options.ignore_index;
+  settings.by_columns = options.weight_gradient.value_or(
+                            hidden.is_cuda() ? WeightGradient::kByRows
+                                             : WeightGradient::kByColumns) ==
+                        WeightGradient::kByColumns;
+  settings.product_type = compat::autocast_type(hidden);
+  settings.loss_type = options.loss_type.value_or(
+      own_type == torch::kDouble ? torch::kDouble : torch::kFloat);
+  settings.count_right = options.count_right;
+  const auto results = CrossEntropyOperator::apply(
+      hidden, weight, some_bias(bias, hidden), targets, settings);
+  return {results[0], options.count_right ? results[1] : Tensor()};
+}
+
+}  // namespace reprise

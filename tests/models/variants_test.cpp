@@ -1,0 +1,330 @@
+#include "small_models.h"
+#include "support.h"
+
+#include <reprise/memory/meter.h>
+#include <reprise/models/model.h>
+#include <reprise/plan/solver.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/recompute/trace.h>
+#include <reprise/torch/autocast.h>
+
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+namespace reprise {
+namespace {
+
+using testing::device;
+using testing::on_device;
+using testing::relative_error;
+using testing::same;
+using testing::same_in_parts;
+using testing::small_inputs;
+using testing::small_models;
+using testing::SmallModel;
+using torch::Tensor;
+
+/// Everything kept, each stage as its variant `number` where it has that many.
+Schedule keep_all_as(const Chain& chain, int number) {
+  std::vector<Op> ops;
+  for (int i = 0; i < chain.size(); ++i) {
+    const int count = static_cast<int>(chain[i].variants().size());
+    ops.push_back({OpKind::kForwardKeep, i, std::min(number, count)});
+  }
+  for (int i = chain.size() - 1; i >= 0; --i) {
+    ops.push_back({OpKind::kBackward, i});
+  }
+  return Schedule("variant " + std::to_string(number), chain.size(), ops);
+}
+
+/// Every stage but the last run twice, the second time as its variant.
+Schedule again_as(const Chain& chain, int number) {
+  std::vector<Op> ops = make_schedule("all", chain.size()).ops();
+  for (Op& op : ops) {
+    if (op.kind != OpKind::kForwardKeep) continue;
+    const int count = static_cast<int>(chain[op.stage].variants().size());
+    op.variant = std::min(number, count);
+  }
+  return Schedule("again " + std::to_string(number), chain.size(), ops);
+}
+
+int most_variants(const Chain& chain) {
+  size_t most = 0;
+  for (int i = 0; i < chain.size(); ++i) {
+    most = std::max(most, chain[i].variants().size());
+  }
+  return static_cast<int>(most);
+}
+
+/// Losses and parameters of three updates.
+std::vector<Tensor> train(const SmallModel& small, auto&& schedule_of) {
+  torch::manual_seed(1);
+  const Model model = make_model(small.name, small.options);
+  model.root->to(device());
+  const Tensors inputs = small_inputs(model);
+  torch::optim::SGD optimizer(model.root->parameters(),
+                              torch::optim::SGDOptions(0.01).momentum(0.9));
+  Execution execution(model.chain, schedule_of(model.chain));
+  std::vector<Tensor> results;
+  for (int update = 0; update < 3; ++update) {
+    const Tensor loss = execution.forward(inputs).at(0);
+    execution.backward({torch::full_like(loss, 1 / 3.0)});
+    results.push_back(loss);
+    optimizer.step();
+    testing::take_gradients(model.root->parameters());
+  }
+  for (const Tensor& tensor : model.root->parameters()) {
+    results.push_back(tensor.detach().clone());
+  }
+  for (const Tensor& tensor : model.root->buffers()) {
+    results.push_back(tensor.clone());
+  }
+  return results;
+}
+
+Schedule plainly(const Chain& chain) {
+  return keep_all_as(chain, 0);
+}
+
+TEST(Variants, ChangeNothingInATraining) {
+  std::map<std::string, int> found;
+  for (const SmallModel& small : small_models()) {
+    const int most = most_variants(make_model(small.name, small.options).chain);
+    found[small.name] = most;
+    if (most == 0) continue;
+    const auto expected = train(small, plainly);
+    for (int number = 1; number <= most; ++number) {
+      for (const auto make : {keep_all_as, again_as}) {
+        const auto got = train(
+            small, [&](const Chain& chain) { return make(chain, number); });
+        ASSERT_EQ(got.size(), expected.size());
+        for (size_t i = 0; i < got.size(); ++i) {
+          EXPECT_TRUE(same(expected[i], got[i]))
+              << small.name << ", variant " << number << ", tensor " << i;
+        }
+      }
+    }
+  }
+  for (const char* name : {"cnn-profile", "vgg16", "resnet18", "unet"}) {
+    EXPECT_EQ(found[name], 1) << name;
+  }
+  for (const char* name : {"gpt2", "bert-base", "vit-b-16"}) {
+    EXPECT_EQ(found[name], 2) << name;
+  }
+}
+
+TEST(Variants, ChangeNothingUnderAutocast) {
+  compat::AutocastState state;
+  state.cpu_enabled = state.cuda_enabled = true;
+  state.cuda_dtype = torch::kBFloat16;
+  for (const SmallModel& small : small_models()) {
+    const int most = most_variants(make_model(small.name, small.options).chain);
+    // On the CPU autocast has no pools and few norms in half precision.
+    if (most < 2) continue;
+    const compat::AutocastGuard autocast(state);
+    const auto expected = train(small, plainly);
+    for (int number = 1; number <= most; ++number) {
+      const auto got = train(small, [&](const Chain& chain) {
+        return keep_all_as(chain, number);
+      });
+      for (size_t i = 0; i < got.size(); ++i) {
+        // The head's padded products need not round as the plain ones.
+        EXPECT_LE(relative_error(expected[i], got[i]), 1e-3)
+            << small.name << ", variant " << number << ", tensor " << i;
+      }
+    }
+  }
+}
+
+SmallModel language() {
+  SmallModel small{"gpt2", {}};
+  small.options.depth = 3;
+  small.options.width = 32;
+  small.options.heads = 2;
+  // Several chunks, which are larger on a GPU.
+  small.options.vocab = device().is_cpu() ? 10000 : 50000;
+  small.options.seq = 128;
+  return small;
+}
+
+Tensors language_inputs(const Model& model, int64_t batch) {
+  return {torch::randint(model.options.vocab, {batch, model.options.seq},
+                         on_device(torch::kLong)),
+          torch::randint(model.options.vocab, {batch, model.options.seq},
+                         on_device(torch::kLong))};
+}
+
+/// The figures without the variants.
+ChainFigures without_variants(ChainFigures figures) {
+  for (StageFigures& stage : figures.stages) stage.variants.clear();
+  return figures;
+}
+
+TEST(Variants, ChunksThatAreNotTheWholeAreTheSame) {
+  // 8 × 128 rows are three chunks of rows, and of columns.
+  torch::manual_seed(1);
+  const SmallModel small = language();
+  const Model model = make_model(small.name, small.options);
+  model.root->to(device());
+  const Tensors inputs = language_inputs(model, 8);
+  const auto run = [&](int number) {
+    torch::manual_seed(2);
+    Execution execution(model.chain, keep_all_as(model.chain, number));
+    const Tensor loss = execution.forward(inputs).at(0);
+    execution.backward({torch::full_like(loss, 1 / 3.0)});
+    auto results = testing::take_gradients(model.root->parameters());
+    results.push_back(loss);
+    return results;
+  };
+  const auto expected = run(0);
+  const auto got = run(1);
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_TRUE(same_in_parts(expected[i], got[i])) << i;
+  }
+  // And without a gradient, where nobody asks for chunks.
+  model.root->eval();
+  const torch::NoGradGuard no_grad;
+  const auto schedule = plainly(model.chain);
+  const Tensors lean = model.chain.forward(inputs, schedule);
+  Tensors whole;
+  {
+    const torch::AutoGradMode grad(true);
+    whole = model.chain.forward(inputs, schedule);
+  }
+  EXPECT_TRUE(same_in_parts(whole.at(0), lean.at(0)));
+  EXPECT_EQ(whole.at(1).item<double>(), lean.at(1).item<double>());
+}
+
+TEST(Variants, EvaluationHasNoWholeScores) {
+  const SmallModel small = language();
+  const Model model = make_model(small.name, small.options);
+  model.root->to(device());
+  model.root->eval();
+  const Tensors inputs = language_inputs(model, 16);
+  const torch::NoGradGuard no_grad;
+  const auto schedule = plainly(model.chain);
+  model.chain.forward(inputs, schedule);
+  MemoryMeter meter(device());
+  model.chain.forward(inputs, schedule);
+  EXPECT_LT(meter.peak_increase_bytes(), 16 * 128 * small.options.vocab * 4);
+}
+
+TEST(Variants, FiguresReachThePlanner) {
+  torch::manual_seed(1);
+  const SmallModel small = language();
+  const Model model = make_model(small.name, small.options);
+  model.root->to(device());
+  const Tensors inputs = language_inputs(model, 16);
+  const ChainFigures figures = trace(model.chain, inputs);
+  const int64_t scores = 16 * 128 * small.options.vocab * 4;
+  const StageFigures& head = figures.stages.back();
+  ASSERT_EQ(head.variants.size(), 1u);
+  EXPECT_GE(head.saved_bytes, scores);
+  EXPECT_LT(head.variants[0].saved_bytes, scores / 1000);
+  EXPECT_GT(head.backward_extra_bytes, scores * 19 / 10);
+  EXPECT_LT(head.variants[0].backward_extra_bytes, scores);
+
+  const StageFigures& block = figures.stages.at(1);
+  ASSERT_EQ(block.variants.size(), 2u);
+  // Of the plain one's kept bytes besides the input; see docs/lean.md.
+  EXPECT_LT(block.variants[0].saved_bytes, block.saved_bytes * 9 / 10);
+  EXPECT_LT(block.variants[1].saved_bytes, block.variants[0].saved_bytes);
+
+  const Solver with(figures);
+  const Solver without(without_variants(figures));
+  // 49 MiB and 235 MiB on the CPU.
+  EXPECT_LT(with.smallest_bytes(), without.smallest_bytes() / 3);
+  const auto solution = with.solve(without.smallest_bytes() / 2);
+  ASSERT_TRUE(solution);
+  const std::string text = solution->schedule.to_text();
+  EXPECT_NE(text.find("K5.1"), std::string::npos) << text;
+
+  // The executor keeps to what the simulator says.
+  Execution execution(model.chain, solution->schedule);
+  const auto step = [&] {
+    const Tensor loss = execution.forward(inputs).at(0);
+    execution.backward({torch::ones_like(loss)});
+  };
+  step();  // makes the gradients of the parameters
+  MemoryMeter meter(device());
+  step();
+  EXPECT_NEAR(double(meter.peak_increase_bytes()) /
+                  double(solution->simulation.peak_bytes),
+              1, 0.03);
+}
+
+TEST(Variants, NormsAgainKeepLess) {
+  torch::manual_seed(1);
+  for (const SmallModel& small : small_models()) {
+    if (small.name != "resnet18" && small.name != "resnet50") continue;
+    const Model model = make_model(small.name, small.options);
+    model.root->to(device());
+    const ChainFigures figures = trace(model.chain, small_inputs(model));
+    const StageFigures& block = figures.stages.at(2);
+    ASSERT_EQ(block.variants.size(), 1u);
+    // Of two convolutions' results and one ReLU's, or of three and two, with the
+    // last as wide as four others.
+    const double share = small.name == "resnet18" ? 2 / 3. : 6 / 8.;
+    EXPECT_NEAR(double(block.variants[0].saved_bytes),
+                share * double(block.saved_bytes),
+                0.1 * double(block.saved_bytes))
+        << small.name;
+  }
+}
+
+TEST(Variants, ReluAndGeluNeedNone) {
+  // What LibTorch's own keep is what their neighbours keep anyway.
+  const Tensor leaf = torch::randn({64, 64}, on_device()).requires_grad_();
+  const auto kept_by = [&](const Tensor& x, auto&& run) {
+    KeptMeter kept;
+    const KeptMeter::Scope scope(kept, 0);
+    const Tensor y = run(x);
+    std::vector<const void*> storages;
+    for (const auto& s : kept.live_storages()) storages.push_back(s.storage);
+    return std::pair(y, storages);
+  };
+  const Tensor x = leaf * 1;
+  const auto address = [](const Tensor& t) -> const void* {
+    return t.storage().unsafeGetStorageImpl();
+  };
+  const auto relu = kept_by(x, [](const Tensor& t) { return torch::relu(t); });
+  EXPECT_EQ(relu.second, std::vector<const void*>{address(relu.first)});
+  const auto gelu = kept_by(x, [](const Tensor& t) { return torch::gelu(t); });
+  EXPECT_EQ(gelu.second, std::vector<const void*>{address(x)});
+}
+
+TEST(Variants, PoolsKeepLess) {
+  for (const SmallModel& small : small_models()) {
+    const std::map<std::string, const char*> stages = {
+        {"vgg16", "features.2"},
+        {"resnet18", "stem"},
+        {"unet", "down0.second"},
+        {"cnn-profile", "pool10"}};
+    const auto wanted = stages.find(small.name);
+    if (wanted == stages.end()) continue;
+    const Model model = make_model(small.name, small.options);
+    model.root->to(device());
+    const ChainFigures figures = trace(model.chain, small_inputs(model));
+    bool found = false;
+    for (int i = 0; i < model.chain.size(); ++i) {
+      if (model.chain[i].name() != wanted->second) continue;
+      found = true;
+      const StageFigures& stage = figures.stages.at(static_cast<size_t>(i));
+      ASSERT_EQ(stage.variants.size(), 1u) << small.name;
+      const StageFigures::Variant& lean = stage.variants[0];
+      if (small.name == "vgg16") {
+        // Instead of the ReLU's output and 8 bytes an output, one byte.
+        EXPECT_LE(lean.saved_bytes, stage.saved_bytes / 24 + 1024);
+      } else {
+        EXPECT_LT(lean.saved_bytes, stage.saved_bytes);
+      }
+    }
+    EXPECT_TRUE(found) << small.name;
+  }
+}
+
+}  // namespace
+}  // namespace reprise
