@@ -8,8 +8,10 @@
 #include <reprise/data/prepare.h>
 #include <reprise/data/safetensors.h>
 #include <reprise/lean/dropout.h>
+#include <reprise/lean/linear.h>
 #include <reprise/lean/linear_cross_entropy.h>
 #include <reprise/lean/max_pool.h>
+#include <reprise/lean/weight_copies.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/memory/categories.h>
 #include <reprise/memory/failure.h>

@@ -29,7 +29,7 @@ void add_hidden(Built& built, const std::string& name, Linear linear,
   built.stages.push_back(
       make_stage(name,
                  [linear, dropout](const Tensor& x) mutable {
-                   const Tensor y = relu_over(linear(x.flatten(1)));
+                   const Tensor y = relu_over(run_linear(linear, x.flatten(1)));
                    if (dropout == 0) return y;
                    return torch::dropout(y, dropout, linear->is_training());
                  },

@@ -51,9 +51,9 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
       value_(register_module("value", make_linear(width, width))) {}
 
 std::tuple<Tensor, Tensor, Tensor> SelfAttentionImpl::project(const Tensor& x) {
-  Tensor q = query_(x);
-  Tensor k = key_(x);
-  return {q, k, value_(x)};
+  Tensor q = run_linear(query_, x);
+  Tensor k = run_linear(key_, x);
+  return {q, k, run_linear(value_, x)};
 }
 
 Tensor SelfAttentionImpl::attend(const Tensor& q, const Tensor& k,

@@ -249,8 +249,25 @@ Model make_model(std::string_view name, const ModelOptions& options) {
   const Spec& spec = find_spec(name);
   ModelOptions resolved = resolve(spec, options);
   zoo::Built built = spec.build(spec.info.name, resolved);
-  return Model{spec.info.name, std::move(resolved), spec.task,
-               std::move(built.root), Chain(std::move(built.stages))};
+  const auto linear_weights = [root = built.root,
+                               more = std::move(built.linear_weights)] {
+    std::vector<torch::Tensor> weights;
+    for (const auto& module : root->modules(/*include_self=*/false)) {
+      if (const auto* layer = module->as<torch::nn::Linear>()) {
+        weights.push_back(layer->weight);
+      }
+    }
+    if (more) {
+      for (auto& weight : more()) weights.push_back(std::move(weight));
+    }
+    return weights;
+  };
+  return Model{spec.info.name,
+               std::move(resolved),
+               spec.task,
+               std::move(built.root),
+               Chain(std::move(built.stages)),
+               linear_weights};
 }
 
 int64_t parameter_count(const Model& model) {

@@ -55,6 +55,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("global_batch", c.global_batch, true);
   visit("recompute", c.recompute, false);
   visit("graph", c.graph, false);
+  visit("weight_copies", c.weight_copies, false);
   visit("precision", c.precision, true);
   visit("loss_scale", c.loss_scale, true);
   visit("optimizer", c.optimizer.name, true);
@@ -144,6 +145,7 @@ void TrainConfig::resolve() {
               ", --epochs ", epochs);
   check_word(precision, "--precision", {"fp32", "bf16", "fp16"});
   check_word(graph, "--graph", {"auto", "on", "off"});
+  check_word(weight_copies, "--weight-copies", {"auto", "on", "off"});
   check_word(resize, "--resize", {"device", "workers"});
   check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});
   check_word(rate.schedule, "--lr-schedule", {"constant", "cosine"});

@@ -135,6 +135,18 @@ compat::AutocastState autocast_of(const std::string& precision,
   return state;
 }
 
+std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
+                                               const std::string& precision,
+                                               const Model& model,
+                                               torch::Device device) {
+  const bool wanted = config.weight_copies == "on" ||
+                      (config.weight_copies == "auto" && device.is_cuda());
+  if (!wanted || precision == "fp32" || !model.linear_weights) return nullptr;
+  return std::make_unique<WeightCopies>(
+      model.linear_weights(),
+      precision == "bf16" ? torch::kBFloat16 : torch::kHalf);
+}
+
 Schedule schedule_of(const TrainConfig& config, const Model& model,
                      const Dataset& data, torch::Device device) {
   const int stages = model.chain.size();

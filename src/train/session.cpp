@@ -64,6 +64,9 @@ Session::Session(const TrainConfig& given,
     return list;
   });
   ledger_.claim_model(parameter_list_, model_.root->buffers());
+  ledger_.claim(Category::kParameters, [this] {
+    return copies_ ? copies_->copies() : std::vector<torch::Tensor>();
+  });
   ledger_.claim(Category::kOptimizer, [this] { return optimizer_->held(); });
   ledger_.claim_kept(kept_);
   state_.scaler = scaler_.state();  // its first scale is not the default one

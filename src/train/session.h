@@ -59,6 +59,10 @@ class Session {
   /// False where it was told to stop before the window's end.
   bool train_window();
   bool try_window();
+  /// Copies of the weights as they are now, where they are wanted.
+  void copy_weights();
+  /// Makes room for others' copies, and lets go of the graphs that use them.
+  void drop_copies();
   /// Lets go of what an unfinished window holds.
   void drop_window();
   /// Back to where the window began.
@@ -124,6 +128,7 @@ class Session {
   std::unique_ptr<Optimizer> optimizer_;
   GradScaler scaler_;
   Accumulator accumulator_;
+  std::unique_ptr<WeightCopies> copies_;  // null: not wanted, or not there yet
   RateOptions rate_;
   Schedule schedule_;
   Execution execution_;

@@ -88,6 +88,7 @@ void Session::keep_config() {
 
 bool Session::tighten(int64_t over_bytes) {
   if (!planner_) return false;
+  drop_copies();  // the planner measures with its own
   auto decision = planner_->tighten(*decision_, over_bytes);
   if (!decision) return false;
   ++replans_;

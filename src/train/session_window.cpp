@@ -37,7 +37,22 @@ bool Session::train_window() {
   return true;
 }
 
+void Session::copy_weights() {
+  if (copies_) {
+    copies_->refresh();
+  } else {
+    copies_ = weight_copies_of(config_, config_.precision, model_, device_);
+  }
+}
+
+void Session::drop_copies() {
+  if (!copies_) return;
+  graphs_.clear();
+  copies_.reset();
+}
+
 bool Session::try_window() {
+  copy_weights();
   // The second window shows what all later ones do: by then the optimizer has
   // its state. Where there is but one, that one.
   looking_ = !profile_ && (windows_ >= 1 || total_steps_ - state_.step == 1);
@@ -132,6 +147,7 @@ bool Session::update(WindowProfile* profile) {
   if (finite && config_.clip > 0) norm = accumulator_.clip(config_.clip);
   // Before the update: after it nothing may fail.
   const torch::Tensor loss = step_.loss() / state_.total_count;
+  if (copies_) copies_->expire();
   accumulator_.update([&] {
     if (finite) optimizer_->step(rate);
   });

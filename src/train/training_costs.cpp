@@ -32,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 4;
+constexpr int kFormat = 5;
 constexpr double kRowMs = 30;  // of micro-batches timed together
 
 /// Puts gradients, buffers, parameters and random generators back.
@@ -210,14 +210,20 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
       "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
       "image {} "
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {}{} | {} threads {} | LibTorch {}",
+      "{} momentum {}{} | {} threads {} | copies {} | LibTorch {}",
       kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
       m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
       precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
       o.momentum, c.quantize_embeddings ? " quantized embeddings" : "",
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
-      at::get_num_threads(), compat::libtorch_version());
+      at::get_num_threads(), c.weight_copies, compat::libtorch_version());
+}
+
+std::unique_ptr<WeightCopies> TrainingCosts::copies(
+    const std::string& precision) const {
+  return weight_copies_of(parts_.config, precision, parts_.model,
+                          parts_.device);
 }
 
 std::vector<std::string> TrainingCosts::stage_names() const {
@@ -265,6 +271,11 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   for (const auto& b : parts_.model.root->buffers()) {
     profile.fixed.parameters += bytes_on(b, parts_.device);
   }
+  if (const auto made = copies(profile.precision)) {
+    for (const auto& copy : made->copies()) {
+      profile.fixed.parameters += bytes_on(copy, parts_.device);
+    }
+  }
   profile.fixed.data = parts_.dataset_bytes;
   measure_update(profile);
 }
@@ -289,6 +300,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
 
 void TrainingCosts::measure_workspace(CostProfile& profile) {
   // All that is neither model nor data when nothing runs: what libraries took.
+  const auto made = copies(profile.precision);
   const int64_t known = profile.fixed.parameters + profile.fixed.data;
   const int64_t live = live_bytes(parts_.device);
   profile.fixed.workspace = std::max<int64_t>(0, live - known);
@@ -337,6 +349,7 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
     tracing.enough_ms = 40;
     tracing.most_repeats = 15;
   }
+  const auto made = copies(precision);
   const compat::AutocastGuard autocast(autocast_of(precision, parts_.device));
   size.figures =
       trace(parts_.model.chain, {batch.inputs, batch.targets}, tracing);
@@ -389,6 +402,7 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
                                   int64_t micro_batch, const Schedule& schedule,
                                   bool accumulate) {
   Execution execution(parts_.model.chain, schedule);
+  const auto made = copies(profile.precision);
   const auto autocast = autocast_of(profile.precision, parts_.device);
   Batches batches(parts_, micro_batch, make_batch(micro_batch));
   Batch batch;

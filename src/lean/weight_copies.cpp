@@ -1,0 +1,123 @@
+#include <reprise/lean/weight_copies.h>
+#include <reprise/torch/lists.h>
+
+#include <c10/util/Exception.h>
+#include <torch/torch.h>
+
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace reprise {
+namespace {
+
+using torch::Tensor;
+
+// Tensor cores want round sizes.
+constexpr int64_t kRoundRows = 128;
+
+struct Entry {
+  Tensor padded, copy;
+  int64_t version = -1;  // of the weight when it was copied; -1: too old
+};
+
+/// By weight. Any thread may look: the backward's threads compute forwards again.
+struct Registry {
+  std::shared_mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, Entry> entries;
+};
+
+Registry& registry() {
+  static Registry* all = new Registry;  // outlives every thread
+  return *all;
+}
+
+Tensor empty_copy(const Tensor& weight, torch::ScalarType type) {
+  auto sizes = weight.sizes().vec();
+  if (weight.dim() == 2) {
+    sizes[0] = (sizes[0] + kRoundRows - 1) / kRoundRows * kRoundRows;
+  }
+  const Tensor copy =
+      torch::empty(sizes, weight.options().dtype(type).requires_grad(false));
+  if (copy.size(0) > weight.size(0)) {
+    copy.narrow(0, weight.size(0), copy.size(0) - weight.size(0)).zero_();
+  }
+  return copy;
+}
+
+}  // namespace
+
+WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
+                           torch::ScalarType type) {
+  TORCH_CHECK(type == torch::kBFloat16 || type == torch::kHalf,
+              "[WeightCopies] expected half precision, got ", type);
+  const torch::NoGradGuard no_grad;
+  std::unordered_map<const c10::TensorImpl*, Entry> made;
+  for (const Tensor& weight : weights) {
+    if (weight.scalar_type() != torch::kFloat || !weight.requires_grad() ||
+        weight.dim() == 0) {
+      continue;
+    }
+    const auto* key = weight.unsafeGetTensorImpl();
+    if (made.contains(key)) continue;
+    Entry entry;
+    entry.padded = empty_copy(weight, type);
+    entry.copy = entry.padded.narrow(0, 0, weight.size(0));
+    weights_.push_back(weight);
+    copies_.push_back(entry.padded);
+    views_.push_back(entry.copy);
+    made.emplace(key, std::move(entry));
+  }
+  {
+    Registry& all = registry();
+    const std::unique_lock lock(all.mutex);
+    for (const auto& [key, entry] : made) {
+      TORCH_CHECK(!all.entries.contains(key),
+                  "[WeightCopies] another one has copies of a weight already");
+    }
+    all.entries.merge(made);
+  }
+  refresh();
+}
+
+WeightCopies::~WeightCopies() {
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  for (const Tensor& weight : weights_) {
+    all.entries.erase(weight.unsafeGetTensorImpl());
+  }
+}
+
+void WeightCopies::refresh() {
+  const torch::NoGradGuard no_grad;
+  compat::copy_list(views_, weights_);
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  for (const Tensor& weight : weights_) {
+    all.entries.at(weight.unsafeGetTensorImpl()).version = weight._version();
+  }
+}
+
+void WeightCopies::expire() {
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  for (const Tensor& weight : weights_) {
+    all.entries.at(weight.unsafeGetTensorImpl()).version = -1;
+  }
+}
+
+Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
+                          bool padded) {
+  Registry& all = registry();
+  const std::shared_lock lock(all.mutex);
+  if (all.entries.empty()) return {};
+  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
+  if (found == all.entries.end()) return {};
+  const Entry& entry = found->second;
+  if (entry.version != weight._version() ||
+      entry.copy.scalar_type() != type) {
+    return {};
+  }
+  return padded ? entry.padded : entry.copy;
+}
+
+}  // namespace reprise
