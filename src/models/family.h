@@ -30,6 +30,7 @@ using Builder = Built (*)(const std::string& name, const ModelOptions& options);
 
 Built build_mlp(const std::string& name, const ModelOptions& options);
 Built build_cnn_basic(const std::string& name, const ModelOptions& options);
+Built build_cnn_blocks(const std::string& name, const ModelOptions& options);
 Built build_cnn_profile(const std::string& name, const ModelOptions& options);
 Built build_vgg16(const std::string& name, const ModelOptions& options);
 Built build_resnet18(const std::string& name, const ModelOptions& options);

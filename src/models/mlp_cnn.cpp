@@ -5,6 +5,8 @@
 
 #include <torch/nn.h>
 
+#include <algorithm>
+
 namespace reprise::zoo {
 namespace {
 
@@ -95,6 +97,42 @@ Built build_cnn_basic(const std::string& name, const ModelOptions& options) {
                    "28, 56, 112, 224, 448, 896, 1792, 3584");
   add_hidden(built, "hidden", Linear(channels, 32));
   add_head(built, "head", Linear(32, options.classes));
+  return built;
+}
+
+Built build_cnn_blocks(const std::string& name, const ModelOptions& options) {
+  check_image_size(name, options,
+                   options.image_size >= int64_t{1} << options.depth,
+                   "those that can be halved once a block");
+  Built built{std::make_shared<Module>(), {}};
+  int64_t channels = options.channels;
+  for (int64_t i = 0; i < options.depth; ++i) {
+    // Doubled twice, then the same.
+    const int64_t next = options.width << std::min<int64_t>(i, 2);
+    const std::string block = "block" + std::to_string(i);
+    const auto part = add_container(*built.root, block);
+    auto conv = part->register_module(
+        "conv", Conv2d(Conv2dOptions(channels, next, 3).padding(1)));
+    auto norm = part->register_module("norm", torch::nn::BatchNorm2d(next));
+    built.stages.push_back(
+        make_stage(block,
+                   [conv, norm](const Tensor& x) mutable {
+                     return torch::max_pool2d(
+                         relu_over(norm->forward(conv->forward(x))), 2);
+                   },
+                   {part})
+            .with_variant("lean pool",
+                          [conv, norm](const Tensors& in) mutable {
+                            return Tensors{lean_relu_max_pool2d(
+                                norm->forward(conv->forward(in.at(0))))};
+                          })
+            .on_first());
+    channels = next;
+  }
+  built.stages.push_back(make_stage("pool", [](const Tensor& x) {
+                           return torch::adaptive_avg_pool2d(x, 1).flatten(1);
+                         }).on_first());
+  add_head(built, "head", Linear(channels, options.classes));
   return built;
 }
 

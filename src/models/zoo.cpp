@@ -70,6 +70,8 @@ std::vector<Spec> make_specs() {
   mlp.dropout = 0;
   ModelOptions cnn_basic = image_defaults(224, 1, 10);
   cnn_basic.norm = "batch";
+  ModelOptions cnn_blocks = image_defaults(112, 1, 10, 16);
+  cnn_blocks.depth = 5;
   ModelOptions vgg16 = image_defaults(224, 3, 1000, 64);
   vgg16.dropout = 0.5;
   const ModelOptions resnet = image_defaults(224, 3, 1000, 64);
@@ -84,6 +86,10 @@ std::vector<Spec> make_specs() {
        Task::kImages,
        cnn_basic,
        zoo::build_cnn_basic},
+      {{"cnn-blocks", "blocks of convolution, norm, ReLU and pool"},
+       Task::kImages,
+       cnn_blocks,
+       zoo::build_cnn_blocks},
       {{"cnn-profile", "11 convolutions and pools at nearly one size"},
        Task::kImages,
        image_defaults(256, 1, 10),

@@ -108,7 +108,8 @@ TEST(Variants, ChangeNothingInATraining) {
       }
     }
   }
-  for (const char* name : {"cnn-profile", "vgg16", "resnet18", "unet"}) {
+  for (const char* name :
+       {"cnn-blocks", "cnn-profile", "vgg16", "resnet18", "unet"}) {
     EXPECT_EQ(found[name], 1) << name;
   }
   for (const char* name : {"gpt2", "bert-base", "vit-b-16"}) {
@@ -302,6 +303,7 @@ TEST(Variants, PoolsKeepLess) {
         {"vgg16", "features.2"},
         {"resnet18", "stem"},
         {"unet", "down0.second"},
+        {"cnn-blocks", "block0"},
         {"cnn-profile", "pool10"}};
     const auto wanted = stages.find(small.name);
     if (wanted == stages.end()) continue;
