@@ -9,7 +9,7 @@ Techniques: eager; checkpoint (every block); selective (products and attention a
 kept); compile; compile-budget (half of what compile keeps); compile-graphs
 (reduce-overhead); graph (the micro-step as a CUDA graph, every block checkpointed
 with graph-checkpoint). bf16 by autocast, fused AdamW, no dropout. Prints one line of
-JSON: losses of the updates, tokens a second, peak of tensors.
+JSON: losses of the updates, samples a second, peak of tensors.
 """
 import argparse
 import functools
@@ -204,7 +204,7 @@ def train(args):
         times.append(time.perf_counter() - start)
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     print(json.dumps({"losses": [float(loss) for loss in losses],
-                      "tokens_per_s": window * TOKENS / statistics.median(times),
+                      "samples_per_s": window / statistics.median(times),
                       "peak_bytes": peak}), flush=True)
 
 
