@@ -95,7 +95,6 @@ def make_weights(args):
 def train(args):
     from safetensors.torch import load_file
     device = torch.device(args.device)
-    torch.backends.cudnn.benchmark = True
     model = make_model(args.model, args.size)
     model.load_state_dict(load_file(args.weights), strict=False)
     model.to(device).train()

@@ -49,6 +49,9 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("data", c.data, true);
   visit("random_samples", c.random_samples, true);
   visit("resize", c.resize, false);
+  visit("layout", c.layout, false);
+  visit("tf32", c.tf32, false);
+  visit("autotune", c.autotune, false);
   visit("workers", c.workers, false);
   visit("batch", c.batch, true);
   visit("accumulate", c.accumulate, true);
@@ -147,6 +150,7 @@ void TrainConfig::resolve() {
   check_word(graph, "--graph", {"auto", "on", "off"});
   check_word(weight_copies, "--weight-copies", {"auto", "on", "off"});
   check_word(resize, "--resize", {"device", "workers"});
+  check_word(layout, "--layout", {"planes", "channels-last"});
   check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});
   check_word(rate.schedule, "--lr-schedule", {"constant", "cosine"});
   check_word(optimizer.name, "--optimizer", optimizer_names());

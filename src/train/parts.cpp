@@ -19,6 +19,15 @@ bool is_token_task(Task task) {
   return task == Task::kLanguage || task == Task::kSequences;
 }
 
+/// The weights of convolutions, in their places.
+void lay_channels_last(Model& model) {
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : model.root->parameters()) {
+    if (parameter.dim() != 4) continue;
+    parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
+  }
+}
+
 }  // namespace
 
 torch::Device check_device(const TrainConfig& config) {
@@ -39,7 +48,11 @@ Model build_model(const TrainConfig& config, torch::Device device) {
   torch::manual_seed(config.seed);
   Model model = make_model(config.model, config.model_options);
   if (!config.weights.empty()) load_weights(model, config.weights);
+  if (device.is_cuda()) {
+    compat::set_cuda_libraries({config.tf32, config.autotune});
+  }
   model.root->to(device);
+  if (config.layout == "channels-last") lay_channels_last(model);
   model.root->train();
   return model;
 }
@@ -94,12 +107,14 @@ std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
   return open_dataset(options);
 }
 
-PrepareOptions prepare_of(const Model& model, const Dataset& data) {
+PrepareOptions prepare_of(const TrainConfig& config, const Model& model,
+                          const Dataset& data) {
   PrepareOptions options;
   options.image_size = is_token_task(model.task) ? 0 : model.options.image_size;
   options.mean = data.mean();
   options.deviation = data.deviation();
   options.pixel_targets = model.task == Task::kPixels;
+  options.channels_last = config.layout == "channels-last";
   return options;
 }
 
@@ -161,7 +176,7 @@ Schedule schedule_of(const TrainConfig& config, const Model& model,
   // Two samples: BatchNorm cannot do with one.
   Batch batch = data.get({0, std::min<int64_t>(1, data.size() - 1)});
   move_to(batch, device);
-  prepare(batch, prepare_of(model, data));
+  prepare(batch, prepare_of(config, model, data));
   const compat::AutocastGuard autocast(autocast_of(config.precision, device));
   return make_schedule(
       strategy, stages,

@@ -36,7 +36,8 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& config,
 std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
                                          const Model& model, Split split);
 
-PrepareOptions prepare_of(const Model& model, const Dataset& data);
+PrepareOptions prepare_of(const TrainConfig& config, const Model& model,
+                          const Dataset& data);
 
 /// How batches are read; their size and the window are the caller's.
 LoaderOptions loading_of(const TrainConfig& config,

@@ -100,7 +100,7 @@ class Profiler {
         parameters_(named(model_.root->named_parameters())),
         parameter_list_(values(parameters_)),
         autocast_(autocast_of(config.precision, device_)),
-        prepare_(prepare_of(model_, *data_)),
+        prepare_(prepare_of(config, model_, *data_)),
         optimizer_(optimizer_of(config, model_)),
         scaler_(scaler_of(config)),
         accumulator_(parameter_list_),

@@ -52,7 +52,7 @@ Session::Session(const TrainConfig& given,
   // Now, so that a missing test split does not end a training hours later.
   if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
   optimizer_ = optimizer_of(config_, model_);
-  prepare_ = prepare_of(model_, *train_data_);
+  prepare_ = prepare_of(config_, model_, *train_data_);
 
   ledger_.claim(Category::kData, [this] {
     auto list = train_data_->tensors();

@@ -32,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 5;
+constexpr int kFormat = 6;
 constexpr double kRowMs = 30;  // of micro-batches timed together
 
 /// Puts gradients, buffers, parameters and random generators back.
@@ -210,14 +210,15 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
       "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
       "image {} "
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {}{} | {} threads {} | copies {} | LibTorch {}",
+      "{} momentum {}{} | {} threads {} | copies {} {}{}{} | LibTorch {}",
       kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
       m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
       precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
       o.momentum, c.quantize_embeddings ? " quantized embeddings" : "",
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
-      at::get_num_threads(), c.weight_copies, compat::libtorch_version());
+      at::get_num_threads(), c.weight_copies, c.layout, c.tf32 ? " tf32" : "",
+      c.autotune ? " autotune" : "", compat::libtorch_version());
 }
 
 std::unique_ptr<WeightCopies> TrainingCosts::copies(

@@ -219,6 +219,22 @@ TEST(Trainer, Bf16Trains) {
   expect_same(run(config), plain, "bf16, all");
 }
 
+TEST(Trainer, ChannelsLastTrainsAlike) {
+  auto config = small("cnn-basic");
+  config.model_options.image_size = 28;
+  config.optimizer.name = "adam";
+  const Ended planes = run(config);
+  config.layout = "channels-last";
+  const Ended last = run(config);
+  // Other kernels, other roundings.
+  EXPECT_NEAR(*last.result.summary.loss, *planes.result.summary.loss,
+              1e-2 * *planes.result.summary.loss);
+  config.recompute = "all";
+  expect_same(run(config), last, "all");
+  config.recompute = "none";
+  expect_same(run(config, {3, 4}), last, "stopped and resumed");
+}
+
 TEST(Trainer, CopiesOfWeightsTrainAlike) {
   auto config = small("gpt2");
   config.model_options = {.depth = 2, .width = 64, .vocab = 90, .seq = 16};
