@@ -60,8 +60,9 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    TORCH_CHECK(!torch::GradMode::is_enabled(),
-                "[linear] has no second derivative where weights have copies");
+    TORCH_CHECK(
+        !torch::GradMode::is_enabled(),
+        "[lean_linear] has no second derivative where weights have copies");
     const compat::AutocastGuard none(compat::AutocastState{});
     const Tensor rows = context->get_saved_variables()[0];
     auto& data = context->saved_data;
@@ -96,8 +97,8 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
 
 }  // namespace
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-              WeightLayout layout) {
+Tensor lean_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                   WeightLayout layout) {
   const auto type = compat::autocast_type(x);
   const Tensor copy = type == weight.scalar_type()
                           ? Tensor()

@@ -302,7 +302,7 @@ class CrossEntropyOperator
     context->save_for_backward({hidden, weight, bias, targets});
     settings.put(*context);
     if (copy.numel() > 0) {
-      // As in linear().
+      // As in lean_linear().
       context->saved_data["copy"] = copy;
       context->saved_data["weight"] = weight;
     }
@@ -336,8 +336,8 @@ class CrossEntropyOperator
       backward.hidden = torch::empty_like(hidden);
     }
     if (context->needs_input_grad(1)) {
-      backward.weight = straight ? gradient_of(data["weight"].toTensor())
-                                 : sum_like(weight);
+      backward.weight =
+          straight ? gradient_of(data["weight"].toTensor()) : sum_like(weight);
     }
     if (bias.defined() && context->needs_input_grad(2)) {
       backward.bias = sum_like(bias);

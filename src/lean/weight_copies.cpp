@@ -15,19 +15,19 @@ using torch::Tensor;
 // Tensor cores want round sizes.
 constexpr int64_t kRoundRows = 128;
 
-struct Entry {
+struct WeightCopy {
   Tensor padded, copy;
   int64_t version = -1;  // of the weight when it was copied; -1: too old
 };
 
 /// By weight. Any thread may look: the backward's threads compute forwards again.
-struct Registry {
+struct WeightRegistry {
   std::shared_mutex mutex;
-  std::unordered_map<const c10::TensorImpl*, Entry> entries;
+  std::unordered_map<const c10::TensorImpl*, WeightCopy> entries;
 };
 
-Registry& registry() {
-  static Registry* all = new Registry;  // outlives every thread
+WeightRegistry& weight_registry() {
+  static WeightRegistry* all = new WeightRegistry;  // outlives every thread
   return *all;
 }
 
@@ -51,7 +51,7 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
   TORCH_CHECK(type == torch::kBFloat16 || type == torch::kHalf,
               "[WeightCopies] expected half precision, got ", type);
   const torch::NoGradGuard no_grad;
-  std::unordered_map<const c10::TensorImpl*, Entry> made;
+  std::unordered_map<const c10::TensorImpl*, WeightCopy> made;
   for (const Tensor& weight : weights) {
     if (weight.scalar_type() != torch::kFloat || !weight.requires_grad() ||
         weight.dim() == 0) {
@@ -59,7 +59,7 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
     }
     const auto* key = weight.unsafeGetTensorImpl();
     if (made.contains(key)) continue;
-    Entry entry;
+    WeightCopy entry;
     entry.padded = empty_copy(weight, type);
     entry.copy = entry.padded.narrow(0, 0, weight.size(0));
     weights_.push_back(weight);
@@ -68,7 +68,7 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
     made.emplace(key, std::move(entry));
   }
   {
-    Registry& all = registry();
+    WeightRegistry& all = weight_registry();
     const std::unique_lock lock(all.mutex);
     for (const auto& [key, entry] : made) {
       TORCH_CHECK(!all.entries.contains(key),
@@ -80,7 +80,7 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
 }
 
 WeightCopies::~WeightCopies() {
-  Registry& all = registry();
+  WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {
     all.entries.erase(weight.unsafeGetTensorImpl());
@@ -90,7 +90,7 @@ WeightCopies::~WeightCopies() {
 void WeightCopies::refresh() {
   const torch::NoGradGuard no_grad;
   compat::copy_list(views_, weights_);
-  Registry& all = registry();
+  WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {
     all.entries.at(weight.unsafeGetTensorImpl()).version = weight._version();
@@ -98,7 +98,7 @@ void WeightCopies::refresh() {
 }
 
 void WeightCopies::expire() {
-  Registry& all = registry();
+  WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {
     all.entries.at(weight.unsafeGetTensorImpl()).version = -1;
@@ -107,14 +107,13 @@ void WeightCopies::expire() {
 
 Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
                           bool padded) {
-  Registry& all = registry();
+  WeightRegistry& all = weight_registry();
   const std::shared_lock lock(all.mutex);
   if (all.entries.empty()) return {};
   const auto found = all.entries.find(weight.unsafeGetTensorImpl());
   if (found == all.entries.end()) return {};
-  const Entry& entry = found->second;
-  if (entry.version != weight._version() ||
-      entry.copy.scalar_type() != type) {
+  const WeightCopy& entry = found->second;
+  if (entry.version != weight._version() || entry.copy.scalar_type() != type) {
     return {};
   }
   return padded ? entry.padded : entry.copy;

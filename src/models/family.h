@@ -20,7 +20,7 @@ using ModulePtr = std::shared_ptr<torch::nn::Module>;
 struct Built {
   ModulePtr root;
   std::vector<Stage> stages;
-  /// Weights that linear() or linear_cross_entropy() get, besides those of all
+  /// Weights that lean_linear() or linear_cross_entropy() get, besides those of all
   /// torch::nn::Linear; may be null.
   std::function<std::vector<torch::Tensor>()> linear_weights{};
 };
@@ -62,7 +62,7 @@ inline torch::Tensor relu_over(torch::Tensor x) {
 /// What `layer` gives, by its weight's copy where there is one.
 inline torch::Tensor run_linear(const torch::nn::Linear& layer,
                                 const torch::Tensor& x) {
-  return linear(x, layer->weight, layer->bias);
+  return lean_linear(x, layer->weight, layer->bias);
 }
 
 /// `function(inputs...)`; if `again`, inside checkpoint(), so that what its

@@ -24,7 +24,7 @@ class Conv1DImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& x) {  // (N, T, in)
-    return linear(x, weight_, bias_, WeightLayout::kInOut);
+    return lean_linear(x, weight_, bias_, WeightLayout::kInOut);
   }
 
   const Tensor& weight() const { return weight_; }
@@ -182,7 +182,7 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
                    // Without a gradient chunks cost nothing.
                    if (!torch::GradMode::is_enabled()) return in_chunks(in);
                    return loss->forward(
-                       linear(in.at(0).flatten(0, 1), wte->weight),
+                       lean_linear(in.at(0).flatten(0, 1), wte->weight),
                        in.at(1).flatten());
                  },
                  {wte, loss})

@@ -102,7 +102,8 @@ class LayerImpl : public torch::nn::Module {
         y);
     const Tensor down = run_again_if(
         again.pointwise,
-        [this](const Tensor& t) { return run_linear(down_, torch::gelu(t)); }, up);
+        [this](const Tensor& t) { return run_linear(down_, torch::gelu(t)); },
+        up);
     return drop(down, again);
   }
 

@@ -58,7 +58,8 @@ Outcome run(const Layer& layer, bool autocast) {
     {
       const compat::AutocastGuard guard(autocast ? half()
                                                  : compat::AutocastState{});
-      y = linear(layer.x * (1 + i), layer.weight, layer.bias, layer.layout);
+      y = lean_linear(layer.x * (1 + i), layer.weight, layer.bias,
+                      layer.layout);
     }
     (y.to(torch::kFloat).sin().sum() / 3).backward();
   }
@@ -73,7 +74,7 @@ TEST(Linear, IsLinear) {
       const Layer layer = make_layer(layout, bias);
       const Tensor weight =
           layout == WeightLayout::kOutIn ? layer.weight : layer.weight.t();
-      const Tensor y = linear(layer.x, layer.weight, layer.bias, layout);
+      const Tensor y = lean_linear(layer.x, layer.weight, layer.bias, layout);
       const Tensor wanted = torch::linear(layer.x, weight, layer.bias);
       EXPECT_EQ(y.sizes(), wanted.sizes());
       EXPECT_LT(relative_error(y, wanted), 1e-6);
@@ -100,8 +101,7 @@ TEST(Linear, WithCopiesAsUnderAutocast) {
         // Not further from the truth than autocast's.
         EXPECT_LT(relative_error(got.gradients[i], wanted.gradients[i]), 8e-3);
         EXPECT_LT(relative_error(got.gradients[i], exact.gradients[i]),
-                  1.2 * relative_error(wanted.gradients[i],
-                                       exact.gradients[i]))
+                  1.2 * relative_error(wanted.gradients[i], exact.gradients[i]))
             << i;
       }
     }
@@ -174,7 +174,7 @@ TEST(Linear, KeepsItsInputAlone) {
   {
     const KeptMeter::Scope scope(kept, 0);
     const compat::AutocastGuard guard(half());
-    y = linear(layer.x, layer.weight, layer.bias);
+    y = lean_linear(layer.x, layer.weight, layer.bias);
   }
   EXPECT_EQ(kept.live_bytes(), 3 * 7 * 40 * 2);
 }
@@ -183,7 +183,7 @@ TEST(Linear, InPlaceAfterItAndAgainInCheckpoints) {
   const Layer layer = make_layer(WeightLayout::kOutIn);
   const WeightCopies copies({layer.weight}, torch::kBFloat16);
   const auto block = [&](const Tensor& x) {
-    return linear(x, layer.weight, layer.bias).relu_();
+    return lean_linear(x, layer.weight, layer.bias).relu_();
   };
   const auto run_block = [&](bool again) {
     Tensor y;
@@ -208,8 +208,7 @@ TEST(Linear, CrossEntropyOfACopy) {
   const Tensor weight =
       torch::randn({77, 32}, options).mul_(0.3).requires_grad_();
   const Tensor targets = torch::randint(77, {50}, on_device(torch::kLong));
-  for (const auto how :
-       {WeightGradient::kByRows, WeightGradient::kByColumns}) {
+  for (const auto how : {WeightGradient::kByRows, WeightGradient::kByColumns}) {
     LinearCrossEntropyOptions chunks;
     chunks.chunk_scores = 1000;
     chunks.weight_gradient = how;

@@ -18,8 +18,8 @@ enum class WeightLayout {
 /// product with the sum in single precision: autograd never sees it, so that
 /// torch::autograd::grad() and hooks of the weight find nothing. No second
 /// derivative there.
-torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
-                     const torch::Tensor& bias = {},
-                     WeightLayout layout = WeightLayout::kOutIn);
+torch::Tensor lean_linear(const torch::Tensor& x, const torch::Tensor& weight,
+                          const torch::Tensor& bias = {},
+                          WeightLayout layout = WeightLayout::kOutIn);
 
 }  // namespace reprise

@@ -11,7 +11,7 @@ namespace reprise {
 ///
 /// Autocast makes them anew in every forward and every recomputation, and gives the
 /// gradient of a weight in half precision, which two more passes over it widen and
-/// add. While a WeightCopies lives, linear() of a weight that it has takes the copy,
+/// add. While a WeightCopies lives, lean_linear() of a weight that it has takes the copy,
 /// and its backward adds the product straight to the weight's gradient, in the
 /// weight's own precision:
 ///
@@ -23,9 +23,9 @@ namespace reprise {
 ///       update();
 ///     }
 ///
-/// A copy that is older than its weight is not taken: linear() then does what
+/// A copy that is older than its weight is not taken: lean_linear() then does what
 /// autocast does. Costs 2 bytes a value. One at a time may have a weight; its
-/// members are for one thread, linear() for any.
+/// members are for one thread, lean_linear() for any.
 class WeightCopies {
  public:
   /// Copies at once. `type`: half precision; weights of other types than single

@@ -59,8 +59,8 @@ struct TrainConfig {
   /// How images and the weights of convolutions lie: "planes" (NCHW), or
   /// "channels-last" (NHWC), which tensor cores want. The same values.
   std::string layout = "planes";
-  bool tf32 = false;      ///< products of single precision in TF32, on CUDA
-  bool autotune = false;  ///< cuDNN tries its algorithms; takes more memory
+  bool tf32 = false;         ///< products of single precision in TF32, on CUDA
+  bool autotune = false;     ///< cuDNN tries its algorithms; takes more memory
   int64_t memory_limit = 0;  ///< bytes the peak should not pass; 0: none given
   uint64_t seed = 1;
   int threads = 0;  ///< of the CPU; 0: LibTorch's choice
