@@ -3,6 +3,7 @@
 /// Everything of the library.
 
 #include <reprise/accumulate/accumulator.h>
+#include <reprise/accumulate/small_gradients.h>
 #include <reprise/data/dataset.h>
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>

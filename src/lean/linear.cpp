@@ -79,7 +79,14 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
       Tensor weight = data["weight"].toTensor();
       add_to_gradient(weight, in_out ? rows.t() : dy.t(), in_out ? dy : rows);
     }
-    if (context->needs_input_grad(2)) db = dy.sum(0, false, torch::kFloat);
+    if (context->needs_input_grad(2)) {
+      // A sum over rows is slow to start in parallel; a product is not.
+      const Tensor ones =
+          WeightCopies::ones(data["weight"].toTensor(), dy.size(0));
+      db = ones.defined()
+               ? compat::product_as(ones, dy, torch::kFloat).view({-1})
+               : dy.sum(0, false, torch::kFloat);
+    }
     return {dx, {}, db, {}, {}};
   }
 
@@ -100,9 +107,7 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
 Tensor lean_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                    WeightLayout layout) {
   const auto type = compat::autocast_type(x);
-  const Tensor copy = type == weight.scalar_type()
-                          ? Tensor()
-                          : WeightCopies::find(weight, type);
+  const Tensor copy = WeightCopies::find(weight, type);
   if (!copy.defined()) return plain(x, weight, bias, layout);
   // The operator's arguments are all defined.
   const Tensor some = bias.defined() ? bias : copy.detach().new_empty({0});

@@ -1,3 +1,6 @@
+#include "for_parts.h"
+#include "half_cross_entropy.h"
+
 #include <reprise/lean/linear_cross_entropy.h>
 #include <reprise/lean/weight_copies.h>
 #include <reprise/torch/autocast.h>
@@ -34,6 +37,12 @@ struct ScoreSettings {
   torch::ScalarType loss_type;
   bool count_right;
 
+  /// Whether HalfCrossEntropy has it.
+  bool half_rows() const {
+    return c10::elementSize(product_type) == 2 && !by_columns &&
+           loss_type == torch::kFloat;
+  }
+
   void put(AutogradContext& context) const {
     auto& data = context.saved_data;
     data["chunk_scores"] = chunk_scores;
@@ -55,27 +64,6 @@ struct ScoreSettings {
             false};
   }
 };
-
-/// Calls `body(first, count)` for parts of `size`, none larger than `most`.
-///
-/// Libraries compute a product in tiles, and what is left at the edge with other
-/// kernels, which may round in another way; so too for very small products. For
-/// the same bits as in the whole product, parts are whole tiles, and a small rest
-/// goes with the part before it.
-template <class F>
-void for_parts(int64_t size, int64_t most, F&& body) {
-  constexpr int64_t kTile = 64;
-  const bool tiles = most >= 2 * kTile;
-  const int64_t rest = tiles ? kTile - 1 : 0;  // at most, besides a part
-  const int64_t part =
-      tiles ? (most - rest) / kTile * kTile : std::max<int64_t>(most, 1);
-  for (int64_t first = 0; first < size;) {
-    const int64_t left = size - first;
-    const int64_t count = left <= part + rest ? left : part;
-    body(first, count);
-    first += count;
-  }
-}
 
 /// The scores and what follows from them, some rows or columns at a time.
 class Scores {
@@ -283,6 +271,23 @@ class ScoreBackward {
   Tensor targets_, row_gradient_;
 };
 
+HalfCrossEntropy half_of(const Tensor& hidden, const Tensor& weight,
+                         const Tensor& copy, const Tensor& bias,
+                         const Tensor& targets, const ScoreSettings& settings) {
+  const Scores padded(hidden, weight, copy, {}, targets, settings);
+  HalfCrossEntropy half;
+  half.hidden = padded.hidden();
+  half.weight = padded.weight();
+  half.columns = weight.size(0);
+  half.bias = HalfCrossEntropy::padded_bias(bias, half.columns,
+                                            half.weight.size(0),
+                                            half.weight.options());
+  half.targets = targets;
+  half.ignore_index = settings.ignore_index;
+  half.rows_at_a_time = padded.rows_at_a_time();
+  return half;
+}
+
 /// Nothing, as an argument of the operator: those are all defined.
 Tensor always_some(const Tensor& tensor, const Tensor& hidden) {
   return tensor.defined() ? tensor : hidden.detach().new_empty({0});
@@ -299,17 +304,25 @@ class CrossEntropyOperator
                                const Tensor& targets, const Tensor& copy,
                                const ScoreSettings& settings) {
     const compat::AutocastGuard none(compat::AutocastState{});
-    context->save_for_backward({hidden, weight, bias, targets});
     settings.put(*context);
     if (copy.numel() > 0) {
       // As in lean_linear().
       context->saved_data["copy"] = copy;
       context->saved_data["weight"] = weight;
     }
-    const LinearCrossEntropy result =
-        forward_of(Scores(hidden, weight, some_or_none(copy),
-                          some_or_none(bias), targets, settings),
-                   settings);
+    LinearCrossEntropy result;
+    if (settings.half_rows()) {
+      const auto half = half_of(hidden, weight, some_or_none(copy),
+                                some_or_none(bias), targets, settings);
+      auto [loss, right, picked] = half.forward(settings.count_right);
+      context->save_for_backward({hidden, weight, bias, targets, picked});
+      result = {loss, right};
+    } else {
+      context->save_for_backward({hidden, weight, bias, targets});
+      result = forward_of(Scores(hidden, weight, some_or_none(copy),
+                                 some_or_none(bias), targets, settings),
+                          settings);
+    }
     if (!settings.count_right) return {result.loss};
     context->mark_non_differentiable({result.right});
     return {result.loss, result.right};
@@ -327,25 +340,31 @@ class CrossEntropyOperator
     const ScoreSettings settings = ScoreSettings::get(*context);
     auto& data = context->saved_data;
     const bool has_copy = data.count("copy") > 0;
-    const Scores scores(hidden, weight,
-                        has_copy ? data["copy"].toTensor() : Tensor(), bias,
-                        saved[3], settings);
-    ScoreBackward backward(scores, settings, gradients[0]);
+    const Tensor copy = has_copy ? data["copy"].toTensor() : Tensor();
     const bool straight = has_copy && !settings.by_columns;
-    if (context->needs_input_grad(0)) {
-      backward.hidden = torch::empty_like(hidden);
-    }
+    HalfCrossEntropy::Gradients sums;
+    if (context->needs_input_grad(0)) sums.hidden = torch::empty_like(hidden);
     if (context->needs_input_grad(1)) {
-      backward.weight =
+      sums.weight_sum =
           straight ? gradient_of(data["weight"].toTensor()) : sum_like(weight);
     }
     if (bias.defined() && context->needs_input_grad(2)) {
-      backward.bias = sum_like(bias);
+      sums.bias_sum = sum_like(bias);
     }
-    backward.run();
-    return {backward.hidden,
-            straight ? Tensor() : as(backward.weight, weight),
-            as(backward.bias, bias),
+    if (settings.half_rows()) {
+      half_of(hidden, weight, copy, bias, saved[3], settings)
+          .backward(gradients[0], saved[4], sums);
+    } else {
+      const Scores scores(hidden, weight, copy, bias, saved[3], settings);
+      ScoreBackward backward(scores, settings, gradients[0]);
+      backward.hidden = sums.hidden;
+      backward.weight = sums.weight_sum;
+      backward.bias = sums.bias_sum;
+      backward.run();
+    }
+    return {sums.hidden,
+            straight ? Tensor() : as(sums.weight_sum, weight),
+            as(sums.bias_sum, bias),
             {},
             {},
             {}};
@@ -415,9 +434,7 @@ LinearCrossEntropy linear_cross_entropy(
       own_type == torch::kDouble ? torch::kDouble : torch::kFloat);
   settings.count_right = options.count_right;
   const Tensor copy =
-      settings.product_type == weight.scalar_type()
-          ? Tensor()
-          : WeightCopies::find(weight, settings.product_type, /*padded=*/true);
+      WeightCopies::find(weight, settings.product_type, /*padded=*/true);
   const auto results =
       CrossEntropyOperator::apply(hidden, weight, always_some(bias, hidden),
                                   targets, always_some(copy, hidden), settings);

@@ -15,8 +15,11 @@ using torch::Tensor;
 // Tensor cores want round sizes.
 constexpr int64_t kRoundRows = 128;
 
+constexpr int64_t kMostOnes = int64_t{1} << 16;
+
 struct WeightCopy {
   Tensor padded, copy;
+  Tensor ones;  // undefined on the CPU
   int64_t version = -1;  // of the weight when it was copied; -1: too old
 };
 
@@ -48,8 +51,10 @@ Tensor empty_copy(const Tensor& weight, torch::ScalarType type) {
 
 WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
                            torch::ScalarType type) {
-  TORCH_CHECK(type == torch::kBFloat16 || type == torch::kHalf,
-              "[WeightCopies] expected half precision, got ", type);
+  const bool half = type == torch::kBFloat16 || type == torch::kHalf;
+  TORCH_CHECK(half || type == torch::kFloat,
+              "[WeightCopies] expected half or single precision, got ", type);
+  Tensor ones;
   const torch::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, WeightCopy> made;
   for (const Tensor& weight : weights) {
@@ -60,11 +65,17 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
     const auto* key = weight.unsafeGetTensorImpl();
     if (made.contains(key)) continue;
     WeightCopy entry;
-    entry.padded = empty_copy(weight, type);
+    entry.padded = half ? empty_copy(weight, type) : weight.detach();
     entry.copy = entry.padded.narrow(0, 0, weight.size(0));
+    if (weight.is_cuda() && !ones.defined()) {
+      ones = torch::ones({1, kMostOnes}, entry.copy.options());
+    }
+    entry.ones = ones;
     weights_.push_back(weight);
-    copies_.push_back(entry.padded);
-    views_.push_back(entry.copy);
+    if (half) {
+      copies_.push_back(entry.padded);
+      views_.push_back(entry.copy);
+    }
     made.emplace(key, std::move(entry));
   }
   {
@@ -89,7 +100,7 @@ WeightCopies::~WeightCopies() {
 
 void WeightCopies::refresh() {
   const torch::NoGradGuard no_grad;
-  compat::copy_list(views_, weights_);
+  if (!views_.empty()) compat::copy_list(views_, weights_);
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {
@@ -113,10 +124,20 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
   const auto found = all.entries.find(weight.unsafeGetTensorImpl());
   if (found == all.entries.end()) return {};
   const WeightCopy& entry = found->second;
-  if (entry.version != weight._version() || entry.copy.scalar_type() != type) {
+  if (entry.version != weight._version() ||
+      entry.copy.scalar_type() != type) {
     return {};
   }
   return padded ? entry.padded : entry.copy;
+}
+
+Tensor WeightCopies::ones(const Tensor& weight, int64_t count) {
+  WeightRegistry& all = weight_registry();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
+  if (found == all.entries.end() || count > kMostOnes) return {};
+  const Tensor& row = found->second.ones;
+  return row.defined() ? row.narrow(1, 0, count) : row;
 }
 
 }  // namespace reprise

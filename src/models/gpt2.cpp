@@ -1,6 +1,8 @@
 #include "loss.h"
 #include "transformer.h"
 
+#include <reprise/torch/autocast.h>
+
 #include <torch/nn.h>
 
 #include <cmath>
@@ -179,8 +181,13 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
   built.stages.push_back(
       make_stage("head",
                  [wte, loss, in_chunks](const Tensors& in) mutable {
-                   // Without a gradient chunks cost nothing.
-                   if (!torch::GradMode::is_enabled()) return in_chunks(in);
+                   // Without a gradient chunks cost nothing; in half precision
+                   // on CUDA less, since their products have round sizes.
+                   if (!torch::GradMode::is_enabled() ||
+                       (in.at(0).is_cuda() &&
+                        c10::elementSize(compat::autocast_type(in.at(0))) == 2)) {
+                     return in_chunks(in);
+                   }
                    return loss->forward(
                        lean_linear(in.at(0).flatten(0, 1), wte->weight),
                        in.at(1).flatten());

@@ -130,7 +130,7 @@ Built build_cnn_blocks(const std::string& name, const ModelOptions& options) {
     channels = next;
   }
   built.stages.push_back(make_stage("pool", [](const Tensor& x) {
-                           return torch::adaptive_avg_pool2d(x, 1).flatten(1);
+                           return torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
                          }).on_first());
   add_head(built, "head", Linear(channels, options.classes));
   return built;

@@ -16,7 +16,8 @@ namespace reprise::train_detail {
 /// every later micro-batch of its shape.
 class MicroStep {
  public:
-  MicroStep(torch::Device device, const compat::AutocastState& autocast);
+  MicroStep(torch::Device device, const compat::AutocastState& autocast,
+            std::vector<torch::Tensor> parameters);
 
   /// What the gradient of each micro-batch's loss sum is from now on.
   void set_weight(double weight);
@@ -35,6 +36,7 @@ class MicroStep {
  private:
   torch::Device device_;
   compat::AutocastState autocast_;
+  std::vector<torch::Tensor> parameters_;
   double weight_ = 0;
   torch::Tensor weight_on_device_;  // in double precision
   torch::Tensor loss_;

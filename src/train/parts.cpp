@@ -156,10 +156,11 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
                                                torch::Device device) {
   const bool wanted = config.weight_copies == "on" ||
                       (config.weight_copies == "auto" && device.is_cuda());
-  if (!wanted || precision == "fp32" || !model.linear_weights) return nullptr;
-  return std::make_unique<WeightCopies>(
-      model.linear_weights(),
-      precision == "bf16" ? torch::kBFloat16 : torch::kHalf);
+  if (!wanted || !model.linear_weights) return nullptr;
+  const auto type = precision == "fp32"   ? torch::kFloat
+                    : precision == "bf16" ? torch::kBFloat16
+                                          : torch::kHalf;
+  return std::make_unique<WeightCopies>(model.linear_weights(), type);
 }
 
 Schedule schedule_of(const TrainConfig& config, const Model& model,

@@ -1,6 +1,7 @@
 #include "training_costs.h"
 
 #include "../plan/evaluation.h"
+#include "micro_step.h"
 #include "session.h"
 
 #include <reprise/data/file.h>
@@ -404,12 +405,13 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
                                   bool accumulate) {
   Execution execution(parts_.model.chain, schedule);
   const auto made = copies(profile.precision);
-  const auto autocast = autocast_of(profile.precision, parts_.device);
   Batches batches(parts_, micro_batch, make_batch(micro_batch));
   Batch batch;
-  torch::Tensor loss;
   std::vector<torch::Tensor> parameters = parts_.model.root->parameters();
   std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
+  MicroStep micro(parts_.device, autocast_of(profile.precision, parts_.device),
+                  parameters);
+  micro.set_weight(1e-6);
   if (accumulate) {
     for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
   }
@@ -420,15 +422,7 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
     batch = batches.next();
     move_to(batch, parts_.device);
     prepare(batch, parts_.prepare);
-    Tensors outputs;
-    {
-      const compat::AutocastGuard guard(autocast);
-      outputs = execution.forward({batch.inputs, batch.targets});
-    }
-    Tensors gradients(1);
-    gradients[0] = torch::full_like(outputs[0], 1e-6);
-    execution.backward(std::move(gradients));
-    loss = loss.defined() ? loss + outputs[0] : outputs[0];
+    micro.run(execution, {batch.inputs, batch.targets});
   };
   const bool cuda = parts_.device.is_cuda();
   // The caching allocator needs a few to find its blocks.

@@ -60,8 +60,8 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
          "(default: optimal with --memory, else none)");
   option("--precision", c.precision, "fp32, bf16, fp16");
   option("--weight-copies", c.weight_copies,
-         "Copy the linear layers' weights to bf16 or fp16 once a window: auto "
-         "(on CUDA), on, off");
+         "Copy the linear layers' weights to bf16 or fp16 once a window, and "
+         "add their gradients straight: auto (on CUDA), on, off");
   option("--loss-scale", c.loss_scale, "First scale of the loss, for fp16");
   option("--optimizer", c.optimizer.name,
          "sgd, adam, adamw, adafactor; adam8bit, adamw8bit: with a quarter of "
