@@ -59,8 +59,8 @@ Tensor HalfCrossEntropy::places(int64_t first, int64_t count) const {
 
 HalfCrossEntropy::Result HalfCrossEntropy::forward(bool count_right) const {
   Result result;
-  result.picked = torch::empty({hidden.size(0), 1},
-                               hidden.options().dtype(torch::kFloat));
+  result.picked =
+      torch::empty({hidden.size(0), 1}, hidden.options().dtype(torch::kFloat));
   if (count_right) {
     result.right = torch::zeros({}, targets.options().dtype(torch::kLong));
   }
@@ -95,7 +95,8 @@ void HalfCrossEntropy::backward(const Tensor& loss_gradient,
     const Tensor factor = factors.narrow(0, first, count);
     if (gradients.hidden.defined()) {
       gradients.hidden.narrow(0, first, count)
-          .copy_(compat::product_as(values, weight, torch::kFloat).mul_(factor));
+          .copy_(
+              compat::product_as(values, weight, torch::kFloat).mul_(factor));
     }
     if (gradients.weight_sum.defined()) {
       add_weight_gradient(gradients.weight_sum, values,

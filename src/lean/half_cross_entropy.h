@@ -31,9 +31,10 @@ struct HalfCrossEntropy {
                                    const torch::TensorOptions& options);
 
   struct Result {
-    torch::Tensor loss;    ///< sum, single precision
-    torch::Tensor right;   ///< as linear_cross_entropy()'s
-    torch::Tensor picked;  ///< (N, 1): the targets' logarithms, for the backward
+    torch::Tensor loss;   ///< sum, single precision
+    torch::Tensor right;  ///< as linear_cross_entropy()'s
+    torch::Tensor
+        picked;  ///< (N, 1): the targets' logarithms, for the backward
   };
   Result forward(bool count_right) const;
 

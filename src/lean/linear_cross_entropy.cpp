@@ -279,9 +279,8 @@ HalfCrossEntropy half_of(const Tensor& hidden, const Tensor& weight,
   half.hidden = padded.hidden();
   half.weight = padded.weight();
   half.columns = weight.size(0);
-  half.bias = HalfCrossEntropy::padded_bias(bias, half.columns,
-                                            half.weight.size(0),
-                                            half.weight.options());
+  half.bias = HalfCrossEntropy::padded_bias(
+      bias, half.columns, half.weight.size(0), half.weight.options());
   half.targets = targets;
   half.ignore_index = settings.ignore_index;
   half.rows_at_a_time = padded.rows_at_a_time();

@@ -6,6 +6,7 @@
 
 #include <shared_mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace reprise {
 namespace {
@@ -19,7 +20,7 @@ constexpr int64_t kMostOnes = int64_t{1} << 16;
 
 struct WeightCopy {
   Tensor padded, copy;
-  Tensor ones;  // undefined on the CPU
+  Tensor ones;           // undefined on the CPU
   int64_t version = -1;  // of the weight when it was copied; -1: too old
 };
 
@@ -34,17 +35,13 @@ WeightRegistry& weight_registry() {
   return *all;
 }
 
-Tensor empty_copy(const Tensor& weight, torch::ScalarType type) {
+/// The shape of a copy, with its rows of zeros.
+std::vector<int64_t> padded_sizes(const Tensor& weight) {
   auto sizes = weight.sizes().vec();
   if (weight.dim() == 2) {
     sizes[0] = (sizes[0] + kRoundRows - 1) / kRoundRows * kRoundRows;
   }
-  const Tensor copy =
-      torch::empty(sizes, weight.options().dtype(type).requires_grad(false));
-  if (copy.size(0) > weight.size(0)) {
-    copy.narrow(0, weight.size(0), copy.size(0) - weight.size(0)).zero_();
-  }
-  return copy;
+  return sizes;
 }
 
 }  // namespace
@@ -54,29 +51,40 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
   const bool half = type == torch::kBFloat16 || type == torch::kHalf;
   TORCH_CHECK(half || type == torch::kFloat,
               "[WeightCopies] expected half or single precision, got ", type);
-  Tensor ones;
   const torch::NoGradGuard no_grad;
-  std::unordered_map<const c10::TensorImpl*, WeightCopy> made;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  int64_t total = 0;
   for (const Tensor& weight : weights) {
     if (weight.scalar_type() != torch::kFloat || !weight.requires_grad() ||
-        weight.dim() == 0) {
+        weight.dim() == 0 ||
+        !seen.insert(weight.unsafeGetTensorImpl()).second) {
       continue;
     }
-    const auto* key = weight.unsafeGetTensorImpl();
-    if (made.contains(key)) continue;
+    weights_.push_back(weight);
+    total += c10::multiply_integers(padded_sizes(weight));
+  }
+  if (weights_.empty()) return;
+  // In one piece and in order: weights that lie together have copies that do.
+  const auto options = weights_[0].options().dtype(type).requires_grad(false);
+  if (half) copies_.push_back(torch::zeros({total}, options));
+  const Tensor ones =
+      weights_[0].is_cuda() ? torch::ones({1, kMostOnes}, options) : Tensor();
+  std::unordered_map<const c10::TensorImpl*, WeightCopy> made;
+  int64_t first = 0;
+  for (const Tensor& weight : weights_) {
     WeightCopy entry;
-    entry.padded = half ? empty_copy(weight, type) : weight.detach();
-    entry.copy = entry.padded.narrow(0, 0, weight.size(0));
-    if (weight.is_cuda() && !ones.defined()) {
-      ones = torch::ones({1, kMostOnes}, entry.copy.options());
+    if (half) {
+      const auto sizes = padded_sizes(weight);
+      const int64_t count = c10::multiply_integers(sizes);
+      entry.padded = copies_[0].narrow(0, first, count).view(sizes);
+      entry.copy = entry.padded.narrow(0, 0, weight.size(0));
+      views_.push_back(entry.copy);
+      first += count;
+    } else {
+      entry.padded = entry.copy = weight.detach();
     }
     entry.ones = ones;
-    weights_.push_back(weight);
-    if (half) {
-      copies_.push_back(entry.padded);
-      views_.push_back(entry.copy);
-    }
-    made.emplace(key, std::move(entry));
+    made.emplace(weight.unsafeGetTensorImpl(), std::move(entry));
   }
   {
     WeightRegistry& all = weight_registry();
@@ -124,8 +132,7 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
   const auto found = all.entries.find(weight.unsafeGetTensorImpl());
   if (found == all.entries.end()) return {};
   const WeightCopy& entry = found->second;
-  if (entry.version != weight._version() ||
-      entry.copy.scalar_type() != type) {
+  if (entry.version != weight._version() || entry.copy.scalar_type() != type) {
     return {};
   }
   return padded ? entry.padded : entry.copy;

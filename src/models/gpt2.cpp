@@ -179,20 +179,21 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
                                    in.at(1).flatten());
   };
   built.stages.push_back(
-      make_stage("head",
-                 [wte, loss, in_chunks](const Tensors& in) mutable {
-                   // Without a gradient chunks cost nothing; in half precision
-                   // on CUDA less, since their products have round sizes.
-                   if (!torch::GradMode::is_enabled() ||
-                       (in.at(0).is_cuda() &&
-                        c10::elementSize(compat::autocast_type(in.at(0))) == 2)) {
-                     return in_chunks(in);
-                   }
-                   return loss->forward(
-                       lean_linear(in.at(0).flatten(0, 1), wte->weight),
-                       in.at(1).flatten());
-                 },
-                 {wte, loss})
+      make_stage(
+          "head",
+          [wte, loss, in_chunks](const Tensors& in) mutable {
+            // Without a gradient chunks cost nothing; in half precision
+            // on CUDA less, since their products have round sizes.
+            if (!torch::GradMode::is_enabled() ||
+                (in.at(0).is_cuda() &&
+                 c10::elementSize(compat::autocast_type(in.at(0))) == 2)) {
+              return in_chunks(in);
+            }
+            return loss->forward(
+                lean_linear(in.at(0).flatten(0, 1), wte->weight),
+                in.at(1).flatten());
+          },
+          {wte, loss})
           .with_variant("in chunks", in_chunks));
   built.linear_weights = [root = built.root, wte] {
     std::vector<Tensor> weights = {wte->weight};

@@ -129,9 +129,10 @@ Built build_cnn_blocks(const std::string& name, const ModelOptions& options) {
             .on_first());
     channels = next;
   }
-  built.stages.push_back(make_stage("pool", [](const Tensor& x) {
-                           return torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
-                         }).on_first());
+  built.stages.push_back(
+      make_stage("pool", [](const Tensor& x) {
+        return torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
+      }).on_first());
   add_head(built, "head", Linear(channels, options.classes));
   return built;
 }

@@ -51,6 +51,8 @@ class SelfAttentionImpl : public torch::nn::Module {
       const torch::Tensor& x);
   torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k,
                        const torch::Tensor& v);
+  /// Parameters that one product takes where they lie together.
+  std::vector<std::vector<torch::Tensor>> groups() const;
 
  private:
   int64_t heads_;

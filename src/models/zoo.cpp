@@ -1,4 +1,5 @@
 #include "family.h"
+#include "transformer.h"
 
 #include <reprise/data/nearest.h>
 #include <reprise/models/model.h>
@@ -268,12 +269,22 @@ Model make_model(std::string_view name, const ModelOptions& options) {
     }
     return weights;
   };
+  const auto groups = [root = built.root] {
+    std::vector<std::vector<torch::Tensor>> found;
+    for (const auto& module : root->modules(/*include_self=*/false)) {
+      if (const auto* layer = module->as<zoo::SelfAttention>()) {
+        for (auto& group : layer->groups()) found.push_back(std::move(group));
+      }
+    }
+    return found;
+  };
   return Model{spec.info.name,
                std::move(resolved),
                spec.task,
                std::move(built.root),
                Chain(std::move(built.stages)),
-               linear_weights};
+               linear_weights,
+               groups};
 }
 
 int64_t parameter_count(const Model& model) {

@@ -9,9 +9,7 @@ namespace reprise::train_detail {
 MicroStep::MicroStep(torch::Device device,
                      const compat::AutocastState& autocast,
                      std::vector<torch::Tensor> parameters)
-    : device_(device),
-      autocast_(autocast),
-      parameters_(std::move(parameters)) {
+    : device_(device), autocast_(autocast), parameters_(std::move(parameters)) {
   // On the CPU starting a kernel costs nothing.
   if (device_.is_cpu()) parameters_.clear();
 }

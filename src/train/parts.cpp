@@ -1,5 +1,6 @@
 #include "parts.h"
 
+#include <reprise/lean/linear.h>
 #include <reprise/models/weights.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
@@ -53,6 +54,9 @@ Model build_model(const TrainConfig& config, torch::Device device) {
   }
   model.root->to(device);
   if (config.layout == "channels-last") lay_channels_last(model);
+  if (device.is_cuda() && config.weight_copies != "off") {
+    for (const auto& group : model.groups()) lay_together(group);
+  }
   model.root->train();
   return model;
 }

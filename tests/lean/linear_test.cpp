@@ -218,6 +218,81 @@ TEST(Linear, InPlaceAfterItAndAgainInCheckpoints) {
   }
 }
 
+TEST(Linear, ThreeAsOne) {
+  torch::manual_seed(4);
+  const auto options = on_device(torch::kFloat);
+  const Tensor x = torch::randn({2, 9, 32}, options).requires_grad_();
+  std::array<Tensor, 3> weights, biases;
+  for (size_t i = 0; i < 3; ++i) {
+    weights[i] = torch::randn({128, 32}, options).mul_(0.2).requires_grad_();
+    biases[i] = torch::randn({128}, options).requires_grad_();
+  }
+  const Tensors parameters = {x,         weights[0], weights[1], weights[2],
+                              biases[0], biases[1],  biases[2]};
+  const auto run_three = [&](bool joined, bool autocast) {
+    Tensor y;
+    for (int i = 0; i < 2; ++i) {
+      {
+        const compat::AutocastGuard guard(autocast ? half()
+                                                   : compat::AutocastState{});
+        if (joined) {
+          y = lean_linears(x * (1 + i), weights, biases);
+          TORCH_CHECK(y.defined());
+        } else {
+          std::vector<Tensor> parts;
+          for (size_t k = 0; k < 3; ++k) {
+            parts.push_back(lean_linear(x * (1 + i), weights[k], biases[k]));
+          }
+          y = torch::cat(parts, -1);
+        }
+      }
+      (y.to(torch::kFloat).sin().sum() / 3).backward();
+    }
+    return Outcome{y.detach(), take_gradients(parameters)};
+  };
+  const Tensors before = {weights[0].detach().clone(),
+                          biases[2].detach().clone()};
+  for (const auto type : {torch::kFloat, torch::kBFloat16}) {
+    const bool autocast = type == torch::kBFloat16;
+    const WeightCopies copies({weights[0], weights[1], weights[2]}, type);
+    const Outcome wanted = run_three(false, autocast);
+    if (type == torch::kFloat) {
+      // Not before they lie together.
+      EXPECT_FALSE(lean_linears(x, weights, biases).defined());
+      lay_together({weights[0], weights[1], weights[2]});
+      EXPECT_FALSE(lean_linears(x, weights, biases).defined());
+      lay_together({biases[0], biases[1], biases[2]});
+      EXPECT_TRUE(same(weights[0].detach(), before[0]));
+      EXPECT_TRUE(same(biases[2].detach(), before[1]));
+      continue;  // the copies are of what was there before
+    }
+    const Outcome got = run_three(true, autocast);
+    EXPECT_LT(relative_error(got.y, wanted.y), 1e-2);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      ASSERT_TRUE(got.gradients[i].defined()) << i;
+      EXPECT_EQ(got.gradients[i].sizes(), parameters[i].sizes());
+      EXPECT_LT(relative_error(got.gradients[i], wanted.gradients[i]), 1e-2)
+          << i;
+    }
+  }
+  const WeightCopies copies({weights[0], weights[1], weights[2]},
+                            torch::kFloat);
+  const Outcome wanted = run_three(false, false);
+  const Outcome got = run_three(true, false);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_LT(relative_error(got.gradients[i], wanted.gradients[i]), 1e-5) << i;
+  }
+  // Gradients that were there and do not lie together are added to one by one.
+  for (const Tensor& weight : weights) {
+    Tensor(weight).mutable_grad() = torch::ones_like(weight.detach());
+  }
+  const Outcome apart = run_three(true, false);
+  for (size_t i = 1; i < 4; ++i) {
+    EXPECT_LT(relative_error(apart.gradients[i] - 1, wanted.gradients[i]),
+              1e-5);
+  }
+}
+
 TEST(Linear, CrossEntropyOfACopy) {
   torch::manual_seed(9);
   const auto options = on_device(torch::kFloat);

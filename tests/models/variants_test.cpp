@@ -134,8 +134,7 @@ TEST(Variants, ChangeNothingUnderAutocast) {
     const auto expected = train(small, plainly, state);
     for (int number = 1; number <= most; ++number) {
       const auto got = train(
-          small,
-          [&](const Chain& chain) { return keep_all_as(chain, number); },
+          small, [&](const Chain& chain) { return keep_all_as(chain, number); },
           state);
       for (size_t i = 0; i < got.size(); ++i) {
         // The head's padded products need not round as the plain ones.

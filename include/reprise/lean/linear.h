@@ -2,6 +2,9 @@
 
 #include <torch/types.h>
 
+#include <array>
+#include <vector>
+
 namespace reprise {
 
 /// How a linear layer's weight lies.
@@ -21,5 +24,17 @@ enum class WeightLayout {
 torch::Tensor lean_linear(const torch::Tensor& x, const torch::Tensor& weight,
                           const torch::Tensor& bias = {},
                           WeightLayout layout = WeightLayout::kOutIn);
+
+/// Makes matrices of as many columns, or vectors, lie one after the other in memory,
+/// so that one product can take them for one matrix; their values stay.
+void lay_together(const std::vector<torch::Tensor>& parameters);
+
+/// Three layers of one input as one product: x (…, in) gives (…, out₀ + out₁ + out₂).
+/// Only where the weights, of kOutIn, lie together, their biases likewise, and
+/// WeightCopies has copies of them; undefined elsewhere. Gradients as lean_linear()'s;
+/// new ones lie together too.
+torch::Tensor lean_linears(const torch::Tensor& x,
+                           const std::array<torch::Tensor, 3>& weights,
+                           const std::array<torch::Tensor, 3>& biases);
 
 }  // namespace reprise

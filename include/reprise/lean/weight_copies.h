@@ -61,8 +61,8 @@ class WeightCopies {
 
  private:
   std::vector<torch::Tensor> weights_;
-  std::vector<torch::Tensor> copies_;  // with their rows of zeros
-  std::vector<torch::Tensor> views_;   // without
+  std::vector<torch::Tensor> copies_;  // all in one, with their rows of zeros
+  std::vector<torch::Tensor> views_;   // each, without
 };
 
 }  // namespace reprise
