@@ -93,6 +93,32 @@ class Cnn:
         return None  # bound by neither at these sizes
 
 
+class Bert:
+    """BERT-Large, 512 random tokens, AdamW, with its dropout."""
+    model, unit, scale, tolerance = "bert-large", "samples/s", 1, 0
+
+    def __init__(self, precision):
+        self.precision = precision
+        self.flags = ["--seq", 512, "--random-samples", 512, "--optimizer", "adamw",
+                      "--precision", precision]
+
+    def peer(self, work, window):
+        return ["bert_trainer.py", "--precision", self.precision]
+
+    def make_data(self, path, window):
+        return "random", []
+
+    def floor_seconds(self, rates, micro, accumulate, recompute):
+        if self.precision != "bf16":
+            return None
+        matrices, attention = 24 * 12 * 1024 * 1024, 24 * 2 * 512 * 1024
+        forward = 2 * (matrices + attention)
+        tokens = micro * accumulate * 512
+        traffic = accumulate * matrices * 12 + 335e6 * 4 * 7
+        flops = tokens * forward * (4 if recompute else 3)
+        return flops / rates["flops"] + traffic / rates["bytes"]
+
+
 # name, family, micro-batch, accumulation, ours' flags, peers' techniques. A budget is
 # (share, technique): of that peer's peak.
 CASES = [
@@ -104,6 +130,9 @@ CASES = [
      ["checkpoint", "graph-checkpoint"]),
     ("xl-8x1", Gpt2("gpt2-xl"), 8, 1, ["--memory", (1, "checkpoint")],
      ["checkpoint", "compile-budget"]),
+    *((f"bert-{precision}-1x4{'-all' if flags else ''}", Bert(precision), 1, 4, flags, peers)
+      for precision in ("bf16", "fp32")
+      for flags, peers in (([], ["trainer"]), (["--recompute", "all"], ["checkpoint"]))),
     *((f"{model}-{size}-{micro}x{accumulate}", Cnn(model, size), micro, accumulate, flags,
        ["eager", "compile", "compile-graphs", "graph"])
       for model in ("cnn-basic", "cnn-blocks")
@@ -144,9 +173,9 @@ class Bench:
         script, *words = family.peer(self.work, window)
         key = (script, *words, micro, accumulate, technique)
         if key not in self.answers:
+            weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
             self.answers[key] = json.loads(peer_script(
-                script, "train", *words, "--weights", self.weights(family),
-                *self.data(family, window)[1], "--micro", micro, "--accumulate", accumulate,
+                script, "train", *words, *weights, *self.data(family, window)[1], "--micro", micro, "--accumulate", accumulate,
                 "--technique", technique).splitlines()[-1])
         return self.answers[key]
 
@@ -155,9 +184,10 @@ class Bench:
         out = pathlib.Path(tempfile.mkdtemp(dir=self.work)) / "run"
         sizes = (["--global-batch", window] if "--memory" in flags
                  else ["--batch", micro, "--accumulate", accumulate])
+        weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
         summary = json.loads(run(
-            [self.reprise, "train", "--model", family.model, *family.flags, "--weights",
-             self.weights(family), "--data", self.data(family, window)[0], "--lr", 1e-4,
+            [self.reprise, "train", "--model", family.model, *family.flags, *weights,
+             "--data", self.data(family, window)[0], "--lr", 1e-4,
              "--steps", 14, "--no-eval", "--device", "cuda", "--format", "json", "--out", out,
              *sizes, *flags]))
         lines = (out / "metrics.jsonl").read_text().splitlines()
@@ -174,7 +204,7 @@ class Bench:
 
 
 def apart(ours, theirs):
-    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs))
+    return max((abs(a - b) / abs(b) for a, b in zip(ours, theirs)), default=0)
 
 
 def show_case(bench, case, repeats):
@@ -203,7 +233,8 @@ def show_case(bench, case, repeats):
             continue
         rate = theirs["samples_per_s"] * family.scale
         rows.append(f"{name:20} {technique:16} {rate:12,.0f} {speed / rate:7.2f} "
-                    f"{theirs['peak_bytes'] / GIB:8.2f}          losses within {worst:.1e}")
+                    f"{theirs['peak_bytes'] / GIB:8.2f}          " +
+                    (f"losses within {worst:.1e}" if theirs["losses"] else ""))
     if good:
         floor = family.floor_seconds(bench.rates, micro, accumulate, "all" in flags)
         share = (f"{speed * floor / (micro * accumulate * family.scale):8.0%}" if floor
