@@ -80,7 +80,8 @@ class Cnn:
 
     def __init__(self, model, size):
         self.model, self.size = model, size
-        self.flags = [*Cnn.flags, "--image-size", size]
+        self.flags = [*Cnn.flags, "--image-size", size,
+                      *(["--norm", "group"] if model == "cnn-basic" else [])]
 
     def peer(self, work, window):
         return ["cnn.py", "--model", self.model, "--size", self.size]

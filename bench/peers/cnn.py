@@ -45,11 +45,12 @@ def make_model(name, size):
         model.add_module("pool", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
         model.add_module("head", nn.Linear(channels, 10))
         return model
+    # BatchNorm has nothing to normalise in one sample of one pixel.
     first = [side for _, side in BASIC].index(size)
     for i, (following, _) in enumerate(BASIC[first:]):
         model.add_module(f"block{i}", named(
             conv=nn.Conv2d(channels, following, 2, stride=2, padding=int(following == 80)),
-            norm=nn.BatchNorm2d(following), relu=nn.ReLU()))
+            norm=nn.GroupNorm(following // 8, following), relu=nn.ReLU()))
         channels = following
     model.add_module("flat", nn.Flatten())
     model.add_module("hidden", nn.Linear(channels, 32))
