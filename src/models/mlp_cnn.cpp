@@ -36,6 +36,7 @@ void add_hidden(Built& built, const std::string& name, Linear linear,
                    return torch::dropout(y, dropout, linear->is_training());
                  },
                  {linear.ptr()})
+          .of_kind("hidden")
           .on_first());
 }
 
@@ -153,6 +154,7 @@ Built build_cnn_profile(const std::string& name, const ModelOptions& options) {
                                         return relu_over(conv->forward(x));
                                       },
                                       {conv})
+                               .of_kind("conv")
                                .on_first());
     // A pool of 1×1 is a copy. LibTorch's own would keep an index of 8 bytes a
     // pixel for its backward, which the original does not.
@@ -160,6 +162,7 @@ Built build_cnn_profile(const std::string& name, const ModelOptions& options) {
     built.stages.push_back(
         i < kLast
             ? make_stage(pool, [](const Tensor& x) { return x.clone(); })
+                  .of_kind("copy")
                   .on_first()
             : make_stage(
                   pool, [](const Tensor& x) { return torch::max_pool2d(x, 2); })

@@ -73,6 +73,7 @@ Stage make_block_stage(const std::string& name, const Block& block) {
       .with_variant("pointwise again", with({.pointwise = true}))
       .with_variant("attention again",
                     with({.pointwise = true, .attention = true}))
+      .of_kind("block")
       .on_first();
 }
 
