@@ -19,6 +19,12 @@ Tensor as_matrix(const Tensor& x) {
   return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
 }
 
+/// A view of an input counts as a leaf that needs a gradient, which saved-tensor hooks
+/// cannot give back.
+Tensor as_saved(const Tensor& rows) {
+  return rows.detach();
+}
+
 Tensor plain(const Tensor& x, const Tensor& weight, const Tensor& bias,
              WeightLayout layout) {
   if (layout == WeightLayout::kOutIn) return torch::linear(x, weight, bias);
@@ -77,7 +83,7 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
                         const Tensor& copy, bool in_out) {
     const compat::AutocastGuard none(compat::AutocastState{});
     const Tensor rows = as_matrix(x.to(copy.scalar_type()));
-    context->save_for_backward({rows});
+    context->save_for_backward({as_saved(rows)});
     // Not saved as variables: neither is an activation, and the weight must be
     // the very tensor whose gradient is added to.
     auto& data = context->saved_data;
@@ -136,7 +142,7 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
                         const Tensor& copy) {
     const compat::AutocastGuard none(compat::AutocastState{});
     const Tensor rows = as_matrix(x.to(copy.scalar_type()));
-    context->save_for_backward({rows});
+    context->save_for_backward({as_saved(rows)});
     auto& data = context->saved_data;
     data["weights"] = std::vector<Tensor>{weight0, weight1, weight2};
     data["copy"] = copy;
