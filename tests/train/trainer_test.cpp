@@ -140,7 +140,6 @@ TEST(Trainer, EvaluationLeavesTheTrainingAlone) {
   auto config = small("cnn-basic");
   const Ended plain = run(config);
   config.evaluate = true;
-  config.evaluate = true;
   config.eval_every = 1;
   const Ended evaluated = run(config);
   for (size_t i = 0; i < plain.tensors.size(); ++i) {
