@@ -138,6 +138,14 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
   return padded ? entry.padded : entry.copy;
 }
 
+bool WeightCopies::has(const Tensor& weight) {
+  WeightRegistry& all = weight_registry();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
+  return found != all.entries.end() &&
+         found->second.version == weight._version();
+}
+
 Tensor WeightCopies::ones(const Tensor& weight, int64_t count) {
   WeightRegistry& all = weight_registry();
   const std::shared_lock lock(all.mutex);

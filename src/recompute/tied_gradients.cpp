@@ -1,5 +1,7 @@
 #include "tied_gradients.h"
 
+#include <reprise/lean/weight_copies.h>
+
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <unordered_map>
@@ -26,7 +28,7 @@ Tensors tied_parameters(const Chain& chain) {
 
 TiedGradients::TiedGradients(const Tensors& parameters) {
   for (torch::Tensor parameter : parameters) {
-    if (!parameter.grad().defined()) continue;
+    if (!parameter.grad().defined() || WeightCopies::has(parameter)) continue;
     auto gradient = std::exchange(parameter.mutable_grad(), {});
     aside_.push_back({std::move(parameter), std::move(gradient)});
   }

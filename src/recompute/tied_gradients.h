@@ -8,7 +8,8 @@
 /// One autograd call over the whole model adds the contributions of all stages
 /// to each other first and their sum to `.grad` last. A backward in several
 /// calls would add each of them to `.grad`, which in floating point is another
-/// number as soon as `.grad` holds an earlier micro-batch.
+/// number as soon as `.grad` holds an earlier micro-batch. Where a weight has a
+/// copy (WeightCopies), its layers add to `.grad` as they come in one call too.
 namespace reprise {
 
 /// Parameters of `chain` that more than one of its stages has.

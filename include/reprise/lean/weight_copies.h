@@ -55,6 +55,10 @@ class WeightCopies {
   static torch::Tensor find(const torch::Tensor& weight, torch::ScalarType type,
                             bool padded = false);
 
+  /// Whether there is one that is no older than `weight`: its gradient is then added to
+  /// by each of its layers, not by autograd at the end of all.
+  static bool has(const torch::Tensor& weight);
+
   /// Where `weight` has a copy, on CUDA: a row of `count` ones in its type, to add
   /// rows up by a product; undefined elsewhere, and for more than 65,536.
   static torch::Tensor ones(const torch::Tensor& weight, int64_t count);
