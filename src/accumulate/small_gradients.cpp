@@ -1,4 +1,5 @@
 #include <reprise/accumulate/small_gradients.h>
+#include <reprise/lean/weight_copies.h>
 #include <reprise/torch/lists.h>
 
 #include <utility>
@@ -10,7 +11,7 @@ SmallGradients::SmallGradients(const std::vector<torch::Tensor>& parameters,
   for (torch::Tensor parameter : parameters) {
     torch::Tensor& gradient = parameter.mutable_grad();
     if (!gradient.defined() || gradient.numel() > most ||
-        gradient.layout() != torch::kStrided) {
+        gradient.layout() != torch::kStrided || WeightCopies::has(parameter)) {
       continue;
     }
     auto before = std::exchange(gradient, {});

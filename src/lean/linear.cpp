@@ -1,11 +1,15 @@
 #include <reprise/lean/linear.h>
 #include <reprise/lean/weight_copies.h>
 #include <reprise/torch/autocast.h>
+#include <reprise/torch/beside.h>
 #include <reprise/torch/products.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/torch.h>
+
+#include <functional>
+#include <utility>
 
 namespace reprise {
 namespace {
@@ -53,6 +57,28 @@ Tensor sum_of_rows(const Tensor& dy, const Tensor& weight) {
                         : dy.sum(0, false, torch::kFloat);
 }
 
+void add_to_bias(Tensor& gradient, const Tensor& dy, const Tensor& weight) {
+  const Tensor ones = WeightCopies::ones(weight, dy.size(0));
+  if (!gradient.defined()) {
+    gradient = sum_of_rows(dy, weight);
+  } else if (ones.defined()) {
+    Tensor row = gradient.view({1, -1});
+    compat::add_product(row, ones, dy);
+  } else {
+    gradient.add_(sum_of_rows(dy, weight));
+  }
+}
+
+/// Gradients of weights: beside the backward where nothing else there adds to them.
+void run_alone(const Tensor& weight, std::vector<Tensor> used,
+               const std::function<void()>& work) {
+  if (WeightCopies::alone(weight)) {
+    compat::run_beside(std::move(used), work);
+  } else {
+    work();
+  }
+}
+
 bool lie_together(const std::vector<Tensor>& tensors) {
   const Tensor& first = tensors.front();
   int64_t offset = first.storage_offset();
@@ -88,15 +114,17 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     // the very tensor whose gradient is added to.
     auto& data = context->saved_data;
     data["weight"] = weight;
+    const Tensor bias_copy = WeightCopies::find(bias, copy.scalar_type());
+    if (bias_copy.defined()) data["bias"] = bias;
     data["copy"] = copy;
     data["in_out"] = in_out;
     data["sizes"] = x.sizes();
     data["type"] = static_cast<int64_t>(x.scalar_type());
     const Tensor matrix = in_out ? copy : copy.t();
-    const Tensor y =
-        bias.numel() > 0
-            ? torch::addmm(bias.to(copy.scalar_type()), rows, matrix)
-            : torch::mm(rows, matrix);
+    const Tensor added =
+        bias_copy.defined() ? bias_copy : bias.to(copy.scalar_type());
+    const Tensor y = bias.numel() > 0 ? torch::addmm(added, rows, matrix)
+                                      : torch::mm(rows, matrix);
     if (x.dim() == 2) return y;
     auto sizes = x.sizes().vec();
     sizes.back() = matrix.size(1);
@@ -115,18 +143,24 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     const Tensor copy = data["copy"].toTensor();
     const bool in_out = data["in_out"].toBool();
     const Tensor dy = as_matrix(gradients[0]).to(copy.scalar_type());
+    Tensor weight = data["weight"].toTensor();
+    Tensor bias = data.count("bias") > 0 ? data["bias"].toTensor() : Tensor();
+    run_alone(weight, {rows, dy}, [&] {
+      if (context->needs_input_grad(1)) {
+        add_to_gradient(weight, in_out ? rows.t() : dy.t(), in_out ? dy : rows);
+      }
+      if (bias.defined() && context->needs_input_grad(2)) {
+        add_to_bias(bias.mutable_grad(), dy, weight);
+      }
+    });
     Tensor dx, db;
     if (context->needs_input_grad(0)) {
       dx = torch::mm(dy, in_out ? copy.t() : copy)
                .view(data["sizes"].toIntVector())
                .to(static_cast<torch::ScalarType>(data["type"].toInt()));
     }
-    if (context->needs_input_grad(1)) {
-      Tensor weight = data["weight"].toTensor();
-      add_to_gradient(weight, in_out ? rows.t() : dy.t(), in_out ? dy : rows);
-    }
-    if (context->needs_input_grad(2)) {
-      db = sum_of_rows(dy, data["weight"].toTensor());
+    if (!bias.defined() && context->needs_input_grad(2)) {
+      db = sum_of_rows(dy, weight);
     }
     return {dx, {}, db, {}, {}};
   }
@@ -139,17 +173,17 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
                         const Tensor& weight0, const Tensor& weight1,
                         const Tensor& weight2, const Tensor& bias0,
                         const Tensor& bias1, const Tensor& bias2,
-                        const Tensor& copy) {
+                        const Tensor& copy, const Tensor& bias_copy) {
     const compat::AutocastGuard none(compat::AutocastState{});
     const Tensor rows = as_matrix(x.to(copy.scalar_type()));
     context->save_for_backward({as_saved(rows)});
     auto& data = context->saved_data;
     data["weights"] = std::vector<Tensor>{weight0, weight1, weight2};
+    data["biases"] = std::vector<Tensor>{bias0, bias1, bias2};
     data["copy"] = copy;
     data["sizes"] = x.sizes();
     data["type"] = static_cast<int64_t>(x.scalar_type());
-    const Tensor bias = as_one({bias0, bias1, bias2});
-    const Tensor y = torch::addmm(bias.to(copy.scalar_type()), rows, copy.t());
+    const Tensor y = torch::addmm(bias_copy, rows, copy.t());
     auto sizes = x.sizes().vec();
     sizes.back() = copy.size(0);
     return torch::_unsafe_view(y, sizes);
@@ -163,51 +197,53 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
     const Tensor rows = context->get_saved_variables()[0];
     auto& data = context->saved_data;
     const Tensor copy = data["copy"].toTensor();
-    std::vector<Tensor> weights = data["weights"].toTensorVector();
+    const auto weights = data["weights"].toTensorVector();
+    const auto biases = data["biases"].toTensorVector();
     const Tensor dy = as_matrix(gradients[0]).to(copy.scalar_type());
+    run_alone(weights[0], {rows, dy}, [&] {
+      add_to_all(
+          weights, [&](Tensor& sum) { compat::add_product(sum, dy.t(), rows); },
+          [&] {
+            return compat::product_as(dy.t(), rows, weights[0].scalar_type());
+          });
+      add_to_all(
+          biases, [&](Tensor& sum) { add_to_bias(sum, dy, weights[0]); },
+          [&] { return sum_of_rows(dy, weights[0]); });
+    });
     Tensor dx;
     if (context->needs_input_grad(0)) {
       dx = torch::mm(dy, copy)
                .view(data["sizes"].toIntVector())
                .to(static_cast<torch::ScalarType>(data["type"].toInt()));
     }
-    add_to_gradients(weights, dy, rows);
-    const Tensor db = sum_of_rows(dy, weights[0]);
-    variable_list result = {dx, {}, {}, {}};
-    int64_t first = 0;
-    for (const Tensor& weight : weights) {
-      result.push_back(db.narrow(0, first, weight.size(0)));
-      first += weight.size(0);
-    }
-    result.emplace_back();
-    return result;
+    return {dx, {}, {}, {}, {}, {}, {}, {}, {}};
   }
 
  private:
-  static void add_to_gradients(std::vector<Tensor>& weights, const Tensor& dy,
-                               const Tensor& rows) {
+  /// `add` adds to the gradients of all `parameters`, as one; `make` makes that.
+  static void add_to_all(std::vector<Tensor> parameters,
+                         const std::function<void(Tensor&)>& add,
+                         const std::function<Tensor()>& make) {
     std::vector<Tensor> there;
-    for (const Tensor& weight : weights) {
-      if (weight.grad().defined()) there.push_back(weight.grad());
+    for (const Tensor& parameter : parameters) {
+      if (parameter.grad().defined()) there.push_back(parameter.grad());
     }
-    if (there.size() == weights.size() && lie_together(there)) {
+    if (there.size() == parameters.size() && lie_together(there)) {
       Tensor all = as_one(there);
-      compat::add_product(all, dy.t(), rows);
+      add(all);
       return;
     }
-    const Tensor fresh =
-        there.empty()
-            ? compat::product_as(dy.t(), rows, weights[0].scalar_type())
-            : Tensor();
+    const Tensor fresh = make();
     int64_t first = 0;
-    for (Tensor& weight : weights) {
-      const int64_t count = weight.size(0);
-      if (fresh.defined()) {
-        weight.mutable_grad() = fresh.narrow(0, first, count);
+    for (Tensor& parameter : parameters) {
+      const Tensor part = fresh.narrow(0, first, parameter.size(0));
+      Tensor& gradient = parameter.mutable_grad();
+      if (gradient.defined()) {
+        gradient.add_(part);
       } else {
-        add_to_gradient(weight, dy.narrow(1, first, count).t(), rows);
+        gradient = part;
       }
-      first += count;
+      first += parameter.size(0);
     }
   }
 };
@@ -239,19 +275,19 @@ void lay_together(const std::vector<Tensor>& parameters) {
 Tensor lean_linears(const Tensor& x, const std::array<Tensor, 3>& weights,
                     const std::array<Tensor, 3>& biases) {
   const auto type = compat::autocast_type(x);
-  std::vector<Tensor> copies;
-  for (const Tensor& weight : weights) {
-    const Tensor copy = WeightCopies::find(weight, type);
-    if (!copy.defined()) return {};
-    copies.push_back(copy);
-  }
-  if (!lie_together(copies) ||
-      !lie_together({biases[0], biases[1], biases[2]})) {
-    return {};
-  }
+  const auto copies_of = [type](const std::array<Tensor, 3>& parameters) {
+    std::vector<Tensor> copies;
+    for (const Tensor& parameter : parameters) {
+      const Tensor copy = WeightCopies::find(parameter, type);
+      if (copy.defined()) copies.push_back(copy);
+    }
+    const bool whole = copies.size() == 3 && lie_together(copies);
+    return whole ? as_one(copies) : Tensor();
+  };
+  const Tensor weight = copies_of(weights), bias = copies_of(biases);
+  if (!weight.defined() || !bias.defined()) return {};
   return LinearsOperator::apply(x, weights[0], weights[1], weights[2],
-                                biases[0], biases[1], biases[2],
-                                as_one(copies));
+                                biases[0], biases[1], biases[2], weight, bias);
 }
 
 }  // namespace reprise

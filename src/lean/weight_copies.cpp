@@ -15,12 +15,14 @@ using torch::Tensor;
 
 // Tensor cores want round sizes.
 constexpr int64_t kRoundRows = 128;
+constexpr int64_t kRoundValues = 8;  // of a vector
 
 constexpr int64_t kMostOnes = int64_t{1} << 16;
 
 struct WeightCopy {
   Tensor padded, copy;
   Tensor ones;           // undefined on the CPU
+  bool alone = true;     // nothing else adds to its gradient
   int64_t version = -1;  // of the weight when it was copied; -1: too old
 };
 
@@ -38,21 +40,24 @@ WeightRegistry& weight_registry() {
 /// The shape of a copy, with its rows of zeros.
 std::vector<int64_t> padded_sizes(const Tensor& weight) {
   auto sizes = weight.sizes().vec();
-  if (weight.dim() == 2) {
-    sizes[0] = (sizes[0] + kRoundRows - 1) / kRoundRows * kRoundRows;
-  }
+  const int64_t round = weight.dim() == 2 ? kRoundRows : kRoundValues;
+  sizes[0] = (sizes[0] + round - 1) / round * round;
   return sizes;
 }
 
 }  // namespace
 
 WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
-                           torch::ScalarType type) {
+                           torch::ScalarType type,
+                           const std::vector<Tensor>& used_elsewhere) {
   const bool half = type == torch::kBFloat16 || type == torch::kHalf;
   TORCH_CHECK(half || type == torch::kFloat,
               "[WeightCopies] expected half or single precision, got ", type);
   const torch::NoGradGuard no_grad;
-  std::unordered_set<const c10::TensorImpl*> seen;
+  std::unordered_set<const c10::TensorImpl*> seen, elsewhere;
+  for (const Tensor& weight : used_elsewhere) {
+    elsewhere.insert(weight.unsafeGetTensorImpl());
+  }
   int64_t total = 0;
   for (const Tensor& weight : weights) {
     if (weight.scalar_type() != torch::kFloat || !weight.requires_grad() ||
@@ -84,6 +89,7 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
       entry.padded = entry.copy = weight.detach();
     }
     entry.ones = ones;
+    entry.alone = !elsewhere.contains(weight.unsafeGetTensorImpl());
     made.emplace(weight.unsafeGetTensorImpl(), std::move(entry));
   }
   {
@@ -144,6 +150,13 @@ bool WeightCopies::has(const Tensor& weight) {
   const auto found = all.entries.find(weight.unsafeGetTensorImpl());
   return found != all.entries.end() &&
          found->second.version == weight._version();
+}
+
+bool WeightCopies::alone(const Tensor& weight) {
+  WeightRegistry& all = weight_registry();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
+  return found != all.entries.end() && found->second.alone;
 }
 
 Tensor WeightCopies::ones(const Tensor& weight, int64_t count) {

@@ -20,9 +20,9 @@ using ModulePtr = std::shared_ptr<torch::nn::Module>;
 struct Built {
   ModulePtr root;
   std::vector<Stage> stages;
-  /// Weights that lean_linear() or linear_cross_entropy() get, besides those of all
-  /// torch::nn::Linear; may be null.
-  std::function<std::vector<torch::Tensor>()> linear_weights{};
+  /// Weights and biases that lean_linear() or linear_cross_entropy() get, besides
+  /// those of all torch::nn::Linear; may be null.
+  std::function<std::vector<torch::Tensor>()> linear_parameters{};
 };
 
 /// `options` are resolved: everything the family uses is set and positive.

@@ -30,6 +30,7 @@ class Conv1DImpl : public torch::nn::Module {
   }
 
   const Tensor& weight() const { return weight_; }
+  const Tensor& bias() const { return bias_; }
 
  private:
   Tensor weight_, bias_;
@@ -195,14 +196,15 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
           },
           {wte, loss})
           .with_variant("in chunks", in_chunks));
-  built.linear_weights = [root = built.root, wte] {
-    std::vector<Tensor> weights = {wte->weight};
+  built.linear_parameters = [root = built.root, wte] {
+    std::vector<Tensor> found = {wte->weight};
     for (const auto& module : root->modules(/*include_self=*/false)) {
       if (const auto* layer = module->as<Conv1D>()) {
-        weights.push_back(layer->weight());
+        found.push_back(layer->weight());
+        found.push_back(layer->bias());
       }
     }
-    return weights;
+    return found;
   };
   return built;
 }

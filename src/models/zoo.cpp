@@ -256,18 +256,20 @@ Model make_model(std::string_view name, const ModelOptions& options) {
   const Spec& spec = find_spec(name);
   ModelOptions resolved = resolve(spec, options);
   zoo::Built built = spec.build(spec.info.name, resolved);
-  const auto linear_weights = [root = built.root,
-                               more = std::move(built.linear_weights)] {
-    std::vector<torch::Tensor> weights;
+  const auto linear_parameters = [root = built.root,
+                                  more = std::move(built.linear_parameters)] {
+    std::vector<torch::Tensor> found, biases;
     for (const auto& module : root->modules(/*include_self=*/false)) {
       if (const auto* layer = module->as<torch::nn::Linear>()) {
-        weights.push_back(layer->weight);
+        found.push_back(layer->weight);
+        if (layer->bias.defined()) biases.push_back(layer->bias);
       }
     }
+    found.insert(found.end(), biases.begin(), biases.end());
     if (more) {
-      for (auto& weight : more()) weights.push_back(std::move(weight));
+      for (auto& parameter : more()) found.push_back(std::move(parameter));
     }
-    return weights;
+    return found;
   };
   const auto groups = [root = built.root] {
     std::vector<std::vector<torch::Tensor>> found;
@@ -283,7 +285,7 @@ Model make_model(std::string_view name, const ModelOptions& options) {
                spec.task,
                std::move(built.root),
                Chain(std::move(built.stages)),
-               linear_weights,
+               linear_parameters,
                groups};
 }
 

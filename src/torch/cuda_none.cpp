@@ -1,6 +1,7 @@
 // Stands in for cuda.cpp where LibTorch has no CUDA.
 #include "no_graphs.h"
 
+#include <reprise/torch/beside.h>
 #include <reprise/torch/cuda.h>
 
 #include <c10/util/Exception.h>
@@ -64,6 +65,10 @@ void empty_cuda_cache() {}
 void set_cuda_deterministic(bool) {}
 
 void set_cuda_libraries(const CudaLibraries&) {}
+
+void run_beside(std::vector<at::Tensor>, const std::function<void()>& work) {
+  work();
+}
 
 std::string cuda_graph_refusal() {
   return "this LibTorch has no CUDA";

@@ -1,5 +1,7 @@
 #include "parts.h"
 
+#include "../recompute/tied_gradients.h"
+
 #include <reprise/lean/linear.h>
 #include <reprise/models/weights.h>
 #include <reprise/recompute/strategy.h>
@@ -160,11 +162,12 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
                                                torch::Device device) {
   const bool wanted = config.weight_copies == "on" ||
                       (config.weight_copies == "auto" && device.is_cuda());
-  if (!wanted || !model.linear_weights) return nullptr;
+  if (!wanted || !model.linear_parameters) return nullptr;
   const auto type = precision == "fp32"   ? torch::kFloat
                     : precision == "bf16" ? torch::kBFloat16
                                           : torch::kHalf;
-  return std::make_unique<WeightCopies>(model.linear_weights(), type);
+  return std::make_unique<WeightCopies>(model.linear_parameters(), type,
+                                        tied_parameters(model.chain));
 }
 
 Schedule schedule_of(const TrainConfig& config, const Model& model,

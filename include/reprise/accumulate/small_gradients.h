@@ -20,7 +20,8 @@ namespace reprise {
 ///     small.add();
 class SmallGradients {
  public:
-  /// Takes aside the gradients of those of `parameters` with at most `most` values.
+  /// Takes aside the gradients of those of `parameters` with at most `most` values,
+  /// but not where a copy (WeightCopies) makes its layer add to them.
   explicit SmallGradients(const std::vector<torch::Tensor>& parameters,
                           int64_t most = int64_t{1} << 16);
   /// Without add(), the gradients are what they were.

@@ -19,8 +19,8 @@ enum class WeightLayout {
 /// Where WeightCopies has a copy of `weight` in autocast's type, it is used, and
 /// the backward adds the weight's gradient to `weight.grad()` itself, as one
 /// product with the sum in single precision: autograd never sees it, so that
-/// torch::autograd::grad() and hooks of the weight find nothing. No second
-/// derivative there.
+/// torch::autograd::grad() and hooks of the weight find nothing. Likewise a bias
+/// that has a copy. No second derivative there.
 torch::Tensor lean_linear(const torch::Tensor& x, const torch::Tensor& weight,
                           const torch::Tensor& bias = {},
                           WeightLayout layout = WeightLayout::kOutIn);

@@ -32,10 +32,14 @@ namespace reprise {
 class WeightCopies {
  public:
   /// Copies at once. `type`: half precision, or single. Weights of other types than
-  /// single precision, those without a gradient and equal ones are left out. Throws
-  /// c10::Error where another one has a weight already.
+  /// single precision, those without a gradient and equal ones are left out.
+  /// `used_elsewhere`: those of them that other operators have too, such as an
+  /// embedding; the gradients of all others may be added to beside the backward.
+  /// Biases are welcome as well. Throws c10::Error where another one has a weight
+  /// already.
   WeightCopies(const std::vector<torch::Tensor>& weights,
-               torch::ScalarType type);
+               torch::ScalarType type,
+               const std::vector<torch::Tensor>& used_elsewhere = {});
   ~WeightCopies();
   WeightCopies(const WeightCopies&) = delete;
   WeightCopies& operator=(const WeightCopies&) = delete;
@@ -51,13 +55,17 @@ class WeightCopies {
 
   /// The copy of `weight` in `type`, if there is one that is no older than it;
   /// undefined otherwise. With `padded` the rows of zeros that follow it too:
-  /// a two-dimensional copy has as many as make its rows a multiple of 128.
+  /// a two-dimensional copy has as many as make its rows a multiple of 128, a
+  /// vector those that make its values one of 8.
   static torch::Tensor find(const torch::Tensor& weight, torch::ScalarType type,
                             bool padded = false);
 
   /// Whether there is one that is no older than `weight`: its gradient is then added to
   /// by each of its layers, not by autograd at the end of all.
   static bool has(const torch::Tensor& weight);
+
+  /// Whether nothing but its layer adds to the gradient of `weight`.
+  static bool alone(const torch::Tensor& weight);
 
   /// Where `weight` has a copy, on CUDA: a row of `count` ones in its type, to add
   /// rows up by a product; undefined elsewhere, and for more than 65,536.

@@ -51,9 +51,9 @@ struct Model {
   /// (kPixels), over tokens that are not ignored (kLanguage). The loss is in
   /// single precision whatever the model's is.
   Chain chain;
-  /// Weights of the linear layers, which WeightCopies may have copies of. To be
-  /// asked for again when the model has moved to another device.
-  std::function<std::vector<torch::Tensor>()> linear_weights{};
+  /// Weights of the linear layers, then their biases, which WeightCopies may have
+  /// copies of. To be asked for again when the model has moved to another device.
+  std::function<std::vector<torch::Tensor>()> linear_parameters{};
   /// Parameters for lay_together(), so that one product takes a group.
   std::function<std::vector<std::vector<torch::Tensor>>()> groups{};
 };

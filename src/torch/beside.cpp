@@ -1,0 +1,102 @@
+// Compiled against a LibTorch with CUDA; cuda_none.cpp stands in otherwise.
+#include <reprise/torch/beside.h>
+
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+namespace reprise::compat {
+namespace {
+
+using c10::cuda::CUDAStream;
+
+/// Which capture a stream is part of; 0: none.
+unsigned long long capture_of(const CUDAStream& stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &id));
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+/// Beside one stream of backwards.
+class SecondStream {
+ public:
+  explicit SecondStream(CUDAStream main)
+      : main_(main),
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false,
+                                             main.device_index())) {}
+
+  /// False: nothing was done, this is not the time.
+  bool run(std::vector<at::Tensor>& used, const std::function<void()>& work) {
+    const std::lock_guard lock(mutex_);
+    const auto capture = capture_of(main_);
+    if (stream_ == main_ || (ready_ && capture == 0)) return false;
+    wait();
+    at::cuda::CUDAEvent fork;
+    fork.record(main_);
+    fork.block(stream_);
+    {
+      const c10::cuda::CUDAStreamGuard guard(stream_);
+      work();
+    }
+    done_.emplace();
+    done_->record(stream_);
+    capture_ = capture;
+    used_ = std::move(used);
+    ready_ = true;
+    return true;
+  }
+
+  void join() {
+    const std::lock_guard lock(mutex_);
+    wait();
+  }
+
+ private:
+  void wait() {
+    // What belongs to a capture that was given up never ran.
+    if (done_ && capture_ == capture_of(main_)) done_->block(main_);
+    done_.reset();
+    used_.clear();
+  }
+
+  std::mutex mutex_;
+  CUDAStream main_, stream_;
+  bool ready_ = false;                       // was used before
+  std::optional<at::cuda::CUDAEvent> done_;  // of what runs, if anything does
+  unsigned long long capture_ = 0;           // that it is part of
+  std::vector<at::Tensor> used_;
+};
+
+SecondStream& beside(const CUDAStream& main) {
+  static std::mutex mutex;
+  // Outlives every thread.
+  static auto* all =
+      new std::unordered_map<CUDAStream, std::unique_ptr<SecondStream>>;
+  const std::lock_guard lock(mutex);
+  auto& second = (*all)[main];
+  if (!second) second = std::make_unique<SecondStream>(main);
+  return *second;
+}
+
+}  // namespace
+
+void run_beside(std::vector<at::Tensor> used,
+                const std::function<void()>& work) {
+  if (used.empty() || !used[0].is_cuda()) return work();
+  SecondStream& second =
+      beside(c10::cuda::getCurrentCUDAStream(used[0].device().index()));
+  if (!second.run(used, work)) return work();
+  // Every time: the second of two joins finds nothing to do.
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [&second] { second.join(); });
+}
+
+}  // namespace reprise::compat
