@@ -155,8 +155,8 @@ def train(args):
     call = model
     if args.technique.startswith("compile"):
         if args.technique == "compile-budget":
-            import torch._functorch.config
-            torch._functorch.config.activation_memory_budget = 0.5
+            from torch._functorch import config
+            config.activation_memory_budget = 0.5
         mode = "reduce-overhead" if args.technique == "compile-graphs" else None
         call = torch.compile(model, mode=mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01,
