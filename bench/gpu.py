@@ -80,11 +80,13 @@ class Cnn:
 
     def __init__(self, model, size):
         self.model, self.size = model, size
+        # BatchNorm has nothing to normalise in one sample of one pixel.
+        self.norm = "group" if model == "cnn-basic" and size == 112 else "batch"
         self.flags = [*Cnn.flags, "--image-size", size,
-                      *(["--norm", "group"] if model == "cnn-basic" else [])]
+                      *(["--norm", self.norm] if model == "cnn-basic" else [])]
 
     def peer(self, work, window):
-        return ["cnn.py", "--model", self.model, "--size", self.size]
+        return ["cnn.py", "--model", self.model, "--size", self.size, "--norm", self.norm]
 
     def make_data(self, path, window):
         peer_script("cnn.py", "data", path, "--samples", window)
@@ -183,7 +185,9 @@ class Bench:
     def ours(self, family, micro, accumulate, flags):
         window = micro * accumulate
         out = pathlib.Path(tempfile.mkdtemp(dir=self.work)) / "run"
-        sizes = (["--global-batch", window] if "--memory" in flags
+        # Another micro-batch would be another BatchNorm.
+        sizes = (["--global-batch", window]
+                 if "--memory" in flags and not isinstance(family, Cnn)
                  else ["--batch", micro, "--accumulate", accumulate])
         weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
         summary = json.loads(run(

@@ -33,7 +33,7 @@ def named(**layers):
     return block
 
 
-def make_model(name, size):
+def make_model(name, size, norm):
     """Names of parameters are the zoo's."""
     model, channels = nn.Sequential(), 1
     if name == "cnn-blocks":
@@ -45,12 +45,12 @@ def make_model(name, size):
         model.add_module("pool", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
         model.add_module("head", nn.Linear(channels, 10))
         return model
-    # BatchNorm has nothing to normalise in one sample of one pixel.
     first = [side for _, side in BASIC].index(size)
     for i, (following, _) in enumerate(BASIC[first:]):
         model.add_module(f"block{i}", named(
             conv=nn.Conv2d(channels, following, 2, stride=2, padding=int(following == 80)),
-            norm=nn.GroupNorm(following // 8, following), relu=nn.ReLU()))
+            norm=(nn.BatchNorm2d(following) if norm == "batch"
+                  else nn.GroupNorm(following // 8, following)), relu=nn.ReLU()))
         channels = following
     model.add_module("flat", nn.Flatten())
     model.add_module("hidden", nn.Linear(channels, 32))
@@ -88,7 +88,7 @@ def read_data(folder, device):
 def make_weights(args):
     from safetensors.torch import save_file
     torch.manual_seed(0)
-    state = make_model(args.model, args.size).state_dict()
+    state = make_model(args.model, args.size, args.norm).state_dict()
     save_file({name: tensor.contiguous() for name, tensor in state.items()
                if not name.endswith("num_batches_tracked")}, args.file)
 
@@ -96,7 +96,7 @@ def make_weights(args):
 def train(args):
     from safetensors.torch import load_file
     device = torch.device(args.device)
-    model = make_model(args.model, args.size)
+    model = make_model(args.model, args.size, args.norm)
     model.load_state_dict(load_file(args.weights), strict=False)
     model.to(device).train()
     images, labels = read_data(args.data, device)
@@ -175,6 +175,8 @@ def main():
         command.add_argument("--model", choices=("cnn-basic", "cnn-blocks"),
                              default="cnn-blocks")
         command.add_argument("--size", type=int, default=112)
+        command.add_argument("--norm", choices=("batch", "group"), default="batch",
+                             help="of cnn-basic")
     args = parser.parse_args()
     {"data": make_data, "weights": make_weights, "train": train}[args.command](args)
 

@@ -102,6 +102,29 @@ Tensor as_one(const std::vector<Tensor>& tensors) {
                                              tensors.front().storage_offset());
 }
 
+/// For the backward; not one that this use made for itself.
+void keep_copy(AutogradContext& context, const Tensor& copy,
+               const Tensor& weight) {
+  if (!WeightCopies::each_use(weight)) context.saved_data["copy"] = copy;
+}
+/// Of one weight, or of several that lie together.
+Tensor kept_copy(AutogradContext& context, const std::vector<Tensor>& weights,
+                 torch::ScalarType type) {
+  auto& data = context.saved_data;
+  return data.count("copy") > 0 ? data["copy"].toTensor()
+                                : as_one(weights).to(type);
+}
+
+/// In single precision a product that also adds a bias is not cut along its inner
+/// dimension, which leaves a GPU idle where that is by far the longest.
+Tensor product_and_bias(const Tensor& rows, const Tensor& matrix,
+                        const Tensor& bias) {
+  const bool cut = rows.is_cuda() && rows.scalar_type() == torch::kFloat &&
+                   matrix.size(0) > 2 * matrix.size(1);
+  return cut ? torch::mm(rows, matrix).add_(bias)
+             : torch::addmm(bias, rows, matrix);
+}
+
 class LinearOperator : public torch::autograd::Function<LinearOperator> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x,
@@ -116,14 +139,14 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     data["weight"] = weight;
     const Tensor bias_copy = WeightCopies::find(bias, copy.scalar_type());
     if (bias_copy.defined()) data["bias"] = bias;
-    data["copy"] = copy;
+    keep_copy(*context, copy, weight);
     data["in_out"] = in_out;
     data["sizes"] = x.sizes();
     data["type"] = static_cast<int64_t>(x.scalar_type());
     const Tensor matrix = in_out ? copy : copy.t();
     const Tensor added =
         bias_copy.defined() ? bias_copy : bias.to(copy.scalar_type());
-    const Tensor y = bias.numel() > 0 ? torch::addmm(added, rows, matrix)
+    const Tensor y = bias.numel() > 0 ? product_and_bias(rows, matrix, added)
                                       : torch::mm(rows, matrix);
     if (x.dim() == 2) return y;
     auto sizes = x.sizes().vec();
@@ -140,9 +163,8 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     const compat::AutocastGuard none(compat::AutocastState{});
     const Tensor rows = context->get_saved_variables()[0];
     auto& data = context->saved_data;
-    const Tensor copy = data["copy"].toTensor();
     const bool in_out = data["in_out"].toBool();
-    const Tensor dy = as_matrix(gradients[0]).to(copy.scalar_type());
+    const Tensor dy = as_matrix(gradients[0]).to(rows.scalar_type());
     Tensor weight = data["weight"].toTensor();
     Tensor bias = data.count("bias") > 0 ? data["bias"].toTensor() : Tensor();
     run_alone(weight, {rows, dy}, [&] {
@@ -155,6 +177,7 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     });
     Tensor dx, db;
     if (context->needs_input_grad(0)) {
+      const Tensor copy = kept_copy(*context, {weight}, rows.scalar_type());
       dx = torch::mm(dy, in_out ? copy.t() : copy)
                .view(data["sizes"].toIntVector())
                .to(static_cast<torch::ScalarType>(data["type"].toInt()));
@@ -180,7 +203,7 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
     auto& data = context->saved_data;
     data["weights"] = std::vector<Tensor>{weight0, weight1, weight2};
     data["biases"] = std::vector<Tensor>{bias0, bias1, bias2};
-    data["copy"] = copy;
+    keep_copy(*context, copy, weight0);
     data["sizes"] = x.sizes();
     data["type"] = static_cast<int64_t>(x.scalar_type());
     const Tensor y = torch::addmm(bias_copy, rows, copy.t());
@@ -196,10 +219,9 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
     const compat::AutocastGuard none(compat::AutocastState{});
     const Tensor rows = context->get_saved_variables()[0];
     auto& data = context->saved_data;
-    const Tensor copy = data["copy"].toTensor();
     const auto weights = data["weights"].toTensorVector();
     const auto biases = data["biases"].toTensorVector();
-    const Tensor dy = as_matrix(gradients[0]).to(copy.scalar_type());
+    const Tensor dy = as_matrix(gradients[0]).to(rows.scalar_type());
     run_alone(weights[0], {rows, dy}, [&] {
       add_to_all(
           weights, [&](Tensor& sum) { compat::add_product(sum, dy.t(), rows); },
@@ -212,7 +234,7 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
     });
     Tensor dx;
     if (context->needs_input_grad(0)) {
-      dx = torch::mm(dy, copy)
+      dx = torch::mm(dy, kept_copy(*context, weights, rows.scalar_type()))
                .view(data["sizes"].toIntVector())
                .to(static_cast<torch::ScalarType>(data["type"].toInt()));
     }
@@ -277,6 +299,11 @@ Tensor lean_linears(const Tensor& x, const std::array<Tensor, 3>& weights,
   const auto type = compat::autocast_type(x);
   const auto copies_of = [type](const std::array<Tensor, 3>& parameters) {
     std::vector<Tensor> copies;
+    if (WeightCopies::each_use(parameters[0])) {
+      copies.assign(parameters.begin(), parameters.end());
+      const bool whole = lie_together(copies);
+      return whole ? as_one(copies).to(type) : Tensor();
+    }
     for (const Tensor& parameter : parameters) {
       const Tensor copy = WeightCopies::find(parameter, type);
       if (copy.defined()) copies.push_back(copy);

@@ -306,7 +306,7 @@ class CrossEntropyOperator
     settings.put(*context);
     if (copy.numel() > 0) {
       // As in lean_linear().
-      context->saved_data["copy"] = copy;
+      if (!WeightCopies::each_use(weight)) context->saved_data["copy"] = copy;
       context->saved_data["weight"] = weight;
     }
     LinearCrossEntropy result;
@@ -338,8 +338,14 @@ class CrossEntropyOperator
     const Tensor bias = some_or_none(saved[2]);
     const ScoreSettings settings = ScoreSettings::get(*context);
     auto& data = context->saved_data;
-    const bool has_copy = data.count("copy") > 0;
-    const Tensor copy = has_copy ? data["copy"].toTensor() : Tensor();
+    const bool has_copy = data.count("weight") > 0;
+    Tensor copy;
+    if (data.count("copy") > 0) {
+      copy = data["copy"].toTensor();
+    } else if (has_copy) {
+      copy = WeightCopies::find(data["weight"].toTensor(),
+                                settings.product_type, /*padded=*/true);
+    }
     const bool straight = has_copy && !settings.by_columns;
     HalfCrossEntropy::Gradients sums;
     if (context->needs_input_grad(0)) sums.hidden = torch::empty_like(hidden);

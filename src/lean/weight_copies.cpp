@@ -20,7 +20,9 @@ constexpr int64_t kRoundValues = 8;  // of a vector
 constexpr int64_t kMostOnes = int64_t{1} << 16;
 
 struct WeightCopy {
-  Tensor padded, copy;
+  Tensor padded, copy;  // undefined: each use makes its own, or needs none
+  torch::ScalarType type = torch::kFloat;
+  bool each_use = false;
   Tensor ones;           // undefined on the CPU
   bool alone = true;     // nothing else adds to its gradient
   int64_t version = -1;  // of the weight when it was copied; -1: too old
@@ -49,44 +51,60 @@ std::vector<int64_t> padded_sizes(const Tensor& weight) {
 
 WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
                            torch::ScalarType type,
-                           const std::vector<Tensor>& used_elsewhere) {
+                           const WeightCopiesOptions& how) {
   const bool half = type == torch::kBFloat16 || type == torch::kHalf;
   TORCH_CHECK(half || type == torch::kFloat,
               "[WeightCopies] expected half or single precision, got ", type);
   const torch::NoGradGuard no_grad;
   std::unordered_set<const c10::TensorImpl*> seen, elsewhere;
-  for (const Tensor& weight : used_elsewhere) {
+  for (const Tensor& weight : how.used_elsewhere) {
     elsewhere.insert(weight.unsafeGetTensorImpl());
   }
-  int64_t total = 0;
-  for (const Tensor& weight : weights) {
-    if (weight.scalar_type() != torch::kFloat || !weight.requires_grad() ||
-        weight.dim() == 0 ||
-        !seen.insert(weight.unsafeGetTensorImpl()).second) {
-      continue;
+  const auto take = [&](const std::vector<Tensor>& from) {
+    for (const Tensor& weight : from) {
+      if (weight.scalar_type() == torch::kFloat && weight.requires_grad() &&
+          weight.dim() > 0 &&
+          seen.insert(weight.unsafeGetTensorImpl()).second) {
+        weights_.push_back(weight);
+      }
     }
-    weights_.push_back(weight);
-    total += c10::multiply_integers(padded_sizes(weight));
-  }
+  };
+  take(weights);
+  const size_t copied = weights_.size();
+  take(how.straight);
   if (weights_.empty()) return;
+  const bool makes_copies = half && !how.each_use;
   // In one piece and in order: weights that lie together have copies that do.
   const auto options = weights_[0].options().dtype(type).requires_grad(false);
-  if (half) copies_.push_back(torch::zeros({total}, options));
+  if (makes_copies) {
+    int64_t total = 0;
+    for (size_t i = 0; i < copied; ++i) {
+      total += c10::multiply_integers(padded_sizes(weights_[i]));
+    }
+    copies_.push_back(torch::zeros({total}, options));
+  }
   const Tensor ones =
       weights_[0].is_cuda() ? torch::ones({1, kMostOnes}, options) : Tensor();
   std::unordered_map<const c10::TensorImpl*, WeightCopy> made;
   int64_t first = 0;
-  for (const Tensor& weight : weights_) {
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const Tensor& weight = weights_[i];
     WeightCopy entry;
-    if (half) {
-      const auto sizes = padded_sizes(weight);
-      const int64_t count = c10::multiply_integers(sizes);
-      entry.padded = copies_[0].narrow(0, first, count).view(sizes);
-      entry.copy = entry.padded.narrow(0, 0, weight.size(0));
-      views_.push_back(entry.copy);
-      first += count;
-    } else {
-      entry.padded = entry.copy = weight.detach();
+    entry.type = type;
+    if (i < copied) {
+      if (makes_copies) {
+        const auto sizes = padded_sizes(weight);
+        const int64_t count = c10::multiply_integers(sizes);
+        entry.padded = copies_[0].narrow(0, first, count).view(sizes);
+        entry.copy = entry.padded.narrow(0, 0, weight.size(0));
+        views_.push_back(entry.copy);
+        sources_.push_back(weight);
+        first += count;
+      } else if (!half) {
+        entry.padded = entry.copy = weight.detach();
+      } else {
+        entry.each_use = true;
+      }
     }
     entry.ones = ones;
     entry.alone = !elsewhere.contains(weight.unsafeGetTensorImpl());
@@ -114,7 +132,7 @@ WeightCopies::~WeightCopies() {
 
 void WeightCopies::refresh() {
   const torch::NoGradGuard no_grad;
-  if (!views_.empty()) compat::copy_list(views_, weights_);
+  if (!views_.empty()) compat::copy_list(views_, sources_);
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {
@@ -132,16 +150,22 @@ void WeightCopies::expire() {
 
 Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
                           bool padded) {
-  WeightRegistry& all = weight_registry();
-  const std::shared_lock lock(all.mutex);
-  if (all.entries.empty()) return {};
-  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
-  if (found == all.entries.end()) return {};
-  const WeightCopy& entry = found->second;
-  if (entry.version != weight._version() || entry.copy.scalar_type() != type) {
-    return {};
+  {
+    WeightRegistry& all = weight_registry();
+    const std::shared_lock lock(all.mutex);
+    if (all.entries.empty()) return {};
+    const auto found = all.entries.find(weight.unsafeGetTensorImpl());
+    if (found == all.entries.end()) return {};
+    const WeightCopy& entry = found->second;
+    if (entry.version != weight._version() || entry.type != type) return {};
+    if (!entry.each_use) return padded ? entry.padded : entry.copy;
   }
-  return padded ? entry.padded : entry.copy;
+  const torch::NoGradGuard no_grad;
+  if (!padded) return weight.detach().to(type);
+  const Tensor copy =
+      torch::zeros(padded_sizes(weight), weight.detach().options().dtype(type));
+  copy.narrow(0, 0, weight.size(0)).copy_(weight);
+  return copy;
 }
 
 bool WeightCopies::has(const Tensor& weight) {
@@ -150,6 +174,13 @@ bool WeightCopies::has(const Tensor& weight) {
   const auto found = all.entries.find(weight.unsafeGetTensorImpl());
   return found != all.entries.end() &&
          found->second.version == weight._version();
+}
+
+bool WeightCopies::each_use(const Tensor& weight) {
+  WeightRegistry& all = weight_registry();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
+  return found != all.entries.end() && found->second.each_use;
 }
 
 bool WeightCopies::alone(const Tensor& weight) {

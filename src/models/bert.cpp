@@ -1,6 +1,8 @@
 #include "loss.h"
 #include "transformer.h"
 
+#include <reprise/lean/embedding.h>
+
 #include <torch/nn.h>
 
 namespace reprise::zoo {
@@ -37,10 +39,12 @@ class EmbeddingsImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& tokens) {  // (N, T)
-    const Tensor x = word_(tokens) + type_->weight[0] +
+    const Tensor x = lean_embedding(word_, tokens) + type_->weight[0] +
                      position_->weight.narrow(0, 0, tokens.size(1));
     return torch::dropout(norm_(x), dropout_, is_training());
   }
+
+  const Tensor& word_weight() const { return word_->weight; }
 
  private:
   double dropout_;
@@ -160,6 +164,9 @@ Built build_bert(const std::string& name, const ModelOptions& options) {
           .on_first());
   const auto loss = built.root->register_module("loss", Loss(Task::kSequences));
   built.stages.push_back(make_stage("loss", loss));
+  built.embeddings = [embeddings] {
+    return std::vector<Tensor>{embeddings->word_weight()};
+  };
   return built;
 }
 

@@ -23,6 +23,8 @@ struct Built {
   /// Weights and biases that lean_linear() or linear_cross_entropy() get, besides
   /// those of all torch::nn::Linear; may be null.
   std::function<std::vector<torch::Tensor>()> linear_parameters{};
+  /// Tables that lean_embedding() gets and that are not among those; may be null.
+  std::function<std::vector<torch::Tensor>()> embeddings{};
 };
 
 /// `options` are resolved: everything the family uses is set and positive.

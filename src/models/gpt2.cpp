@@ -1,6 +1,7 @@
 #include "loss.h"
 #include "transformer.h"
 
+#include <reprise/lean/embedding.h>
 #include <reprise/torch/autocast.h>
 
 #include <torch/nn.h>
@@ -152,7 +153,7 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
       make_stage("embed",
                  [name, options, wte, wpe](const Tensor& tokens) mutable {
                    check_tokens(name, options, tokens);
-                   const Tensor x = wte->forward(tokens) +
+                   const Tensor x = lean_embedding(wte, tokens) +
                                     wpe->weight.narrow(0, 0, tokens.size(1));
                    return torch::dropout(x, options.dropout,
                                          wte->is_training());

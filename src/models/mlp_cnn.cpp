@@ -2,10 +2,12 @@
 #include "loss.h"
 
 #include <reprise/lean/max_pool.h>
+#include <reprise/lean/norm_relu.h>
 
 #include <torch/nn.h>
 
 #include <algorithm>
+#include <functional>
 
 namespace reprise::zoo {
 namespace {
@@ -74,24 +76,25 @@ Built build_cnn_basic(const std::string& name, const ModelOptions& options) {
         part->register_module("conv", Conv2d(Conv2dOptions(channels, next, 2)
                                                  .stride(2)
                                                  .padding(next == 80 ? 1 : 0)));
-    torch::nn::AnyModule norm;
+    // relu(norm(x))
+    std::function<Tensor(const Tensor&)> norm_relu;
     if (options.norm == "batch") {
       const torch::nn::BatchNorm2d batch(next);
       part->register_module("norm", batch);
-      norm = torch::nn::AnyModule(batch);
+      norm_relu = [batch](const Tensor& x) { return lean_norm_relu(batch, x); };
     } else {
       const torch::nn::GroupNorm group(
           torch::nn::GroupNormOptions(next / 8, next));
       part->register_module("norm", group);
-      norm = torch::nn::AnyModule(group);
+      norm_relu = [group](const Tensor& x) { return lean_norm_relu(group, x); };
     }
-    built.stages.push_back(make_stage(block,
-                                      [conv, norm](const Tensor& x) mutable {
-                                        return relu_over(
-                                            norm.forward(conv->forward(x)));
-                                      },
-                                      {part})
-                               .on_first());
+    built.stages.push_back(
+        make_stage(block,
+                   [conv, norm_relu](const Tensor& x) mutable {
+                     return norm_relu(conv->forward(x));
+                   },
+                   {part})
+            .on_first());
     channels = next;
   }
   check_image_size(name, options, entered,
@@ -118,14 +121,15 @@ Built build_cnn_blocks(const std::string& name, const ModelOptions& options) {
     built.stages.push_back(
         make_stage(block,
                    [conv, norm](const Tensor& x) mutable {
-                     return torch::max_pool2d(
-                         relu_over(norm->forward(conv->forward(x))), 2);
+                     return lean_norm_relu(norm, conv->forward(x),
+                                           AfterNorm::kReluMaxPool);
                    },
                    {part})
             .with_variant("lean pool",
                           [conv, norm](const Tensors& in) mutable {
-                            return Tensors{lean_relu_max_pool2d(
-                                norm->forward(conv->forward(in.at(0))))};
+                            return Tensors{
+                                lean_norm_relu(norm, conv->forward(in.at(0)),
+                                               AfterNorm::kReluLeanMaxPool)};
                           })
             .on_first());
     channels = next;

@@ -286,6 +286,7 @@ Model make_model(std::string_view name, const ModelOptions& options) {
                std::move(built.root),
                Chain(std::move(built.stages)),
                linear_parameters,
+               std::move(built.embeddings),
                groups};
 }
 

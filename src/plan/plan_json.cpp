@@ -17,6 +17,9 @@ ordered_json plan_object(const Plan& plan) {
   result["precision"] = plan.precision;
   result["recompute"] = plan.schedule.name();
   result["schedule"] = plan.schedule.to_text();
+  if (!plan.weight_copies.empty()) {
+    result["weight_copies"] = plan.weight_copies;
+  }
   result["runs_again"] = plan.schedule.total_runs() - plan.schedule.stages();
   result["predicted"] = {
       {"peak_bytes", plan.peak_bytes},

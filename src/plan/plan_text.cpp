@@ -48,6 +48,9 @@ std::string settings(const PlanResult& result,
   std::string text = fmt::format(
       "{}, {}\nrecompute {}: {}\n", batches_in_words(plan), plan.precision,
       plan.schedule.name(), schedule_in_words(plan.schedule));
+  if (!plan.weight_copies.empty()) {
+    text += fmt::format("with --weight-copies {}\n", plan.weight_copies);
+  }
   text += fmt::format("predicted  peak {}", format_bytes(plan.peak_bytes));
   if (result.request.memory > 0) {
     text += fmt::format(", {} of the budget of {}",

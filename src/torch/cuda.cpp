@@ -68,6 +68,11 @@ void cuda_synchronize(int device) {
   c10::cuda::device_synchronize();
 }
 
+void* current_cuda_stream(int device) {
+  return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device))
+      .stream();
+}
+
 struct CudaMoment::Impl {
   at::cuda::CUDAEvent event{cudaEventDefault};  // with its time
 };

@@ -41,6 +41,10 @@ void cuda_synchronize(int) {
   no_cuda();
 }
 
+void* current_cuda_stream(int) {
+  no_cuda();
+}
+
 struct CudaMoment::Impl {};
 CudaMoment::CudaMoment(int) {
   no_cuda();

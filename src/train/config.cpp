@@ -148,7 +148,7 @@ void TrainConfig::resolve() {
               ", --epochs ", epochs);
   check_word(precision, "--precision", {"fp32", "bf16", "fp16"});
   check_word(graph, "--graph", {"auto", "on", "off"});
-  check_word(weight_copies, "--weight-copies", {"auto", "on", "off"});
+  check_word(weight_copies, "--weight-copies", {"auto", "on", "each", "off"});
   check_word(resize, "--resize", {"device", "workers"});
   check_word(layout, "--layout", {"planes", "channels-last"});
   check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});

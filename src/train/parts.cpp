@@ -161,13 +161,18 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
                                                const Model& model,
                                                torch::Device device) {
   const bool wanted = config.weight_copies == "on" ||
+                      config.weight_copies == "each" ||
                       (config.weight_copies == "auto" && device.is_cuda());
   if (!wanted || !model.linear_parameters) return nullptr;
   const auto type = precision == "fp32"   ? torch::kFloat
                     : precision == "bf16" ? torch::kBFloat16
                                           : torch::kHalf;
+  WeightCopiesOptions options;
+  options.each_use = config.weight_copies == "each";
+  options.used_elsewhere = tied_parameters(model.chain);
+  if (model.embeddings) options.straight = model.embeddings();
   return std::make_unique<WeightCopies>(model.linear_parameters(), type,
-                                        tied_parameters(model.chain));
+                                        options);
 }
 
 Schedule schedule_of(const TrainConfig& config, const Model& model,

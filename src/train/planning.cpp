@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 namespace reprise {
@@ -51,6 +52,48 @@ PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
   return options;
 }
 
+/// Costs with copies of the weights, and, where they are left to us and a budget is
+/// tight, without: the memory may do more elsewhere.
+class CopyChoice {
+ public:
+  CopyChoice(CostParts parts, TrainingCosts::Options options)
+      : free_(parts.config.weight_copies == "auto" && parts.device.is_cuda()),
+        parts_(std::move(parts)),
+        options_(std::move(options)),
+        usual_(parts_, options_) {}
+
+  PlanResult plan(const PlanRequest& request) {
+    PlanResult with = make_plan(request, usual_);
+    const bool half = with.plan.precision != "fp32";
+    const bool tight = !with.feasible || with.plan.schedule.total_runs() >
+                                             with.plan.schedule.stages();
+    if (!free_ || !half || request.memory == 0) return with;
+    if (!each_) {
+      if (!tight) return with;
+      CostParts parts = parts_;
+      parts.config.weight_copies = "each";
+      each_ = std::make_unique<TrainingCosts>(std::move(parts), options_);
+    }
+    PlanResult without = make_plan(request, *each_);
+    const auto worse = [&](const PlanResult& result) {
+      return std::make_tuple(
+          !result.feasible,
+          result.feasible ? result.plan.step_ms : result.smallest_bytes * 1.0);
+    };
+    if (worse(with) <= worse(without)) return with;
+    without.plan.weight_copies = "each";
+    for (Plan& plan : without.alternatives) plan.weight_copies = "each";
+    return without;
+  }
+
+ private:
+  bool free_;
+  CostParts parts_;
+  TrainingCosts::Options options_;
+  TrainingCosts usual_;
+  std::unique_ptr<TrainingCosts> each_;
+};
+
 class SessionPlanner final : public BudgetPlanner {
  public:
   SessionPlanner(CostParts parts, PlanRequest request,
@@ -59,7 +102,7 @@ class SessionPlanner final : public BudgetPlanner {
         request_(std::move(request)) {}
 
   Decision decide() override {
-    const PlanResult result = make_plan(request_, costs_);
+    const PlanResult result = costs_.plan(request_);
     // For whoever asks, it is the memory that was not enough.
     TORCH_CHECK_WITH(
         OutOfMemoryError, result.feasible, "[--memory] nothing fits into ",
@@ -79,7 +122,7 @@ class SessionPlanner final : public BudgetPlanner {
     PlanRequest request = request_;
     request.micro_batch = present.micro_batch;
     request.memory = std::max<int64_t>(1, present.predicted_peak_bytes - less);
-    const PlanResult result = make_plan(request, costs_);
+    const PlanResult result = costs_.plan(request);
     if (result.feasible) return decision(result.plan);
     const bool lower = result.plan.peak_bytes < present.predicted_peak_bytes;
     // Not as low as asked for, but it leaves every bit as it is.
@@ -95,7 +138,7 @@ class SessionPlanner final : public BudgetPlanner {
     if (request_.micro_batch > 0) return std::nullopt;  // given by the user
     PlanRequest request = request_;
     request.memory = budget;
-    const PlanResult result = make_plan(request, costs_);
+    const PlanResult result = costs_.plan(request);
     const auto smaller = [&](const Plan& plan) {
       return plan.micro_batch < present.micro_batch &&
              plan.peak_bytes < present.predicted_peak_bytes;
@@ -108,11 +151,12 @@ class SessionPlanner final : public BudgetPlanner {
   }
 
   static Decision decision(const Plan& plan) {
-    return {plan.micro_batch, plan.accumulate, plan.schedule,
-            plan.peak_bytes,  plan.step_ms,    how(plan)};
+    return {plan.micro_batch,  plan.accumulate, plan.schedule,
+            plan.peak_bytes,   plan.step_ms,    how(plan),
+            plan.weight_copies};
   }
 
-  TrainingCosts costs_;
+  CopyChoice costs_;
   PlanRequest request_;
 };
 
@@ -174,9 +218,14 @@ class Trial {
   Trial(const TrainConfig& config, const PlanningOptions& options)
       : session_(plain(config)) {
     TrainingCosts::Options measuring;
+    CostParts parts = session_.cost_parts();
+    // As a training within the budget would choose.
+    if (parts.config.weight_copies == "auto" && parts.device.is_cuda()) {
+      parts.config.weight_copies = "each";
+    }
     measuring.memory_only = true;
     measuring.progress = options.progress;
-    costs_.emplace(session_.cost_parts(), measuring);
+    costs_.emplace(std::move(parts), measuring);
   }
 
   PlanResult plan(const PlanRequest& request) {
@@ -272,7 +321,7 @@ struct TrainingPlanner::Impl {
       : session(plain(config)),
         costs(session.cost_parts(), cost_options(options)) {}
   Session session;
-  TrainingCosts costs;
+  CopyChoice costs;
 };
 
 TrainingPlanner::TrainingPlanner(const TrainConfig& config,
@@ -284,7 +333,7 @@ TrainingPlanner& TrainingPlanner::operator=(TrainingPlanner&&) noexcept =
     default;
 
 PlanResult TrainingPlanner::plan(const PlanRequest& request) {
-  return make_plan(request, impl_->costs);
+  return impl_->costs.plan(request);
 }
 
 PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
@@ -307,6 +356,7 @@ Measured measure_plan(const TrainConfig& config, const Plan& plan,
   fixed.global_batch = plan.global_batch;
   fixed.precision = plan.precision;
   fixed.recompute = plan.schedule.to_text();
+  if (!plan.weight_copies.empty()) fixed.weight_copies = plan.weight_copies;
   fixed.epochs = 0;
   fixed.steps = train_detail::kWarmUpWindows + windows;
   fixed.resolve();

@@ -48,7 +48,13 @@ void Session::measuring(const std::function<void()>& body) {
 }
 
 void Session::adopt(BudgetPlanner::Decision decision) {
-  const bool other_size = decision.micro_batch != config_.batch;
+  const bool other_copies = !decision.weight_copies.empty() &&
+                            decision.weight_copies != config_.weight_copies;
+  const bool other = decision.micro_batch != config_.batch || other_copies;
+  if (other_copies) {
+    drop_copies();
+    config_.weight_copies = decision.weight_copies;
+  }
   config_.batch = decision.micro_batch;
   config_.accumulate = decision.accumulate;
   schedule_ = decision.schedule;
@@ -57,7 +63,7 @@ void Session::adopt(BudgetPlanner::Decision decision) {
   profile_.reset();  // it shows another schedule
   decision_.emplace(std::move(decision));
   if (config_.graph != "on") fit_graphs();
-  if (other_size) keep_config();
+  if (other) keep_config();
 }
 
 void Session::fit_graphs() {

@@ -218,6 +218,33 @@ TEST(Linear, InPlaceAfterItAndAgainInCheckpoints) {
   }
 }
 
+TEST(Linear, ACopyForEachUse) {
+  for (const auto layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
+    const Layer layer = make_layer(layout);
+    std::optional<WeightCopies> copies;
+    copies.emplace(Tensors{layer.weight, layer.bias}, torch::kBFloat16);
+    const Outcome wanted = run(layer, /*autocast=*/true);
+    copies.reset();
+    WeightCopiesOptions each;
+    each.each_use = true;
+    copies.emplace(Tensors{layer.weight, layer.bias}, torch::kBFloat16, each);
+    EXPECT_TRUE(copies->copies().empty());
+    EXPECT_TRUE(WeightCopies::each_use(layer.weight));
+    const Tensor one = WeightCopies::find(layer.weight, torch::kBFloat16);
+    EXPECT_NE(one.data_ptr(),
+              WeightCopies::find(layer.weight, torch::kBFloat16).data_ptr());
+    const Tensor padded =
+        WeightCopies::find(layer.weight, torch::kBFloat16, /*padded=*/true);
+    EXPECT_EQ(padded.size(0) % 128, 0);
+    EXPECT_TRUE(same(padded.narrow(0, 0, one.size(0)), one));
+    const Outcome got = run(layer, /*autocast=*/true);
+    EXPECT_TRUE(same(got.y, wanted.y));
+    for (size_t i = 0; i < wanted.gradients.size(); ++i) {
+      EXPECT_TRUE(same(got.gradients[i], wanted.gradients[i])) << i;
+    }
+  }
+}
+
 TEST(Linear, ThreeAsOne) {
   torch::manual_seed(4);
   const auto options = on_device(torch::kFloat);

@@ -59,9 +59,12 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
          "fastest within --memory; or a schedule as reprise plan prints it "
          "(default: optimal with --memory, else none)");
   option("--precision", c.precision, "fp32, bf16, fp16");
-  option("--weight-copies", c.weight_copies,
-         "Copy the linear layers' weights to bf16 or fp16 once a window, and "
-         "add their gradients straight: auto (on CUDA), on, off");
+  option(
+      "--weight-copies", c.weight_copies,
+      "Copy the linear layers' weights to bf16 or fp16 once a window (on) or "
+      "at each use, which takes no memory (each), and add their gradients "
+      "straight: auto (on CUDA on, or each where --memory needs it), on, each, "
+      "off");
   option("--loss-scale", c.loss_scale, "First scale of the loss, for fp16");
   option("--optimizer", c.optimizer.name,
          "sgd, adam, adamw, adafactor; adam8bit, adamw8bit: with a quarter of "

@@ -27,19 +27,27 @@ namespace reprise {
 /// autocast does. In single precision there is nothing to copy, and the weight itself
 /// stands for its copy; the gradient is added straight all the same.
 ///
-/// Costs 2 bytes a value in half precision, nothing in single. One at a time may have
-/// a weight; its members are for one thread, lean_linear() for any.
+/// Costs 2 bytes a value in half precision (unless each use makes its own), nothing in
+/// single. One at a time may have a weight; its members are for one thread,
+/// lean_linear() for any.
+struct WeightCopiesOptions {
+  /// No copies: lean_linear() converts a weight each time it needs it, and lets go of
+  /// that at once. Costs nothing but the conversions, two or three a micro-batch.
+  bool each_use = false;
+  /// Those of the weights that other operators have too, such as an embedding; the
+  /// gradients of all others may be added to beside the backward.
+  std::vector<torch::Tensor> used_elsewhere{};
+  /// Weights without a copy whose gradients are added straight: of lean_embedding().
+  std::vector<torch::Tensor> straight{};
+};
+
 class WeightCopies {
  public:
   /// Copies at once. `type`: half precision, or single. Weights of other types than
-  /// single precision, those without a gradient and equal ones are left out.
-  /// `used_elsewhere`: those of them that other operators have too, such as an
-  /// embedding; the gradients of all others may be added to beside the backward.
-  /// Biases are welcome as well. Throws c10::Error where another one has a weight
-  /// already.
+  /// single precision, those without a gradient and equal ones are left out. Biases
+  /// are welcome as well. Throws c10::Error where another one has a weight already.
   WeightCopies(const std::vector<torch::Tensor>& weights,
-               torch::ScalarType type,
-               const std::vector<torch::Tensor>& used_elsewhere = {});
+               torch::ScalarType type, const WeightCopiesOptions& options = {});
   ~WeightCopies();
   WeightCopies(const WeightCopies&) = delete;
   WeightCopies& operator=(const WeightCopies&) = delete;
@@ -53,16 +61,19 @@ class WeightCopies {
   /// The memory of the copies; none in single precision.
   const std::vector<torch::Tensor>& copies() const { return copies_; }
 
-  /// The copy of `weight` in `type`, if there is one that is no older than it;
-  /// undefined otherwise. With `padded` the rows of zeros that follow it too:
+  /// The copy of `weight` in `type`, if there is one that is no older than it, or a
+  /// new one where each use makes its own; undefined otherwise. With `padded` the rows of zeros that follow it too:
   /// a two-dimensional copy has as many as make its rows a multiple of 128, a
   /// vector those that make its values one of 8.
   static torch::Tensor find(const torch::Tensor& weight, torch::ScalarType type,
                             bool padded = false);
 
-  /// Whether there is one that is no older than `weight`: its gradient is then added to
-  /// by each of its layers, not by autograd at the end of all.
+  /// Whether one that is no older than `weight` knows it: its gradient is then added
+  /// to by each of its layers, not by autograd at the end of all.
   static bool has(const torch::Tensor& weight);
+
+  /// Whether each use of `weight` makes a copy of its own.
+  static bool each_use(const torch::Tensor& weight);
 
   /// Whether nothing but its layer adds to the gradient of `weight`.
   static bool alone(const torch::Tensor& weight);
@@ -73,8 +84,9 @@ class WeightCopies {
 
  private:
   std::vector<torch::Tensor> weights_;
-  std::vector<torch::Tensor> copies_;  // all in one, with their rows of zeros
-  std::vector<torch::Tensor> views_;   // each, without
+  std::vector<torch::Tensor> copies_;   // all in one, with their rows of zeros
+  std::vector<torch::Tensor> views_;    // each, without
+  std::vector<torch::Tensor> sources_;  // what each is a copy of
 };
 
 }  // namespace reprise

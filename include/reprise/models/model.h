@@ -54,6 +54,8 @@ struct Model {
   /// Weights of the linear layers, then their biases, which WeightCopies may have
   /// copies of. To be asked for again when the model has moved to another device.
   std::function<std::vector<torch::Tensor>()> linear_parameters{};
+  /// Tables of lean_embedding() that are not among these; likewise.
+  std::function<std::vector<torch::Tensor>()> embeddings{};
   /// Parameters for lay_together(), so that one product takes a group.
   std::function<std::vector<std::vector<torch::Tensor>>()> groups{};
 };

@@ -80,6 +80,8 @@ struct Plan {
   double micro_ms = 0;     ///< one micro-batch; as tried, where it was
   double step_ms = 0;      ///< a whole window with its update
   PeakReport peak{};
+  /// The training's --weight-copies that it counts on; empty: as configured.
+  std::string weight_copies{};
 };
 
 /// A point of time against memory, for the whole window.
@@ -140,7 +142,8 @@ std::string to_json(const Plan& plan);
 
 /// The same as JSON: feasible, budget (null: none), smallest_bytes; the plan's
 /// micro_batch, accumulate, last_micro_batch, global_batch, precision, recompute
-/// (a strategy, or "optimal"), schedule, runs_again and predicted{peak_bytes,
+/// (a strategy, or "optimal"), schedule, weight_copies (where the plan counts on a
+/// certain one), runs_again and predicted{peak_bytes,
 /// kept_bytes, step_ms, micro_ms, samples_per_s}; memory by category;
 /// peak_at{phase, stage, stage_name, kept_by_stage, is_floor};
 /// measured{peak_bytes, step_ms, step_ms_spread} where it was; alternatives[],

@@ -33,6 +33,9 @@ void reset_cuda_memory_peak(int device);
 /// Waits for all work on `device`.
 void cuda_synchronize(int device);
 
+/// This thread's stream of the device, a cudaStream_t.
+void* current_cuda_stream(int device);
+
 /// A moment on the device's current stream. Recording does not wait.
 class CudaMoment {
  public:

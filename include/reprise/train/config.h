@@ -35,8 +35,9 @@ struct TrainConfig {
   /// where it can be captured and fits memory_limit.
   std::string graph = "auto";
   /// Whether the linear layers' weights are copied to half precision once a window
-  /// and their gradients added straight (WeightCopies): auto, on, off. "auto": on
-  /// CUDA. In fp32 there is nothing to copy.
+  /// and their gradients added straight (WeightCopies): auto, on, off; each: copied
+  /// at each use, which takes no memory. "auto": on CUDA on, or each where a plan
+  /// for memory_limit is better with it. In fp32 there is nothing to copy.
   std::string weight_copies = "auto";
   std::string precision = "fp32";  ///< fp32, bf16, fp16
   double loss_scale = 65536;       ///< fp16: the first one

@@ -83,7 +83,8 @@ class BudgetPlanner {
     Schedule schedule;
     int64_t predicted_peak_bytes = 0;
     double predicted_step_ms = 0;
-    std::string text{};  ///< in words
+    std::string text{};           ///< in words
+    std::string weight_copies{};  ///< that it counts on; empty: as configured
   };
 
   /// The first one. Throws c10::Error with what would fit where nothing does.
