@@ -34,7 +34,8 @@ Tensor gradient_of(const torch::nn::Embedding& table, const Tensor& tokens) {
 TEST(Embedding, StraightIsTheSame) {
   torch::manual_seed(8);
   const Tensor tokens = torch::randint(20, {3, 30}, on_device(torch::kLong));
-  for (const auto padding : {std::optional<int64_t>(), std::optional<int64_t>(3)}) {
+  for (const auto padding :
+       {std::optional<int64_t>(), std::optional<int64_t>(3)}) {
     const auto table = make_table(padding);
     const Tensor wanted = gradient_of(table, tokens);
     WeightCopiesOptions options;
@@ -45,7 +46,9 @@ TEST(Embedding, StraightIsTheSame) {
     EXPECT_FALSE(WeightCopies::find(table->weight, torch::kBFloat16).defined());
     const Tensor got = gradient_of(table, tokens);
     EXPECT_LT(relative_error(got, wanted), 1e-6);
-    if (padding) EXPECT_TRUE(got[*padding].eq(0).all().item<bool>());
+    if (padding) {
+      EXPECT_TRUE(got[*padding].eq(0).all().item<bool>());
+    }
     // Always in the same order.
     EXPECT_TRUE(same(got, gradient_of(table, tokens)));
     copies.expire();
