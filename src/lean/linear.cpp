@@ -69,10 +69,12 @@ void add_to_bias(Tensor& gradient, const Tensor& dy, const Tensor& weight) {
   }
 }
 
-/// Gradients of weights: beside the backward where nothing else there adds to them.
+/// Gradients of weights: beside the backward where nothing else there adds to them, in
+/// half precision. Products in single precision fill a device for themselves, and a
+/// second stream has a workspace of its own.
 void run_alone(const Tensor& weight, std::vector<Tensor> used,
                const std::function<void()>& work) {
-  if (WeightCopies::alone(weight)) {
+  if (used[0].element_size() == 2 && WeightCopies::alone(weight)) {
     compat::run_beside(std::move(used), work);
   } else {
     work();

@@ -73,7 +73,7 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
   const size_t copied = weights_.size();
   take(how.straight);
   if (weights_.empty()) return;
-  const bool makes_copies = half && !how.each_use;
+  const bool makes_copies = half && !how.each_use && copied > 0;
   // In one piece and in order: weights that lie together have copies that do.
   const auto options = weights_[0].options().dtype(type).requires_grad(false);
   if (makes_copies) {

@@ -1,12 +1,14 @@
 #include "loss.h"
 #include "transformer.h"
 
+#include <reprise/lean/add_norm.h>
 #include <reprise/lean/embedding.h>
 #include <reprise/torch/autocast.h>
 
 #include <torch/nn.h>
 
 #include <cmath>
+#include <utility>
 
 namespace reprise::zoo {
 namespace {
@@ -38,6 +40,19 @@ class Conv1DImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Conv1D);
 
+/// layer(normal); where that is undefined, layer(norm(x)), computed once more in the
+/// backward.
+Tensor run_on_normal(Conv1D layer, const Tensor& x, const Tensor& normal,
+                     LayerNorm norm) {
+  if (normal.defined()) return layer(normal);
+  return run_again_if(
+      true,
+      [layer, norm](const Tensor& t) mutable {
+        return layer(lean_add_norm(t, {}, norm).normal);
+      },
+      x);
+}
+
 class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const ModelOptions& options, double out_deviation)
@@ -48,14 +63,11 @@ class AttentionImpl : public torch::nn::Module {
         c_proj_(register_module(
             "c_proj", Conv1D(options.width, options.width, out_deviation))) {}
 
-  /// `norm`: applied to x first.
-  Tensor forward(const Tensor& x, LayerNorm norm, Again again) {
+  /// `normal`: x normalised; undefined: by `norm`, once more in the backward.
+  Tensor forward(const Tensor& x, const Tensor& normal, LayerNorm norm,
+                 Again again) {
     const auto parts =
-        run_again_if(
-            again.pointwise,
-            [this, norm](const Tensor& t) mutable { return c_attn_(norm(t)); },
-            x)
-            .chunk(3, -1);
+        run_on_normal(c_attn_, x, normal, std::move(norm)).chunk(3, -1);
     const Tensor mixed = run_again_if(
         again.attention,
         [this](const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -86,11 +98,10 @@ class FeedForwardImpl : public torch::nn::Module {
             "c_proj",
             Conv1D(4 * options.width, options.width, out_deviation))) {}
 
-  /// `norm`: applied to x first.
-  Tensor forward(const Tensor& x, LayerNorm norm, Again again) {
-    const Tensor up = run_again_if(
-        again.pointwise,
-        [this, norm](const Tensor& t) mutable { return c_fc_(norm(t)); }, x);
+  /// As Attention's.
+  Tensor forward(const Tensor& x, const Tensor& normal, LayerNorm norm,
+                 Again again) {
+    const Tensor up = run_on_normal(c_fc_, x, normal, std::move(norm));
     const Tensor down = run_again_if(
         again.pointwise,
         [this](const Tensor& t) { return c_proj_(torch::gelu(t, "tanh")); },
@@ -114,8 +125,14 @@ class BlockImpl : public torch::nn::Module {
                       std::sqrt(2 * static_cast<double>(options.depth))) {}
 
   Tensor forward(const Tensor& x, Again again = {}) {
-    const Tensor y = x + attn_->forward(x, ln_1_, again);
-    return y + mlp_->forward(y, ln_2_, again);
+    if (again.pointwise) {
+      const Tensor y = x + attn_->forward(x, {}, ln_1_, again);
+      return y + mlp_->forward(y, {}, ln_2_, again);
+    }
+    const auto [stream, first] = lean_add_norm(x, {}, ln_1_);
+    const Tensor attended = attn_->forward(stream, first, ln_1_, again);
+    const auto [y, second] = lean_add_norm(stream, attended, ln_2_);
+    return y + mlp_->forward(y, second, ln_2_, again);
   }
 
  private:

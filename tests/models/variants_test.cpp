@@ -325,6 +325,9 @@ TEST(Variants, PoolsKeepLess) {
       if (small.name == "vgg16") {
         // Instead of the ReLU's output and 8 bytes an output, one byte.
         EXPECT_LE(lean.saved_bytes, stage.saved_bytes / 24 + 1024);
+      } else if (small.name == "cnn-blocks" && device().is_cuda()) {
+        // The stage itself keeps as little there.
+        EXPECT_LE(lean.saved_bytes, stage.saved_bytes);
       } else {
         EXPECT_LT(lean.saved_bytes, stage.saved_bytes);
       }
