@@ -7,6 +7,10 @@
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
 #include <reprise/data/safetensors.h>
+#include <reprise/distributed/group.h>
+#include <reprise/distributed/launch.h>
+#include <reprise/distributed/place.h>
+#include <reprise/distributed/reducer.h>
 #include <reprise/lean/dropout.h>
 #include <reprise/lean/linear_cross_entropy.h>
 #include <reprise/lean/max_pool.h>

@@ -206,16 +206,18 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
   for (int i = 0; i < parts_.model.chain.size(); ++i) {
     variants += parts_.model.chain[i].variants().size();
   }
+  const std::string sharded =
+      c.shard.empty() ? "" : fmt::format(" 1/{}", c.ranks);
   return fmt::format(
       "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
       "image {} "
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {}{} | {} threads {} | LibTorch {}",
+      "{} momentum {}{}{} | {} threads {} | LibTorch {}",
       kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
       m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
       precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
       o.momentum, c.quantize_embeddings ? " quantized embeddings" : "",
-      parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
+      sharded, parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
       at::get_num_threads(), compat::libtorch_version());
 }
@@ -280,6 +282,9 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   optimizer->step(0);
   for (const auto& tensor : optimizer->held()) {
     profile.fixed.optimizer += bytes_on(tensor, parts_.device);
+  }
+  if (!parts_.config.shard.empty()) {
+    profile.fixed.optimizer /= parts_.config.ranks;
   }
   const MemoryMeter meter(parts_.device);
   profile.update_ms = time_of(parts_.device, options_.memory_only ? 1 : 3,

@@ -37,6 +37,18 @@ CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags) {
       ->expected(0, 1)
       ->default_str("50")
       ->check(CLI::Range(1.0, 60000.0));
+  option("Ranks", "--shard", c.shard,
+         "optimizer: each rank keeps its share of the optimizer's state only");
+  option("Ranks", "--reduce", c.reduce,
+         "As what gradients travel between ranks: fp32, bf16");
+  option("Ranks", "--bucket", flags.bucket,
+         "Gradients that travel together, such as 25MiB (the default)");
+  option("Ranks", "--backend", flags.backend,
+         "gloo or nccl (default: nccl on CUDA where each rank has a device of "
+         "its own, else gloo)");
+  option("Ranks", "--rank-timeout", flags.rank_timeout_s,
+         "Seconds without a sign of life after which a rank counts as gone")
+      ->check(CLI::PositiveNumber);
   option("Saving", "--out", flags.out,
          "Run directory (default: reprise-runs/MODEL-DATE-TIME); none: save "
          "nothing");
@@ -72,6 +84,7 @@ void finish_train_flags(TrainFlags& flags, const CLI::App& train) {
     if (!planned && train.count("--recompute") == 0) config.recompute.clear();
     config.memory_limit = parse_bytes(flags.memory);
   }
+  if (!flags.bucket.empty()) config.bucket_bytes = parse_bytes(flags.bucket);
   if (config.data.empty()) config.data = default_data(config);
   config.resolve();
 }
@@ -91,7 +104,8 @@ TrainConfig parse_train_flags(const std::vector<std::string>& words) {
 std::vector<std::string> study_keys() {
   static const std::set<std::string> others = {
       "help",   "out",     "resume",  "export",     "tensorboard",
-      "format", "compare", "observe", "save-every", "keep"};
+      "format", "compare", "observe", "save-every", "keep",
+      "backend", "rank-timeout"};
   CLI::App app;
   TrainFlags flags;
   const CLI::App* train = add_train_flags(app, flags);

@@ -20,6 +20,9 @@ struct TrainFlags {
   std::vector<std::string> compare;
   bool no_eval = false;
   double observe_ms = 0;  ///< 0: not observed
+  std::string bucket;     ///< a size; empty: the default
+  std::string backend;    ///< of ranks; empty: by the device
+  double rank_timeout_s = 60;
 };
 
 /// Adds the subcommand with all its flags, which write into `flags`.
