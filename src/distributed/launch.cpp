@@ -109,6 +109,7 @@ class Ranks {
     const int port = free_port();
     for (int rank = 0; rank < options.ranks; ++rank) {
       pids_.push_back(start(options, rank, port));
+      stopped_.push_back(false);
     }
   }
   ~Ranks() { send(SIGKILL); }
@@ -119,10 +120,7 @@ class Ranks {
     while (left() > 0) {
       if (const int number = signal_to_forward.exchange(0)) send(number);
       for (int rank = 0; rank < options_.ranks; ++rank) look(rank);
-      if (failed_ && Clock::now() > end_by_) {
-        send(SIGCONT);  // one that is stopped cannot even be reaped in time
-        send(SIGKILL);
-      }
+      if (failed_) end_those_left();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return status_;
@@ -140,10 +138,22 @@ class Ranks {
     }
   }
 
+  /// One that is stopped ends by itself no more.
+  void end_those_left() {
+    for (size_t rank = 0; rank < pids_.size(); ++rank) {
+      if (pids_[rank] > 0 && (stopped_[rank] || Clock::now() > end_by_)) {
+        kill(pids_[rank], SIGKILL);
+      }
+    }
+  }
+
   void look(int rank) {
     pid_t& pid = pids_[static_cast<size_t>(rank)];
     int status = 0;
-    if (pid <= 0 || waitpid(pid, &status, WNOHANG) != pid) return;
+    const int events = WNOHANG | WUNTRACED | WCONTINUED;
+    if (pid <= 0 || waitpid(pid, &status, events) != pid) return;
+    stopped_[static_cast<size_t>(rank)] = WIFSTOPPED(status);
+    if (WIFSTOPPED(status) || WIFCONTINUED(status)) return;
     pid = 0;
     const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (fine || failed_) return;
@@ -164,6 +174,7 @@ class Ranks {
 
   const LaunchOptions& options_;
   std::vector<pid_t> pids_;
+  std::vector<bool> stopped_;
   bool failed_ = false;
   int status_ = 0;
   Clock::time_point end_by_{};

@@ -89,8 +89,7 @@ void Watch::beat() {
 void Watch::look(compat::Store& store) {
   store.add(key(fmt::format("beat/{}", options_.rank)), 1);
   if (const auto fault = store.find(key("fault")); fault && !failing_) {
-    store.add(key("read"), 1);
-    found(nullptr, *fault);
+    found(&store, *fault);
     return;
   }
   const int64_t stepped = stepped_;
@@ -134,11 +133,24 @@ void Watch::found(compat::Store* store, const std::string& what) {
   if (told_.exchange(true)) return;
   if (store != nullptr) {
     try {
-      if (store->add(key("faults"), 1) == 1) store->set(key("fault"), what);
+      tell(*store, what, options_.holds_store ? 2 : 0);
     } catch (const std::exception&) {
     }
   }
   options_.on_fault(what);
+}
+
+void Watch::tell(compat::Store& store, const std::string& what, double wait_s) {
+  if (store.add(key("faults"), 1) == 1) store.set(key("fault"), what);
+  // All but the one that is gone read it; what holds the store ends last.
+  const auto until = Clock::now() + std::min<Clock::duration>(
+                                        timeout_, std::chrono::milliseconds(
+                                                      int64_t(1000 * wait_s)));
+  int64_t read = store.add(key("read"), 1);
+  while (read < options_.ranks && Clock::now() < until) {
+    std::this_thread::sleep_for(period_ / 2);
+    read = store.add(key("read"), 0);
+  }
 }
 
 void Watch::suspect() {
@@ -153,14 +165,7 @@ void Watch::suspect() {
 void Watch::fail(const std::string& what) noexcept {
   if (failing_.exchange(true) || told_) return;
   try {
-    if (store_->add(key("faults"), 1) == 1) store_->set(key("fault"), what);
-    // The store may end with this process.
-    const auto until =
-        Clock::now() + std::min<Clock::duration>(timeout_, std::chrono::seconds(5));
-    while (Clock::now() < until &&
-           store_->add(key("read"), 0) < options_.ranks - 1) {
-      std::this_thread::sleep_for(period_ / 2);
-    }
+    tell(*store_, what, 5);
   } catch (const std::exception&) {
   }
 }

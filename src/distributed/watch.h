@@ -80,6 +80,8 @@ class Watch {
   void guard();
   void look(compat::Store& store);
   void found(compat::Store* store, const std::string& what);
+  /// To all, and waits so long at most for them to have read it.
+  void tell(compat::Store& store, const std::string& what, double wait_s);
   bool sleep(std::chrono::milliseconds time);
   std::string key(const std::string& name) const {
     return options_.prefix + name;

@@ -7,7 +7,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <cmath>
 #include <sstream>
 
 namespace reprise::testing {
@@ -132,7 +131,7 @@ TEST(RankedTraining, HasTheLossesOfOneProcess) {
     ASSERT_EQ(expected.size(), 50u);
     ASSERT_EQ(found.size(), 50u);
     for (size_t i = 0; i < 50; ++i) {
-      EXPECT_NEAR(found[i], expected[i], 1e-5 * std::abs(expected[i]));
+      EXPECT_NEAR(found[i], expected[i], 1e-7 + 1e-5 * expected[i]);
     }
   }
 }
@@ -215,7 +214,7 @@ TEST(RankedTraining, StartsAWindowAgainOnAllRanks) {
   InRanks how{.ranks = 2, .variant = "calm"};
   how.folder = calm.path();
   expect_all_well(in_ranks(how, [&] { train({.config = config}); }));
-  for (const int64_t after : {40, 333, 700}) {
+  for (const int64_t after : {40, 533}) {
     const TemporaryDirectory folder;
     how = {.ranks = 2, .variant = std::to_string(after)};
     how.folder = folder.path();
@@ -235,7 +234,7 @@ TEST(RankedTraining, DividesTheOptimizersState) {
     if (config.optimizer.name == "sgd") config.optimizer.momentum = 0.9;
     config.clip = 0.5;
     config.steps = 12;
-    config.save_every = 4;
+    config.save_every = 4;  // on the way too
     const TemporaryDirectory whole, divided;
     InRanks how{.ranks = 2, .variant = optimizer};
     how.folder = whole.path();

@@ -38,10 +38,10 @@ inline int child_rank() {
 }
 
 struct RankEnd {
-  int status = -1;   ///< of its exit
-  int signal = 0;    ///< that ended it
-  double wall_s = 0;
-  std::string error; ///< what it printed
+  int status = -1;  ///< of its exit
+  int signal = 0;   ///< that ended it
+  std::chrono::steady_clock::time_point at{};
+  std::string error;  ///< what it printed
 };
 
 struct InRanks {
@@ -125,7 +125,9 @@ inline std::vector<RankEnd> in_ranks(const InRanks& how,
     close(file);
     pids.push_back(pid);
   }
-  if (how.meanwhile) how.meanwhile(pids);
+  std::thread beside([&how, pids] {
+    if (how.meanwhile) how.meanwhile(pids);
+  });
   std::vector<RankEnd> ends(pids.size());
   size_t left = pids.size();
   const auto passed = [&] {
@@ -143,7 +145,7 @@ inline std::vector<RankEnd> in_ranks(const InRanks& how,
       --left;
       if (WIFEXITED(status)) ends[i].status = WEXITSTATUS(status);
       if (WIFSIGNALED(status)) ends[i].signal = WTERMSIG(status);
-      ends[i].wall_s = passed();
+      ends[i].at = std::chrono::steady_clock::now();
     }
     if (passed() > 120) {
       for (const pid_t pid : pids) {
@@ -152,6 +154,7 @@ inline std::vector<RankEnd> in_ranks(const InRanks& how,
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
+  beside.join();
   for (size_t i = 0; i < logs.size(); ++i) {
     std::ifstream file(logs[i]);
     ends[i].error.assign(std::istreambuf_iterator<char>(file), {});
