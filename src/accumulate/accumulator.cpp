@@ -55,8 +55,8 @@ double Accumulator::weigh(double count) {
               "[Accumulator] expected a micro-batch's count above zero, got ",
               count, "; leave an empty micro-batch out");
   TORCH_CHECK(done_ + count <= own_ * (1 + kCountTolerance),
-              "[Accumulator] expected counts that add up to the window's ", own_,
-              ", got ", done_ + count, " with this micro-batch of ",
+              "[Accumulator] expected counts that add up to the window's ",
+              own_, ", got ", done_ + count, " with this micro-batch of ",
               count, "; begin() takes the total of all micro-batches");
   done_ += count;
   return 1.0 / total_;

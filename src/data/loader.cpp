@@ -57,8 +57,7 @@ class Loader::Impl {
  public:
   Impl(std::shared_ptr<const Dataset> dataset, LoaderOptions options,
        LoaderPosition position)
-      : dataset_(std::move(dataset)),
-        options_(std::move(options)) {
+      : dataset_(std::move(dataset)), options_(std::move(options)) {
     TORCH_CHECK(dataset_ != nullptr && dataset_->size() > 0,
                 "[loader] expected a dataset with samples, got none");
     size_ = dataset_->size();
@@ -268,9 +267,9 @@ class Loader::Impl {
       if (stop_) return;
       Place& place = place_of(given_++);
       while (planned_.at == planned_.stop) {
-        planned_ = enter(planned_.end < size_
-                             ? planned_.next()
-                             : LoaderPosition{planned_.epoch + 1, 0});
+        planned_ =
+            enter(planned_.end < size_ ? planned_.next()
+                                       : LoaderPosition{planned_.epoch + 1, 0});
       }
       const Cursor from = planned_;
       planned_.at += batch_samples(planned_);

@@ -12,8 +12,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <netdb.h>
 #include <optional>
+#include <sys/socket.h>
 #include <thread>
+#include <unistd.h>
 
 namespace reprise {
 namespace {
@@ -71,6 +74,36 @@ std::string difference(const json& first, const json& other, int rank) {
   return "";
 }
 
+/// This machine's address on the way to `host`: where others reach it, whatever its
+/// own name resolves to. Empty where that cannot be told.
+std::string address_towards(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;  // nothing is sent
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) !=
+      0) {
+    return "";
+  }
+  std::string text;
+  for (const addrinfo* at = found; at != nullptr && text.empty();
+       at = at->ai_next) {
+    const int file = socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (file < 0) continue;
+    sockaddr_storage own{};
+    socklen_t size = sizeof own;
+    char name[NI_MAXHOST];
+    if (connect(file, at->ai_addr, at->ai_addrlen) == 0 &&
+        getsockname(file, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&own), size, name, sizeof name,
+                    nullptr, 0, NI_NUMERICHOST) == 0) {
+      text = name;
+    }
+    close(file);
+  }
+  freeaddrinfo(found);
+  return text;
+}
+
 torch::Tensor flat_bytes(const torch::Tensor& tensor) {
   return tensor.view({-1}).view(torch::kByte);
 }
@@ -114,11 +147,11 @@ struct RankGroup::Impl {
     if (rank() == 0) {
       try {
         for (int other = 1; other < size() && verdict.empty(); ++other) {
-          verdict = difference(own,
-                               json::parse(await(
-                                   fmt::format("{}{}", key, other),
-                                   fmt::format("rank {}", other))),
-                               other);
+          verdict =
+              difference(own,
+                         json::parse(await(fmt::format("{}{}", key, other),
+                                           fmt::format("rank {}", other))),
+                         other);
         }
       } catch (const c10::Error& error) {
         verdict = error.what_without_backtrace();
@@ -136,11 +169,10 @@ struct RankGroup::Impl {
       verdict = await(key + "verdict", "rank 0's answer");
       if (!verdict.empty()) store->add(prefix + key + "read", 1);
     }
-    TORCH_CHECK(verdict.empty(), verdict.starts_with("[") ? "" : "[ranks] ",
-                verdict,
-                verdict.starts_with("[")
-                    ? ""
-                    : "; all ranks must run the same training");
+    TORCH_CHECK(
+        verdict.empty(), verdict.starts_with("[") ? "" : "[ranks] ", verdict,
+        verdict.starts_with("[") ? ""
+                                 : "; all ranks must run the same training");
   }
 
   void connect() {
@@ -149,11 +181,7 @@ struct RankGroup::Impl {
     o.size = size();
     o.timeout = kNoLimit;
     o.device = options.device;
-    // On one machine names need not resolve to anything others reach.
-    const std::string& host = options.place.host;
-    if (host == "127.0.0.1" || host == "localhost" || host == "::1") {
-      o.address = "127.0.0.1";
-    }
+    o.address = address_towards(options.place.host, options.place.port);
     o.name = prefix + "control/";
     control.emplace(*store, o);
     o.name = prefix + "data/";
@@ -257,17 +285,15 @@ void RankGroup::require_same(const std::map<std::string, std::string>& values) {
 }
 
 std::vector<int64_t> RankGroup::largest(std::vector<int64_t> values) {
-  torch::Tensor tensor =
-      torch::from_blob(values.data(), {static_cast<int64_t>(values.size())},
-                       torch::kLong);
+  torch::Tensor tensor = torch::from_blob(
+      values.data(), {static_cast<int64_t>(values.size())}, torch::kLong);
   impl_->run([&] { return impl_->control->max(tensor); });
   return values;
 }
 
 std::vector<double> RankGroup::total(std::vector<double> values) {
-  torch::Tensor tensor =
-      torch::from_blob(values.data(), {static_cast<int64_t>(values.size())},
-                       torch::kDouble);
+  torch::Tensor tensor = torch::from_blob(
+      values.data(), {static_cast<int64_t>(values.size())}, torch::kDouble);
   impl_->run([&] { return impl_->control->sum(tensor); });
   return values;
 }
@@ -305,8 +331,8 @@ void RankGroup::copy_from_first(const std::vector<torch::Tensor>& tensors) {
 void RankGroup::send_from_first(NamedList& tensors) {
   json header = json::array();
   for (const auto& [name, tensor] : tensors) {
-    header.push_back({name, static_cast<int>(tensor.scalar_type()),
-                      tensor.sizes().vec()});
+    header.push_back(
+        {name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()});
   }
   header = json::parse(from_first(header.dump()));
   if (rank() != 0) {
@@ -328,12 +354,12 @@ compat::Work RankGroup::sum(const torch::Tensor& tensor) {
 }
 
 compat::Work RankGroup::all_to_all(const torch::Tensor& output,
-                               const torch::Tensor& input) {
+                                   const torch::Tensor& input) {
   return impl_->guarded([&] { return impl_->data->all_to_all(output, input); });
 }
 
 compat::Work RankGroup::all_gather(const torch::Tensor& output,
-                               const torch::Tensor& input) {
+                                   const torch::Tensor& input) {
   return impl_->guarded([&] { return impl_->data->all_gather(output, input); });
 }
 

@@ -48,12 +48,14 @@ class NotedSignals {
   NotedSignals& operator=(const NotedSignals&) = delete;
 
  private:
-  struct sigaction interrupt_ {}, terminate_{};
+  struct sigaction interrupt_ {
+  }, terminate_{};
 };
 
 std::vector<char*> pointers(const std::vector<std::string>& words) {
   std::vector<char*> list;
-  for (const auto& word : words) list.push_back(const_cast<char*>(word.c_str()));
+  for (const auto& word : words)
+    list.push_back(const_cast<char*>(word.c_str()));
   list.push_back(nullptr);
   return list;
 }
@@ -71,15 +73,15 @@ std::vector<std::string> environment(int rank, int ranks, int port) {
   for (char** at = environ; *at != nullptr; ++at) {
     const std::string text = *at;
     const std::string name = text.substr(0, text.find('='));
-    const bool ours = std::any_of(own.begin(), own.end(), [&](const auto& v) {
-      return v.first == name;
-    });
+    const bool ours = std::any_of(
+        own.begin(), own.end(), [&](const auto& v) { return v.first == name; });
     if (!ours) list.push_back(text);
   }
   for (const auto& [name, value] : own) list.push_back(name + "=" + value);
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    list.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1, cores / ranks)));
+    list.push_back(
+        fmt::format("OMP_NUM_THREADS={}", std::max(1, cores / ranks)));
   }
   return list;
 }
@@ -159,9 +161,8 @@ class Ranks {
     if (fine || failed_) return;
     failed_ = true;
     status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-    end_by_ = Clock::now() +
-              std::chrono::milliseconds(
-                  static_cast<int64_t>(1000 * options_.grace_s));
+    end_by_ = Clock::now() + std::chrono::milliseconds(
+                                 static_cast<int64_t>(1000 * options_.grace_s));
     if (!options_.say) return;
     const std::string how =
         WIFEXITED(status)

@@ -56,8 +56,8 @@ int64_t rounded_up(int64_t value, int64_t to) {
 
 class GradientReducer::Impl {
  public:
-  Impl(std::shared_ptr<RankGroup> group, const std::vector<Parameter>& parameters,
-       const ReducerOptions& options)
+  Impl(std::shared_ptr<RankGroup> group,
+       const std::vector<Parameter>& parameters, const ReducerOptions& options)
       : group_(std::move(group)),
         options_(options),
         timeline_(std::make_shared<Timeline>()) {
@@ -67,8 +67,9 @@ class GradientReducer::Impl {
     for (const Parameter& parameter : parameters) {
       if (parameter.tensor.requires_grad()) entries_.push_back({parameter});
     }
-    TORCH_CHECK(!entries_.empty(),
-                "[GradientReducer] expected parameters with gradients, got none");
+    TORCH_CHECK(
+        !entries_.empty(),
+        "[GradientReducer] expected parameters with gradients, got none");
     std::stable_sort(entries_.begin(), entries_.end(),
                      [](const Entry& a, const Entry& b) {
                        return a.parameter.first_stage > b.parameter.first_stage;
@@ -245,8 +246,8 @@ class GradientReducer::Impl {
       ++bucket.count;
     }
     for (Bucket& bucket : buckets_) {
-      bucket.padded = by_parts() ? rounded_up(bucket.elements, ranks)
-                                 : bucket.elements;
+      bucket.padded =
+          by_parts() ? rounded_up(bucket.elements, ranks) : bucket.elements;
       const int stage = bucket.ready_stage;
       if (stage > 0 && (cuts_.empty() || cuts_.back() != stage)) {
         cuts_.push_back(stage);
@@ -263,9 +264,10 @@ class GradientReducer::Impl {
       for (size_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
         const Entry& entry = entries_[i];
         const torch::Tensor& tensor = entry.parameter.tensor;
-        TORCH_CHECK(tensor.is_contiguous(),
-                    "[--shard] expected parameters that lie in one piece, got '",
-                    entry.parameter.name, "' with strides ", tensor.strides());
+        TORCH_CHECK(
+            tensor.is_contiguous(),
+            "[--shard] expected parameters that lie in one piece, got '",
+            entry.parameter.name, "' with strides ", tensor.strides());
         const int64_t from = std::max(begin, entry.offset);
         const int64_t to =
             std::min(begin + part, entry.offset + tensor.numel());
@@ -324,9 +326,8 @@ class GradientReducer::Impl {
       ++counters_.calls;
       counters_.bytes += bytes;
     }
-    work.when_done([timeline = timeline_, begin] {
-      timeline->note(begin, Clock::now());
-    });
+    work.when_done(
+        [timeline = timeline_, begin] { timeline->note(begin, Clock::now()); });
   }
 
   /// Frees what was sent as soon as it can be.
@@ -483,8 +484,8 @@ class GradientReducer::Impl {
     // Which parameters any rank has values of.
     std::vector<int64_t> has(bucket.count, 0);
     for (size_t i = 0; i < bucket.count; ++i) {
-      has[i] = by_name.count(
-          kind + entries_[bucket.first + i].parameter.name) > 0;
+      has[i] =
+          by_name.count(kind + entries_[bucket.first + i].parameter.name) > 0;
     }
     has = group_->largest(std::move(has));
     auto [all, work] = gather(bucket, values);

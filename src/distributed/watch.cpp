@@ -33,9 +33,9 @@ Watch::Waiting::~Waiting() {
 
 Watch::Watch(Options options)
     : options_(std::move(options)),
-      period_(std::clamp(milliseconds(static_cast<int64_t>(
-                             1000 * options_.timeout_s / 10)),
-                         milliseconds(20), milliseconds(1000))),
+      period_(std::clamp(
+          milliseconds(static_cast<int64_t>(1000 * options_.timeout_s / 10)),
+          milliseconds(20), milliseconds(1000))),
       timeout_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options_.timeout_s))),
       store_(std::make_unique<compat::Store>(options_.store)),
@@ -112,9 +112,10 @@ void Watch::look(compat::Store& store) {
       seen = {beats, now};
     } else if (now - seen.since > limit) {
       if (store.find(key(fmt::format("left/{}", other)))) continue;
-      found(&store,
-            fmt::format("rank {} has not answered for {:.1f} s", other,
-                        std::chrono::duration<double>(now - seen.since).count()));
+      found(
+          &store,
+          fmt::format("rank {} has not answered for {:.1f} s", other,
+                      std::chrono::duration<double>(now - seen.since).count()));
       return;
     }
   }
@@ -143,9 +144,10 @@ void Watch::found(compat::Store* store, const std::string& what) {
 void Watch::tell(compat::Store& store, const std::string& what, double wait_s) {
   if (store.add(key("faults"), 1) == 1) store.set(key("fault"), what);
   // All but the one that is gone read it; what holds the store ends last.
-  const auto until = Clock::now() + std::min<Clock::duration>(
-                                        timeout_, std::chrono::milliseconds(
-                                                      int64_t(1000 * wait_s)));
+  const auto until =
+      Clock::now() +
+      std::min<Clock::duration>(
+          timeout_, std::chrono::milliseconds(int64_t(1000 * wait_s)));
   int64_t read = store.add(key("read"), 1);
   while (read < options_.ranks && Clock::now() < until) {
     std::this_thread::sleep_for(period_ / 2);

@@ -27,7 +27,7 @@ class Watch {
   struct Options {
     compat::Store::Options store;  ///< to connect to
     std::string prefix;
-    std::string holder;       ///< of the store, for people
+    std::string holder;        ///< of the store, for people
     bool holds_store = false;  ///< this rank does
     int rank = 0;
     int ranks = 1;
@@ -96,8 +96,8 @@ class Watch {
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
-  std::atomic<bool> failing_ = false;   // this rank says so itself
-  std::atomic<bool> told_ = false;      // on_fault was called
+  std::atomic<bool> failing_ = false;  // this rank says so itself
+  std::atomic<bool> told_ = false;     // on_fault was called
   std::atomic<bool> suspected_ = false;
   std::atomic<int> waiting_ = 0;
   std::atomic<int64_t> stepped_ = 0;   // ticks; 0: at rest

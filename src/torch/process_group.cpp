@@ -122,8 +122,8 @@ ProcessGroup::ProcessGroup(Store& store, const Options& options)
   impl_->rank = options.rank;
   impl_->size = options.size;
   impl_->gloo = options.backend == "gloo";
-  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(
-      options.name, store.impl_->store);
+  const auto prefixed =
+      c10::make_intrusive<c10d::PrefixStore>(options.name, store.impl_->store);
   if (impl_->gloo) {
     auto o = c10d::ProcessGroupGloo::Options::create(options.timeout);
     o->devices.push_back(

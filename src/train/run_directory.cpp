@@ -164,7 +164,8 @@ std::optional<RunDirectory::Saved> RunDirectory::newest(
     const std::string& path = states.back();
     try {
       const SafeTensors file(path);
-      Saved saved{path, run_state_from_text(file.metadata().at(kMetadataKey)), {}};
+      Saved saved{
+          path, run_state_from_text(file.metadata().at(kMetadataKey)), {}};
       for (const auto& [name, entry] : file.entries()) {
         saved.tensors.emplace_back(name, file.read(name));
       }

@@ -22,7 +22,8 @@ constexpr auto kLookEvery = std::chrono::milliseconds(100);
 
 Session::Session(const TrainConfig& given,
                  std::unique_ptr<BudgetPlanner> planner,
-                 const PlanningOptions& planning, std::shared_ptr<RankGroup> group)
+                 const PlanningOptions& planning,
+                 std::shared_ptr<RankGroup> group)
     : group_(std::move(group)),
       config_(given),
       device_(check_device(given)),
@@ -102,7 +103,8 @@ TrainResult Session::run(const TrainRun& run) {
                              error.what_without_backtrace()));
     throw;
   } catch (const std::exception& error) {
-    group_->fail(fmt::format("rank {} failed: {}", group_->rank(), error.what()));
+    group_->fail(
+        fmt::format("rank {} failed: {}", group_->rank(), error.what()));
     throw;
   }
 }
@@ -155,17 +157,17 @@ void Session::start() {
                      model_.chain.size(),
                      static_cast<double>(parameter_count(model_)) / 1e6),
          train_data_->description(),
-         fmt::format("{} × {}{}{} samples an update, {}, {}, recompute {}, on {}",
-                     config_.batch, config_.accumulate,
-                     config_.ranks > 1
-                         ? fmt::format(" × {} ranks", config_.ranks)
-                         : std::string(),
-                     config_.global_batch ==
-                             config_.batch * config_.accumulate * config_.ranks
-                         ? std::string()
-                         : fmt::format(" = {}", config_.global_batch),
-                     config_.optimizer.name, config_.precision,
-                     schedule_.name(), device_.str()) +
+         fmt::format(
+             "{} × {}{}{} samples an update, {}, {}, recompute {}, on {}",
+             config_.batch, config_.accumulate,
+             config_.ranks > 1 ? fmt::format(" × {} ranks", config_.ranks)
+                               : std::string(),
+             config_.global_batch ==
+                     config_.batch * config_.accumulate * config_.ranks
+                 ? std::string()
+                 : fmt::format(" = {}", config_.global_batch),
+             config_.optimizer.name, config_.precision, schedule_.name(),
+             device_.str()) +
              (decision_ ? "; plan: " + decision_->text : ""),
          state_.step, total_steps_});
   }

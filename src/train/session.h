@@ -147,7 +147,7 @@ class Session {
   double seconds() const;
 
   std::shared_ptr<RankGroup> group_;  // null: this process alone
-  TrainConfig config_;            // its sizes follow the plan
+  TrainConfig config_;                // its sizes follow the plan
   RunState state_;
   TrainRun run_;
   torch::Device device_;
@@ -193,9 +193,9 @@ class Session {
   Clock::time_point last_look_;
   std::vector<compat::Moment> window_ends_;  // of a short run
   int64_t windows_ = 0;                      // of this process
-  int64_t window_samples_ = 0;  // of all ranks
-  int64_t window_rest_ = 0;     // of these, trained by this group
-  torch::Tensor window_loss_;   // sum over all ranks
+  int64_t window_samples_ = 0;               // of all ranks
+  int64_t window_rest_ = 0;                  // of these, trained by this group
+  torch::Tensor window_loss_;                // sum over all ranks
   // As all ranks have agreed after a window.
   bool stop_agreed_ = false;
   bool save_agreed_ = false;

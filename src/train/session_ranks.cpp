@@ -47,9 +47,10 @@ std::string digest(const NamedTensors& parameters) {
 }  // namespace
 
 void Session::join_ranks() {
-  TORCH_CHECK(config_.ranks == group_->size(),
-              "[Training] expected the configuration's ranks to be the group's ",
-              group_->size(), ", got ", config_.ranks);
+  TORCH_CHECK(
+      config_.ranks == group_->size(),
+      "[Training] expected the configuration's ranks to be the group's ",
+      group_->size(), ", got ", config_.ranks);
   group_->require_same({{"the model", digest(parameters_)},
                         {"data", fmt::format("{}, {} samples", config_.data,
                                              train_data_->size())}});
@@ -115,8 +116,8 @@ void Session::start_random_numbers() {
   // Each rank has numbers of its own, and a window's do not depend on what came
   // before it: so a state need not have every rank's.
   if (group_->size() == 1) return;
-  const uint64_t window = detail::splitmix(
-      config_.seed, static_cast<uint64_t>(state_.step));
+  const uint64_t window =
+      detail::splitmix(config_.seed, static_cast<uint64_t>(state_.step));
   torch::manual_seed(
       detail::splitmix(window, static_cast<uint64_t>(group_->rank()) + 1));
 }
@@ -146,9 +147,9 @@ void Session::train_window_together() {
     restart_window();
     if (failures + 1 >= Rescue::kMost) {
       save();
-      throw GaveUp({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-                   fmt::format("[train] {} times in a row {}", Rescue::kMost,
-                               text));
+      throw GaveUp(
+          {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+          fmt::format("[train] {} times in a row {}", Rescue::kMost, text));
     }
     warn(text + "; starts again");
   }
@@ -181,8 +182,8 @@ bool Session::ready_gradients(torch::Tensor& norm) {
   within_update([&] { own = gradient_norm(pieces).item<double>(); });
   const double all = std::sqrt(group_->total({own * own}).at(0));
   within_update([&] {
-    norm = torch::scalar_tensor(
-        all, torch::dtype(torch::kFloat).device(device_));
+    norm =
+        torch::scalar_tensor(all, torch::dtype(torch::kFloat).device(device_));
     clip_gradients(pieces, norm, config_.clip);
   });
   return true;
@@ -207,9 +208,9 @@ void Session::agree_after_window() {
   const double since =
       std::chrono::duration<double>(Clock::now() - last_save_).count();
   const bool first = first_rank();
-  const auto agreed = group_->largest(
-      {told_to_stop() ? 1 : 0, first && time_is_up_ ? 1 : 0,
-       first && since > kSaveEveryS ? 1 : 0});
+  const auto agreed =
+      group_->largest({told_to_stop() ? 1 : 0, first && time_is_up_ ? 1 : 0,
+                       first && since > kSaveEveryS ? 1 : 0});
   stop_agreed_ = agreed[0] > 0;
   time_is_up_ = agreed[1] > 0;
   save_agreed_ = agreed[2] > 0;
@@ -224,8 +225,8 @@ NamedTensors Session::optimizer_state() {
   std::vector<int64_t> counts;
   const auto count = [&](const std::string& name) {
     const auto found = by_name.find(name);
-    counts.push_back(
-        found == by_name.end() ? -1 : found->second.item<int64_t>());
+    counts.push_back(found == by_name.end() ? -1
+                                            : found->second.item<int64_t>());
   };
   count("step");
   for (const auto& item : parameters_) count("step." + item.first);

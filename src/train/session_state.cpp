@@ -155,8 +155,7 @@ bool Session::save() {
       state_.metrics_bytes = metrics_->synced_bytes();
       wait_for_device();
       state_.train_s = before_s_ + seconds();
-      run_.directory->save(state_,
-                           together ? shared_state : tensors_to_save(),
+      run_.directory->save(state_, together ? shared_state : tensors_to_save(),
                            config_.keep);
     });
     save_failed_ = false;

@@ -86,9 +86,9 @@ void Session::begin_window() {
     step_.clear_loss();
     window_samples_ = 0;
   }
-  accumulator_.begin_share(state_.total_count,
-                           group_ ? static_cast<double>(window.count)
-                                  : state_.total_count);
+  accumulator_.begin_share(
+      state_.total_count,
+      group_ ? static_cast<double>(window.count) : state_.total_count);
   if (group_) {
     window_rest_ = window.samples;
     window_samples_ += window.samples;

@@ -189,8 +189,9 @@ std::string to_table(const TrainSummary& s) {
                             s.reduce_calls));
   }
   if (s.reduce_s > 0) {
-    text += row("  behind the backward",
-                fmt::format("{:.0f} %", 100 * (1 - s.reduce_wait_s / s.reduce_s)));
+    text +=
+        row("  behind the backward",
+            fmt::format("{:.0f} %", 100 * (1 - s.reduce_wait_s / s.reduce_s)));
   }
   if (s.loss) text += row("Loss", fmt::format("{:.4f}", *s.loss));
   if (s.eval_loss)

@@ -216,8 +216,8 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
       kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
       m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
       precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
-      o.momentum, c.quantize_embeddings ? " quantized embeddings" : "",
-      sharded, parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
+      o.momentum, c.quantize_embeddings ? " quantized embeddings" : "", sharded,
+      parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
       at::get_num_threads(), compat::libtorch_version());
 }

@@ -41,8 +41,8 @@ TEST(Group, AddsUpAndSendsOn) {
     auto output = torch::empty_like(input);
     work = group->all_to_all(output, input);
     group->wait(work);
-    const auto expected = torch::tensor({2 * r, 2 * r + 1, 10 + 2 * r,
-                                         11 + 2 * r, 20 + 2 * r, 21 + 2 * r});
+    const auto expected = torch::tensor(
+        {2 * r, 2 * r + 1, 10 + 2 * r, 11 + 2 * r, 20 + 2 * r, 21 + 2 * r});
     EXPECT_TRUE(output.equal(expected.to(torch::kBFloat16)));
 
     auto all = torch::empty({3, 2});
@@ -131,8 +131,8 @@ Fated with_fault(int ranks, const Fate& fate) {
   for (size_t r = 0; r < fated.ends.size(); ++r) {
     if (static_cast<int>(r) == fate.rank || fate.signal == 0) continue;
     fated.after_s = std::max(
-        fated.after_s, std::chrono::duration<double>(fated.ends[r].at - began)
-                           .count());
+        fated.after_s,
+        std::chrono::duration<double>(fated.ends[r].at - began).count());
   }
   return fated;
 }
@@ -168,11 +168,10 @@ TEST(Group, EndsWithTheFirstThatIsStopped) {
 }
 
 TEST(Group, EndsWithOneThatFails) {
-  const auto fated =
-      with_fault(3, {.rank = 1, .does = [](RankGroup& group) {
-                       group.fail("rank 1 failed: no such luck");
-                       TORCH_CHECK(false, "no such luck");
-                     }});
+  const auto fated = with_fault(3, {.rank = 1, .does = [](RankGroup& group) {
+                                      group.fail("rank 1 failed: no such luck");
+                                      TORCH_CHECK(false, "no such luck");
+                                    }});
   expect_named(fated, 1, "rank 1 failed: no such luck");
   if (child_rank() < 0) {
     EXPECT_EQ(fated.ends[1].status, 3);

@@ -87,9 +87,8 @@ TEST(Place, ReadsSlurm) {
 }
 
 TEST(Place, ReadsOtherMpis) {
-  const auto place = place_in({{"PMI_RANK", "0"},
-                               {"PMI_SIZE", "2"},
-                               {"MASTER_PORT", "4000"}});
+  const auto place =
+      place_in({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_PORT", "4000"}});
   ASSERT_TRUE(place);
   EXPECT_EQ(place->launcher, "PMI");
   EXPECT_EQ(place->ranks, 2);

@@ -23,7 +23,8 @@ class Sequences final : public Dataset {
     const auto& o = model.options;
     images_ = model.task == Task::kImages;
     if (images_) {
-      inputs_ = torch::randn({kSamples, o.channels, o.image_size, o.image_size});
+      inputs_ =
+          torch::randn({kSamples, o.channels, o.image_size, o.image_size});
       targets_ = torch::randint(o.classes, {kSamples}, torch::kLong);
       return;
     }
@@ -101,20 +102,19 @@ void ranked_gradients(const Model& model, const std::string& strategy,
   }
   std::vector<GradientReducer::Parameter> list;
   for (const auto& item : model.root->named_parameters()) {
-    list.push_back(
-        {item.key(), item.value(), first.at(item.value().unsafeGetTensorImpl())});
+    list.push_back({item.key(), item.value(),
+                    first.at(item.value().unsafeGetTensorImpl())});
   }
   GradientReducer reducer(group, list, {.bucket_bytes = 1024});
   EXPECT_GE(reducer.buckets(), 2);
   bool last = false;
   std::vector<int64_t> started;  // after each piece of the last backward
-  Execution execution(
-      model.chain, make_schedule(strategy, model.chain.size()),
-      {.cuts = reducer.cuts(), .final_from = [&](int stage) {
-         if (!last) return;
-         reducer.final_from(stage);
-         started.push_back(reducer.started());
-       }});
+  Execution execution(model.chain, make_schedule(strategy, model.chain.size()),
+                      {.cuts = reducer.cuts(), .final_from = [&](int stage) {
+                         if (!last) return;
+                         reducer.final_from(stage);
+                         started.push_back(reducer.started());
+                       }});
   const auto data = std::make_shared<Sequences>(model);
   Loader loader(data, {.batch = micro,
                        .window = kWindow,
@@ -179,8 +179,8 @@ void compare(const std::string& name, const std::string& strategy,
 
 void compare_all() {
   const auto group = RankGroup::join(group_options());
-  for (const char* strategy : {"none", "all", "sqrt", "every:2", "checkpoints:2",
-                               "revolve:2"}) {
+  for (const char* strategy :
+       {"none", "all", "sqrt", "every:2", "checkpoints:2", "revolve:2"}) {
     for (const char* name : {"gpt2", "mlp"}) {
       compare(name, strategy, /*micro=*/2, group);
     }

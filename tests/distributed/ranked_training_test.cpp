@@ -33,9 +33,9 @@ TrainConfig config_of(int64_t ranks) {
 struct Part {
   TrainConfig config;
   bool resume = false;
-  int stop_after = -1;       ///< windows
-  int stop_rank = 0;         ///< that is told to
-  int failing_rank = -1;     ///< in which an allocation fails
+  int stop_after = -1;    ///< windows
+  int stop_rank = 0;      ///< that is told to
+  int failing_rank = -1;  ///< in which an allocation fails
   int64_t failing_after = 0;
   std::function<void(const TrainResult&)> look{};
 };

@@ -165,9 +165,8 @@ inline std::vector<RankEnd> in_ranks(const InRanks& how,
 
 inline void expect_all_well(const std::vector<RankEnd>& ends) {
   for (size_t i = 0; i < ends.size(); ++i) {
-    EXPECT_EQ(ends[i].status, 0)
-        << "rank " << i << ", signal " << ends[i].signal << ": "
-        << ends[i].error;
+    EXPECT_EQ(ends[i].status, 0) << "rank " << i << ", signal "
+                                 << ends[i].signal << ": " << ends[i].error;
   }
 }
 

@@ -10,7 +10,8 @@ using Parameter = GradientReducer::Parameter;
 /// Of three stages; sizes that fill buckets of 64 bytes in different ways.
 std::vector<Parameter> parameters() {
   std::vector<Parameter> list;
-  const auto add = [&](const char* name, std::vector<int64_t> sizes, int stage) {
+  const auto add = [&](const char* name, std::vector<int64_t> sizes,
+                       int stage) {
     list.push_back({name,
                     torch::arange(c10::multiply_integers(sizes), on_device())
                         .view(sizes)
@@ -64,8 +65,8 @@ TEST(Reducer, StartsBucketsAsTheirStagesEnd) {
     EXPECT_EQ(reducer.started(), 2);
     reducer.final_from(0);
     EXPECT_EQ(reducer.started(), 3);
-    const auto loss = reducer.finish(
-        torch::scalar_tensor(group->rank() + 1.0, on_device()));
+    const auto loss =
+        reducer.finish(torch::scalar_tensor(group->rank() + 1.0, on_device()));
     EXPECT_EQ(loss.item<double>(), 3);
     for (size_t p = 0; p < list.size(); ++p) {
       EXPECT_TRUE(torch::allclose(list[p].tensor.grad(),
@@ -203,8 +204,7 @@ TEST(Reducer, TakesPartWhereARankGivesUp) {
     const auto group = RankGroup::join(group_options());
     const auto list = parameters();
     for (const bool bf16 : {false, true}) {
-      GradientReducer reducer(group, list,
-                              {.bucket_bytes = 64, .bf16 = bf16});
+      GradientReducer reducer(group, list, {.bucket_bytes = 64, .bf16 = bf16});
       for (int window = 0; window < 3; ++window) {
         set_gradients(list, group->rank());
         reducer.final_from(2);

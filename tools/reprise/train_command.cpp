@@ -77,13 +77,15 @@ void continue_from(const TrainConfig& saved, CLI::App& app,
 
 /// This process among the ranks that a launcher has started; null: alone. On CUDA
 /// each gets a device of its own, as far as there are enough.
-std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags, TrainConfig& config) {
+std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
+                                      TrainConfig& config) {
   const auto place = place_from_environment();
   if (!place) return nullptr;
   if (config.device == "cuda") {
     config.device = fmt::format(
-        "cuda:{}", place->local_rank %
-                       std::max(1, static_cast<int>(compat::cuda_device_count())));
+        "cuda:{}",
+        place->local_rank %
+            std::max(1, static_cast<int>(compat::cuda_device_count())));
   }
   RankGroupOptions options;
   options.place = *place;

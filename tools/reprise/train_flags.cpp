@@ -103,9 +103,9 @@ TrainConfig parse_train_flags(const std::vector<std::string>& words) {
 
 std::vector<std::string> study_keys() {
   static const std::set<std::string> others = {
-      "help",   "out",     "resume",  "export",     "tensorboard",
-      "format", "compare", "observe", "save-every", "keep",
-      "backend", "rank-timeout"};
+      "help",        "out",    "resume",  "export",
+      "tensorboard", "format", "compare", "observe",
+      "save-every",  "keep",   "backend", "rank-timeout"};
   CLI::App app;
   TrainFlags flags;
   const CLI::App* train = add_train_flags(app, flags);

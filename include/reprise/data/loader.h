@@ -73,10 +73,10 @@ class Loader {
 
   /// What is left of the window at hand; at an epoch's end, nothing.
   struct Window {
-    int64_t batches = 0;       ///< to be handed out here
-    int64_t count = 0;         ///< of these, samples or tokens
-    int64_t total_count = 0;   ///< of all shares
-    int64_t samples = 0;       ///< of all shares
+    int64_t batches = 0;      ///< to be handed out here
+    int64_t count = 0;        ///< of these, samples or tokens
+    int64_t total_count = 0;  ///< of all shares
+    int64_t samples = 0;      ///< of all shares
   };
   Window window_ahead() const;
   /// After a window's batches, of which a share may have none: the next window is at

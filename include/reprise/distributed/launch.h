@@ -8,7 +8,8 @@ namespace reprise {
 
 struct LaunchOptions {
   int ranks = 1;
-  std::vector<std::string> argv;  ///< the program, by its path, and its arguments
+  std::vector<std::string>
+      argv;  ///< the program, by its path, and its arguments
   /// Seconds that the others have to end by themselves after one has failed.
   double grace_s = 15;
   /// Told in a line which rank failed, and how.

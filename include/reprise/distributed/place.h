@@ -10,9 +10,9 @@ namespace reprise {
 struct RankPlace {
   int rank = 0;
   int ranks = 1;
-  int local_rank = 0;                ///< among those of this machine
-  int local_ranks = 1;               ///< on this machine
-  std::string host = "127.0.0.1";    ///< where the store is
+  int local_rank = 0;              ///< among those of this machine
+  int local_ranks = 1;             ///< on this machine
+  std::string host = "127.0.0.1";  ///< where the store is
   int port = 29500;
   /// Whether rank 0 holds the store; false: the launcher does.
   bool serve = true;

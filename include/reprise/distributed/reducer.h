@@ -13,7 +13,8 @@
 namespace reprise {
 
 struct ReducerOptions {
-  int64_t bucket_bytes = int64_t{25} << 20;  ///< of gradients that travel together
+  int64_t bucket_bytes = int64_t{25}
+                         << 20;  ///< of gradients that travel together
   /// Gradients travel as bfloat16: half the bytes. Each rank adds up a part of the
   /// values of all in single precision, and rounds the sum once more to send it back.
   bool bf16 = false;

@@ -35,7 +35,8 @@ struct TrainConfig {
   /// What each rank keeps a share of instead of the whole: "", optimizer.
   std::string shard;
   std::string reduce = "fp32";  ///< as what gradients travel: fp32, bf16
-  int64_t bucket_bytes = int64_t{25} << 20;  ///< of gradients that travel together
+  int64_t bucket_bytes = int64_t{25}
+                         << 20;  ///< of gradients that travel together
 
   /// A Strategy, or "optimal": planned so that the peak stays within
   /// memory_limit. Empty: optimal where there is a limit, else none.
