@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <iostream>
 #include <map>
@@ -257,6 +258,9 @@ int train_as_rank(TrainFlags& flags, CLI::App& app) {
 
 /// Programs that read the figures read the failure too.
 void print_failure(const std::string& what, bool out_of_memory) {
+  // Standard output is the first rank's.
+  const char* rank = std::getenv("RANK");
+  if (rank != nullptr && std::string(rank) != "0") return;
   std::cout << nlohmann::ordered_json{{"error", what},
                                       {"out_of_memory", out_of_memory}}
                    .dump(2)

@@ -89,9 +89,11 @@ void finish_train_flags(TrainFlags& flags, const CLI::App& train) {
   config.resolve();
 }
 
-TrainConfig parse_train_flags(const std::vector<std::string>& words) {
+TrainConfig parse_train_flags(const std::vector<std::string>& words,
+                              int64_t ranks) {
   CLI::App app;
   TrainFlags flags;
+  flags.config.ranks = ranks;
   CLI::App* train = add_train_flags(app, flags);
   // CLI11 takes them from the back.
   std::vector<std::string> reversed(words.rbegin(), words.rend());
@@ -109,7 +111,7 @@ std::vector<std::string> study_keys() {
   CLI::App app;
   TrainFlags flags;
   const CLI::App* train = add_train_flags(app, flags);
-  std::vector<std::string> keys;
+  std::vector<std::string> keys = {"ranks"};  // see launch
   for (const CLI::Option* option : train->get_options()) {
     for (const auto& name : option->get_lnames()) {
       if (others.count(name) == 0) keys.push_back(name);
