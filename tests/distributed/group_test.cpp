@@ -112,7 +112,7 @@ Fated with_fault(int ranks, const Fate& fate) {
     began = std::chrono::steady_clock::now();
     kill(pid, fate.signal);
     if (fate.signal != SIGSTOP) return;
-    std::this_thread::sleep_for(std::chrono::duration<double>(kTimeoutS + 3));
+    std::this_thread::sleep_for(std::chrono::duration<double>(kTimeoutS + 2));
     kill(pid, SIGKILL);
   };
   fated.ends = in_ranks(how, [&] {

@@ -32,19 +32,18 @@ TrainConfig config_of(int64_t ranks) {
 
 struct Part {
   TrainConfig config;
+  std::string name = "run";  ///< of its directory in the folder
   bool resume = false;
   int stop_after = -1;    ///< windows
   int stop_rank = 0;      ///< that is told to
   int failing_rank = -1;  ///< in which an allocation fails
   int64_t failing_after = 0;
-  std::function<void(const TrainResult&)> look{};
 };
 
 /// Of a rank: trains in the folder's run.
-TrainResult train(const Part& part) {
-  const auto group = RankGroup::join(group_options());
+TrainResult train(const std::shared_ptr<RankGroup>& group, const Part& part) {
   std::optional<RunDirectory> directory;
-  const std::string path = child_folder() + "/run";
+  const std::string path = child_folder() + "/" + part.name;
   if (group->rank() == 0) {
     directory.emplace(part.resume ? RunDirectory::open(path)
                                   : RunDirectory::create(path, part.config));
@@ -55,22 +54,24 @@ TrainResult train(const Part& part) {
   run.resume = part.resume;
   int left = part.stop_after;
   run.stop = [&] { return group->rank() == part.stop_rank && --left == 0; };
-  TrainResult result;
-  {
-    std::optional<AllocationFailure> failure;
-    if (group->rank() == part.failing_rank) failure.emplace(part.failing_after);
-    result = training.run(run);
-    if (failure) {
-      EXPECT_TRUE(failure->happened());
-    }
+  std::optional<AllocationFailure> failure;
+  if (group->rank() == part.failing_rank) failure.emplace(part.failing_after);
+  const TrainResult result = training.run(run);
+  if (failure) {
+    EXPECT_TRUE(failure->happened());
   }
-  if (part.look) part.look(result);
+  return result;
+}
+
+TrainResult train(const Part& part) {
+  const auto group = RankGroup::join(group_options());
+  const TrainResult result = train(group, part);
   group->leave();
   return result;
 }
 
-Ended ended(const std::string& folder) {
-  const auto directory = RunDirectory::open(folder + "/run");
+Ended ended(const std::string& folder, const std::string& name = "run") {
+  const auto directory = RunDirectory::open(folder + "/" + name);
   Ended result;
   result.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
   result.metrics = read_text(directory.metrics_path());
@@ -108,7 +109,7 @@ std::vector<double> losses(const std::string& metrics) {
 
 TEST(RankedTraining, HasTheLossesOfOneProcess) {
   const Ended alone = child_rank() < 0 ? run(config_of(1)) : Ended{};
-  for (const int ranks : {1, 2, 4}) {
+  for (const int ranks : {2, 4}) {
     const TemporaryDirectory folder;
     InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
     how.folder = folder.path();
@@ -136,27 +137,24 @@ TEST(RankedTraining, HasTheLossesOfOneProcess) {
   }
 }
 
-TEST(RankedTraining, GoesOnWithAsManyOrOthers) {
-  TrainConfig config = config_of(2);
-  config.model_options.dropout = 0.2;
-  const TemporaryDirectory whole, cut;
-  InRanks how{.ranks = 2, .variant = "whole"};
-  how.folder = whole.path();
-  expect_all_well(in_ranks(how, [&] { train({.config = config}); }));
-  // Rank 1 is told to stop, all do, after the same window.
-  how = {.ranks = 2, .variant = "stopped"};
-  how.folder = cut.path();
-  expect_all_well(in_ranks(how, [&] {
+TEST(RankedTraining, GoesOnAsIfItHadNotStopped) {
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 2};
+  how.folder = folder.path();
+  expect_all_well(in_ranks(how, [] {
+    TrainConfig config = config_of(2);
+    config.model_options.dropout = 0.2;
+    const auto group = RankGroup::join(group_options());
+    train(group, {.config = config, .name = "whole"});
+    // Rank 1 is told to stop, all do, after the same window.
     const auto result =
-        train({.config = config, .stop_after = 7, .stop_rank = 1});
+        train(group, {.config = config, .stop_after = 7, .stop_rank = 1});
     EXPECT_TRUE(result.stopped);
     EXPECT_EQ(result.summary.steps, 7);
+    train(group, {.config = config, .resume = true});
+    group->leave();
   }));
-  how.variant = "resumed";
-  expect_all_well(
-      in_ranks(how, [&] { train({.config = config, .resume = true}); }));
-  if (child_rank() >= 0) return;
-  expect_equal(ended(whole.path()), ended(cut.path()));
+  expect_equal(ended(folder.path(), "whole"), ended(folder.path()));
 }
 
 TEST(RankedTraining, GoesOnWithAnotherNumberOfRanks) {
@@ -207,72 +205,84 @@ TEST(RankedTraining, TakesOverAWindowThatIsOpen) {
 }
 
 TEST(RankedTraining, StartsAWindowAgainOnAllRanks) {
-  TrainConfig config = config_of(2);
-  config.model_options.dropout = 0.2;
-  config.steps = 6;
-  const TemporaryDirectory calm;
-  InRanks how{.ranks = 2, .variant = "calm"};
-  how.folder = calm.path();
-  expect_all_well(in_ranks(how, [&] { train({.config = config}); }));
-  for (const int64_t after : {40, 533}) {
-    const TemporaryDirectory folder;
-    how = {.ranks = 2, .variant = std::to_string(after)};
-    how.folder = folder.path();
-    const auto ends = in_ranks(how, [&] {
-      train({.config = config, .failing_rank = 1, .failing_after = after});
-    });
-    if (child_rank() >= 0) continue;
-    expect_all_well(ends);
-    expect_equal(ended(calm.path()), ended(folder.path()));
+  const std::vector<int64_t> moments = {40, 180, 333, 533, 700};
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 2};
+  how.folder = folder.path();
+  expect_all_well(in_ranks(how, [&] {
+    TrainConfig config = config_of(2);
+    config.model_options.dropout = 0.2;
+    config.steps = 6;
+    const auto group = RankGroup::join(group_options());
+    train(group, {.config = config});
+    for (const int64_t after : moments) {
+      train(group, {.config = config,
+                    .name = std::to_string(after),
+                    .failing_rank = 1,
+                    .failing_after = after});
+    }
+    group->leave();
+  }));
+  const Ended calm = ended(folder.path());
+  for (const int64_t after : moments) {
+    expect_equal(calm, ended(folder.path(), std::to_string(after)));
   }
 }
 
+TrainConfig divided_config(const std::string& optimizer) {
+  TrainConfig config = config_of(2);
+  config.optimizer.name = optimizer;
+  if (optimizer == "sgd") config.optimizer.momentum = 0.9;
+  config.clip = 0.5;
+  config.steps = 12;
+  config.save_every = 4;  // on the way too
+  return config;
+}
+
 TEST(RankedTraining, DividesTheOptimizersState) {
-  for (const char* optimizer : {"adamw", "sgd"}) {
-    TrainConfig config = config_of(2);
-    config.optimizer.name = optimizer;
-    if (config.optimizer.name == "sgd") config.optimizer.momentum = 0.9;
-    config.clip = 0.5;
-    config.steps = 12;
-    config.save_every = 4;  // on the way too
-    const TemporaryDirectory whole, divided;
-    InRanks how{.ranks = 2, .variant = optimizer};
-    how.folder = whole.path();
-    int64_t all_bytes = 0;
-    expect_all_well(in_ranks(how, [&] {
-      train({.config = config, .look = [&](const TrainResult& result) {
-               all_bytes = result.summary.memory[Category::kOptimizer];
-             }});
-    }));
-    config.shard = "optimizer";
-    how.variant += " divided";
-    how.folder = divided.path();
-    expect_all_well(in_ranks(how, [&] {
-      const auto result = train({.config = config});
-      const int64_t moments = std::string(optimizer) == "adamw" ? 2 : 1;
-      const int64_t half = result.summary.parameters * 4 * moments / 2;
-      const int64_t own = result.summary.memory[Category::kOptimizer];
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 2, .variant = "two"};
+  how.folder = folder.path();
+  const std::vector<std::string> optimizers = {"adamw", "sgd"};
+  expect_all_well(in_ranks(how, [&] {
+    const auto group = RankGroup::join(group_options());
+    for (const auto& optimizer : optimizers) {
+      TrainConfig config = divided_config(optimizer);
+      train(group, {.config = config, .name = optimizer});
+      config.shard = "optimizer";
+      const auto summary =
+          train(group, {.config = config, .name = optimizer + "-divided"})
+              .summary;
+      const int64_t moments = optimizer == "adamw" ? 2 : 1;
+      const int64_t half = summary.parameters * 4 * moments / 2;
       // Whole allocations are counted.
-      EXPECT_LE(own, half + half / 4 + 2048);
-      EXPECT_GE(own, half - 2048);
-    }));
-    // Goes on undivided, with three.
-    const TemporaryDirectory copy;
-    if (child_rank() < 0) {
-      // Two ranks add up in the same order either way; the norm alone does not.
-      expect_near(ended(whole.path()), ended(divided.path()), 1e-5);
+      EXPECT_NEAR(double(summary.memory[Category::kOptimizer]), double(half),
+                  2048);
     }
-    config.shard.clear();
-    config.steps = 20;
-    config.share_among(3);
-    how = {.ranks = 3, .variant = std::string(optimizer) + " three"};
-    how.folder = divided.path();
-    expect_all_well(
-        in_ranks(how, [&] { train({.config = config, .resume = true}); }));
+    group->leave();
+  }));
+  // Goes on undivided, with three.
+  how.ranks = 3;
+  how.variant = "three";
+  expect_all_well(in_ranks(how, [&] {
+    const auto group = RankGroup::join(group_options());
+    for (const auto& optimizer : optimizers) {
+      TrainConfig config = divided_config(optimizer);
+      config.steps = 20;
+      config.share_among(3);
+      train(group,
+            {.config = config, .name = optimizer + "-divided", .resume = true});
+    }
+    group->leave();
+  }));
+  if (child_rank() >= 0) return;
+  for (const auto& optimizer : optimizers) {
+    TrainConfig config = divided_config(optimizer);
     config.share_among(1);
-    if (child_rank() < 0) {
-      expect_near(run(config), ended(divided.path()), 1e-4);
-    }
+    expect_near(run(config), ended(folder.path(), optimizer), 1e-4);
+    config.steps = 20;
+    expect_near(run(config), ended(folder.path(), optimizer + "-divided"),
+                1e-4);
   }
 }
 
