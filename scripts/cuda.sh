@@ -6,7 +6,8 @@
 #   scripts/cuda.sh            everything
 #   scripts/cuda.sh build      the build alone; also: test, verify, models, bench,
 #                              plan (predictions, a sweep), peers (PyTorch beside),
-#                              study (mnist, bert, gpt2 into out/)
+#                              study (mnist, bert, gpt2 into out/), speed (PyTorch's
+#                              techniques, its compiler and CUDA graphs beside)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export REPRISE_SETUP=off
@@ -66,6 +67,9 @@ if want study; then
   study gpt2
   step "Hugging Face's Trainer" python3 bench/peers/bert_trainer.py out/bert-peer \
     --samples 128
+fi
+if want speed; then
+  step "beside PyTorch" python3 bench/gpu.py $bin/tools/reprise/reprise
 fi
 if want peers; then
   for model in resnet101 vgg16; do

@@ -2,8 +2,11 @@
 stand beside ours in the report.
 
     python3 bench/peers/bert_trainer.py DIR [--samples 512]
+    python3 bench/peers/bert_trainer.py train --micro 1 --accumulate 4 --precision bf16 \
+        --technique checkpoint
 
-Appends to DIR/results.jsonl. BERT-Large with fresh weights, 512 random sequences of
+The first appends to DIR/results.jsonl; the second prints one line of JSON, for
+bench/gpu.py. BERT-Large with fresh weights, 512 random sequences of
 512 tokens, one epoch; with fewer samples the time of an epoch is by the speed. The
 peak is that of PyTorch's allocator, as ours is.
 """
@@ -15,6 +18,7 @@ import json
 import os
 import pathlib
 import platform
+import sys
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -126,7 +130,25 @@ def record(label, case, figures, started, wall_s):
     }
 
 
+def one_case(words):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--micro", type=int, default=1)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--technique", choices=("trainer", "checkpoint"), default="trainer")
+    arguments = parser.parse_args(words)
+    setting = (arguments.micro, arguments.accumulate, arguments.technique == "checkpoint",
+               arguments.precision, "adamw")
+    train(16, *setting)  # warms up
+    figures = train(96, *setting)
+    print(json.dumps({"losses": [], "samples_per_s": figures["samples_per_s"],
+                      "peak_bytes": figures["peak_bytes"]}), flush=True)
+
+
 def main():
+    if sys.argv[1:2] == ["train"]:
+        one_case(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("--samples", type=int, default=SAMPLES)

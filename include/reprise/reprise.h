@@ -3,6 +3,7 @@
 /// Everything of the library.
 
 #include <reprise/accumulate/accumulator.h>
+#include <reprise/accumulate/small_gradients.h>
 #include <reprise/data/dataset.h>
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
@@ -12,8 +13,10 @@
 #include <reprise/distributed/place.h>
 #include <reprise/distributed/reducer.h>
 #include <reprise/lean/dropout.h>
+#include <reprise/lean/linear.h>
 #include <reprise/lean/linear_cross_entropy.h>
 #include <reprise/lean/max_pool.h>
+#include <reprise/lean/weight_copies.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/memory/categories.h>
 #include <reprise/memory/failure.h>

@@ -48,6 +48,9 @@ void prepare(Batch& batch, const PrepareOptions& options) {
                         .mul_((batch.targets + 1).view({-1, 1, 1}));
   }
   batch.inputs = images.sub_(options.mean).div_(options.deviation);
+  if (options.channels_last) {
+    batch.inputs = batch.inputs.contiguous(at::MemoryFormat::ChannelsLast);
+  }
 }
 
 void move_to(Batch& batch, torch::Device device) {

@@ -52,6 +52,11 @@ int64_t rounded_up(int64_t value, int64_t to) {
   return (value + to - 1) / to * to;
 }
 
+/// Values in the order in which they lie, for tensors without gaps.
+torch::Tensor as_they_lie(const torch::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
 }  // namespace
 
 class GradientReducer::Impl {
@@ -153,9 +158,12 @@ class GradientReducer::Impl {
         const auto found =
             by_name.find(kind + entries_[piece.entry].parameter.name);
         if (found == by_name.end()) continue;
+        const torch::Tensor& tensor = entries_[piece.entry].parameter.tensor;
+        torch::Tensor laid = torch::empty_strided(
+            tensor.sizes(), tensor.strides(), found->second.options());
+        laid.copy_(found->second);
         result.emplace_back(found->first,
-                            found->second.contiguous()
-                                .view({-1})
+                            as_they_lie(laid)
                                 .slice(0, piece.from, piece.from + piece.size)
                                 .clone());
       }
@@ -265,7 +273,7 @@ class GradientReducer::Impl {
         const Entry& entry = entries_[i];
         const torch::Tensor& tensor = entry.parameter.tensor;
         TORCH_CHECK(
-            tensor.is_contiguous(),
+            tensor.is_non_overlapping_and_dense(),
             "[--shard] expected parameters that lie in one piece, got '",
             entry.parameter.name, "' with strides ", tensor.strides());
         const int64_t from = std::max(begin, entry.offset);
@@ -274,15 +282,20 @@ class GradientReducer::Impl {
         if (to <= from) continue;
         piece_list_.push_back(
             {b, i, from - entry.offset, to - from, from - begin});
-        pieces_.emplace_back(entry.parameter.name,
-                             tensor.detach().view({-1}).slice(
-                                 0, from - entry.offset, to - entry.offset));
+        pieces_.emplace_back(
+            entry.parameter.name,
+            as_they_lie(tensor.detach())
+                .slice(0, from - entry.offset, to - entry.offset));
       }
     }
   }
 
   torch::Tensor view_of(const Entry& entry, const torch::Tensor& flat) const {
     const torch::Tensor& tensor = entry.parameter.tensor;
+    if (tensor.is_non_overlapping_and_dense()) {
+      return flat.as_strided(tensor.sizes(), tensor.strides(),
+                             flat.storage_offset() + entry.offset);
+    }
     return flat.slice(0, entry.offset, entry.offset + tensor.numel())
         .view(tensor.sizes());
   }

@@ -1,5 +1,10 @@
+#include "for_parts.h"
+#include "half_cross_entropy.h"
+
 #include <reprise/lean/linear_cross_entropy.h>
+#include <reprise/lean/weight_copies.h>
 #include <reprise/torch/autocast.h>
+#include <reprise/torch/products.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -32,6 +37,12 @@ struct ScoreSettings {
   torch::ScalarType loss_type;
   bool count_right;
 
+  /// Whether HalfCrossEntropy has it.
+  bool half_rows() const {
+    return c10::elementSize(product_type) == 2 && !by_columns &&
+           loss_type == torch::kFloat;
+  }
+
   void put(AutogradContext& context) const {
     auto& data = context.saved_data;
     data["chunk_scores"] = chunk_scores;
@@ -54,37 +65,19 @@ struct ScoreSettings {
   }
 };
 
-/// Calls `body(first, count)` for parts of `size`, none larger than `most`.
-///
-/// Libraries compute a product in tiles, and what is left at the edge with other
-/// kernels, which may round in another way; so too for very small products. For
-/// the same bits as in the whole product, parts are whole tiles, and a small rest
-/// goes with the part before it.
-template <class F>
-void for_parts(int64_t size, int64_t most, F&& body) {
-  constexpr int64_t kTile = 64;
-  const bool tiles = most >= 2 * kTile;
-  const int64_t rest = tiles ? kTile - 1 : 0;  // at most, besides a part
-  const int64_t part =
-      tiles ? (most - rest) / kTile * kTile : std::max<int64_t>(most, 1);
-  for (int64_t first = 0; first < size;) {
-    const int64_t left = size - first;
-    const int64_t count = left <= part + rest ? left : part;
-    body(first, count);
-    first += count;
-  }
-}
-
 /// The scores and what follows from them, some rows or columns at a time.
 class Scores {
  public:
-  Scores(const Tensor& hidden, const Tensor& weight, const Tensor& bias,
-         const Tensor& targets, const ScoreSettings& settings)
+  /// `copy`: of the weight in the type of the products, with rows of zeros as
+  /// WeightCopies has them; undefined: none.
+  Scores(const Tensor& hidden, const Tensor& weight, const Tensor& copy,
+         const Tensor& bias, const Tensor& targets,
+         const ScoreSettings& settings)
       : settings_(settings),
         columns_(weight.size(0)),
         padding_(padding_of(columns_, settings.product_type)),
         hidden_(hidden.to(settings.product_type)),
-        weight_(with_padding(weight, 0)),
+        weight_(copy.defined() ? copy : with_padding(weight, 0)),
         bias_(bias.defined() ? with_padding(bias, 0) : bias),
         targets_(targets) {}
 
@@ -223,13 +216,8 @@ class ScoreBackward {
           .copy_(torch::mm(gradient, scores_.weight()));
     }
     if (!weight.defined() || settings_.by_columns) return;
-    const Tensor rows = scores_.hidden().narrow(0, first, count);
-    if (weight.scalar_type() == settings_.product_type) {
-      weight.addmm_(gradient.narrow(1, 0, scores_.columns()).t(), rows);
-    } else {
-      weight.add_(
-          torch::mm(gradient.t(), rows).narrow(0, 0, scores_.columns()));
-    }
+    compat::add_product(weight, gradient.narrow(1, 0, scores_.columns()).t(),
+                        scores_.hidden().narrow(0, first, count));
   }
 
   Tensor of_rows(int64_t first, int64_t count, const Tensor& targets) {
@@ -283,11 +271,27 @@ class ScoreBackward {
   Tensor targets_, row_gradient_;
 };
 
-/// No bias, as an argument of the operator: those are all defined.
-Tensor some_bias(const Tensor& bias, const Tensor& hidden) {
-  return bias.defined() ? bias : hidden.detach().new_empty({0});
+HalfCrossEntropy half_of(const Tensor& hidden, const Tensor& weight,
+                         const Tensor& copy, const Tensor& bias,
+                         const Tensor& targets, const ScoreSettings& settings) {
+  const Scores padded(hidden, weight, copy, {}, targets, settings);
+  HalfCrossEntropy half;
+  half.hidden = padded.hidden();
+  half.weight = padded.weight();
+  half.columns = weight.size(0);
+  half.bias = HalfCrossEntropy::padded_bias(
+      bias, half.columns, half.weight.size(0), half.weight.options());
+  half.targets = targets;
+  half.ignore_index = settings.ignore_index;
+  half.rows_at_a_time = padded.rows_at_a_time();
+  return half;
 }
-Tensor bias_of(const Tensor& some) {
+
+/// Nothing, as an argument of the operator: those are all defined.
+Tensor always_some(const Tensor& tensor, const Tensor& hidden) {
+  return tensor.defined() ? tensor : hidden.detach().new_empty({0});
+}
+Tensor some_or_none(const Tensor& some) {
   return some.numel() == 0 ? Tensor() : some;
 }
 
@@ -296,13 +300,28 @@ class CrossEntropyOperator
  public:
   static variable_list forward(AutogradContext* context, const Tensor& hidden,
                                const Tensor& weight, const Tensor& bias,
-                               const Tensor& targets,
+                               const Tensor& targets, const Tensor& copy,
                                const ScoreSettings& settings) {
     const compat::AutocastGuard none(compat::AutocastState{});
-    context->save_for_backward({hidden, weight, bias, targets});
     settings.put(*context);
-    const LinearCrossEntropy result = forward_of(
-        Scores(hidden, weight, bias_of(bias), targets, settings), settings);
+    if (copy.numel() > 0) {
+      // As in lean_linear().
+      context->saved_data["copy"] = copy;
+      context->saved_data["weight"] = weight;
+    }
+    LinearCrossEntropy result;
+    if (settings.half_rows()) {
+      const auto half = half_of(hidden, weight, some_or_none(copy),
+                                some_or_none(bias), targets, settings);
+      auto [loss, right, picked] = half.forward(settings.count_right);
+      context->save_for_backward({hidden, weight, bias, targets, picked});
+      result = {loss, right};
+    } else {
+      context->save_for_backward({hidden, weight, bias, targets});
+      result = forward_of(Scores(hidden, weight, some_or_none(copy),
+                                 some_or_none(bias), targets, settings),
+                          settings);
+    }
     if (!settings.count_right) return {result.loss};
     context->mark_non_differentiable({result.right});
     return {result.loss, result.right};
@@ -316,26 +335,46 @@ class CrossEntropyOperator
     const compat::AutocastGuard none(compat::AutocastState{});
     const auto saved = context->get_saved_variables();
     const Tensor &hidden = saved[0], &weight = saved[1];
-    const Tensor bias = bias_of(saved[2]);
+    const Tensor bias = some_or_none(saved[2]);
     const ScoreSettings settings = ScoreSettings::get(*context);
-    const Scores scores(hidden, weight, bias, saved[3], settings);
-    ScoreBackward backward(scores, settings, gradients[0]);
-    if (context->needs_input_grad(0)) {
-      backward.hidden = torch::empty_like(hidden);
+    auto& data = context->saved_data;
+    const bool has_copy = data.count("copy") > 0;
+    const Tensor copy = has_copy ? data["copy"].toTensor() : Tensor();
+    const bool straight = has_copy && !settings.by_columns;
+    HalfCrossEntropy::Gradients sums;
+    if (context->needs_input_grad(0)) sums.hidden = torch::empty_like(hidden);
+    if (context->needs_input_grad(1)) {
+      sums.weight_sum =
+          straight ? gradient_of(data["weight"].toTensor()) : sum_like(weight);
     }
-    if (context->needs_input_grad(1)) backward.weight = sum_like(weight);
     if (bias.defined() && context->needs_input_grad(2)) {
-      backward.bias = sum_like(bias);
+      sums.bias_sum = sum_like(bias);
     }
-    backward.run();
-    return {backward.hidden,
-            as(backward.weight, weight),
-            as(backward.bias, bias),
+    if (settings.half_rows()) {
+      half_of(hidden, weight, copy, bias, saved[3], settings)
+          .backward(gradients[0], saved[4], sums);
+    } else {
+      const Scores scores(hidden, weight, copy, bias, saved[3], settings);
+      ScoreBackward backward(scores, settings, gradients[0]);
+      backward.hidden = sums.hidden;
+      backward.weight = sums.weight_sum;
+      backward.bias = sums.bias_sum;
+      backward.run();
+    }
+    return {sums.hidden,
+            straight ? Tensor() : as(sums.weight_sum, weight),
+            as(sums.bias_sum, bias),
+            {},
             {},
             {}};
   }
 
  private:
+  static Tensor gradient_of(Tensor weight) {
+    Tensor& gradient = weight.mutable_grad();
+    if (!gradient.defined()) gradient = torch::zeros_like(weight.detach());
+    return gradient;
+  }
   /// Sums of many parts in half precision would lose the small ones.
   static Tensor sum_like(const Tensor& tensor) {
     return torch::zeros_like(tensor, tensor.element_size() == 2
@@ -393,8 +432,11 @@ LinearCrossEntropy linear_cross_entropy(
   settings.loss_type = options.loss_type.value_or(
       own_type == torch::kDouble ? torch::kDouble : torch::kFloat);
   settings.count_right = options.count_right;
-  const auto results = CrossEntropyOperator::apply(
-      hidden, weight, some_bias(bias, hidden), targets, settings);
+  const Tensor copy =
+      WeightCopies::find(weight, settings.product_type, /*padded=*/true);
+  const auto results =
+      CrossEntropyOperator::apply(hidden, weight, always_some(bias, hidden),
+                                  targets, always_some(copy, hidden), settings);
   return {results[0], options.count_right ? results[1] : Tensor()};
 }
 

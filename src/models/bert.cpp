@@ -58,7 +58,7 @@ class OutputImpl : public torch::nn::Module {
         norm_(register_module("LayerNorm",
                               make_layer_norm(options.width, kEpsilon))) {}
 
-  Tensor dense(const Tensor& x) { return dense_(x); }
+  Tensor dense(const Tensor& x) { return run_linear(dense_, x); }
   Tensor add(const Tensor& x, const Tensor& residual, Again again) {
     return drop_out(x, dropout_, is_training(), again) + residual;
   }
@@ -91,7 +91,7 @@ class LayerImpl : public torch::nn::Module {
         again.pointwise,
         [this](const Tensor& sum) {
           const Tensor normed = mixed_->norm(sum);
-          return std::tuple(normed, up_->forward(normed));
+          return std::tuple(normed, run_linear(up_, normed));
         },
         mixed_->add(attend(x, again), x, again));
     const Tensor down = run_again_if(
@@ -151,8 +151,9 @@ Built build_bert(const std::string& name, const ModelOptions& options) {
                  [pooler, classifier,
                   dropout = options.dropout](const Tensor& x) mutable {
                    const Tensor pooled =
-                       torch::tanh(pooler->forward(x.select(1, 0)));
-                   return classifier->forward(
+                       torch::tanh(run_linear(pooler, x.select(1, 0)));
+                   return run_linear(
+                       classifier,
                        torch::dropout(pooled, dropout, pooler->is_training()));
                  },
                  {pooler, classifier})

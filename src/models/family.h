@@ -1,8 +1,12 @@
 #pragma once
 
+#include <reprise/lean/linear.h>
 #include <reprise/models/model.h>
 #include <reprise/recompute/checkpoint.h>
 
+#include <torch/nn/modules/linear.h>
+
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +20,9 @@ using ModulePtr = std::shared_ptr<torch::nn::Module>;
 struct Built {
   ModulePtr root;
   std::vector<Stage> stages;
+  /// Weights that lean_linear() or linear_cross_entropy() get, besides those of all
+  /// torch::nn::Linear; may be null.
+  std::function<std::vector<torch::Tensor>()> linear_weights{};
 };
 
 /// `options` are resolved: everything the family uses is set and positive.
@@ -23,6 +30,7 @@ using Builder = Built (*)(const std::string& name, const ModelOptions& options);
 
 Built build_mlp(const std::string& name, const ModelOptions& options);
 Built build_cnn_basic(const std::string& name, const ModelOptions& options);
+Built build_cnn_blocks(const std::string& name, const ModelOptions& options);
 Built build_cnn_profile(const std::string& name, const ModelOptions& options);
 Built build_vgg16(const std::string& name, const ModelOptions& options);
 Built build_resnet18(const std::string& name, const ModelOptions& options);
@@ -49,6 +57,12 @@ void zero_init(torch::Tensor bias);
 /// returned, which none of them saves. Never for the input of a stage.
 inline torch::Tensor relu_over(torch::Tensor x) {
   return x.relu_();
+}
+
+/// What `layer` gives, by its weight's copy where there is one.
+inline torch::Tensor run_linear(const torch::nn::Linear& layer,
+                                const torch::Tensor& x) {
+  return lean_linear(x, layer->weight, layer->bias);
 }
 
 /// `function(inputs...)`; if `again`, inside checkpoint(), so that what its

@@ -1,6 +1,8 @@
 #include "loss.h"
 #include "transformer.h"
 
+#include <reprise/torch/autocast.h>
+
 #include <torch/nn.h>
 
 #include <cmath>
@@ -24,9 +26,10 @@ class Conv1DImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& x) {  // (N, T, in)
-    return torch::addmm(bias_, x.flatten(0, 1), weight_)
-        .view({x.size(0), x.size(1), bias_.size(0)});
+    return lean_linear(x, weight_, bias_, WeightLayout::kInOut);
   }
+
+  const Tensor& weight() const { return weight_; }
 
  private:
   Tensor weight_, bias_;
@@ -176,16 +179,31 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
                                    in.at(1).flatten());
   };
   built.stages.push_back(
-      make_stage("head",
-                 [wte, loss, in_chunks](const Tensors& in) mutable {
-                   // Without a gradient chunks cost nothing.
-                   if (!torch::GradMode::is_enabled()) return in_chunks(in);
-                   return loss->forward(
-                       torch::matmul(in.at(0).flatten(0, 1), wte->weight.t()),
-                       in.at(1).flatten());
-                 },
-                 {wte, loss})
+      make_stage(
+          "head",
+          [wte, loss, in_chunks](const Tensors& in) mutable {
+            // Without a gradient chunks cost nothing; in half precision
+            // on CUDA less, since their products have round sizes.
+            if (!torch::GradMode::is_enabled() ||
+                (in.at(0).is_cuda() &&
+                 c10::elementSize(compat::autocast_type(in.at(0))) == 2)) {
+              return in_chunks(in);
+            }
+            return loss->forward(
+                lean_linear(in.at(0).flatten(0, 1), wte->weight),
+                in.at(1).flatten());
+          },
+          {wte, loss})
           .with_variant("in chunks", in_chunks));
+  built.linear_weights = [root = built.root, wte] {
+    std::vector<Tensor> weights = {wte->weight};
+    for (const auto& module : root->modules(/*include_self=*/false)) {
+      if (const auto* layer = module->as<Conv1D>()) {
+        weights.push_back(layer->weight());
+      }
+    }
+    return weights;
+  };
   return built;
 }
 

@@ -5,6 +5,8 @@
 
 #include <torch/nn.h>
 
+#include <algorithm>
+
 namespace reprise::zoo {
 namespace {
 
@@ -29,11 +31,12 @@ void add_hidden(Built& built, const std::string& name, Linear linear,
   built.stages.push_back(
       make_stage(name,
                  [linear, dropout](const Tensor& x) mutable {
-                   const Tensor y = relu_over(linear(x.flatten(1)));
+                   const Tensor y = relu_over(run_linear(linear, x.flatten(1)));
                    if (dropout == 0) return y;
                    return torch::dropout(y, dropout, linear->is_training());
                  },
                  {linear.ptr()})
+          .of_kind("hidden")
           .on_first());
 }
 
@@ -98,6 +101,43 @@ Built build_cnn_basic(const std::string& name, const ModelOptions& options) {
   return built;
 }
 
+Built build_cnn_blocks(const std::string& name, const ModelOptions& options) {
+  check_image_size(name, options,
+                   options.image_size >= int64_t{1} << options.depth,
+                   "those that can be halved once a block");
+  Built built{std::make_shared<Module>(), {}};
+  int64_t channels = options.channels;
+  for (int64_t i = 0; i < options.depth; ++i) {
+    // Doubled twice, then the same.
+    const int64_t next = options.width << std::min<int64_t>(i, 2);
+    const std::string block = "block" + std::to_string(i);
+    const auto part = add_container(*built.root, block);
+    auto conv = part->register_module(
+        "conv", Conv2d(Conv2dOptions(channels, next, 3).padding(1)));
+    auto norm = part->register_module("norm", torch::nn::BatchNorm2d(next));
+    built.stages.push_back(
+        make_stage(block,
+                   [conv, norm](const Tensor& x) mutable {
+                     return torch::max_pool2d(
+                         relu_over(norm->forward(conv->forward(x))), 2);
+                   },
+                   {part})
+            .with_variant("lean pool",
+                          [conv, norm](const Tensors& in) mutable {
+                            return Tensors{lean_relu_max_pool2d(
+                                norm->forward(conv->forward(in.at(0))))};
+                          })
+            .on_first());
+    channels = next;
+  }
+  built.stages.push_back(
+      make_stage("pool", [](const Tensor& x) {
+        return torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
+      }).on_first());
+  add_head(built, "head", Linear(channels, options.classes));
+  return built;
+}
+
 Built build_cnn_profile(const std::string& name, const ModelOptions& options) {
   check_image_size(name, options, options.image_size % 2 == 0, "even ones");
   Built built{std::make_shared<Module>(), {}};
@@ -114,6 +154,7 @@ Built build_cnn_profile(const std::string& name, const ModelOptions& options) {
                                         return relu_over(conv->forward(x));
                                       },
                                       {conv})
+                               .of_kind("conv")
                                .on_first());
     // A pool of 1×1 is a copy. LibTorch's own would keep an index of 8 bytes a
     // pixel for its backward, which the original does not.
@@ -121,6 +162,7 @@ Built build_cnn_profile(const std::string& name, const ModelOptions& options) {
     built.stages.push_back(
         i < kLast
             ? make_stage(pool, [](const Tensor& x) { return x.clone(); })
+                  .of_kind("copy")
                   .on_first()
             : make_stage(
                   pool, [](const Tensor& x) { return torch::max_pool2d(x, 2); })

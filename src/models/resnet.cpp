@@ -126,6 +126,7 @@ Built build(const ModelOptions& options, Kind kind,
                               return Tensors{block->forward(
                                   in.at(0), /*norms_again=*/true)};
                             })
+              .of_kind("block")
               .on_first());
       channels = to;
     }

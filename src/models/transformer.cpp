@@ -51,9 +51,21 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
       value_(register_module("value", make_linear(width, width))) {}
 
 std::tuple<Tensor, Tensor, Tensor> SelfAttentionImpl::project(const Tensor& x) {
-  Tensor q = query_(x);
-  Tensor k = key_(x);
-  return {q, k, value_(x)};
+  const Tensor all =
+      lean_linears(x, {query_->weight, key_->weight, value_->weight},
+                   {query_->bias, key_->bias, value_->bias});
+  if (all.defined()) {
+    const auto parts = all.chunk(3, -1);
+    return {parts[0], parts[1], parts[2]};
+  }
+  Tensor q = run_linear(query_, x);
+  Tensor k = run_linear(key_, x);
+  return {q, k, run_linear(value_, x)};
+}
+
+std::vector<std::vector<Tensor>> SelfAttentionImpl::groups() const {
+  return {{query_->weight, key_->weight, value_->weight},
+          {query_->bias, key_->bias, value_->bias}};
 }
 
 Tensor SelfAttentionImpl::attend(const Tensor& q, const Tensor& k,

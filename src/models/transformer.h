@@ -51,6 +51,8 @@ class SelfAttentionImpl : public torch::nn::Module {
       const torch::Tensor& x);
   torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k,
                        const torch::Tensor& v);
+  /// Parameters that one product takes where they lie together.
+  std::vector<std::vector<torch::Tensor>> groups() const;
 
  private:
   int64_t heads_;
@@ -71,6 +73,7 @@ Stage make_block_stage(const std::string& name, const Block& block) {
       .with_variant("pointwise again", with({.pointwise = true}))
       .with_variant("attention again",
                     with({.pointwise = true, .attention = true}))
+      .of_kind("block")
       .on_first();
 }
 

@@ -79,7 +79,7 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
                          x.dim() == 2
                              ? x
                              : torch::adaptive_avg_pool2d(x, {7, 7}).flatten(1);
-                     return torch::dropout(relu_over(linear->forward(flat)),
+                     return torch::dropout(relu_over(run_linear(linear, flat)),
                                            dropout, linear->is_training());
                    },
                    {linear})

@@ -89,7 +89,7 @@ class LayerImpl : public torch::nn::Module {
     const Tensor mixed = run_again_if(
         again.attention,
         [this](const Tensor& a, const Tensor& b, const Tensor& c) {
-          return mixed_->forward(self_->attend(a, b, c));
+          return run_linear(mixed_, self_->attend(a, b, c));
         },
         q, k, v);
     return drop(mixed, again);
@@ -98,11 +98,12 @@ class LayerImpl : public torch::nn::Module {
   Tensor feed(const Tensor& y, Again again) {
     const Tensor up = run_again_if(
         again.pointwise,
-        [this](const Tensor& t) { return up_->forward(after_->forward(t)); },
+        [this](const Tensor& t) { return run_linear(up_, after_->forward(t)); },
         y);
     const Tensor down = run_again_if(
         again.pointwise,
-        [this](const Tensor& t) { return down_->forward(torch::gelu(t)); }, up);
+        [this](const Tensor& t) { return run_linear(down_, torch::gelu(t)); },
+        up);
     return drop(down, again);
   }
 

@@ -1,4 +1,5 @@
 #include "family.h"
+#include "transformer.h"
 
 #include <reprise/data/nearest.h>
 #include <reprise/models/model.h>
@@ -70,6 +71,8 @@ std::vector<Spec> make_specs() {
   mlp.dropout = 0;
   ModelOptions cnn_basic = image_defaults(224, 1, 10);
   cnn_basic.norm = "batch";
+  ModelOptions cnn_blocks = image_defaults(112, 1, 10, 16);
+  cnn_blocks.depth = 5;
   ModelOptions vgg16 = image_defaults(224, 3, 1000, 64);
   vgg16.dropout = 0.5;
   const ModelOptions resnet = image_defaults(224, 3, 1000, 64);
@@ -84,6 +87,10 @@ std::vector<Spec> make_specs() {
        Task::kImages,
        cnn_basic,
        zoo::build_cnn_basic},
+      {{"cnn-blocks", "blocks of convolution, norm, ReLU and pool"},
+       Task::kImages,
+       cnn_blocks,
+       zoo::build_cnn_blocks},
       {{"cnn-profile", "11 convolutions and pools at nearly one size"},
        Task::kImages,
        image_defaults(256, 1, 10),
@@ -249,8 +256,35 @@ Model make_model(std::string_view name, const ModelOptions& options) {
   const Spec& spec = find_spec(name);
   ModelOptions resolved = resolve(spec, options);
   zoo::Built built = spec.build(spec.info.name, resolved);
-  return Model{spec.info.name, std::move(resolved), spec.task,
-               std::move(built.root), Chain(std::move(built.stages))};
+  const auto linear_weights = [root = built.root,
+                               more = std::move(built.linear_weights)] {
+    std::vector<torch::Tensor> weights;
+    for (const auto& module : root->modules(/*include_self=*/false)) {
+      if (const auto* layer = module->as<torch::nn::Linear>()) {
+        weights.push_back(layer->weight);
+      }
+    }
+    if (more) {
+      for (auto& weight : more()) weights.push_back(std::move(weight));
+    }
+    return weights;
+  };
+  const auto groups = [root = built.root] {
+    std::vector<std::vector<torch::Tensor>> found;
+    for (const auto& module : root->modules(/*include_self=*/false)) {
+      if (const auto* layer = module->as<zoo::SelfAttention>()) {
+        for (auto& group : layer->groups()) found.push_back(std::move(group));
+      }
+    }
+    return found;
+  };
+  return Model{spec.info.name,
+               std::move(resolved),
+               spec.task,
+               std::move(built.root),
+               Chain(std::move(built.stages)),
+               linear_weights,
+               groups};
 }
 
 int64_t parameter_count(const Model& model) {

@@ -20,6 +20,12 @@ Stage Stage::with_variant(std::string name, Function function) const {
   return stage;
 }
 
+Stage Stage::of_kind(std::string kind) const {
+  Stage stage = *this;
+  stage.kind_ = std::move(kind);
+  return stage;
+}
+
 Stage Stage::on_first() const {
   const auto first_only = [this](const Function& function) -> Function {
     return [name = name_, function](const Tensors& inputs) {
@@ -34,6 +40,7 @@ Stage Stage::on_first() const {
   for (const Variant& variant : variants_) {
     stage.variants_.push_back({variant.name, first_only(variant.function)});
   }
+  stage.kind_ = kind_;
   return stage;
 }
 

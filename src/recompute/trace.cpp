@@ -8,8 +8,11 @@
 #include <reprise/torch/saved_tensors.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <sstream>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -185,6 +188,14 @@ class Tracer {
   StageFigures measure(const Stage& stage) {
     StageFigures figures;
     const ForwardContext context(current_, stage.modules());
+    Measured* known = nullptr;
+    if (!stage.kind().empty()) known = &measured_[key_of(stage)];
+    if (known != nullptr && known->times == kEnoughOfAKind) {
+      figures = known->figures;
+      gradients_.push_back(known->gradients);
+      move_on(stage, context, figures);
+      return figures;
+    }
     measure_kept(stage, 0, context, figures);
     const auto variants = static_cast<int>(stage.variants().size());
     for (int v = 1; v <= variants; ++v) {
@@ -192,8 +203,36 @@ class Tracer {
       measure_kept(stage, v, context, other);
       figures.variants.push_back(std::move(other));  // what concerns a kept run
     }
+    if (known != nullptr) {
+      known->figures = figures;
+      known->gradients = gradients_.back();
+      ++known->times;
+    }
     move_on(stage, context, figures);
     return figures;
+  }
+
+  /// Equal for stages that cost the same.
+  std::string key_of(const Stage& stage) const {
+    std::ostringstream key;
+    key << stage.kind() << ' ' << stage.variants().size();
+    const auto add = [&key](const torch::Tensor& tensor, bool requires_grad) {
+      if (!tensor.defined()) {
+        key << " none";
+        return;
+      }
+      key << ' ' << tensor.scalar_type() << tensor.sizes() << tensor.strides()
+          << requires_grad;
+    };
+    for (size_t i = 0; i < current_.size(); ++i) {
+      add(current_[i], requires_grad_[i]);
+    }
+    for (const auto& module : stage.modules()) {
+      for (const auto& parameter : module->parameters()) {
+        add(parameter, parameter.requires_grad());
+      }
+    }
+    return key.str();
   }
 
   /// What the gradients of each boundary take while they are in flight. From the
@@ -383,6 +422,15 @@ class Tracer {
   Times times_;
   bool note_gradients_ = false;
   std::vector<std::vector<GradientBuffer>> gradients_;  // by stage
+  struct Measured {
+    int times = 0;
+    StageFigures figures;  // of the last one
+    std::vector<GradientBuffer> gradients;
+  };
+  // The first of a kind may follow another stage; what comes after a second one is
+  // like it.
+  static constexpr int kEnoughOfAKind = 2;
+  std::map<std::string, Measured> measured_;
   double fill_ms_ = 0;  // how long the device is kept busy before a run
 };
 

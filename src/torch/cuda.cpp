@@ -107,4 +107,9 @@ void set_cuda_deterministic(bool deterministic) {
   at::globalContext().setBenchmarkCuDNN(!deterministic);
 }
 
+void set_cuda_libraries(const CudaLibraries& libraries) {
+  at::globalContext().setAllowTF32CuBLAS(libraries.tf32);
+  at::globalContext().setBenchmarkCuDNN(libraries.autotune);
+}
+
 }  // namespace reprise::compat

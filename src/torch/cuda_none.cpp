@@ -63,6 +63,8 @@ void empty_cuda_cache() {}
 
 void set_cuda_deterministic(bool) {}
 
+void set_cuda_libraries(const CudaLibraries&) {}
+
 std::string cuda_graph_refusal() {
   return "this LibTorch has no CUDA";
 }

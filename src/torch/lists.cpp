@@ -36,6 +36,21 @@ void copy_list(at::TensorList to, at::TensorList from) {
 #endif
 }
 
+void add_list(at::TensorList sums, at::TensorList terms) {
+  const c10::NoGradGuard no_grad;
+  std::map<std::pair<std::string, at::ScalarType>,
+           std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>>
+      lists;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    auto& list = lists[{sums[i].device().str(), sums[i].scalar_type()}];
+    list.first.push_back(sums[i]);
+    list.second.push_back(terms[i]);
+  }
+  for (const auto& item : lists) {
+    at::_foreach_add_(item.second.first, item.second.second);
+  }
+}
+
 void zero_list(at::TensorList tensors) {
   const c10::NoGradGuard no_grad;
   // By type and device: a list of several is worked through one by one.

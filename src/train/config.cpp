@@ -49,6 +49,9 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("data", c.data, true);
   visit("random_samples", c.random_samples, true);
   visit("resize", c.resize, false);
+  visit("layout", c.layout, false);
+  visit("tf32", c.tf32, false);
+  visit("autotune", c.autotune, false);
   visit("workers", c.workers, false);
   visit("batch", c.batch, true);
   visit("accumulate", c.accumulate, true);
@@ -59,6 +62,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("bucket_bytes", c.bucket_bytes, false);
   visit("recompute", c.recompute, false);
   visit("graph", c.graph, false);
+  visit("weight_copies", c.weight_copies, false);
   visit("precision", c.precision, true);
   visit("loss_scale", c.loss_scale, true);
   visit("optimizer", c.optimizer.name, true);
@@ -167,11 +171,13 @@ void TrainConfig::resolve() {
               ", --epochs ", epochs);
   check_word(precision, "--precision", {"fp32", "bf16", "fp16"});
   check_word(graph, "--graph", {"auto", "on", "off"});
+  check_word(weight_copies, "--weight-copies", {"auto", "on", "off"});
   check_word(shard, "--shard", {"", "optimizer"});
   check_word(reduce, "--reduce", {"fp32", "bf16"});
   TORCH_CHECK(bucket_bytes > 0, "[--bucket] expected a size above 0, got ",
               bucket_bytes);
   check_word(resize, "--resize", {"device", "workers"});
+  check_word(layout, "--layout", {"planes", "channels-last"});
   check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});
   check_word(rate.schedule, "--lr-schedule", {"constant", "cosine"});
   check_word(optimizer.name, "--optimizer", optimizer_names());

@@ -1,5 +1,6 @@
 #include "parts.h"
 
+#include <reprise/lean/linear.h>
 #include <reprise/models/weights.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
@@ -17,6 +18,15 @@ namespace {
 
 bool is_token_task(Task task) {
   return task == Task::kLanguage || task == Task::kSequences;
+}
+
+/// The weights of convolutions, in their places.
+void lay_channels_last(Model& model) {
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : model.root->parameters()) {
+    if (parameter.dim() != 4) continue;
+    parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
+  }
 }
 
 }  // namespace
@@ -39,7 +49,14 @@ Model build_model(const TrainConfig& config, torch::Device device) {
   torch::manual_seed(config.seed);
   Model model = make_model(config.model, config.model_options);
   if (!config.weights.empty()) load_weights(model, config.weights);
+  if (device.is_cuda()) {
+    compat::set_cuda_libraries({config.tf32, config.autotune});
+  }
   model.root->to(device);
+  if (config.layout == "channels-last") lay_channels_last(model);
+  if (device.is_cuda() && config.weight_copies != "off") {
+    for (const auto& group : model.groups()) lay_together(group);
+  }
   model.root->train();
   return model;
 }
@@ -94,12 +111,14 @@ std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
   return open_dataset(options);
 }
 
-PrepareOptions prepare_of(const Model& model, const Dataset& data) {
+PrepareOptions prepare_of(const TrainConfig& config, const Model& model,
+                          const Dataset& data) {
   PrepareOptions options;
   options.image_size = is_token_task(model.task) ? 0 : model.options.image_size;
   options.mean = data.mean();
   options.deviation = data.deviation();
   options.pixel_targets = model.task == Task::kPixels;
+  options.channels_last = config.layout == "channels-last";
   return options;
 }
 
@@ -135,6 +154,19 @@ compat::AutocastState autocast_of(const std::string& precision,
   return state;
 }
 
+std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
+                                               const std::string& precision,
+                                               const Model& model,
+                                               torch::Device device) {
+  const bool wanted = config.weight_copies == "on" ||
+                      (config.weight_copies == "auto" && device.is_cuda());
+  if (!wanted || !model.linear_weights) return nullptr;
+  const auto type = precision == "fp32"   ? torch::kFloat
+                    : precision == "bf16" ? torch::kBFloat16
+                                          : torch::kHalf;
+  return std::make_unique<WeightCopies>(model.linear_weights(), type);
+}
+
 Schedule schedule_of(const TrainConfig& config, const Model& model,
                      const Dataset& data, torch::Device device) {
   const int stages = model.chain.size();
@@ -149,7 +181,7 @@ Schedule schedule_of(const TrainConfig& config, const Model& model,
   // Two samples: BatchNorm cannot do with one.
   Batch batch = data.get({0, std::min<int64_t>(1, data.size() - 1)});
   move_to(batch, device);
-  prepare(batch, prepare_of(model, data));
+  prepare(batch, prepare_of(config, model, data));
   const compat::AutocastGuard autocast(autocast_of(config.precision, device));
   return make_schedule(
       strategy, stages,

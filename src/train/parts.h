@@ -4,6 +4,7 @@
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
 #include <reprise/data/safetensors.h>
+#include <reprise/lean/weight_copies.h>
 #include <reprise/models/model.h>
 #include <reprise/torch/autocast.h>
 #include <reprise/train/config.h>
@@ -35,7 +36,8 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& config,
 std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
                                          const Model& model, Split split);
 
-PrepareOptions prepare_of(const Model& model, const Dataset& data);
+PrepareOptions prepare_of(const TrainConfig& config, const Model& model,
+                          const Dataset& data);
 
 /// How batches are read; their size and the window are the caller's.
 LoaderOptions loading_of(const TrainConfig& config,
@@ -43,6 +45,13 @@ LoaderOptions loading_of(const TrainConfig& config,
 
 compat::AutocastState autocast_of(const std::string& precision,
                                   torch::Device device);
+
+/// Copies of the model's linear weights for a training in `precision`; null where
+/// `config.weight_copies` wants none.
+std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
+                                               const std::string& precision,
+                                               const Model& model,
+                                               torch::Device device);
 
 /// The schedule that `config.recompute` names; with a plan to come, "none" until
 /// it is there. Looks at the sizes of the stages' outputs where the strategy

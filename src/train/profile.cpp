@@ -100,7 +100,7 @@ class Profiler {
         parameters_(named(model_.root->named_parameters())),
         parameter_list_(values(parameters_)),
         autocast_(autocast_of(config.precision, device_)),
-        prepare_(prepare_of(model_, *data_)),
+        prepare_(prepare_of(config, model_, *data_)),
         optimizer_(optimizer_of(config, model_)),
         scaler_(scaler_of(config)),
         accumulator_(parameter_list_),
@@ -159,6 +159,9 @@ class Profiler {
       return list;
     });
     ledger_.claim_model(parameter_list_, model_.root->buffers());
+    ledger_.claim(Category::kParameters, [this] {
+      return copies_ ? copies_->copies() : std::vector<torch::Tensor>();
+    });
     ledger_.claim(Category::kOptimizer, [this] { return optimizer_->held(); });
     ledger_.claim_kept(kept_);
   }
@@ -209,6 +212,11 @@ class Profiler {
   bool train_window(Execution& execution, PhaseObserver& observer,
                     PhaseLog* log, WindowProfile* profile) {
     if (log != nullptr) log->begin("batch");
+    if (copies_) {
+      copies_->refresh();
+    } else {
+      copies_ = weight_copies_of(config_, config_.precision, model_, device_);
+    }
     // From the first sample each time: windows at an epoch's end may be short.
     std::optional<Loader> loader;
     loader.emplace(data_, loading_);
@@ -263,6 +271,7 @@ class Profiler {
     const bool finite = scaler_.unscale(parameter_list_);
     if (finite && config_.clip > 0) accumulator_.clip(config_.clip);
     accumulator_.update([&] {
+      if (copies_) copies_->expire();
       if (finite) optimizer_->step(/*lr=*/0);
     });
     scaler_.update();
@@ -319,6 +328,7 @@ class Profiler {
   std::unique_ptr<Optimizer> optimizer_;
   GradScaler scaler_;
   Accumulator accumulator_;
+  std::unique_ptr<WeightCopies> copies_;  // null: not wanted, or not there yet
   Schedule schedule_;
   KeptMeter kept_;
   Batch batch_;  // the one in work, for the ledger

@@ -31,7 +31,8 @@ Session::Session(const TrainConfig& given,
       parameters_(named(model_.root->named_parameters())),
       parameter_list_(values(parameters_)),
       autocast_(autocast_of(given.precision, device_)),
-      step_(device_, autocast_),
+      step_(device_, autocast_,
+            device_.is_cuda() ? parameter_list_ : std::vector<torch::Tensor>{}),
       train_data_(open_data(given, model_, Split::kTrain)),
       scaler_(scaler_of(given)),
       accumulator_(parameter_list_),
@@ -57,7 +58,7 @@ Session::Session(const TrainConfig& given,
   optimizer_ = config_.shard.empty() || !group_
                    ? optimizer_of(config_, model_)
                    : make_optimizer(config_.optimizer, reducer_->pieces());
-  prepare_ = prepare_of(model_, *train_data_);
+  prepare_ = prepare_of(config_, model_, *train_data_);
 
   ledger_.claim(Category::kData, [this] {
     auto list = train_data_->tensors();
@@ -69,6 +70,9 @@ Session::Session(const TrainConfig& given,
     return list;
   });
   ledger_.claim_model(parameter_list_, model_.root->buffers());
+  ledger_.claim(Category::kParameters, [this] {
+    return copies_ ? copies_->copies() : std::vector<torch::Tensor>();
+  });
   ledger_.claim(Category::kOptimizer, [this] { return optimizer_->held(); });
   ledger_.claim_kept(kept_);
   state_.scaler = scaler_.state();  // its first scale is not the default one

@@ -68,6 +68,10 @@ class Session {
   /// The same with all ranks: starts it again where it failed on one of them.
   void train_window_together();
   void begin_window();
+  /// Copies of the weights as they are now, where they are wanted.
+  void copy_weights();
+  /// Makes room for others' copies, and lets go of the graphs that use them.
+  void drop_copies();
   /// Lets go of what an unfinished window holds.
   void drop_window();
   /// Back to where the window began.
@@ -163,6 +167,7 @@ class Session {
   std::unique_ptr<Optimizer> optimizer_;
   GradScaler scaler_;
   Accumulator accumulator_;
+  std::unique_ptr<WeightCopies> copies_;  // null: not wanted, or not there yet
   RateOptions rate_;
   std::unique_ptr<GradientReducer> reducer_;  // with group_
   bool reducing_ = false;                     // in this backward

@@ -114,6 +114,7 @@ void Session::keep_config() {
 
 bool Session::tighten(int64_t over_bytes) {
   if (!planned()) return false;
+  drop_copies();  // the planner measures with its own
   std::optional<BudgetPlanner::Decision> own;
   if (planner_) own = planner_->tighten(*decision_, over_bytes);
   auto decision = shared(std::move(own));

@@ -46,7 +46,22 @@ bool Session::train_window() {
   return true;
 }
 
+void Session::copy_weights() {
+  if (copies_) {
+    copies_->refresh();
+  } else {
+    copies_ = weight_copies_of(config_, config_.precision, model_, device_);
+  }
+}
+
+void Session::drop_copies() {
+  if (!copies_) return;
+  graphs_.clear();
+  copies_.reset();
+}
+
 bool Session::try_window() {
+  copy_weights();
   // The second window shows what all later ones do: by then the optimizer has
   // its state. Where there is but one, that one.
   looking_ = !profile_ && (windows_ >= 1 || total_steps_ - state_.step == 1);
@@ -143,7 +158,7 @@ void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
       })) {
     // What the last one leaves is final: it goes on its way during the backward.
     reducing_ = group_ && accumulator_.complete();
-    step_.run(execution, inputs, profile);
+    step_.run(execution, inputs, profile, /*final_on_the_way=*/reducing_);
     reducing_ = false;
   }
   if (group_) return;  // a window counts as a whole
@@ -165,6 +180,7 @@ bool Session::update(WindowProfile* profile) {
   within_update([&] {
     loss = (group_ ? window_loss_ : step_.loss()) / state_.total_count;
   });
+  if (copies_) copies_->expire();
   accumulator_.update([&] {
     if (finite) step_optimizer(rate);
   });

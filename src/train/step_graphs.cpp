@@ -21,23 +21,29 @@ MakeRecorded& instead() {
 
 class RecordedOnCuda final : public Recorded {
  public:
-  RecordedOnCuda(int device, std::shared_ptr<compat::CudaGraphPool> pool)
-      : graph_(device, std::move(pool)) {}
+  RecordedOnCuda(torch::Device device,
+                 std::shared_ptr<compat::CudaGraphPool> pool)
+      : device_(device), graph_(device.index(), std::move(pool)) {}
   void capture(const std::function<void()>& body) override {
+    const MemoryMeter meter(device_);
     graph_.capture(body);
+    // Tensors, as everywhere: what the pool has beside them is the allocator's
+    // rest. A graph that found its memory in the pool adds nothing.
+    bytes_ = std::min(graph_.bytes(), meter.peak_increase_bytes());
   }
   void replay() override { graph_.replay(); }
-  int64_t bytes() const override { return graph_.bytes(); }
+  int64_t bytes() const override { return bytes_; }
 
  private:
+  torch::Device device_;
   compat::CudaGraph graph_;
+  int64_t bytes_ = 0;
 };
 
 MakeRecorded maker(torch::Device device) {
   if (instead()) return instead();
-  return [index = device.index(),
-          pool = std::make_shared<compat::CudaGraphPool>()] {
-    return std::make_unique<RecordedOnCuda>(index, pool);
+  return [device, pool = std::make_shared<compat::CudaGraphPool>()] {
+    return std::make_unique<RecordedOnCuda>(device, pool);
   };
 }
 

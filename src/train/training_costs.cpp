@@ -1,6 +1,7 @@
 #include "training_costs.h"
 
 #include "../plan/evaluation.h"
+#include "micro_step.h"
 #include "session.h"
 
 #include <reprise/data/file.h>
@@ -32,7 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 4;
+constexpr int kFormat = 6;
 constexpr double kRowMs = 30;  // of micro-batches timed together
 
 /// Puts gradients, buffers, parameters and random generators back.
@@ -212,14 +213,21 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
       "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
       "image {} "
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {}{}{} | {} threads {} | LibTorch {}",
+      "{} momentum {}{}{} | {} threads {} | copies {} {}{}{} | LibTorch {}",
       kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
       m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
       precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
       o.momentum, c.quantize_embeddings ? " quantized embeddings" : "", sharded,
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
-      at::get_num_threads(), compat::libtorch_version());
+      at::get_num_threads(), c.weight_copies, c.layout, c.tf32 ? " tf32" : "",
+      c.autotune ? " autotune" : "", compat::libtorch_version());
+}
+
+std::unique_ptr<WeightCopies> TrainingCosts::copies(
+    const std::string& precision) const {
+  return weight_copies_of(parts_.config, precision, parts_.model,
+                          parts_.device);
 }
 
 std::vector<std::string> TrainingCosts::stage_names() const {
@@ -267,6 +275,11 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   for (const auto& b : parts_.model.root->buffers()) {
     profile.fixed.parameters += bytes_on(b, parts_.device);
   }
+  if (const auto made = copies(profile.precision)) {
+    for (const auto& copy : made->copies()) {
+      profile.fixed.parameters += bytes_on(copy, parts_.device);
+    }
+  }
   profile.fixed.data = parts_.dataset_bytes;
   measure_update(profile);
 }
@@ -294,6 +307,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
 
 void TrainingCosts::measure_workspace(CostProfile& profile) {
   // All that is neither model nor data when nothing runs: what libraries took.
+  const auto made = copies(profile.precision);
   const int64_t known = profile.fixed.parameters + profile.fixed.data;
   const int64_t live = live_bytes(parts_.device);
   profile.fixed.workspace = std::max<int64_t>(0, live - known);
@@ -342,6 +356,7 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
     tracing.enough_ms = 40;
     tracing.most_repeats = 15;
   }
+  const auto made = copies(precision);
   const compat::AutocastGuard autocast(autocast_of(precision, parts_.device));
   size.figures =
       trace(parts_.model.chain, {batch.inputs, batch.targets}, tracing);
@@ -394,12 +409,15 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
                                   int64_t micro_batch, const Schedule& schedule,
                                   bool accumulate) {
   Execution execution(parts_.model.chain, schedule);
-  const auto autocast = autocast_of(profile.precision, parts_.device);
+  const auto made = copies(profile.precision);
   Batches batches(parts_, micro_batch, make_batch(micro_batch));
   Batch batch;
-  torch::Tensor loss;
   std::vector<torch::Tensor> parameters = parts_.model.root->parameters();
   std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
+  MicroStep micro(
+      parts_.device, autocast_of(profile.precision, parts_.device),
+      parts_.device.is_cuda() ? parameters : std::vector<torch::Tensor>{});
+  micro.set_weight(1e-6);
   if (accumulate) {
     for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
   }
@@ -410,15 +428,7 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
     batch = batches.next();
     move_to(batch, parts_.device);
     prepare(batch, parts_.prepare);
-    Tensors outputs;
-    {
-      const compat::AutocastGuard guard(autocast);
-      outputs = execution.forward({batch.inputs, batch.targets});
-    }
-    Tensors gradients(1);
-    gradients[0] = torch::full_like(outputs[0], 1e-6);
-    execution.backward(std::move(gradients));
-    loss = loss.defined() ? loss + outputs[0] : outputs[0];
+    micro.run(execution, {batch.inputs, batch.targets});
   };
   const bool cuda = parts_.device.is_cuda();
   // The caching allocator needs a few to find its blocks.

@@ -2,6 +2,7 @@
 
 #include <reprise/data/dataset.h>
 #include <reprise/data/prepare.h>
+#include <reprise/lean/weight_copies.h>
 #include <reprise/models/model.h>
 #include <reprise/plan/planner.h>
 #include <reprise/train/config.h>
@@ -49,6 +50,7 @@ class TrainingCosts final : public CostSource {
   CostProfile& entry(const std::string& precision);
   std::string key_of(const std::string& precision) const;
   std::vector<std::string> stage_names() const;
+  std::unique_ptr<WeightCopies> copies(const std::string& precision) const;
   void measure_fixed(CostProfile& profile);
   void measure_update(CostProfile& profile);
   void measure_workspace(CostProfile& profile);

@@ -3,11 +3,13 @@
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/data/loader.h>
 #include <reprise/distributed/reducer.h>
+#include <reprise/lean/weight_copies.h>
 #include <reprise/models/model.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
 
 #include <map>
+#include <optional>
 
 namespace reprise::testing {
 namespace {
@@ -161,9 +163,13 @@ void ranked_gradients(const Model& model, const std::string& strategy,
 }
 
 void compare(const std::string& name, const std::string& strategy,
-             int64_t micro, const std::shared_ptr<RankGroup>& group) {
+             int64_t micro, const std::shared_ptr<RankGroup>& group,
+             bool straight = false) {
   const Model model = make(name);
   const auto expected = plain_gradients(model);
+  // Gradients of linear layers that the backward adds to `.grad` by itself.
+  std::optional<WeightCopies> copies;
+  if (straight) copies.emplace(model.linear_weights(), torch::kFloat);
   std::vector<std::vector<torch::Tensor>> found;
   ranked_gradients(model, strategy, micro, group, found);
   ASSERT_EQ(expected.size(), 3u);
@@ -172,7 +178,8 @@ void compare(const std::string& name, const std::string& strategy,
   for (size_t w = 0; w < expected.size(); ++w) {
     for (size_t p = 0; p < names.size(); ++p) {
       EXPECT_LT(relative_error(expected[w][p], found[w][p]), 1e-6)
-          << name << " " << strategy << " window " << w << " " << names[p];
+          << name << " " << strategy << " window " << w << " " << names[p]
+          << (straight ? ", straight" : "");
     }
   }
 }
@@ -183,6 +190,7 @@ void compare_all() {
        {"none", "all", "sqrt", "every:2", "checkpoints:2", "revolve:2"}) {
     for (const char* name : {"gpt2", "mlp"}) {
       compare(name, strategy, /*micro=*/2, group);
+      compare(name, strategy, /*micro=*/2, group, /*straight=*/true);
     }
   }
   group->leave();

@@ -1,111 +1,10 @@
-#include "ranks.h"
-#include "temporary.h"
-#include "train/runs.h"
+#include "ranked_runs.h"
 
 #include <reprise/models/model.h>
 #include <reprise/recompute/strategy.h>
 
-#include <nlohmann/json.hpp>
-
-#include <sstream>
-
 namespace reprise::testing {
 namespace {
-
-/// Whose windows are uneven for two and for four, with a short last one.
-TrainConfig config_of(int64_t ranks) {
-  TrainConfig config = small();
-  config.model_options.dropout = 0;
-  config.random_samples = 37;
-  config.batch = config.accumulate = 0;
-  config.global_batch = 10;
-  config.batch = 2;
-  config.epochs = 0;
-  config.steps = 50;
-  config.rate.base = 0.01;
-  config.bucket_bytes = 8192;
-  config.workers = 1;
-  config.ranks = ranks;
-  config.resolve();
-  return config;
-}
-
-struct Part {
-  TrainConfig config;
-  std::string name = "run";  ///< of its directory in the folder
-  bool resume = false;
-  int stop_after = -1;    ///< windows
-  int stop_rank = 0;      ///< that is told to
-  int failing_rank = -1;  ///< in which an allocation fails
-  int64_t failing_after = 0;
-};
-
-/// Of a rank: trains in the folder's run.
-TrainResult train(const std::shared_ptr<RankGroup>& group, const Part& part) {
-  std::optional<RunDirectory> directory;
-  const std::string path = child_folder() + "/" + part.name;
-  if (group->rank() == 0) {
-    directory.emplace(part.resume ? RunDirectory::open(path)
-                                  : RunDirectory::create(path, part.config));
-  }
-  Training training(part.config, nullptr, {}, group);
-  TrainRun run;
-  run.directory = directory ? &*directory : nullptr;
-  run.resume = part.resume;
-  int left = part.stop_after;
-  run.stop = [&] { return group->rank() == part.stop_rank && --left == 0; };
-  std::optional<AllocationFailure> failure;
-  if (group->rank() == part.failing_rank) failure.emplace(part.failing_after);
-  const TrainResult result = training.run(run);
-  if (failure) {
-    EXPECT_TRUE(failure->happened());
-  }
-  return result;
-}
-
-TrainResult train(const Part& part) {
-  const auto group = RankGroup::join(group_options());
-  const TrainResult result = train(group, part);
-  group->leave();
-  return result;
-}
-
-Ended ended(const std::string& folder, const std::string& name = "run") {
-  const auto directory = RunDirectory::open(folder + "/" + name);
-  Ended result;
-  result.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
-  result.metrics = read_text(directory.metrics_path());
-  return result;
-}
-
-/// The tensors of the model and of the optimizer, as far apart as `most`.
-void expect_near(const Ended& a, const Ended& b, double most) {
-  std::map<std::string, torch::Tensor> other(b.tensors.begin(),
-                                             b.tensors.end());
-  int compared = 0;
-  for (const auto& [name, tensor] : a.tensors) {
-    if (name.starts_with("rng.")) continue;
-    ASSERT_EQ(other.count(name), 1u) << name;
-    if (!tensor.is_floating_point()) continue;
-    EXPECT_LE(relative_error(tensor, other[name]), most) << name;
-    ++compared;
-  }
-  EXPECT_GT(compared, 6);
-}
-
-void expect_equal(const Ended& a, const Ended& b) {
-  expect_near(a, b, 0);
-  EXPECT_EQ(a.metrics, b.metrics);
-}
-
-std::vector<double> losses(const std::string& metrics) {
-  std::vector<double> list;
-  std::istringstream lines(metrics);
-  for (std::string line; std::getline(lines, line);) {
-    list.push_back(nlohmann::json::parse(line).at("loss"));
-  }
-  return list;
-}
 
 TEST(RankedTraining, HasTheLossesOfOneProcess) {
   const Ended alone = child_rank() < 0 ? run(config_of(1)) : Ended{};
@@ -135,6 +34,81 @@ TEST(RankedTraining, HasTheLossesOfOneProcess) {
       EXPECT_NEAR(found[i], expected[i], 1e-7 + 1e-5 * expected[i]);
     }
   }
+}
+
+// Gradients that the backward adds straight to `.grad`, and copies of the weights
+// that an update by others' parts makes old.
+TEST(RankedTraining, HasWeightCopies) {
+  const auto config_with = [](const std::string& copies, int64_t ranks) {
+    TrainConfig config = config_of(ranks);
+    config.model = "gpt2";
+    config.model_options.depth = 2;
+    config.model_options.heads = 2;
+    config.model_options.vocab = 24;
+    config.model_options.seq = 6;
+    config.optimizer.name = "sgd";  // keys' biases have no gradient
+    config.optimizer.momentum = 0.9;
+    config.steps = 12;
+    config.weight_copies = copies;
+    return config;
+  };
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 2};
+  how.folder = folder.path();
+  expect_all_well(in_ranks(how, [&] {
+    const auto group = RankGroup::join(group_options());
+    for (const char* precision : {"fp32", "bf16"}) {
+      for (const char* shard : {"", "optimizer"}) {
+        TrainConfig config = config_with("on", 2);
+        config.precision = precision;
+        config.shard = shard;
+        train(group,
+              {.config = config, .name = std::string(precision) + shard});
+      }
+    }
+    group->leave();
+  }));
+  if (child_rank() >= 0) return;
+  expect_near(run(config_with("on", 1)), ended(folder.path(), "fp32"), 1e-4);
+  expect_near(run(config_with("off", 1)), ended(folder.path(), "fp32"), 1e-4);
+  TrainConfig half = config_with("on", 1);
+  half.precision = "bf16";
+  expect_near(run(half), ended(folder.path(), "bf16"), 0.05);
+  for (const char* precision : {"fp32", "bf16"}) {
+    expect_near(ended(folder.path(), precision),
+                ended(folder.path(), std::string(precision) + "optimizer"),
+                1e-5);
+  }
+}
+
+TEST(RankedTraining, DividesWeightsThatLieChannelsLast) {
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 3};
+  how.folder = folder.path();
+  const auto config_on = [](const std::string& layout, int64_t ranks) {
+    TrainConfig config = config_of(ranks);
+    config.model = "cnn-basic";
+    config.model_options = {};
+    config.model_options.norm = "group";
+    config.model_options.image_size = 28;
+    config.optimizer.name = "adamw";
+    config.steps = 6;
+    config.layout = layout;
+    return config;
+  };
+  expect_all_well(in_ranks(how, [&] {
+    const auto group = RankGroup::join(group_options());
+    TrainConfig config = config_on("channels-last", 3);
+    train(group, {.config = config, .name = "whole"});
+    config.shard = "optimizer";
+    train(group, {.config = config, .stop_after = 3});
+    train(group, {.config = config, .resume = true});
+    group->leave();
+  }));
+  if (child_rank() >= 0) return;
+  const Ended alone = run(config_on("planes", 1));
+  expect_near(alone, ended(folder.path(), "whole"), 1e-4);
+  expect_near(alone, ended(folder.path()), 1e-4);
 }
 
 TEST(RankedTraining, GoesOnAsIfItHadNotStopped) {

@@ -200,9 +200,14 @@ TEST(LinearCrossEntropy, AutocastToBFloat16) {
       // The products are rounded as the plain one's: far nearer to them than to
       // those in single precision.
       EXPECT_LE(relative_error(a.loss, b.loss), 1e-6);
-      EXPECT_LE(relative_error(a.hidden, b.hidden), 3e-3);
-      EXPECT_LE(relative_error(a.weight, b.weight), 3e-3);
       EXPECT_GT(relative_error(exact.loss, b.loss), 1e-6);
+      if (how == WeightGradient::kByColumns) {
+        EXPECT_LE(relative_error(a.hidden, b.hidden), 3e-3);
+        EXPECT_LE(relative_error(a.weight, b.weight), 3e-3);
+      }
+      // By rows gradients are rounded in other places, but no more.
+      EXPECT_LE(relative_error(exact.hidden, b.hidden),
+                1.1 * relative_error(exact.hidden, a.hidden));
       EXPECT_LE(relative_error(exact.weight, b.weight),
                 1.5 * relative_error(exact.weight, a.weight));
     }

@@ -14,6 +14,10 @@ const std::vector<SmallModel>& small_models() {
     ModelOptions cnn_basic;
     cnn_basic.image_size = 28;
     cnn_basic.norm = "group";
+    ModelOptions cnn_blocks;
+    cnn_blocks.depth = 3;
+    cnn_blocks.width = 4;
+    cnn_blocks.image_size = 20;
     ModelOptions cnn_profile;
     cnn_profile.image_size = 8;
     ModelOptions vgg;
@@ -42,6 +46,7 @@ const std::vector<SmallModel>& small_models() {
     return std::vector<SmallModel>{
         {"mlp", mlp},
         {"cnn-basic", cnn_basic},
+        {"cnn-blocks", cnn_blocks},
         {"cnn-profile", cnn_profile},
         {"vgg16", vgg},
         {"resnet18", resnet},

@@ -59,8 +59,10 @@ int most_variants(const Chain& chain) {
   return static_cast<int>(most);
 }
 
-/// Losses and parameters of three updates.
-std::vector<Tensor> train(const SmallModel& small, auto&& schedule_of) {
+/// Losses and parameters of three updates, with the forwards under `autocast`. Not
+/// the updates: autocast keeps its casts of the weights for as long as it is on.
+std::vector<Tensor> train(const SmallModel& small, auto&& schedule_of,
+                          const compat::AutocastState& autocast = {}) {
   torch::manual_seed(1);
   const Model model = make_model(small.name, small.options);
   model.root->to(device());
@@ -70,7 +72,11 @@ std::vector<Tensor> train(const SmallModel& small, auto&& schedule_of) {
   Execution execution(model.chain, schedule_of(model.chain));
   std::vector<Tensor> results;
   for (int update = 0; update < 3; ++update) {
-    const Tensor loss = execution.forward(inputs).at(0);
+    Tensor loss;
+    {
+      const compat::AutocastGuard guard(autocast);
+      loss = execution.forward(inputs).at(0);
+    }
     execution.backward({torch::full_like(loss, 1 / 3.0)});
     results.push_back(loss);
     optimizer.step();
@@ -108,7 +114,8 @@ TEST(Variants, ChangeNothingInATraining) {
       }
     }
   }
-  for (const char* name : {"cnn-profile", "vgg16", "resnet18", "unet"}) {
+  for (const char* name :
+       {"cnn-blocks", "cnn-profile", "vgg16", "resnet18", "unet"}) {
     EXPECT_EQ(found[name], 1) << name;
   }
   for (const char* name : {"gpt2", "bert-base", "vit-b-16"}) {
@@ -124,12 +131,11 @@ TEST(Variants, ChangeNothingUnderAutocast) {
     const int most = most_variants(make_model(small.name, small.options).chain);
     // On the CPU autocast has no pools and few norms in half precision.
     if (most < 2) continue;
-    const compat::AutocastGuard autocast(state);
-    const auto expected = train(small, plainly);
+    const auto expected = train(small, plainly, state);
     for (int number = 1; number <= most; ++number) {
-      const auto got = train(small, [&](const Chain& chain) {
-        return keep_all_as(chain, number);
-      });
+      const auto got = train(
+          small, [&](const Chain& chain) { return keep_all_as(chain, number); },
+          state);
       for (size_t i = 0; i < got.size(); ++i) {
         // The head's padded products need not round as the plain ones.
         EXPECT_LE(relative_error(expected[i], got[i]), 1e-3)
@@ -302,6 +308,7 @@ TEST(Variants, PoolsKeepLess) {
         {"vgg16", "features.2"},
         {"resnet18", "stem"},
         {"unet", "down0.second"},
+        {"cnn-blocks", "block0"},
         {"cnn-profile", "pool10"}};
     const auto wanted = stages.find(small.name);
     if (wanted == stages.end()) continue;

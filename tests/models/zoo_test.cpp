@@ -290,6 +290,7 @@ TEST(Zoo, DefaultsAndHeads) {
   options.depth = 1;
   EXPECT_EQ(make_model("gpt2", options).options.heads, 2);
   EXPECT_EQ(make_model("cnn-profile").chain.size(), 26);
+  EXPECT_EQ(make_model("cnn-blocks").chain.size(), 8);
   const Model mlp = make_model("mlp");
   EXPECT_EQ(mlp.options.width, 512);
   EXPECT_EQ(mlp.options.depth, 4);
@@ -299,6 +300,7 @@ TEST(Zoo, DefaultsAndHeads) {
 
 TEST(Zoo, ParameterCountsOfTheOriginals) {
   const std::pair<const char*, int64_t> known[] = {
+      {"cnn-blocks", 98'282},    {"mlp", 1'195'018},
       {"gpt2", 124'439'808},     {"bert-base", 109'483'778},
       {"resnet18", 11'689'512},  {"resnet50", 25'557'032},
       {"resnet101", 44'549'160}, {"vgg16", 138'357'544},

@@ -83,6 +83,47 @@ TEST(Trace, PredictsWhatBuiltinsKeep) {
   }
 }
 
+TEST(Trace, TwoOfAKindAreEnough) {
+  std::vector<Stage> plain, kinds;
+  std::vector<int> runs(6, 0);
+  for (int i = 0; i < 6; ++i) {
+    // The last one has another shape.
+    const int64_t to = i == 5 ? 32 : 64;
+    torch::nn::Linear linear(64, to);
+    linear->to(device());
+    const auto stage =
+        make_stage("stage", linear)
+            .with_variant("counted",
+                          [&runs, i, linear](const Tensors& in) mutable {
+                            ++runs[static_cast<size_t>(i)];
+                            return Tensors{linear(in.at(0)).relu()};
+                          });
+    plain.push_back(stage);
+    kinds.push_back(stage.of_kind("layer"));
+    EXPECT_EQ(kinds.back().on_first().kind(), "layer");
+  }
+  const Tensors inputs = {torch::randn({16, 64}, on_device())};
+  const auto wanted = trace(Chain(plain), inputs);
+  std::fill(runs.begin(), runs.end(), 0);
+  const auto got = trace(Chain(kinds), inputs);
+  // The first needs no gradient of its input, so it is not like the second.
+  for (const int i : {0, 1, 2, 5}) EXPECT_GT(runs[size_t(i)], 0) << i;
+  for (const int i : {3, 4}) EXPECT_EQ(runs[size_t(i)], 0) << i;
+  ASSERT_EQ(got.stages.size(), wanted.stages.size());
+  EXPECT_EQ(got.output_gradient_bytes, wanted.output_gradient_bytes);
+  for (size_t i = 0; i < got.stages.size(); ++i) {
+    const StageFigures &a = got.stages[i], &b = wanted.stages[i];
+    EXPECT_EQ(a.outputs.at(0).bytes, b.outputs.at(0).bytes) << i;
+    EXPECT_EQ(a.saved_bytes, b.saved_bytes) << i;
+    EXPECT_EQ(a.saved_inputs, b.saved_inputs) << i;
+    EXPECT_EQ(a.keep_extra_bytes, b.keep_extra_bytes) << i;
+    EXPECT_EQ(a.backward_extra_bytes, b.backward_extra_bytes) << i;
+    EXPECT_EQ(a.input_gradient_bytes, b.input_gradient_bytes) << i;
+    EXPECT_EQ(a.variants.size(), b.variants.size()) << i;
+    EXPECT_GT(a.forward_ms, 0) << i;
+  }
+}
+
 TEST(Trace, RefusesWrongUse) {
   const Chain chain = testing::equal_stages(1, 4);
   EXPECT_THROW(trace(chain, {}), c10::Error);

@@ -74,7 +74,7 @@ class Writer:
             "label": label, "repeat": repeat, "status": status,
             "reason": reason, "predicted": predicted, "figures": figures,
             "observed": None, "series": None, "device": self.device,
-            "versions": {"reprise": "0.1.0", "libtorch": "2.11.0"},
+            "versions": {system: "0.1.0", "libtorch": "2.11.0"},
             "host": "node-" + self.device["kind"],
             "command": "reprise train " + words,
             "started": f"2026-03-01T{8 + self.count // 60 % 16:02d}:"
@@ -275,7 +275,7 @@ def steps(folder, device, points, seed):
     writer.study("steps", "One step at a time",
                  "What does each measure buy for BERT-large?", ["steps"],
                  2 * len(rows),
-                 {"source": "Hugging Face, V100 16 GB", "rows": [
+                 {"source": "published by Hugging Face, on a V100 with 16 GB (the whole device's memory)", "rows": [
                      {"case": case_of(row) if row[1] == 4 else {},
                       "label": row[0], "time_s": row[6],
                       "samples_per_s": round(512 / row[6], 2),

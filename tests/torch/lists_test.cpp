@@ -26,6 +26,21 @@ TEST(Lists, CopiesEveryBitOfEveryType) {
   compat::copy_list({}, {});
 }
 
+TEST(Lists, AddsEachToItsOwn) {
+  std::vector<at::Tensor> sums, terms, wanted;
+  for (const auto type : {torch::kFloat, torch::kDouble, torch::kFloat}) {
+    sums.push_back(torch::randn({3, 5}, on_device(type)));
+    terms.push_back(torch::randn({3, 5}, on_device(type)));
+    wanted.push_back(sums.back() + terms.back());
+  }
+  const void* place = sums[0].data_ptr();
+  compat::add_list(sums, terms);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    EXPECT_TRUE(torch::equal(sums[i], wanted[i])) << i;
+  }
+  EXPECT_EQ(sums[0].data_ptr(), place);
+}
+
 TEST(Lists, ZerosEveryTensorWhereItIs) {
   std::vector<torch::Tensor> list = {torch::ones({3, 2}, on_device()),
                                      torch::ones({4}, on_device(torch::kLong)),

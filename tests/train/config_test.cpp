@@ -64,6 +64,7 @@ TEST(Config, GraphIsOneOfThreeAndMayChangeInAResume) {
   TrainConfig config;
   config.resolve();
   EXPECT_EQ(config.graph, "auto");
+  EXPECT_EQ(config.weight_copies, "auto");
   TrainConfig other = config;
   other.graph = "off";
   EXPECT_EQ(conflict(config, other), "");

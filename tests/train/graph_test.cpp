@@ -227,7 +227,7 @@ struct Stepper {
   Stepper(Chain given, Schedule schedule)
       : chain(std::move(given)),
         execution(chain, std::move(schedule)),
-        step(device(), {}),
+        step(device(), {}, chain.parameters()),
         graphs({.device = device(),
                 .parameters = chain.parameters(),
                 .warn = [this](const std::string& t) { told.push_back(t); }}) {

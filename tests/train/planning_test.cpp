@@ -55,10 +55,15 @@ PlanRequest request_for(const TrainConfig& config, int64_t memory) {
 
 TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
   const OwnCache cache;
-  for (const char* model : {"cnn-basic", "unet", "gpt2"}) {
-    TrainConfig config = config_of(model);
+  for (const std::string model : {"cnn-basic", "unet", "gpt2", "gpt2 copies"}) {
+    const bool copies = model == "gpt2 copies";
+    TrainConfig config = config_of(copies ? "gpt2" : model);
     // With temporaries of its own, and state that is not all of one kind.
-    if (model == std::string("gpt2")) config.optimizer.name = "adamw8bit";
+    if (model == "gpt2") config.optimizer.name = "adamw8bit";
+    if (copies) {
+      config.precision = "bf16";
+      config.weight_copies = "on";
+    }
     config.resolve();
     std::vector<std::pair<int64_t, PlanResult>> plans;
     {

@@ -59,6 +59,9 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
          "fastest within --memory; or a schedule as reprise plan prints it "
          "(default: optimal with --memory, else none)");
   option("--precision", c.precision, "fp32, bf16, fp16");
+  option("--weight-copies", c.weight_copies,
+         "Copy the linear layers' weights to bf16 or fp16 once a window, and "
+         "add their gradients straight: auto (on CUDA), on, off");
   option("--loss-scale", c.loss_scale, "First scale of the loss, for fp16");
   option("--optimizer", c.optimizer.name,
          "sgd, adam, adamw, adafactor; adam8bit, adamw8bit: with a quarter of "
@@ -107,6 +110,13 @@ void add_machine_flags(CLI::App& app, TrainConfig& c) {
   };
   option("--device", c.device, "cpu, cuda or cuda:N");
   option("--threads", c.threads, "CPU threads (0: LibTorch's)");
+  option("--layout", c.layout,
+         "Of images and convolutions: planes or channels-last");
+  app.add_flag("--tf32", c.tf32, "Products of fp32 in TF32, on CUDA")
+      ->group("Machine");
+  app.add_flag("--autotune", c.autotune,
+               "Let cuDNN try its algorithms; takes more memory")
+      ->group("Machine");
 }
 
 }  // namespace

@@ -60,7 +60,9 @@ function makePage() {
   });
   const devices = valuesOf(data.runs, "device");
   const versions = [...new Set(data.runs.map((run) => run.record.versions)
-    .filter(Boolean).map((v) => `reprise ${v.reprise}, LibTorch ${v.libtorch}`))];
+    .filter(Boolean).map((v) => Object.entries(v)
+      .map(([name, version]) => `${name === "libtorch" ? "LibTorch" : name} ${version}`)
+      .join(", ")))];
   const links = [["summary", "Summary"], ...data.studies.map((s) => [`study-${slug(s.study)}`,
     s.title || s.study]), ["not-fit", "What did not fit"], ["all-runs", "All runs"]];
   main.replaceChildren(

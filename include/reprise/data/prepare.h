@@ -9,6 +9,7 @@ struct PrepareOptions {
   int64_t image_size = 0;  ///< side to enlarge to; 0: as it is
   double mean = 0, deviation = 1;
   bool pixel_targets = false;  ///< class + 1 where there is ink, 0 elsewhere
+  bool channels_last = false;  ///< how the images lie
 };
 
 /// Enlarges (bilinear), scales to mean 0 and deviation 1: bytes to float on

@@ -56,6 +56,9 @@ struct LinearCrossEntropy {
 /// from then on. It is not here: the scaling rounds once more, and half
 /// precision's small gradients are lost before their scale is known.
 ///
+/// Where WeightCopies has a copy of `weight`, it is used, and by rows the weight's
+/// gradient is added to `weight.grad()` itself, as in lean_linear().
+///
 /// Loss and gradients equal the plain ones in all bits where one chunk is enough,
 /// and by columns as far as a product's rows and columns do not depend on how many
 /// others are computed with them; that is up to the library and the processor,

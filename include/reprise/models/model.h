@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -50,6 +51,11 @@ struct Model {
   /// (kPixels), over tokens that are not ignored (kLanguage). The loss is in
   /// single precision whatever the model's is.
   Chain chain;
+  /// Weights of the linear layers, which WeightCopies may have copies of. To be
+  /// asked for again when the model has moved to another device.
+  std::function<std::vector<torch::Tensor>()> linear_weights{};
+  /// Parameters for lay_together(), so that one product takes a group.
+  std::function<std::vector<std::vector<torch::Tensor>>()> groups{};
 };
 
 /// Names and one line each, in the order of the help.

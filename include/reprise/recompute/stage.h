@@ -52,6 +52,12 @@ class Stage {
     return variants_.at(static_cast<size_t>(variant) - 1).function;
   }
 
+  /// A copy that is said to be of a kind: stages of one kind do the same, each with
+  /// parameters of its own, so that where inputs and parameters have the same
+  /// shapes they cost the same. Planning measures two of them, not all.
+  Stage of_kind(std::string kind) const;
+  const std::string& kind() const { return kind_; }  ///< empty: of none
+
   /// This stage applied to the first tensor, with all others handed on: how a
   /// plain layer stands in a chain that carries masks or skip connections. Its
   /// variants likewise.
@@ -62,6 +68,7 @@ class Stage {
   Function function_;
   Modules modules_;
   std::vector<Variant> variants_;
+  std::string kind_;
 };
 
 namespace detail {

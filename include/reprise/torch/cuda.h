@@ -65,4 +65,15 @@ void empty_cuda_cache();
 /// them, for as long as the process runs.
 void set_cuda_deterministic(bool deterministic);
 
+/// What the libraries may do for speed, for as long as the process runs.
+struct CudaLibraries {
+  /// Products of single precision with 10 bits of mantissa (TF32). Without it
+  /// convolutions may use them all the same: that is LibTorch's own choice.
+  bool tf32 = false;
+  /// Try the algorithms for each new shape of a convolution and take the fastest;
+  /// which may take more memory, the more so while it tries.
+  bool autotune = false;
+};
+void set_cuda_libraries(const CudaLibraries& libraries);
+
 }  // namespace reprise::compat

@@ -44,6 +44,10 @@ struct TrainConfig {
   /// Whether the micro-step runs as a CUDA graph: auto, on, off. "auto": on CUDA,
   /// where it can be captured and fits memory_limit.
   std::string graph = "auto";
+  /// Whether the linear layers' weights are copied to half precision once a window
+  /// and their gradients added straight (WeightCopies): auto, on, off. "auto": on
+  /// CUDA. In fp32 there is nothing to copy.
+  std::string weight_copies = "auto";
   std::string precision = "fp32";  ///< fp32, bf16, fp16
   double loss_scale = 65536;       ///< fp16: the first one
   OptimizerOptions optimizer{};
@@ -63,6 +67,11 @@ struct TrainConfig {
   bool evaluate = true;
 
   std::string device = "cpu";
+  /// How images and the weights of convolutions lie: "planes" (NCHW), or
+  /// "channels-last" (NHWC), which tensor cores want. The same values.
+  std::string layout = "planes";
+  bool tf32 = false;         ///< products of single precision in TF32, on CUDA
+  bool autotune = false;     ///< cuDNN tries its algorithms; takes more memory
   int64_t memory_limit = 0;  ///< bytes the peak should not pass; 0: none given
   uint64_t seed = 1;
   int threads = 0;  ///< of the CPU; 0: LibTorch's choice

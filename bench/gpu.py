@@ -1,0 +1,275 @@
+"""Ours and PyTorch's techniques side by side on one CUDA machine, in one run.
+
+    python3 bench/gpu.py build/cuda/tools/reprise/reprise [--only gpt2-1x32 …]
+
+Ours and every peer start from the same weights and see the same samples; an update's
+window is the whole data, so that the losses of the first updates must agree whatever the
+order of the samples. Only then are times printed: medians of several updates, how many
+times as fast ours is, the peak of tensors, and the distance to the floor: the step's
+products at the rate of a large product measured here, plus its weights' and gradients'
+traffic at the rate of a large copy. BERT-Large stands beside Hugging Face's Trainer, whose
+losses cannot be compared so (it has dropout); scripts/compare_models.sh compares the model
+itself.
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+GIB = 2**30
+
+
+def run(command):
+    answer = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if answer.returncode != 0:
+        words = (answer.stderr or answer.stdout).strip().splitlines()
+        raise RuntimeError(words[-1][:200] if words else f"status {answer.returncode}")
+    return answer.stdout
+
+
+def peer_script(name, *words):
+    return run([sys.executable, HERE / "peers" / name, *words])
+
+
+class Gpt2:
+    """bf16, 1024 tokens, AdamW. Speed is in tokens."""
+    unit, scale, tolerance = "tokens/s", 1024, 5e-3  # bf16 rounds in other places
+    sizes = {"gpt2": (12, 768), "gpt2-xl": (48, 1600)}
+    vocabulary = 50257
+    flags = ["--dropout", 0, "--precision", "bf16", "--optimizer", "adamw",
+             "--weight-decay", 0.01]
+
+    def __init__(self, model):
+        self.model = model
+
+    def peer(self, work, window):
+        return ["gpt2.py", "--size", self.model]
+
+    def make_data(self, path, window):
+        import numpy
+        # Ours leaves the last tenth of a file for evaluation.
+        count = int((window * 1024 + 1) / 0.9) + 2
+        path = path.with_suffix(".bin")
+        numpy.random.default_rng(0).integers(0, self.vocabulary, count,
+                                             dtype=numpy.uint16).tofile(path)
+        return path, ["--tokens", path]
+
+    def floor_seconds(self, rates, micro, accumulate, recompute):
+        """By the products' arithmetic and by the least traffic of the weights."""
+        depth, width = self.sizes[self.model]
+        block = 12 * width * width
+        matrices = depth * block + self.vocabulary * width
+        attention = depth * 1024 * width  # causal: half of two products of T·C
+        forward = 2 * (matrices + attention)
+        again = 2 * (depth * block + attention) if recompute else 0
+        tokens = micro * accumulate * 1024
+        # A micro-batch reads half-precision weights twice and adds to the gradients in
+        # single precision; an update reads and writes weights, gradients and moments.
+        traffic = accumulate * matrices * (2 * 2 + 2 * 4) + matrices * 4 * 7
+        return tokens * (3 * forward + again) / rates["flops"] + traffic / rates["bytes"]
+
+
+class Cnn:
+    """fp32, enlarged images, Adam."""
+    unit, scale, tolerance = "images/s", 1, 2e-3
+    flags = ["--optimizer", "adam"]
+
+    def __init__(self, model, size):
+        self.model, self.size = model, size
+        self.flags = [*Cnn.flags, "--image-size", size,
+                      *(["--norm", "group"] if model == "cnn-basic" else [])]
+
+    def peer(self, work, window):
+        return ["cnn.py", "--model", self.model, "--size", self.size]
+
+    def make_data(self, path, window):
+        peer_script("cnn.py", "data", path, "--samples", window)
+        return path / "train-images-idx3-ubyte", ["--data", path]
+
+    def floor_seconds(self, rates, micro, accumulate, recompute):
+        return None  # bound by neither at these sizes
+
+
+class Bert:
+    """BERT-Large, 512 random tokens, AdamW, with its dropout."""
+    model, unit, scale, tolerance = "bert-large", "samples/s", 1, 0
+
+    def __init__(self, precision):
+        self.precision = precision
+        self.flags = ["--seq", 512, "--random-samples", 512, "--optimizer", "adamw",
+                      "--precision", precision]
+
+    def peer(self, work, window):
+        return ["bert_trainer.py", "--precision", self.precision]
+
+    def make_data(self, path, window):
+        return "random", []
+
+    def floor_seconds(self, rates, micro, accumulate, recompute):
+        if self.precision != "bf16":
+            return None
+        matrices, attention = 24 * 12 * 1024 * 1024, 24 * 2 * 512 * 1024
+        forward = 2 * (matrices + attention)
+        tokens = micro * accumulate * 512
+        traffic = accumulate * matrices * 12 + 335e6 * 4 * 7
+        flops = tokens * forward * (4 if recompute else 3)
+        return flops / rates["flops"] + traffic / rates["bytes"]
+
+
+# name, family, micro-batch, accumulation, ours' flags, peers' techniques. A budget is
+# (share, technique): of that peer's peak.
+CASES = [
+    ("gpt2-1x32", Gpt2("gpt2"), 1, 32, [], ["eager", "compile", "compile-graphs", "graph"]),
+    ("gpt2-32x1", Gpt2("gpt2"), 32, 1, [],
+     ["eager", "checkpoint", "selective", "compile", "compile-budget"]),
+    ("gpt2-32x1-half", Gpt2("gpt2"), 32, 1, ["--memory", (0.5, "eager")], ["eager"]),
+    ("xl-1x8", Gpt2("gpt2-xl"), 1, 8, ["--recompute", "all"],
+     ["checkpoint", "graph-checkpoint"]),
+    ("xl-8x1", Gpt2("gpt2-xl"), 8, 1, ["--memory", (1, "checkpoint")],
+     ["checkpoint", "compile-budget"]),
+    *((f"bert-{precision}-1x4{'-all' if flags else ''}", Bert(precision), 1, 4, flags, peers)
+      for precision in ("bf16", "fp32")
+      for flags, peers in (([], ["trainer"]), (["--recompute", "all"], ["checkpoint"]))),
+    *((f"{model}-{size}-{micro}x{accumulate}", Cnn(model, size), micro, accumulate, flags,
+       ["eager", "compile", "compile-graphs", "graph"])
+      for model in ("cnn-basic", "cnn-blocks")
+      for size, micro, accumulate, flags in (
+          (112, 1, 64, []), (1792, 16, 1, ["--memory", (0.9, "eager")]),
+          (3584, 4, 1, ["--memory", (0.9, "eager")]))),
+]
+
+
+class Bench:
+    def __init__(self, arguments, work):
+        self.reprise, self.work = arguments.reprise, work
+        self.rates = json.loads(peer_script("rates.py"))
+        self.answers = {}  # of peers
+
+    def kept(self, name, make):
+        """Weights and data are made once."""
+        path = self.work / name
+        if path not in self.answers:
+            self.answers[path] = make(path)
+        return self.answers[path]
+
+    def weights(self, family):
+        script, *words = family.peer(self.work, 0)
+        name = "-".join(str(word).strip("-") for word in words) + ".safetensors"
+
+        def make(path):
+            peer_script(script, "weights", path, *words)
+            return path
+        return self.kept(name, make)
+
+    def data(self, family, window):
+        return self.kept(f"{type(family).__name__}-{window}",
+                         lambda path: family.make_data(path, window))
+
+    def peer(self, family, micro, accumulate, technique):
+        window = micro * accumulate
+        script, *words = family.peer(self.work, window)
+        key = (script, *words, micro, accumulate, technique)
+        if key not in self.answers:
+            weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
+            self.answers[key] = json.loads(peer_script(
+                script, "train", *words, *weights, *self.data(family, window)[1], "--micro", micro, "--accumulate", accumulate,
+                "--technique", technique).splitlines()[-1])
+        return self.answers[key]
+
+    def ours(self, family, micro, accumulate, flags):
+        window = micro * accumulate
+        out = pathlib.Path(tempfile.mkdtemp(dir=self.work)) / "run"
+        sizes = (["--global-batch", window] if "--memory" in flags
+                 else ["--batch", micro, "--accumulate", accumulate])
+        weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
+        summary = json.loads(run(
+            [self.reprise, "train", "--model", family.model, *family.flags, *weights,
+             "--data", self.data(family, window)[0], "--lr", 1e-4,
+             "--steps", 14, "--no-eval", "--device", "cuda", "--format", "json", "--out", out,
+             *sizes, *flags]))
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        return {**summary, "losses": [json.loads(line)["loss"] for line in lines]}
+
+    def flags(self, family, micro, accumulate, flags):
+        """A share of a peer's peak becomes bytes."""
+        def real(word):
+            if not isinstance(word, tuple):
+                return word
+            share, technique = word
+            return int(share * self.peer(family, micro, accumulate, technique)["peak_bytes"])
+        return [real(word) for word in flags]
+
+
+def apart(ours, theirs):
+    return max((abs(a - b) / abs(b) for a, b in zip(ours, theirs)), default=0)
+
+
+def show_case(bench, case, repeats):
+    """False where something failed or the losses differ."""
+    name, family, micro, accumulate, flags, techniques = case
+    try:
+        real = bench.flags(family, micro, accumulate, flags)
+        ours = [bench.ours(family, micro, accumulate, real) for _ in range(repeats)]
+    except RuntimeError as error:
+        print(f"{name:20} {'reprise':16} failed: {error}", flush=True)
+        return False
+    speed = statistics.median(one["samples_per_s"] for one in ours) * family.scale
+    first = ours[0]
+    rows, good = [], True
+    for technique in techniques:
+        try:
+            theirs = bench.peer(family, micro, accumulate, technique)
+        except RuntimeError as error:
+            rows.append(f"{name:20} {technique:16} failed: {error}")
+            continue
+        worst = apart(first["losses"], theirs["losses"])
+        if worst > family.tolerance:
+            good = False
+            rows.append(f"{name:20} {technique:16} losses DIFFER by {worst:.1e}: "
+                        f"{theirs['losses']} against {first['losses'][:4]}")
+            continue
+        rate = theirs["samples_per_s"] * family.scale
+        rows.append(f"{name:20} {technique:16} {rate:12,.0f} {speed / rate:7.2f} "
+                    f"{theirs['peak_bytes'] / GIB:8.2f}          " +
+                    (f"losses within {worst:.1e}" if theirs["losses"] else ""))
+    if good:
+        floor = family.floor_seconds(bench.rates, micro, accumulate, "all" in flags)
+        share = (f"{speed * floor / (micro * accumulate * family.scale):8.0%}" if floor
+                 else " " * 8)
+        print(f"{name:20} {'reprise':16} {speed:12,.0f} {'':7} "
+              f"{first['peak_bytes'] / GIB:8.2f} {share} graph {first.get('graph')}, "
+              f"{first['micro_batch']} × {first['accumulate']}, {first['recompute']}")
+    print("\n".join(rows), flush=True)
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("reprise")
+    parser.add_argument("--only", nargs="*", choices=[case[0] for case in CASES])
+    parser.add_argument("--techniques", nargs="*", help="of the peers, these alone")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        bench = Bench(arguments, pathlib.Path(work))
+        print(f"products {bench.rates['flops'] / 1e12:.0f} TFLOP/s, "
+              f"copies {bench.rates['bytes'] / 1e12:.2f} TB/s")
+        print(f"{'case':20} {'':16} {'a second':>12} {'ours/it':>7} {'peak GiB':>8} "
+              f"{'of floor':>8}")
+        wrong = 0
+        for case in CASES:
+            if arguments.only and case[0] not in arguments.only:
+                continue
+            if arguments.techniques is not None:
+                case = (*case[:5], [t for t in case[5] if t in arguments.techniques])
+            wrong += not show_case(bench, case, arguments.repeats)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
