@@ -298,6 +298,10 @@ std::vector<double> RankGroup::total(std::vector<double> values) {
   return values;
 }
 
+void RankGroup::gather(const torch::Tensor& own, const torch::Tensor& all) {
+  impl_->run([&] { return impl_->control->all_gather(all, own); });
+}
+
 std::string RankGroup::from_first(const std::string& text) {
   const bool first = rank() == 0;
   const int64_t size =

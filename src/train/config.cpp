@@ -60,6 +60,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("shard", c.shard, false);
   visit("reduce", c.reduce, true);
   visit("bucket_bytes", c.bucket_bytes, false);
+  visit("sync_norm", c.sync_norm, true);
   visit("recompute", c.recompute, false);
   visit("graph", c.graph, false);
   visit("weight_copies", c.weight_copies, false);

@@ -44,6 +44,10 @@ Session::Session(const TrainConfig& given,
       meter_(device_),
       graphs_({.device = device_,
                .mode = given.graph,
+               .refusal = shared_channels() > 0
+                              ? "with --sync-norm ranks wait for each other "
+                                "within the step"
+                              : "",
                .parameters = parameter_list_,
                .buffers = model_.root->buffers(),
                .warn = [this](const std::string& text) { warn(text); }}),

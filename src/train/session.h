@@ -12,6 +12,7 @@
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
+#include <reprise/distributed/norm_sync.h>
 #include <reprise/distributed/reducer.h>
 #include <reprise/models/model.h>
 #include <reprise/recompute/execution.h>
@@ -103,6 +104,12 @@ class Session {
   bool first_rank() const { return !group_ || group_->rank() == 0; }
   void join_ranks();
   void make_reducer();
+  /// Of all its norms the most channels; 0: nothing is to be synchronised.
+  int64_t shared_channels() const;
+  /// Micro-batches of the rank that has most of them in this window.
+  int64_t steps_of(const Loader::Window& window) const;
+  /// Takes part in the norms of others' micro-batch with nothing of its own.
+  void accompany();
   /// Rank 0's decision, on all ranks; nothing where it has none.
   std::optional<BudgetPlanner::Decision> shared(
       std::optional<BudgetPlanner::Decision> own) const;
@@ -171,6 +178,8 @@ class Session {
   RateOptions rate_;
   std::unique_ptr<GradientReducer> reducer_;  // with group_
   bool reducing_ = false;                     // in this backward
+  std::shared_ptr<NormSync> norms_;  // null: each rank's own statistics
+  int64_t steps_left_ = 0;           // of the rank that has most of the window
   Schedule schedule_;
   Execution execution_;
   KeptMeter kept_;

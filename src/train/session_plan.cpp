@@ -60,6 +60,9 @@ PlanRequest Session::request() const {
 void Session::measuring(const std::function<void()>& body) {
   // Planning may run the model; the training must not show it.
   window_start_.remember(state_, samples_here_);
+  // The operator of the training, of this rank alone.
+  std::optional<SharedNormScope> alone;
+  if (norms_) alone.emplace(nullptr);
   const auto put_back = [this] {
     accumulator_.abandon();
     window_start_.restore();

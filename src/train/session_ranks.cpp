@@ -1,5 +1,6 @@
 // A session among several processes: what they share, and what they agree on.
 #include "../data/splitmix.h"
+#include "../models/batch_norm.h"
 #include "session.h"
 
 #include <reprise/torch/cuda.h>
@@ -7,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -58,6 +60,9 @@ void Session::join_ranks() {
   group_->copy_from_first(model_.root->buffers());
   make_reducer();
   execution_ = make_execution();
+  if (const int64_t channels = shared_channels(); channels > 0) {
+    norms_ = std::make_shared<NormSync>(group_, channels);
+  }
 }
 
 void Session::make_reducer() {
@@ -83,6 +88,41 @@ void Session::make_reducer() {
   options.shard = config_.shard == "optimizer";
   if (options.shard) kinds_of(config_.optimizer);
   reducer_ = std::make_unique<GradientReducer>(group_, list, options);
+}
+
+int64_t Session::shared_channels() const {
+  if (!config_.sync_norm || !group_ || group_->size() == 1) return 0;
+  int64_t most = 0;
+  for (const auto& module : model_.root->modules(/*include_self=*/false)) {
+    if (const auto* norm = module->as<zoo::BatchNorm2d>()) {
+      most = std::max(most, norm->options.num_features());
+    }
+  }
+  return most;
+}
+
+int64_t Session::steps_of(const Loader::Window& window) const {
+  const int64_t ranks = group_->size();
+  const int64_t share = (window.samples + ranks - 1) / ranks;
+  return (share + config_.batch - 1) / config_.batch;
+}
+
+void Session::accompany() {
+  // Any sample: its numbers go nowhere.
+  Batch batch = train_data_->get({0});
+  move_to(batch, device_);
+  prepare(batch, prepare_);
+  group_->step();
+  --steps_left_;
+  const SharedNormScope shared(norms_, /*counts=*/false);
+  Tensors outputs;
+  {
+    const compat::AutocastGuard autocast(autocast_);
+    outputs = execution_.forward({batch.inputs, batch.targets});
+  }
+  reducing_ = steps_left_ == 0;
+  execution_.backward({torch::zeros_like(outputs[0])});
+  reducing_ = false;
 }
 
 std::optional<BudgetPlanner::Decision> Session::shared(
@@ -125,13 +165,23 @@ void Session::start_random_numbers() {
 void Session::train_window_together() {
   const std::string what = fmt::format("update {}", state_.step + 1);
   for (int failures = 0;; ++failures) {
+    bool elsewhere = false;  // it failed, as the norms have heard
     const auto error = out_of_memory_in([&] {
-      try_window();
-      reducer_->backward_ended();
+      try {
+        if (norms_) norms_->open();
+        try_window();
+        reducer_->backward_ended();
+        if (norms_) norms_->close();
+      } catch (const c10::Error&) {
+        if (!norms_ || !norms_->failed_elsewhere()) throw;
+        elsewhere = true;
+        return;
+      }
       window_loss_ = reducer_->finish(step_.loss());
     });
     reducing_ = false;
-    if (error) {
+    if (error && norms_) norms_->fail();
+    if (error || elsewhere) {
       drop_window();
       graphs_.drop_for_memory();
       if (device_.is_cuda()) compat::empty_cuda_cache();

@@ -84,6 +84,7 @@ bool Session::try_window() {
     if (!group_ && told_to_stop()) return false;
     train_micro_batch(metered ? *metered : execution_, profile);
   }
+  while (norms_ && steps_left_ > 0) accompany();
   if (group_) return true;  // the update is for all to agree on
   const bool updated = update(profile);
   if (looking_ && !updated) profile_.reset();  // look again, at a whole one
@@ -107,6 +108,7 @@ void Session::begin_window() {
   if (group_) {
     window_rest_ = window.samples;
     window_samples_ += window.samples;
+    steps_left_ = steps_of(window);
     reducer_->keep_gradients(graphs_.active());
     start_random_numbers();
   }
@@ -157,7 +159,11 @@ void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
         step_.run(execution_, batch);
       })) {
     // What the last one leaves is final: it goes on its way during the backward.
-    reducing_ = group_ && accumulator_.complete();
+    --steps_left_;
+    reducing_ =
+        group_ && accumulator_.complete() && (!norms_ || steps_left_ == 0);
+    std::optional<SharedNormScope> shared;
+    if (norms_) shared.emplace(norms_);
     step_.run(execution, inputs, profile, /*final_on_the_way=*/reducing_);
     reducing_ = false;
   }

@@ -208,7 +208,8 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
     variants += parts_.model.chain[i].variants().size();
   }
   const std::string sharded =
-      c.shard.empty() ? "" : fmt::format(" 1/{}", c.ranks);
+      (c.shard.empty() ? "" : fmt::format(" 1/{}", c.ranks)) +
+      (c.sync_norm && c.ranks > 1 ? " sync-norm" : "");
   return fmt::format(
       "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
       "image {} "

@@ -25,10 +25,12 @@ PY
 }
 
 # The summary counts what was reduced.
-expect 0 launch -n 2 -- train "${flags[@]}" --steps 5 --out "$work/two" --format json
+expect 0 launch -n 2 -- train "${flags[@]}" --steps 5 --sync-norm --out "$work/two" \
+  --format json
 has out '"ranks": 2'
 has out '"backend": "gloo"'
 has out '"reduce_windows": 5'
+grep -q '"sync_norm": true' "$work/two/config.json" || fail "--sync-norm is not kept"
 [ -s "$work/two/rank-1.log" ] || fail "rank 1 has logged nothing"
 lacks err "rank 1"
 

@@ -43,6 +43,11 @@ CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags) {
          "As what gradients travel between ranks: fp32, bf16");
   option("Ranks", "--bucket", flags.bucket,
          "Gradients that travel together, such as 25MiB (the default)");
+  train
+      ->add_flag("--sync-norm", c.sync_norm,
+                 "BatchNorm's mean and variance over the micro-batches of all "
+                 "ranks; runs without a CUDA graph")
+      ->group("Ranks");
   option("Ranks", "--backend", flags.backend,
          "gloo or nccl (default: nccl on CUDA where each rank has a device of "
          "its own, else gloo)");

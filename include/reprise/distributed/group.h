@@ -58,6 +58,9 @@ class RankGroup {
   std::vector<int64_t> largest(std::vector<int64_t> values);
   std::vector<double> total(std::vector<double> values);
 
+  /// The `own` (n) of all ranks into `all` (ranks, n): tensors on the host, contiguous.
+  void gather(const torch::Tensor& own, const torch::Tensor& all);
+
   /// Rank 0's text; what the others give is ignored.
   std::string from_first(const std::string& text);
 

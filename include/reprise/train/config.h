@@ -37,6 +37,9 @@ struct TrainConfig {
   std::string reduce = "fp32";  ///< as what gradients travel: fp32, bf16
   int64_t bucket_bytes = int64_t{25}
                          << 20;  ///< of gradients that travel together
+  /// Whether BatchNorm takes its statistics over the micro-batches that all ranks
+  /// have at hand, not over each one's own.
+  bool sync_norm = false;
 
   /// A Strategy, or "optimal": planned so that the peak stays within
   /// memory_limit. Empty: optimal where there is a limit, else none.
