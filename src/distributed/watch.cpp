@@ -38,6 +38,8 @@ Watch::Watch(Options options)
           milliseconds(20), milliseconds(1000))),
       timeout_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options_.timeout_s))),
+      // So that all have ended when the time-out is over.
+      silence_(timeout_ - period_),
       store_(std::make_unique<compat::Store>(options_.store)),
       seen_(static_cast<size_t>(options_.ranks)) {
   for (Seen& seen : seen_) seen.since = Clock::now();
@@ -100,9 +102,9 @@ void Watch::look(compat::Store& store) {
   }
   const auto limit =
       suspected_ ? std::min<Clock::duration>(
-                       timeout_, std::max<Clock::duration>(
+                       silence_, std::max<Clock::duration>(
                                      5 * period_, std::chrono::seconds(2)))
-                 : timeout_;
+                 : silence_;
   for (int other = 0; other < options_.ranks; ++other) {
     if (other == options_.rank) continue;
     Seen& seen = seen_[static_cast<size_t>(other)];
@@ -115,7 +117,8 @@ void Watch::look(compat::Store& store) {
       found(
           &store,
           fmt::format("rank {} has not answered for {:.1f} s", other,
-                      std::chrono::duration<double>(now - seen.since).count()));
+                      std::chrono::duration<double>(now - seen.since).count()),
+          /*gone=*/true);
       return;
     }
   }
@@ -123,32 +126,38 @@ void Watch::look(compat::Store& store) {
 
 void Watch::guard() {
   while (sleep(period_) && !told_) {
-    if (since(answered_) > timeout_ && !failing_) {
-      found(nullptr, fmt::format("{} has not answered for {:g} s",
-                                 options_.holder, options_.timeout_s));
+    if (since(answered_) > silence_ && !failing_) {
+      found(nullptr,
+            fmt::format("{} has not answered for {:.1f} s", options_.holder,
+                        std::chrono::duration<double>(silence_).count()));
     }
   }
 }
 
-void Watch::found(compat::Store* store, const std::string& what) {
+void Watch::found(compat::Store* store, const std::string& what, bool gone) {
   if (told_.exchange(true)) return;
   if (store != nullptr) {
     try {
-      tell(*store, what, options_.holds_store ? 2 : 0);
+      tell(*store, what, options_.holds_store ? 2 : 0, gone);
     } catch (const std::exception&) {
     }
   }
   options_.on_fault(what);
 }
 
-void Watch::tell(compat::Store& store, const std::string& what, double wait_s) {
-  if (store.add(key("faults"), 1) == 1) store.set(key("fault"), what);
+void Watch::tell(compat::Store& store, const std::string& what, double wait_s,
+                 bool gone) {
+  int64_t read = 1;
+  if (store.add(key("faults"), 1) == 1) {
+    if (gone) ++read;  // for it, once
+    store.set(key("fault"), what);
+  }
   // All but the one that is gone read it; what holds the store ends last.
   const auto until =
       Clock::now() +
       std::min<Clock::duration>(
           timeout_, std::chrono::milliseconds(int64_t(1000 * wait_s)));
-  int64_t read = store.add(key("read"), 1);
+  read = store.add(key("read"), read);
   while (read < options_.ranks && Clock::now() < until) {
     std::this_thread::sleep_for(period_ / 2);
     read = store.add(key("read"), 0);

@@ -79,9 +79,11 @@ class Watch {
   void beat();
   void guard();
   void look(compat::Store& store);
-  void found(compat::Store* store, const std::string& what);
+  /// `gone`: a rank that will not read it.
+  void found(compat::Store* store, const std::string& what, bool gone = false);
   /// To all, and waits so long at most for them to have read it.
-  void tell(compat::Store& store, const std::string& what, double wait_s);
+  void tell(compat::Store& store, const std::string& what, double wait_s,
+            bool gone = false);
   bool sleep(std::chrono::milliseconds time);
   std::string key(const std::string& name) const {
     return options_.prefix + name;
@@ -90,6 +92,7 @@ class Watch {
   Options options_;
   std::chrono::milliseconds period_;
   Clock::duration timeout_;
+  Clock::duration silence_;  // after which another one is gone
   std::unique_ptr<compat::Store> store_;
   std::vector<Seen> seen_;
 
