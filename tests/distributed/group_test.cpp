@@ -112,7 +112,14 @@ Fated with_fault(int ranks, const Fate& fate) {
     began = std::chrono::steady_clock::now();
     kill(pid, fate.signal);
     if (fate.signal != SIGSTOP) return;
-    std::this_thread::sleep_for(std::chrono::duration<double>(kTimeoutS + 2));
+    // Once the others are gone.
+    for (const pid_t other : pids) {
+      while (other != pid && kill(other, 0) == 0 &&
+             std::chrono::steady_clock::now() - began <
+                 std::chrono::duration<double>(kTimeoutS + 5)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    }
     kill(pid, SIGKILL);
   };
   fated.ends = in_ranks(how, [&] {
