@@ -2,7 +2,7 @@
 
 #include <reprise/lean/shared_norm.h>
 
-#include <torch/nn/functional/batchnorm.h>
+#include <ATen/Context.h>
 #include <torch/nn/modules/batchnorm.h>
 
 namespace reprise::zoo {
@@ -20,10 +20,16 @@ class BatchNorm2dImpl
     _check_input_dim(x);
     const torch::Tensor y = shared_batch_norm(*this, x);
     if (y.defined()) return y;
-    if (is_training()) num_batches_tracked.add_(1);
-    return torch::nn::functional::detail::batch_norm(
-        x, running_mean, running_var, weight, bias, is_training(),
-        options.momentum(), options.eps());
+    if (is_training()) {
+      TORCH_CHECK(x.numel() > x.size(1),
+                  "[BatchNorm2d] expected more than one value a channel in "
+                  "training, got ",
+                  x.sizes());
+      num_batches_tracked.add_(1);
+    }
+    return torch::batch_norm(x, weight, bias, running_mean, running_var,
+                             is_training(), *options.momentum(), options.eps(),
+                             at::globalContext().userEnabledCuDNN());
   }
 
  private:

@@ -283,7 +283,7 @@ TEST(Accumulator, SharesOfAWindowAddUpToIt) {
   const auto expected = p.grad().clone();
   torch::Tensor sum = torch::zeros_like(expected);
   // Three ranks with 5, 4 and none of the samples.
-  for (const auto [begin, end] : {std::pair{0, 5}, {5, 9}, {9, 9}}) {
+  for (const auto& [begin, end] : {std::pair{0, 5}, {5, 9}, {9, 9}}) {
     p.mutable_grad().reset();
     Accumulator accumulator({p});
     accumulator.begin_share(9, end - begin);
