@@ -22,7 +22,8 @@ class Recorded {
   /// Records `body` and runs nothing of it.
   virtual void capture(const std::function<void()>& body) = 0;
   virtual void replay() = 0;
-  virtual int64_t bytes() const = 0;  ///< of tensors, that it holds on the device
+  virtual int64_t bytes()
+      const = 0;  ///< of tensors, that it holds on the device
 };
 
 /// Makes those of one shared memory.
