@@ -8,10 +8,16 @@
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
 #include <reprise/data/safetensors.h>
+#include <reprise/distributed/group.h>
+#include <reprise/distributed/launch.h>
+#include <reprise/distributed/norm_sync.h>
+#include <reprise/distributed/place.h>
+#include <reprise/distributed/reducer.h>
 #include <reprise/lean/dropout.h>
 #include <reprise/lean/linear.h>
 #include <reprise/lean/linear_cross_entropy.h>
 #include <reprise/lean/max_pool.h>
+#include <reprise/lean/shared_norm.h>
 #include <reprise/lean/weight_copies.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/memory/categories.h>

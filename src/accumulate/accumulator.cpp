@@ -29,8 +29,16 @@ void Accumulator::begin(double total_count) {
               "[Accumulator::begin] expected a window's total count above "
               "zero, got ",
               total_count);
-  total_ = total_count;
+  total_ = own_ = total_count;
   done_ = 0;
+}
+
+void Accumulator::begin_share(double total_count, double own_count) {
+  TORCH_CHECK(own_count >= 0 && own_count <= total_count,
+              "[Accumulator::begin_share] expected an own count between 0 and ",
+              total_count, ", got ", own_count);
+  begin(total_count);
+  own_ = own_count;
 }
 
 void Accumulator::resume(double total_count, double done_count) {
@@ -46,9 +54,9 @@ double Accumulator::weigh(double count) {
   TORCH_CHECK(std::isfinite(count) && count > 0,
               "[Accumulator] expected a micro-batch's count above zero, got ",
               count, "; leave an empty micro-batch out");
-  TORCH_CHECK(done_ + count <= total_ * (1 + kCountTolerance),
+  TORCH_CHECK(done_ + count <= own_ * (1 + kCountTolerance),
               "[Accumulator] expected counts that add up to the window's ",
-              total_, ", got ", done_ + count, " with this micro-batch of ",
+              own_, ", got ", done_ + count, " with this micro-batch of ",
               count, "; begin() takes the total of all micro-batches");
   done_ += count;
   return 1.0 / total_;
@@ -71,7 +79,7 @@ void Accumulator::backward(const torch::Tensor& loss_sum, double count) {
 }
 
 bool Accumulator::complete() const {
-  return total_ > 0 && done_ >= total_ * (1 - kCountTolerance);
+  return total_ > 0 && done_ >= own_ * (1 - kCountTolerance);
 }
 
 torch::Tensor Accumulator::norm() const {
@@ -120,7 +128,7 @@ void Accumulator::check_open(const char* call) const {
 void Accumulator::check_complete(const char* call) const {
   check_open(call);
   TORCH_CHECK(complete(), "[Accumulator::", call,
-              "] called in mid-window: ", done_, " of ", total_,
+              "] called in mid-window: ", done_, " of ", own_,
               " done; run the remaining micro-batches first, or abandon()");
 }
 
@@ -130,6 +138,7 @@ void Accumulator::drop_gradients() {
 
 void Accumulator::close() {
   total_ = 0;
+  own_ = 0;
   done_ = 0;
 }
 

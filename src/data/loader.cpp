@@ -57,10 +57,7 @@ class Loader::Impl {
  public:
   Impl(std::shared_ptr<const Dataset> dataset, LoaderOptions options,
        LoaderPosition position)
-      : dataset_(std::move(dataset)),
-        options_(std::move(options)),
-        position_(position),
-        planned_(position) {
+      : dataset_(std::move(dataset)), options_(std::move(options)) {
     TORCH_CHECK(dataset_ != nullptr && dataset_->size() > 0,
                 "[loader] expected a dataset with samples, got none");
     size_ = dataset_->size();
@@ -69,6 +66,16 @@ class Loader::Impl {
     TORCH_CHECK(options_.window >= 0,
                 "[loader] expected a window of at least 0, got ",
                 options_.window);
+    TORCH_CHECK(options_.shares >= 1 && options_.share >= 0 &&
+                    options_.share < options_.shares,
+                "[loader] expected a share below ", options_.shares, ", got ",
+                options_.share);
+    TORCH_CHECK(options_.shares == 1 ||
+                    options_.shares <= std::min(options_.window, size_),
+                "[loader] expected windows and data of at least a sample for "
+                "each of ",
+                options_.shares, " shares, got windows of ", options_.window,
+                " and ", size_, " samples");
     TORCH_CHECK(options_.workers >= 0 && options_.queue >= 0,
                 "[loader] expected workers and queue of at least 0, got ",
                 options_.workers, " and ", options_.queue);
@@ -80,6 +87,7 @@ class Loader::Impl {
     TORCH_CHECK(
         !options_.pin || torch::cuda::is_available(),
         "[loader] expected a CUDA device for pinned memory, found none");
+    cursor_ = planned_ = enter(position);
     const int queue =
         options_.queue > 0 ? options_.queue : 2 * options_.workers;
     places_.resize(static_cast<size_t>(queue));
@@ -103,39 +111,54 @@ class Loader::Impl {
   }
 
   std::optional<Batch> next() {
-    if (position_.sample == size_) {
-      position_ = {position_.epoch + 1, 0};
+    while (cursor_.at == cursor_.stop && cursor_.end < size_) pass_window();
+    if (cursor_.at == cursor_.stop) {
+      cursor_ = enter({cursor_.epoch + 1, 0});
       forget_orders();
       return std::nullopt;
     }
     Batch batch = options_.workers > 0 ? take() : read_here();
-    position_.sample += batch_samples(position_);
+    cursor_.at += batch_samples(cursor_);
     return batch;
   }
 
-  LoaderPosition position() const { return position_; }
+  LoaderPosition position() const {
+    return {cursor_.epoch, options_.shares == 1 ? cursor_.at : cursor_.begin};
+  }
 
   int64_t batches_left() const {
-    const int64_t left = size_ - position_.sample;
-    if (options_.window == 0) return batches_of(left);
-    const int64_t here = std::min(left, window_left(position_));
-    const int64_t whole = (left - here) / options_.window;
-    const int64_t last = (left - here) % options_.window;
-    return batches_of(here) + whole * batches_of(options_.window) +
-           batches_of(last);
+    const int64_t here = batches_of(cursor_.stop - cursor_.at);
+    const int64_t rest = size_ - cursor_.end;
+    if (rest == 0) return here;
+    return here + rest / options_.window * batches_in(options_.window) +
+           batches_in(rest % options_.window);
   }
 
   int64_t count_ahead(int64_t batches) {
-    LoaderPosition end = position_;
-    for (; batches > 0 && end.sample < size_; --batches) {
-      end.sample += batch_samples(end);
-    }
-    const Order order = order_of(position_.epoch);
     int64_t count = 0;
-    for (int64_t i = position_.sample; i < end.sample; ++i) {
-      count += dataset_->count(order ? (*order)[static_cast<size_t>(i)] : i);
+    for (Cursor at = cursor_; batches > 0; --batches) {
+      while (at.at == at.stop && at.end < size_) at = enter(at.next());
+      if (at.at == at.stop) break;
+      const int64_t end = at.at + batch_samples(at);
+      count += count_of(at.epoch, at.at, end);
+      at.at = end;
     }
     return count;
+  }
+
+  Window window_ahead() {
+    const bool over = options_.shares == 1 && cursor_.at == cursor_.end;
+    const Cursor at = over ? enter(cursor_.next()) : cursor_;
+    const int64_t begin = options_.shares == 1 ? at.at : at.begin;
+    return {batches_of(at.stop - at.at), count_of(at.epoch, at.at, at.stop),
+            count_of(at.epoch, begin, at.end), at.end - begin};
+  }
+
+  void pass_window() { cursor_ = enter(cursor_.next()); }
+
+  bool epoch_ends() const {
+    return cursor_.begin == size_ ||
+           (options_.shares == 1 && cursor_.at == size_);
   }
 
   double waited_s() const { return waited_s_; }
@@ -147,14 +170,52 @@ class Loader::Impl {
     std::exception_ptr error;
   };
 
-  int64_t batch_samples(const LoaderPosition& from) const {
-    const int64_t most = std::min(options_.batch, size_ - from.sample);
-    return options_.window > 0 ? std::min(most, window_left(from)) : most;
+  /// A place in the order: a window, and what of it is still to be handed out here.
+  struct Cursor {
+    int64_t epoch = 0;
+    int64_t begin = 0, end = 0;  // of the window, or what was left of it
+    int64_t at = 0, stop = 0;    // of this share
+    LoaderPosition next() const { return {epoch, end}; }
+  };
+
+  Cursor enter(const LoaderPosition& from) const {
+    Cursor c;
+    c.epoch = from.epoch;
+    c.begin = from.sample;
+    c.end = options_.window == 0
+                ? size_
+                : std::min(size_, from.sample + options_.window -
+                                      from.sample % options_.window);
+    const int64_t samples = c.end - c.begin;
+    const int64_t larger = samples % options_.shares;
+    c.at = c.begin + options_.share * (samples / options_.shares) +
+           std::min<int64_t>(options_.share, larger);
+    c.stop = c.at + share_of(samples);
+    return c;
   }
 
-  /// Samples from `from` to its window's end, as if the epoch did not end.
-  int64_t window_left(const LoaderPosition& from) const {
-    return options_.window - from.sample % options_.window;
+  int64_t share_of(int64_t samples) const {
+    return samples / options_.shares +
+           (options_.share < samples % options_.shares ? 1 : 0);
+  }
+
+  int64_t batches_in(int64_t window) const {
+    return batches_of(share_of(window));
+  }
+
+  int64_t batch_samples(const Cursor& from) const {
+    return std::min(options_.batch, from.stop - from.at);
+  }
+
+  /// Of the samples from `begin` to `end` in the epoch's order.
+  int64_t count_of(int64_t epoch, int64_t begin, int64_t end) {
+    if (begin == end) return 0;
+    const Order order = order_of(epoch);
+    int64_t count = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      count += dataset_->count(order ? (*order)[static_cast<size_t>(i)] : i);
+    }
+    return count;
   }
 
   int64_t batches_of(int64_t samples) const {
@@ -175,13 +236,13 @@ class Loader::Impl {
 
   void forget_orders() {
     const std::lock_guard lock(orders_mutex_);
-    orders_.erase(orders_.begin(), orders_.lower_bound(position_.epoch));
+    orders_.erase(orders_.begin(), orders_.lower_bound(cursor_.epoch));
   }
 
-  Batch read(const LoaderPosition& from) {
+  Batch read(const Cursor& from) {
     const torch::NoGradGuard no_grad;
     std::vector<int64_t> indices(static_cast<size_t>(batch_samples(from)));
-    std::iota(indices.begin(), indices.end(), from.sample);
+    std::iota(indices.begin(), indices.end(), from.at);
     if (const Order order = order_of(from.epoch)) {
       for (int64_t& index : indices) {
         index = (*order)[static_cast<size_t>(index)];
@@ -205,9 +266,13 @@ class Loader::Impl {
       });
       if (stop_) return;
       Place& place = place_of(given_++);
-      if (planned_.sample == size_) planned_ = {planned_.epoch + 1, 0};
-      const LoaderPosition from = planned_;
-      planned_.sample += batch_samples(planned_);
+      while (planned_.at == planned_.stop) {
+        planned_ =
+            enter(planned_.end < size_ ? planned_.next()
+                                       : LoaderPosition{planned_.epoch + 1, 0});
+      }
+      const Cursor from = planned_;
+      planned_.at += batch_samples(planned_);
 
       lock.unlock();
       Batch batch;
@@ -245,7 +310,7 @@ class Loader::Impl {
 
   Batch read_here() {
     const auto start = std::chrono::steady_clock::now();
-    Batch batch = read(position_);
+    Batch batch = read(cursor_);
     waited_s_ += seconds_since(start);
     return batch;
   }
@@ -259,7 +324,7 @@ class Loader::Impl {
   int64_t size_ = 0;
 
   // The caller's.
-  LoaderPosition position_;
+  Cursor cursor_;
   double waited_s_ = 0;
 
   // Making an order takes a while with many samples; others go on meanwhile.
@@ -269,7 +334,7 @@ class Loader::Impl {
   std::mutex mutex_;  // for all below
   std::condition_variable room_, ready_;
   std::vector<Place> places_;
-  LoaderPosition planned_;         // where the next number begins
+  Cursor planned_;                 // where the next number begins
   int64_t given_ = 0, taken_ = 0;  // numbers, to workers and by the caller
   bool stop_ = false;
   std::vector<std::thread> workers_;
@@ -298,6 +363,18 @@ int64_t Loader::batches_left() const {
 
 int64_t Loader::count_ahead(int64_t batches) const {
   return impl_->count_ahead(batches);
+}
+
+Loader::Window Loader::window_ahead() const {
+  return impl_->window_ahead();
+}
+
+void Loader::pass_window() {
+  impl_->pass_window();
+}
+
+bool Loader::epoch_ends() const {
+  return impl_->epoch_ends();
 }
 
 double Loader::waited_s() const {

@@ -29,11 +29,11 @@ Values values_of(const Tensor& tensor) {
   }
 }
 
-void* stream_of(const Tensor& x) {
+void* rows_stream(const Tensor& x) {
   return compat::current_cuda_stream(x.device().index());
 }
 
-RowsShape shape_of(const Tensor& x, const Tensor& result) {
+RowsShape rows_of(const Tensor& x, const Tensor& result) {
   RowsShape shape;
   shape.columns = x.size(-1);
   shape.rows = x.numel() / shape.columns;
@@ -51,7 +51,7 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
     const bool adds = branch.numel() > 0;
     const Tensor sum = adds ? torch::empty_like(x) : x;
     const Tensor normal = torch::empty_like(x, x.options().dtype(type));
-    RowsShape shape = shape_of(x, normal);
+    RowsShape shape = rows_of(x, normal);
     if (adds) shape.branch = values_of(branch);
     const Tensor mean = torch::empty({shape.rows}, x.options());
     const Tensor inverse = torch::empty_like(mean);
@@ -59,7 +59,7 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
         shape, x.data_ptr<float>(), adds ? branch.data_ptr() : nullptr,
         weight.data_ptr<float>(), bias.data_ptr<float>(), epsilon,
         adds ? sum.data_ptr<float>() : nullptr, normal.data_ptr(),
-        mean.data_ptr<float>(), inverse.data_ptr<float>(), stream_of(x));
+        mean.data_ptr<float>(), inverse.data_ptr<float>(), rows_stream(x));
     context->save_for_backward({sum, weight, mean, inverse});
     context->set_materialize_grads(false);
     context->saved_data["adds"] = adds;
@@ -84,7 +84,7 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
     const auto saved = context->get_saved_variables();
     const Tensor &sum = saved[0], &weight = saved[1];
     const Tensor dnormal = gradients[1].contiguous();
-    RowsShape shape = shape_of(sum, dnormal);
+    RowsShape shape = rows_of(sum, dnormal);
     const Tensor dx = torch::empty_like(sum);
     Tensor dbranch;
     if (adds) {
@@ -102,7 +102,7 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
         weight.data_ptr<float>(), saved[2].data_ptr<float>(),
         saved[3].data_ptr<float>(), scratch.data_ptr<float>(),
         dx.data_ptr<float>(), adds ? dbranch.data_ptr() : nullptr,
-        dweight.data_ptr<float>(), dbias.data_ptr<float>(), stream_of(sum));
+        dweight.data_ptr<float>(), dbias.data_ptr<float>(), rows_stream(sum));
     return {dx, dbranch, dweight, dbias, {}, {}};
   }
 };
@@ -111,8 +111,8 @@ bool is_single(const Tensor& tensor) {
   return tensor.defined() && tensor.scalar_type() == torch::kFloat;
 }
 
-bool is_for_kernels(const Tensor& x, const Tensor& branch,
-                    const torch::nn::LayerNorm& norm) {
+bool are_for_kernels(const Tensor& x, const Tensor& branch,
+                     const torch::nn::LayerNorm& norm) {
   if (!kernels::add_norm_kernels_built() || !x.is_cuda() || !is_single(x) ||
       x.dim() < 2 || x.numel() == 0 || !x.is_contiguous()) {
     return false;
@@ -134,7 +134,7 @@ bool is_for_kernels(const Tensor& x, const Tensor& branch,
 
 AddedNorm lean_add_norm(const Tensor& x, const Tensor& branch,
                         torch::nn::LayerNorm norm) {
-  if (!is_for_kernels(x, branch, norm)) {
+  if (!are_for_kernels(x, branch, norm)) {
     const Tensor sum = branch.defined() ? x + branch : x;
     return {sum, norm->forward(sum)};
   }

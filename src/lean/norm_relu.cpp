@@ -28,7 +28,7 @@ NormTensors tensors_of(const Tensor& x, const Tensor& weight,
           mean.data_ptr<float>(), inverse_deviation.data_ptr<float>()};
 }
 
-void* stream_of(const Tensor& x) {
+void* norm_stream(const Tensor& x) {
   return compat::current_cuda_stream(x.device().index());
 }
 
@@ -79,7 +79,7 @@ class NormReluOperator : public torch::autograd::Function<NormReluOperator> {
     kernels::norm_forward(
         shape, tensors_of(x, weight, bias, mean, inverse), running,
         settings.epsilon, scratch.data_ptr<float>(), y.data_ptr<float>(),
-        settings.pool ? places.data_ptr<uint8_t>() : nullptr, stream_of(x));
+        settings.pool ? places.data_ptr<uint8_t>() : nullptr, norm_stream(x));
     variable_list saved = {x, weight, bias, mean, inverse};
     if (settings.pool) saved.push_back(places);
     context->save_for_backward(saved);
@@ -110,7 +110,7 @@ class NormReluOperator : public torch::autograd::Function<NormReluOperator> {
         settings.pool ? saved[5].data_ptr<uint8_t>() : nullptr,
         scratch.data_ptr<float>(), sums.data_ptr<float>(),
         dx.defined() ? dx.data_ptr<float>() : nullptr,
-        dweight.data_ptr<float>(), dbias.data_ptr<float>(), stream_of(x));
+        dweight.data_ptr<float>(), dbias.data_ptr<float>(), norm_stream(x));
     return {dx, dweight, dbias, {}};
   }
 };
@@ -136,49 +136,44 @@ bool can_pool(const Tensor& x, AfterNorm after) {
   return after == AfterNorm::kRelu || (x.size(2) >= 2 && x.size(3) >= 2);
 }
 
-/// By LibTorch. A maximum that is positive is the same before and after the ReLU, and
-/// has a quarter of the values after it.
-Tensor plain_after(Tensor y, AfterNorm after) {
-  if (after == AfterNorm::kRelu) return y.relu_();
-  if (after == AfterNorm::kReluLeanMaxPool) return lean_relu_max_pool2d(y);
-  return torch::max_pool2d(y, 2).relu_();
-}
-
 }  // namespace
 
-Tensor lean_norm_relu(torch::nn::BatchNorm2d norm, const Tensor& x,
-                      AfterNorm after) {
-  const auto& how = norm->options;
-  const bool whole_batch = norm->is_training() && how.momentum().has_value();
-  // LibTorch refuses one value a channel, and says so.
-  if (!whole_batch || !is_for_kernels(x, norm->weight, norm->bias) ||
-      !can_pool(x, after) || x.numel() == x.size(1)) {
-    return plain_after(norm->forward(x), after);
-  }
-  NormSettings settings;
-  settings.pool = after != AfterNorm::kRelu;
-  settings.epsilon = how.eps();
-  if (norm->running_mean.defined()) {
-    const torch::NoGradGuard no_grad;
-    norm->num_batches_tracked.add_(1);
-    settings.running_mean = norm->running_mean;
-    settings.running_variance = norm->running_var;
-    settings.momentum = *how.momentum();
-  }
-  return NormReluOperator::apply(x, norm->weight, norm->bias, settings);
+Tensor relu_of_normed(Tensor normed, AfterNorm after) {
+  if (after == AfterNorm::kRelu) return normed.relu_();
+  if (after == AfterNorm::kReluLeanMaxPool) return lean_relu_max_pool2d(normed);
+  // A maximum that is positive is the same before and after the ReLU, and has a
+  // quarter of the values after it.
+  return torch::max_pool2d(normed, 2).relu_();
 }
 
-Tensor lean_norm_relu(torch::nn::GroupNorm norm, const Tensor& x,
-                      AfterNorm after) {
-  const auto& how = norm->options;
-  if (!is_for_kernels(x, norm->weight, norm->bias) || !can_pool(x, after)) {
-    return plain_after(norm->forward(x), after);
+Tensor batch_norm_relu(const NormState& norm, const Tensor& x,
+                       AfterNorm after) {
+  // LibTorch refuses one value a channel, and says so.
+  if (!norm.momentum || !is_for_kernels(x, norm.weight, norm.bias) ||
+      !can_pool(x, after) || x.numel() == x.size(1)) {
+    return {};
   }
   NormSettings settings;
-  settings.groups = how.num_groups();
   settings.pool = after != AfterNorm::kRelu;
-  settings.epsilon = how.eps();
-  return NormReluOperator::apply(x, norm->weight, norm->bias, settings);
+  settings.epsilon = norm.eps;
+  if (norm.running_mean.defined()) {
+    const torch::NoGradGuard no_grad;
+    Tensor(norm.num_batches_tracked).add_(1);
+    settings.running_mean = norm.running_mean;
+    settings.running_variance = norm.running_var;
+    settings.momentum = *norm.momentum;
+  }
+  return NormReluOperator::apply(x, norm.weight, norm.bias, settings);
+}
+
+Tensor group_norm_relu(const Tensor& weight, const Tensor& bias, int64_t groups,
+                       double epsilon, const Tensor& x, AfterNorm after) {
+  if (!is_for_kernels(x, weight, bias) || !can_pool(x, after)) return {};
+  NormSettings settings;
+  settings.groups = groups;
+  settings.pool = after != AfterNorm::kRelu;
+  settings.epsilon = epsilon;
+  return NormReluOperator::apply(x, weight, bias, settings);
 }
 
 }  // namespace reprise

@@ -1,3 +1,4 @@
+#include "batch_norm.h"
 #include "family.h"
 #include "loss.h"
 
@@ -79,7 +80,7 @@ Built build_cnn_basic(const std::string& name, const ModelOptions& options) {
     // relu(norm(x))
     std::function<Tensor(const Tensor&)> norm_relu;
     if (options.norm == "batch") {
-      const torch::nn::BatchNorm2d batch(next);
+      const BatchNorm2d batch(next);
       part->register_module("norm", batch);
       norm_relu = [batch](const Tensor& x) { return lean_norm_relu(batch, x); };
     } else {
@@ -117,7 +118,7 @@ Built build_cnn_blocks(const std::string& name, const ModelOptions& options) {
     const auto part = add_container(*built.root, block);
     auto conv = part->register_module(
         "conv", Conv2d(Conv2dOptions(channels, next, 3).padding(1)));
-    auto norm = part->register_module("norm", torch::nn::BatchNorm2d(next));
+    auto norm = part->register_module("norm", BatchNorm2d(next));
     built.stages.push_back(
         make_stage(block,
                    [conv, norm](const Tensor& x) mutable {

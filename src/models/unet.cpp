@@ -1,3 +1,4 @@
+#include "batch_norm.h"
 #include "family.h"
 #include "loss.h"
 
@@ -9,7 +10,6 @@ namespace reprise::zoo {
 namespace {
 
 using torch::Tensor;
-using torch::nn::BatchNorm2d;
 using torch::nn::Conv2d;
 using torch::nn::Conv2dOptions;
 using torch::nn::ConvTranspose2d;

@@ -128,6 +128,9 @@ class Execution::Impl {
     } else {
       joined_ = find_joined(schedule_);
     }
+    for (const int stage : options_.cuts) {
+      joined_.at(static_cast<size_t>(stage)) = false;
+    }
     const auto graphs = std::count(joined_.begin(), joined_.end(), false);
     if (graphs > 1) tied_ = tied_parameters(chain_);
   }
@@ -173,10 +176,18 @@ class Execution::Impl {
     gradients_ = std::move(gradients);
     accumulate_ = accumulate;
     try {
-      const TiedGradients tied(accumulate ? tied_ : Tensors{});
-      for (; cursor_ < schedule_.ops().size(); ++cursor_) {
-        run_op(schedule_.ops()[cursor_]);
+      {
+        TiedGradients tied(accumulate ? tied_ : std::vector<TiedParameter>{});
+        for (; cursor_ < schedule_.ops().size(); ++cursor_) {
+          const Op& op = schedule_.ops()[cursor_];
+          const bool works = op.kind == OpKind::kBackward &&
+                             graphs_[static_cast<size_t>(op.stage)];
+          run_op(op);
+          const int first = works ? first_of_graph(op.stage) : 0;
+          if (first > 0) tell_final(first, &tied);
+        }
       }
+      tell_final(0, nullptr);
       Tensors result = std::move(gradients_);
       release();
       return result;
@@ -233,6 +244,12 @@ class Execution::Impl {
         break;
     }
     if (options_.observer != nullptr) options_.observer->after(op);
+  }
+
+  void tell_final(int stage, TiedGradients* tied) {
+    if (!accumulate_ || !options_.final_from) return;
+    if (tied != nullptr) tied->finish(stage);
+    options_.final_from(stage);
   }
 
   int first_of_graph(int stage) const {
@@ -371,7 +388,7 @@ class Execution::Impl {
   ExecutionOptions options_;
 
   std::vector<std::optional<Boundary>> boundaries_;
-  Tensors tied_;              // parameters with gradients from several graphs
+  std::vector<TiedParameter> tied_;  // with gradients from several graphs
   std::vector<bool> joined_;  // by stage: its graph continues the one before
   std::optional<StageGraph>
       open_;  // the graph that the next stage may continue

@@ -10,33 +10,44 @@
 
 namespace reprise {
 
-Tensors tied_parameters(const Chain& chain) {
-  Tensors tied;
-  std::unordered_map<const void*, int> stages;  // that have the parameter
+std::vector<TiedParameter> tied_parameters(const Chain& chain) {
+  std::vector<TiedParameter> tied;
+  struct Use {
+    int stages = 0;
+    int first = 0;
+  };
+  std::unordered_map<const void*, Use> uses;
   for (int i = 0; i < chain.size(); ++i) {
     std::unordered_set<const void*> here;
     for (const auto& module : chain[i].modules()) {
       for (const torch::Tensor& parameter : module->parameters()) {
         const void* key = parameter.unsafeGetTensorImpl();
         if (!here.insert(key).second) continue;
-        if (++stages[key] == 2) tied.push_back(parameter);
+        Use& use = uses[key];
+        if (++use.stages == 1) use.first = i;
+        if (use.stages == 2) tied.push_back({parameter, use.first});
       }
     }
   }
   return tied;
 }
 
-TiedGradients::TiedGradients(const Tensors& parameters) {
-  for (torch::Tensor parameter : parameters) {
+TiedGradients::TiedGradients(const std::vector<TiedParameter>& parameters) {
+  for (auto [parameter, first] : parameters) {
     if (!parameter.grad().defined() || WeightCopies::has(parameter)) continue;
     auto gradient = std::exchange(parameter.mutable_grad(), {});
-    aside_.push_back({std::move(parameter), std::move(gradient)});
+    aside_.push_back({std::move(parameter), std::move(gradient), first});
   }
 }
 
 TiedGradients::~TiedGradients() {
+  finish(0);
+}
+
+void TiedGradients::finish(int stage) {
   const torch::NoGradGuard no_grad;
-  for (auto& [parameter, before] : aside_) {
+  for (auto& [parameter, before, first] : aside_) {
+    if (first < stage || !before.defined()) continue;
     torch::Tensor& gradient = parameter.mutable_grad();
     if (!gradient.defined()) {
       gradient = before;
@@ -45,6 +56,7 @@ TiedGradients::~TiedGradients() {
     } else {
       gradient = before.add_(gradient);  // in place, as autograd does
     }
+    before.reset();
   }
 }
 

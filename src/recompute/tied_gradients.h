@@ -12,15 +12,25 @@
 /// copy (WeightCopies), its layers add to `.grad` as they come in one call too.
 namespace reprise {
 
+struct TiedParameter {
+  torch::Tensor parameter;
+  int first_stage;  ///< that has it: where a backward ends with it
+};
+
 /// Parameters of `chain` that more than one of its stages has.
-Tensors tied_parameters(const Chain& chain);
+std::vector<TiedParameter> tied_parameters(const Chain& chain);
 
 /// While it lives, the gradients of `parameters` start from nothing; at the end
 /// what they held before is added.
 class TiedGradients {
  public:
-  explicit TiedGradients(const Tensors& parameters);
+  explicit TiedGradients(const std::vector<TiedParameter>& parameters);
   ~TiedGradients();
+
+  /// The backward has reached `stage`: what belongs to it and to later ones alone is
+  /// added now.
+  void finish(int stage);
+
   TiedGradients(const TiedGradients&) = delete;
   TiedGradients& operator=(const TiedGradients&) = delete;
 
@@ -28,6 +38,7 @@ class TiedGradients {
   struct Aside {
     torch::Tensor parameter;
     torch::Tensor gradient;
+    int first_stage;
   };
   std::vector<Aside> aside_;
 };

@@ -296,13 +296,20 @@ double number_of(const StudyRun& run, const char* flag, double other) {
 
 std::vector<std::string> command_of(const StudyRun& run,
                                     const StudyOptions& options) {
-  std::vector<std::string> words{options.program, "train"};
+  std::vector<std::string> words{options.program};
+  const std::string ranks = run.value("ranks");
+  if (!ranks.empty()) {
+    for (const char* word : {"launch", "-n", ranks.c_str(), "--"}) {
+      words.emplace_back(word);
+    }
+  }
+  words.emplace_back("train");
   const auto add = [&](const std::string& flag, const std::string& value) {
     words.push_back("--" + flag);
     if (value != "true") words.push_back(value);
   };
   for (const auto& [flag, value] : run.values) {
-    if (value != "false") add(flag, value);
+    if (value != "false" && flag != "ranks") add(flag, value);
   }
   if (run.value("device").empty()) add("device", options.device);
   // A repeat is another beginning.

@@ -56,6 +56,11 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("batch", c.batch, true);
   visit("accumulate", c.accumulate, true);
   visit("global_batch", c.global_batch, true);
+  visit("ranks", c.ranks, false);
+  visit("shard", c.shard, false);
+  visit("reduce", c.reduce, true);
+  visit("bucket_bytes", c.bucket_bytes, false);
+  visit("sync_norm", c.sync_norm, true);
   visit("recompute", c.recompute, false);
   visit("graph", c.graph, false);
   visit("weight_copies", c.weight_copies, false);
@@ -109,26 +114,45 @@ void resolve_sizes(TrainConfig& c) {
               "[--batch] expected sizes of 1 or more, got --batch ", c.batch,
               ", --accumulate ", c.accumulate, ", --global-batch ",
               c.global_batch);
+  TORCH_CHECK(c.ranks >= 1, "[ranks] expected 1 or more, got ", c.ranks);
+  TORCH_CHECK(c.global_batch == 0 || c.global_batch >= c.ranks,
+              "[--global-batch] expected a sample for each of ", c.ranks,
+              " ranks, got ", c.global_batch);
   if (c.plans_micro_batch()) return;
   if (c.global_batch == 0) {
     if (c.batch == 0) c.batch = 32;
     if (c.accumulate == 0) c.accumulate = 1;
-    c.global_batch = c.batch * c.accumulate;
+    c.global_batch = c.batch * c.accumulate * c.ranks;
     return;
   }
+  const int64_t share = c.share();
+  const std::string whose =
+      c.ranks > 1 ? fmt::format(" of each of {} ranks", c.ranks) : "";
   if (c.batch == 0) {
-    c.batch = parts(c.global_batch, std::max<int64_t>(c.accumulate, 1));
+    c.batch = parts(share, std::max<int64_t>(c.accumulate, 1));
   }
-  TORCH_CHECK(c.batch <= c.global_batch, "[--batch] expected at most the ",
-              c.global_batch, " samples of --global-batch, got ", c.batch);
-  const int64_t needed = parts(c.global_batch, c.batch);
+  TORCH_CHECK(c.batch <= share, "[--batch] expected at most the ", share,
+              " samples of --global-batch", whose, ", got ", c.batch);
+  const int64_t needed = parts(share, c.batch);
   if (c.accumulate == 0) c.accumulate = needed;
-  TORCH_CHECK(c.accumulate == needed, "[--global-batch] ", c.global_batch,
-              " samples are ", needed, " micro-batches of ", c.batch,
+  TORCH_CHECK(c.accumulate == needed, "[--global-batch] ", share, " samples",
+              whose, " are ", needed, " micro-batches of ", c.batch,
               ", not --accumulate ", c.accumulate);
 }
 
 }  // namespace
+
+int64_t TrainConfig::share() const {
+  return parts(global_batch, ranks);
+}
+
+void TrainConfig::share_among(int64_t processes) {
+  if (processes == ranks) return;
+  ranks = processes;
+  if (batch == 0 || global_batch == 0) return;
+  batch = std::min(batch, share());
+  accumulate = parts(share(), batch);
+}
 
 bool TrainConfig::plans_micro_batch() const {
   return recompute == "optimal" && global_batch > 0 && batch == 0 &&
@@ -149,6 +173,10 @@ void TrainConfig::resolve() {
   check_word(precision, "--precision", {"fp32", "bf16", "fp16"});
   check_word(graph, "--graph", {"auto", "on", "off"});
   check_word(weight_copies, "--weight-copies", {"auto", "on", "each", "off"});
+  check_word(shard, "--shard", {"", "optimizer"});
+  check_word(reduce, "--reduce", {"fp32", "bf16"});
+  TORCH_CHECK(bucket_bytes > 0, "[--bucket] expected a size above 0, got ",
+              bucket_bytes);
   check_word(resize, "--resize", {"device", "workers"});
   check_word(layout, "--layout", {"planes", "channels-last"});
   check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});
@@ -199,7 +227,10 @@ TrainConfig config_from_json(const std::string& text) {
 }
 
 std::string conflict(const TrainConfig& saved, const TrainConfig& now) {
-  const json before = json::parse(to_json(saved));
+  // As the run would go on among as many processes as there are now.
+  TrainConfig adapted = saved;
+  adapted.share_among(now.ranks);
+  const json before = json::parse(to_json(adapted));
   const json after = json::parse(to_json(now));
   std::string found;
   for_each_field(saved, [&](const char* name, const auto&, bool identity) {

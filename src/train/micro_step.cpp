@@ -9,10 +9,9 @@ namespace reprise::train_detail {
 MicroStep::MicroStep(torch::Device device,
                      const compat::AutocastState& autocast,
                      std::vector<torch::Tensor> parameters)
-    : device_(device), autocast_(autocast), parameters_(std::move(parameters)) {
-  // On the CPU starting a kernel costs nothing.
-  if (device_.is_cpu()) parameters_.clear();
-}
+    : device_(device),
+      autocast_(autocast),
+      parameters_(std::move(parameters)) {}
 
 void MicroStep::set_weight(double weight) {
   if (weight_on_device_.defined() && weight == weight_) return;
@@ -25,7 +24,7 @@ void MicroStep::set_weight(double weight) {
 }
 
 void MicroStep::run(Execution& execution, const Tensors& batch,
-                    WindowProfile* profile) {
+                    WindowProfile* profile, bool final_on_the_way) {
   TORCH_INTERNAL_ASSERT(weight_on_device_.defined());
   Tensors outputs;
   {
@@ -35,7 +34,8 @@ void MicroStep::run(Execution& execution, const Tensors& batch,
   if (profile != nullptr) profile->forward_done();
   Tensors gradients(1);
   gradients[0] = torch::empty_like(outputs[0]).copy_(weight_on_device_);
-  SmallGradients small(parameters_);
+  SmallGradients small(final_on_the_way ? std::vector<torch::Tensor>{}
+                                        : parameters_);
   execution.backward(std::move(gradients));
   small.add();
   if (!loss_.defined()) loss_ = torch::zeros_like(outputs[0]);

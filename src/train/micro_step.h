@@ -16,15 +16,19 @@ namespace reprise::train_detail {
 /// every later micro-batch of its shape.
 class MicroStep {
  public:
+  /// The small gradients of `parameters` are added up together, see SmallGradients.
+  /// None on the CPU, where starting a kernel costs nothing.
   MicroStep(torch::Device device, const compat::AutocastState& autocast,
             std::vector<torch::Tensor> parameters);
 
   /// What the gradient of each micro-batch's loss sum is from now on.
   void set_weight(double weight);
 
-  /// Of `{inputs, targets}`, on the device. `profile` may be null.
+  /// Of `{inputs, targets}`, on the device. `profile` may be null. With
+  /// `final_on_the_way` a gradient is whole when the execution says that it is final,
+  /// not only at the end; the same bits.
   void run(Execution& execution, const Tensors& batch,
-           WindowProfile* profile = nullptr);
+           WindowProfile* profile = nullptr, bool final_on_the_way = false);
 
   /// Sum of the losses since the last clear_loss(): a scalar on the device, which
   /// the next micro-batch adds to. Undefined before the first one.

@@ -169,7 +169,9 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
                                           : torch::kHalf;
   WeightCopiesOptions options;
   options.each_use = config.weight_copies == "each";
-  options.used_elsewhere = tied_parameters(model.chain);
+  for (const auto& tied : tied_parameters(model.chain)) {
+    options.used_elsewhere.push_back(tied.parameter);
+  }
   if (model.embeddings) options.straight = model.embeddings();
   return std::make_unique<WeightCopies>(model.linear_parameters(), type,
                                         options);

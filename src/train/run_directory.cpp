@@ -24,43 +24,6 @@ using nlohmann::json;
 
 constexpr const char* kMetadataKey = "reprise";
 
-std::string to_text(const RunState& s) {
-  return json{{"step", s.step},
-              {"micro", s.micro},
-              {"total_count", s.total_count},
-              {"done_count", s.done_count},
-              {"epoch", s.position.epoch},
-              {"sample", s.position.sample},
-              {"scale", s.scaler.scale},
-              {"good_updates", s.scaler.good_updates},
-              {"skipped", s.scaler.skipped},
-              {"samples", s.samples},
-              {"train_s", s.train_s},
-              {"metrics_bytes", s.metrics_bytes},
-              {"evaluation_due", s.evaluation_due},
-              {"finished", s.finished}}
-      .dump();
-}
-
-RunState state_from_text(const std::string& text) {
-  const json j = json::parse(text);
-  RunState s;
-  s.step = j.at("step");
-  s.micro = j.at("micro");
-  s.total_count = j.at("total_count");
-  s.done_count = j.at("done_count");
-  s.position = {j.at("epoch"), j.at("sample")};
-  s.scaler.scale = j.at("scale");
-  s.scaler.good_updates = j.at("good_updates");
-  s.scaler.skipped = j.at("skipped");
-  s.samples = j.at("samples");
-  s.train_s = j.at("train_s");
-  s.metrics_bytes = j.at("metrics_bytes");
-  s.evaluation_due = j.at("evaluation_due");
-  s.finished = j.at("finished");
-  return s;
-}
-
 /// Names of the states in `path`, oldest first.
 std::vector<std::string> states_in(const std::string& path) {
   std::vector<std::string> names;
@@ -91,6 +54,43 @@ int lock(const std::string& path) {
 }
 
 }  // namespace
+
+std::string to_text(const RunState& s) {
+  return json{{"step", s.step},
+              {"micro", s.micro},
+              {"total_count", s.total_count},
+              {"done_count", s.done_count},
+              {"epoch", s.position.epoch},
+              {"sample", s.position.sample},
+              {"scale", s.scaler.scale},
+              {"good_updates", s.scaler.good_updates},
+              {"skipped", s.scaler.skipped},
+              {"samples", s.samples},
+              {"train_s", s.train_s},
+              {"metrics_bytes", s.metrics_bytes},
+              {"evaluation_due", s.evaluation_due},
+              {"finished", s.finished}}
+      .dump();
+}
+
+RunState run_state_from_text(const std::string& text) {
+  const json j = json::parse(text);
+  RunState s;
+  s.step = j.at("step");
+  s.micro = j.at("micro");
+  s.total_count = j.at("total_count");
+  s.done_count = j.at("done_count");
+  s.position = {j.at("epoch"), j.at("sample")};
+  s.scaler.scale = j.at("scale");
+  s.scaler.good_updates = j.at("good_updates");
+  s.scaler.skipped = j.at("skipped");
+  s.samples = j.at("samples");
+  s.train_s = j.at("train_s");
+  s.metrics_bytes = j.at("metrics_bytes");
+  s.evaluation_due = j.at("evaluation_due");
+  s.finished = j.at("finished");
+  return s;
+}
 
 RunDirectory::RunDirectory(std::string path, int lock)
     : path_(std::move(path)), lock_(lock) {}
@@ -164,7 +164,8 @@ std::optional<RunDirectory::Saved> RunDirectory::newest(
     const std::string& path = states.back();
     try {
       const SafeTensors file(path);
-      Saved saved{path, state_from_text(file.metadata().at(kMetadataKey)), {}};
+      Saved saved{
+          path, run_state_from_text(file.metadata().at(kMetadataKey)), {}};
       for (const auto& [name, entry] : file.entries()) {
         saved.tensors.emplace_back(name, file.read(name));
       }

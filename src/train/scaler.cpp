@@ -71,6 +71,10 @@ bool GradScaler::unscale(const std::vector<torch::Tensor>& parameters) {
   return finite;
 }
 
+void GradScaler::agree(bool finite) {
+  if (options_.enabled && finite_.has_value()) finite_ = *finite_ && finite;
+}
+
 void GradScaler::update() {
   if (!options_.enabled) return;
   TORCH_CHECK(finite_.has_value(),

@@ -22,25 +22,32 @@ constexpr auto kLookEvery = std::chrono::milliseconds(100);
 
 Session::Session(const TrainConfig& given,
                  std::unique_ptr<BudgetPlanner> planner,
-                 const PlanningOptions& planning)
-    : config_(given),
+                 const PlanningOptions& planning,
+                 std::shared_ptr<RankGroup> group)
+    : group_(std::move(group)),
+      config_(given),
       device_(check_device(given)),
       model_(build_model(given, device_)),
       parameters_(named(model_.root->named_parameters())),
       parameter_list_(values(parameters_)),
       autocast_(autocast_of(given.precision, device_)),
-      step_(device_, autocast_, parameter_list_),
+      step_(device_, autocast_,
+            device_.is_cuda() ? parameter_list_ : std::vector<torch::Tensor>{}),
       train_data_(open_data(given, model_, Split::kTrain)),
       scaler_(scaler_of(given)),
       accumulator_(parameter_list_),
       rate_(rate_of(given)),
       schedule_(schedule_of(given, model_, *train_data_, device_)),
-      execution_(model_.chain, schedule_),
+      execution_(make_execution()),
       kept_(parameter_list_),
       ledger_(device_),
       meter_(device_),
       graphs_({.device = device_,
                .mode = given.graph,
+               .refusal = shared_channels() > 0
+                              ? "with --sync-norm ranks wait for each other "
+                                "within the step"
+                              : "",
                .parameters = parameter_list_,
                .buffers = model_.root->buffers(),
                .warn = [this](const std::string& text) { warn(text); }}),
@@ -51,7 +58,10 @@ Session::Session(const TrainConfig& given,
       window_meter_(device_) {
   // Now, so that a missing test split does not end a training hours later.
   if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
-  optimizer_ = optimizer_of(config_, model_);
+  if (group_) join_ranks();
+  optimizer_ = config_.shard.empty() || !group_
+                   ? optimizer_of(config_, model_)
+                   : make_optimizer(config_.optimizer, reducer_->pieces());
   prepare_ = prepare_of(config_, model_, *train_data_);
 
   ledger_.claim(Category::kData, [this] {
@@ -93,6 +103,21 @@ std::vector<double> Session::window_ms() const {
 
 TrainResult Session::run(const TrainRun& run) {
   run_ = run;
+  if (!group_) return run_all();
+  try {
+    return run_all();
+  } catch (const c10::Error& error) {
+    group_->fail(fmt::format("rank {} failed: {}", group_->rank(),
+                             error.what_without_backtrace()));
+    throw;
+  } catch (const std::exception& error) {
+    group_->fail(
+        fmt::format("rank {} failed: {}", group_->rank(), error.what()));
+    throw;
+  }
+}
+
+TrainResult Session::run_all() {
   const compat::GraphStreamScope stream(device_, graphs_.active());
   const int64_t window = config_.global_batch;
   total_steps_ =
@@ -107,6 +132,7 @@ TrainResult Session::run(const TrainRun& run) {
     if (!train_window()) break;
     if (note_times) window_ends_.emplace_back(device_);
     look_at_clock();
+    if (group_) agree_after_window();
     evaluate_if_due();
     save_if_due();
   }
@@ -114,7 +140,13 @@ TrainResult Session::run(const TrainRun& run) {
 }
 
 void Session::start() {
-  if (run_.resume) {
+  saves_ = run_.directory != nullptr;
+  if (group_) {
+    saves_ = group_->largest({run_.directory != nullptr ? 1 : 0}).at(0) > 0;
+  }
+  if (run_.resume && group_) {
+    if (const auto saved = newest()) load(*saved);
+  } else if (run_.resume) {
     rescue_.run("resuming", [this] {
       if (const auto saved = newest()) load(*saved);
     });
@@ -133,13 +165,17 @@ void Session::start() {
                      model_.chain.size(),
                      static_cast<double>(parameter_count(model_)) / 1e6),
          train_data_->description(),
-         fmt::format("{} × {}{} samples an update, {}, {}, recompute {}, on {}",
-                     config_.batch, config_.accumulate,
-                     config_.global_batch % config_.batch == 0
-                         ? std::string()
-                         : fmt::format(" = {}", config_.global_batch),
-                     config_.optimizer.name, config_.precision,
-                     schedule_.name(), device_.str()) +
+         fmt::format(
+             "{} × {}{}{} samples an update, {}, {}, recompute {}, on {}",
+             config_.batch, config_.accumulate,
+             config_.ranks > 1 ? fmt::format(" × {} ranks", config_.ranks)
+                               : std::string(),
+             config_.global_batch ==
+                     config_.batch * config_.accumulate * config_.ranks
+                 ? std::string()
+                 : fmt::format(" = {}", config_.global_batch),
+             config_.optimizer.name, config_.precision, schedule_.name(),
+             device_.str()) +
              (decision_ ? "; plan: " + decision_->text : ""),
          state_.step, total_steps_});
   }
@@ -157,6 +193,10 @@ void Session::open_loader() {
   LoaderOptions loading = loading_of(config_, prepare_, device_);
   loading.batch = config_.batch;
   loading.window = config_.global_batch;
+  if (group_) {
+    loading.share = group_->rank();
+    loading.shares = group_->size();
+  }
   loader_ = std::make_unique<Loader>(train_data_, loading, state_.position);
 }
 

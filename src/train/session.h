@@ -12,6 +12,8 @@
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
+#include <reprise/distributed/norm_sync.h>
+#include <reprise/distributed/reducer.h>
 #include <reprise/models/model.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
@@ -39,12 +41,16 @@ using Clock = std::chrono::steady_clock;
 /// the second is looked into.
 constexpr int64_t kWarmUpWindows = 2;
 
+/// Between saved states, where no number of updates is given.
+constexpr double kSaveEveryS = 600;
+
 class Session {
  public:
   /// `planner` null: made where the configuration asks for one.
   explicit Session(const TrainConfig& config,
                    std::unique_ptr<BudgetPlanner> planner = nullptr,
-                   const PlanningOptions& planning = {});
+                   const PlanningOptions& planning = {},
+                   std::shared_ptr<RankGroup> group = nullptr);
   TrainResult run(const TrainRun& run);
 
   /// For measuring what it costs, before it runs.
@@ -53,12 +59,16 @@ class Session {
   std::vector<double> window_ms() const;
 
  private:
+  TrainResult run_all();
   void start();
   void open_loader();
   /// Trains one window and updates; starts it again as long as allocations fail.
   /// False where it was told to stop before the window's end.
   bool train_window();
   bool try_window();
+  /// The same with all ranks: starts it again where it failed on one of them.
+  void train_window_together();
+  void begin_window();
   /// Copies of the weights as they are now, where they are wanted.
   void copy_weights();
   /// Makes room for others' copies, and lets go of the graphs that use them.
@@ -71,6 +81,11 @@ class Session {
   void plan(std::unique_ptr<BudgetPlanner> planner,
             const PlanningOptions& planning);
   PlanRequest request() const;
+  Execution make_execution() const;
+  /// Whether the schedule comes from a planner, here or on rank 0.
+  bool planned() const { return decision_.has_value(); }
+  /// With what reducing gradients takes.
+  int64_t predicted_peak_bytes() const;
   /// Runs `body`, which may run the model, and puts back what that changed. Only
   /// between windows.
   void measuring(const std::function<void()>& body);
@@ -85,6 +100,32 @@ class Session {
   /// After a window: plans again where its peak passed the budget.
   void keep_within_budget();
 
+  // Ranks.
+  bool first_rank() const { return !group_ || group_->rank() == 0; }
+  void join_ranks();
+  void make_reducer();
+  /// Of all its norms the most channels; 0: nothing is to be synchronised.
+  int64_t shared_channels() const;
+  /// Micro-batches of the rank that has most of them in this window.
+  int64_t steps_of(const Loader::Window& window) const;
+  /// Takes part in the norms of others' micro-batch with nothing of its own.
+  void accompany();
+  /// Rank 0's decision, on all ranks; nothing where it has none.
+  std::optional<BudgetPlanner::Decision> shared(
+      std::optional<BudgetPlanner::Decision> own) const;
+  /// What all do after a window: stop, save, end, plan again.
+  void agree_after_window();
+  void start_random_numbers();
+  /// Clips and scales what is updated; the norm, where there is a limit.
+  bool ready_gradients(torch::Tensor& norm);
+  void step_optimizer(double rate);
+  /// Runs a piece of the update. Other ranks may have made theirs already, so that
+  /// one that runs out of memory is repeated by itself, not with its window. Until
+  /// the piece has its memory it must change nothing.
+  void within_update(const std::function<void()>& piece);
+  NamedTensors optimizer_state();
+  void load_optimizer(NamedTensors state);
+
   bool evaluates() const;
   void evaluate_if_due();
   void save_if_due();
@@ -92,14 +133,18 @@ class Session {
   void load(const RunDirectory::Saved& saved);
   /// The newest state on disk, if there is one.
   std::optional<RunDirectory::Saved> newest();
-  NamedTensors tensors_to_save() const;
+  NamedTensors tensors_to_save();
   bool save();
   void train_micro_batch(Execution& execution, WindowProfile* profile);
   /// Most live on the device so far, with the memory of graphs.
   int64_t peak_bytes();
   bool update(WindowProfile* profile);
   void evaluate();
-  void evaluate_once(int64_t batch);
+  struct Tested {
+    double loss = 0, right = 0, count = 0;
+    bool whole = true;
+  };
+  Tested evaluate_once(int64_t batch);
   bool told_to_stop() const;
   /// After a window: all are done, or the time given is over.
   bool at_end() const { return time_is_up_ || state_.step >= total_steps_; }
@@ -112,7 +157,8 @@ class Session {
   void wait_for_device() const;
   double seconds() const;
 
-  TrainConfig config_;  // its sizes follow the plan
+  std::shared_ptr<RankGroup> group_;  // null: this process alone
+  TrainConfig config_;                // its sizes follow the plan
   RunState state_;
   TrainRun run_;
   torch::Device device_;
@@ -130,6 +176,10 @@ class Session {
   Accumulator accumulator_;
   std::unique_ptr<WeightCopies> copies_;  // null: not wanted, or not there yet
   RateOptions rate_;
+  std::unique_ptr<GradientReducer> reducer_;  // with group_
+  bool reducing_ = false;                     // in this backward
+  std::shared_ptr<NormSync> norms_;  // null: each rank's own statistics
+  int64_t steps_left_ = 0;           // of the rank that has most of the window
   Schedule schedule_;
   Execution execution_;
   KeptMeter kept_;
@@ -157,7 +207,13 @@ class Session {
   Clock::time_point last_look_;
   std::vector<compat::Moment> window_ends_;  // of a short run
   int64_t windows_ = 0;                      // of this process
-  int64_t window_samples_ = 0;
+  int64_t window_samples_ = 0;               // of all ranks
+  int64_t window_rest_ = 0;                  // of these, trained by this group
+  torch::Tensor window_loss_;                // sum over all ranks
+  // As all ranks have agreed after a window.
+  bool stop_agreed_ = false;
+  bool save_agreed_ = false;
+  bool saves_ = false;  // rank 0 has a directory
   Clock::time_point began_;
   double aside_s_ = 0;   // evaluation and saving, not training
   double before_s_ = 0;  // trained before a resume

@@ -32,7 +32,7 @@ bool Session::evaluates() const {
 
 void Session::evaluate_if_due() {
   if (!evaluates()) return;
-  const bool epoch_ends = loader_->batches_left() == 0;
+  const bool epoch_ends = loader_->epoch_ends();
   const bool due = config_.eval_every > 0
                        ? state_.step % config_.eval_every == 0
                        : epoch_ends;
@@ -45,22 +45,44 @@ void Session::evaluate() {
   const auto start = Clock::now();
   int64_t batch = config_.batch;
   bool again = false;
+  // BatchNorm's statistics are each rank's own; those of the first one count.
+  if (group_) group_->copy_from_first(model_.root->buffers());
+  Tested tested;
   rescue_.run(
       fmt::format("the evaluation after update {}", state_.step),
-      [&] { evaluate_once(batch); },
+      [&] { tested = evaluate_once(batch); },
       [&] {
         // Once as it is, since another size rounds otherwise; then smaller.
         if (again) batch = std::max<int64_t>(batch / 2, 1);
         again = true;
       });
+  if (group_) {
+    const auto all = group_->total({tested.loss, tested.right, tested.count});
+    tested = {all[0], all[1], all[2], true};
+  }
+  state_.evaluation_due = !tested.whole;
+  if (tested.whole) {
+    const TrainListener::Evaluation found{
+        state_.step, tested.loss / tested.count, tested.right / tested.count};
+    rescue_.run("fetching the losses", [&] { metrics_->add(found); });
+    evaluation_ = found;
+    if (run_.listener != nullptr) run_.listener->evaluated(found);
+  }
   evaluated_at_ = state_.step;
   aside_s_ += std::chrono::duration<double>(Clock::now() - start).count();
   tell_training(true);
 }
 
-void Session::evaluate_once(int64_t batch_size) {
+Session::Tested Session::evaluate_once(int64_t batch_size) {
   LoaderOptions loading;
   loading.batch = batch_size;
+  if (group_ && test_data_->size() >= group_->size()) {
+    loading.window = batch_size * group_->size();
+    loading.share = group_->rank();
+    loading.shares = group_->size();
+  } else if (group_ && group_->rank() > 0) {
+    return {};  // less than a sample for each
+  }
   loading.shuffle = false;
   loading.workers = config_.workers;
   Loader loader(test_data_, loading);
@@ -78,17 +100,9 @@ void Session::evaluate_once(int64_t batch_size) {
     loss += outputs[0];
     right += outputs[1];
     count += static_cast<double>(batch->count);
-    if (told_to_stop()) {
-      state_.evaluation_due = true;
-      return;
-    }
+    if (!group_ && told_to_stop()) return {.whole = false};
   }
-  const TrainListener::Evaluation found{
-      state_.step, loss.item<double>() / count, right.item<double>() / count};
-  metrics_->add(found);
-  state_.evaluation_due = false;
-  evaluation_ = found;
-  if (run_.listener != nullptr) run_.listener->evaluated(found);
+  return {loss.item<double>(), right.item<double>(), count, true};
 }
 
 }  // namespace reprise::train_detail

@@ -16,15 +16,41 @@ void Session::plan(std::unique_ptr<BudgetPlanner> planner,
   if (!planner && config_.recompute != "optimal") return;
   TORCH_CHECK(config_.memory_limit > 0,
               "[Training] a planner needs a memory_limit above 0");
-  planner_ = planner ? std::move(planner)
-                     : make_budget_planner(cost_parts(), request(), planning);
-  measuring([this] { adopt(planner_->decide()); });
+  std::optional<BudgetPlanner::Decision> decision;
+  if (first_rank()) {
+    planner_ = planner ? std::move(planner)
+                       : make_budget_planner(cost_parts(), request(), planning);
+    measuring([&] { decision.emplace(planner_->decide()); });
+  }
+  adopt(*shared(std::move(decision)));
+}
+
+Execution Session::make_execution() const {
+  if (!group_) return Execution(model_.chain, schedule_);
+  ExecutionOptions options;
+  if (reducer_) options.cuts = reducer_->cuts();
+  options.final_from = [this](int stage) {
+    if (reducing_) reducer_->final_from(stage);
+  };
+  return Execution(model_.chain, schedule_, std::move(options));
+}
+
+int64_t Session::predicted_peak_bytes() const {
+  return decision_->predicted_peak_bytes +
+         (reducer_ ? reducer_->extra_bytes() : 0);
 }
 
 PlanRequest Session::request() const {
   PlanRequest request;
-  request.global_batch = config_.global_batch;
+  request.global_batch = config_.share();
   request.memory = config_.memory_limit;
+  if (reducer_) {
+    request.memory -= reducer_->extra_bytes();
+    TORCH_CHECK(request.memory > 0, "[--memory] expected more than the ",
+                format_bytes(reducer_->extra_bytes()),
+                " that reducing gradients takes, got ",
+                format_bytes(config_.memory_limit), "; see --bucket");
+  }
   request.precisions = {config_.precision};
   request.micro_batch = config_.batch;  // 0: to be chosen
   request.explain = false;
@@ -34,6 +60,9 @@ PlanRequest Session::request() const {
 void Session::measuring(const std::function<void()>& body) {
   // Planning may run the model; the training must not show it.
   window_start_.remember(state_, samples_here_);
+  // The operator of the training, of this rank alone.
+  std::optional<SharedNormScope> alone;
+  if (norms_) alone.emplace(nullptr);
   const auto put_back = [this] {
     accumulator_.abandon();
     window_start_.restore();
@@ -58,7 +87,7 @@ void Session::adopt(BudgetPlanner::Decision decision) {
   config_.batch = decision.micro_batch;
   config_.accumulate = decision.accumulate;
   schedule_ = decision.schedule;
-  execution_ = Execution(model_.chain, schedule_);
+  execution_ = make_execution();
   graphs_.drop();
   profile_.reset();  // it shows another schedule
   decision_.emplace(std::move(decision));
@@ -73,17 +102,17 @@ void Session::fit_graphs() {
   // forward; with graphs they stand.
   const int64_t gradients = storage_bytes(parameter_list_);
   if (!graphs_.active() || config_.accumulate > 1 ||
-      decision_->predicted_peak_bytes + gradients <= config_.memory_limit) {
+      predicted_peak_bytes() + gradients <= config_.memory_limit) {
     return;
   }
   graphs_.give_up_memory(fmt::format(
       "gradients that stay take {}, which the plan's {} of {} do not leave",
-      format_bytes(gradients), format_bytes(decision_->predicted_peak_bytes),
+      format_bytes(gradients), format_bytes(predicted_peak_bytes()),
       format_bytes(config_.memory_limit)));
 }
 
 void Session::keep_config() {
-  if (run_.directory == nullptr || !planner_) return;
+  if (run_.directory == nullptr || !planned()) return;
   try {
     run_.directory->set_config(config_);
   } catch (const c10::Error& error) {
@@ -93,9 +122,11 @@ void Session::keep_config() {
 }
 
 bool Session::tighten(int64_t over_bytes) {
-  if (!planner_) return false;
+  if (!planned()) return false;
   drop_copies();  // the planner measures with its own
-  auto decision = planner_->tighten(*decision_, over_bytes);
+  std::optional<BudgetPlanner::Decision> own;
+  if (planner_) own = planner_->tighten(*decision_, over_bytes);
+  auto decision = shared(std::move(own));
   if (!decision) return false;
   ++replans_;
   adopt(std::move(*decision));
@@ -103,12 +134,20 @@ bool Session::tighten(int64_t over_bytes) {
 }
 
 void Session::keep_within_budget() {
-  if (!planner_) return;
+  if (!planned()) return;
   const int64_t without = window_meter_.peak_bytes();
-  const int64_t peak = std::max(without, graphs_.peak_bytes());
+  int64_t peak = std::max(without, graphs_.peak_bytes());
+  // Whether graphs fit is each rank's own affair; the plan is everybody's.
+  if (group_) {
+    const bool leave_graphs = config_.graph != "on" && graphs_.active();
+    peak = group_->largest({leave_graphs ? without : peak}).at(0);
+    if (leave_graphs && graphs_.peak_bytes() > config_.memory_limit) {
+      graphs_.give_up_memory("it does not fit into the budget");
+    }
+  }
   const int64_t over = peak - config_.memory_limit;
   if (over <= 0 || over_for_good_) return;
-  if (without <= config_.memory_limit && config_.graph != "on") {
+  if (!group_ && without <= config_.memory_limit && config_.graph != "on") {
     graphs_.give_up_memory(
         fmt::format("update {} took {} with it, the budget is {}", state_.step,
                     format_bytes(peak), format_bytes(config_.memory_limit)));
@@ -116,8 +155,14 @@ void Session::keep_within_budget() {
   }
   const int64_t batch = config_.batch;
   graphs_.clear();  // their memory is not the plan's
-  rescue_.run("planning",
-              [&] { measuring([&] { over_for_good_ = !tighten(over); }); });
+  const auto again = [&] {
+    measuring([&] { over_for_good_ = !tighten(over); });
+  };
+  if (group_) {
+    again();
+  } else {
+    rescue_.run("planning", again);
+  }
   if (config_.batch != batch) open_loader();
   warn(fmt::format("update {} took {}, the budget is {}; {}", state_.step,
                    format_bytes(peak), format_bytes(config_.memory_limit),

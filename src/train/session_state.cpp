@@ -14,8 +14,6 @@
 namespace reprise::train_detail {
 namespace {
 
-constexpr double kSaveEveryS = 600;
-
 void append(NamedTensors& list, const std::string& prefix,
             const NamedTensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
@@ -56,13 +54,13 @@ void copy_into(const torch::OrderedDict<std::string, torch::Tensor>& into,
 
 }  // namespace
 
-NamedTensors Session::tensors_to_save() const {
+NamedTensors Session::tensors_to_save() {
   NamedTensors list;
   append(list, "parameter.", parameters_);
   for (const auto& item : model_.root->named_buffers()) {
     list.emplace_back("buffer." + item.key(), item.value());
   }
-  append(list, "optimizer.", optimizer_->state());
+  append(list, "optimizer.", optimizer_state());
   if (state_.micro > 0) {
     for (const auto& [name, parameter] : parameters_) {
       if (parameter.grad().defined()) {
@@ -80,9 +78,23 @@ NamedTensors Session::tensors_to_save() const {
 }
 
 std::optional<RunDirectory::Saved> Session::newest() {
-  TORCH_INTERNAL_ASSERT(run_.directory != nullptr);
-  return run_.directory->newest(
-      [this](const std::string& text) { warn("passed over: " + text); });
+  const auto warned = [this](const std::string& text) {
+    warn("passed over: " + text);
+  };
+  if (!group_) {
+    TORCH_INTERNAL_ASSERT(run_.directory != nullptr);
+    return run_.directory->newest(warned);
+  }
+  // Only the first rank need see the directory.
+  std::optional<RunDirectory::Saved> saved;
+  if (run_.directory != nullptr) saved = run_.directory->newest(warned);
+  const std::string state =
+      group_->from_first(saved ? to_text(saved->state) : "");
+  if (state.empty()) return std::nullopt;
+  if (!first_rank()) saved.emplace();
+  saved->state = run_state_from_text(state);
+  group_->send_from_first(saved->tensors);
+  return saved;
 }
 
 void Session::load(const RunDirectory::Saved& saved) {
@@ -96,13 +108,14 @@ void Session::load(const RunDirectory::Saved& saved) {
   for (auto& [name, tensor] : kept_by_optimizer) {
     if (tensor.dim() > 0) tensor = tensor.to(device_);
   }
-  optimizer_->load(kept_by_optimizer);
+  load_optimizer(std::move(kept_by_optimizer));
   scaler_.load(state_.scaler);
   std::map<std::string, torch::Tensor> gradients;
   for (auto& [name, tensor] : take(saved.tensors, "gradient.")) {
     gradients[name] = tensor;
   }
-  if (state_.micro > 0) {
+  // A window begun by one process: what it had done is the first rank's.
+  if (state_.micro > 0 && first_rank()) {
     for (auto& [name, parameter] : parameters_) {
       const auto found = gradients.find(name);
       if (found != gradients.end()) {
@@ -113,7 +126,7 @@ void Session::load(const RunDirectory::Saved& saved) {
       if (name == "loss") step_.set_loss(tensor);
       if (name == "samples") window_samples_ = tensor.item<int64_t>();
     }
-    accumulator_.resume(state_.total_count, state_.done_count);
+    if (!group_) accumulator_.resume(state_.total_count, state_.done_count);
   }
   std::vector<torch::Tensor> rng;
   for (const auto& [name, tensor] : take(saved.tensors, "rng.")) {
@@ -128,16 +141,22 @@ void Session::load(const RunDirectory::Saved& saved) {
 }
 
 bool Session::save() {
-  if (run_.directory == nullptr) return true;
+  if (!saves_) return true;
+  // All take part where each has a share of the state.
+  NamedTensors shared_state;
+  const bool together = group_ && !config_.shard.empty();
+  if (together) shared_state = tensors_to_save();
+  if (!first_rank()) return true;
   tell_training(false);
   const auto start = Clock::now();
   try {
-    rescue_.run("saving", [this] {
+    rescue_.run("saving", [&] {
       metrics_->flush();
       state_.metrics_bytes = metrics_->synced_bytes();
       wait_for_device();
       state_.train_s = before_s_ + seconds();
-      run_.directory->save(state_, tensors_to_save(), config_.keep);
+      run_.directory->save(state_, together ? shared_state : tensors_to_save(),
+                           config_.keep);
     });
     save_failed_ = false;
     if (run_.listener != nullptr) {
@@ -165,7 +184,7 @@ void Session::save_if_due() {
       std::chrono::duration<double>(Clock::now() - last_save_).count();
   const bool due = config_.save_every > 0
                        ? state_.step % config_.save_every == 0
-                       : since > kSaveEveryS;
+                       : (group_ ? save_agreed_ : since > kSaveEveryS);
   if (due && !at_end()) save();
 }
 
@@ -179,7 +198,7 @@ TrainResult Session::finish() {
   state_.finished = !stopped_;
   show(true);
   save();
-  if (!stopped_ && !run_.export_path.empty()) {
+  if (!stopped_ && !run_.export_path.empty() && first_rank()) {
     rescue_.run("exporting",
                 [this] { export_weights(model_, run_.export_path); });
   }
@@ -195,6 +214,16 @@ TrainResult Session::finish() {
   s.micro_batch = config_.batch;
   s.accumulate = config_.accumulate;
   s.global_batch = config_.global_batch;
+  s.ranks = config_.ranks;
+  if (group_) {
+    const auto& reduced = reducer_->counters();
+    s.backend = group_->backend();
+    s.reduce_calls = reduced.calls;
+    s.reduce_bytes = reduced.bytes;
+    s.reduce_windows = reduced.windows;
+    s.reduce_s = reduced.busy_s;
+    s.reduce_wait_s = reduced.exposed_s;
+  }
   s.steps = state_.step;
   s.skipped = state_.scaler.skipped;
   s.time_s = before_s_ + trained;
@@ -211,8 +240,7 @@ TrainResult Session::finish() {
   s.rss_peak_bytes = process_memory().rss_peak;
   s.limit_bytes = config_.memory_limit;
   if (decision_) {
-    s.predicted = {decision_->predicted_peak_bytes,
-                   decision_->predicted_step_ms};
+    s.predicted = {predicted_peak_bytes(), decision_->predicted_step_ms};
   }
   s.replans = replans_;
   s.graph = graphs_.state();

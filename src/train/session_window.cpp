@@ -10,12 +10,21 @@
 namespace reprise::train_detail {
 
 bool Session::train_window() {
+  if (stop_agreed_) return false;
   const std::string what = fmt::format("update {}", state_.step + 1);
   rescue_.run(what, [this] { window_start_.remember(state_, samples_here_); });
-  if (planner_) window_meter_.restart();
+  if (planned()) window_meter_.restart();
   graph_peak_bytes_ = std::max(graph_peak_bytes_, graphs_.peak_bytes());
   graphs_.restart_peak();
   bool whole = false;
+  if (group_) {
+    train_window_together();
+    ++windows_;
+    note_speed();
+    keep_within_budget();
+    show(false);
+    return true;
+  }
   try {
     rescue_.run(
         what, [&] { whole = try_window(); },
@@ -59,31 +68,50 @@ bool Session::try_window() {
   std::optional<Execution> metered;
   if (looking_) {
     profile_.emplace(device_, ledger_, kept_);
-    metered.emplace(
-        model_.chain, schedule_,
-        ExecutionOptions{
-            .meter = &kept_, .observer = &*profile_, .separate_graphs = true});
+    ExecutionOptions options{
+        .meter = &kept_, .observer = &*profile_, .separate_graphs = true};
+    if (group_) {
+      options.final_from = [this](int stage) {
+        if (reducing_) reducer_->final_from(stage);
+      };
+    }
+    metered.emplace(model_.chain, schedule_, std::move(options));
   }
   WindowProfile* profile = looking_ ? &*profile_ : nullptr;
 
-  if (state_.micro == 0) {
-    while (loader_->batches_left() == 0) loader_->next();  // an epoch's end
-    const int64_t batches =
-        std::min(config_.accumulate, loader_->batches_left());
-    state_.total_count = static_cast<double>(loader_->count_ahead(batches));
-    accumulator_.begin(state_.total_count);
-    step_.clear_loss();
-    window_samples_ = 0;
-  }
-  accumulator_.keep_gradients(graphs_.active());
+  begin_window();
   while (!accumulator_.complete()) {
-    if (told_to_stop()) return false;
+    if (!group_ && told_to_stop()) return false;
     train_micro_batch(metered ? *metered : execution_, profile);
   }
+  while (norms_ && steps_left_ > 0) accompany();
+  if (group_) return true;  // the update is for all to agree on
   const bool updated = update(profile);
   if (looking_ && !updated) profile_.reset();  // look again, at a whole one
   looking_ = false;
   return true;
+}
+
+void Session::begin_window() {
+  accumulator_.keep_gradients(graphs_.active());
+  if (state_.micro > 0 && !group_) return;  // goes on
+  while (loader_->epoch_ends()) loader_->next();
+  const Loader::Window window = loader_->window_ahead();
+  if (state_.micro == 0) {
+    state_.total_count = static_cast<double>(window.total_count);
+    step_.clear_loss();
+    window_samples_ = 0;
+  }
+  accumulator_.begin_share(
+      state_.total_count,
+      group_ ? static_cast<double>(window.count) : state_.total_count);
+  if (group_) {
+    window_rest_ = window.samples;
+    window_samples_ += window.samples;
+    steps_left_ = steps_of(window);
+    reducer_->keep_gradients(graphs_.active());
+    start_random_numbers();
+  }
 }
 
 void Session::drop_window() {
@@ -119,6 +147,7 @@ void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
   batch_ = std::move(*batch);
   move_to(batch_, device_);
   prepare(batch_, prepare_);
+  if (group_) group_->step();
   const double weight =
       accumulator_.weigh(static_cast<double>(batch_.count)) * scaler_.scale();
   step_.set_weight(weight);
@@ -129,8 +158,16 @@ void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
   if (!with_graph || !graphs_.run(inputs, [this](const Tensors& batch) {
         step_.run(execution_, batch);
       })) {
-    step_.run(execution, inputs, profile);
+    // What the last one leaves is final: it goes on its way during the backward.
+    --steps_left_;
+    reducing_ =
+        group_ && accumulator_.complete() && (!norms_ || steps_left_ == 0);
+    std::optional<SharedNormScope> shared;
+    if (norms_) shared.emplace(norms_);
+    step_.run(execution, inputs, profile, /*final_on_the_way=*/reducing_);
+    reducing_ = false;
   }
+  if (group_) return;  // a window counts as a whole
   window_samples_ += batch_.samples;
   state_.samples += batch_.samples;
   samples_here_ += batch_.samples;
@@ -143,13 +180,15 @@ bool Session::update(WindowProfile* profile) {
   if (profile != nullptr) profile->begin("update");
   const double rate = rate_at(rate_, state_.step);
   torch::Tensor norm;
-  const bool finite = scaler_.unscale(parameter_list_);
-  if (finite && config_.clip > 0) norm = accumulator_.clip(config_.clip);
+  const bool finite = ready_gradients(norm);
   // Before the update: after it nothing may fail.
-  const torch::Tensor loss = step_.loss() / state_.total_count;
+  torch::Tensor loss;
+  within_update([&] {
+    loss = (group_ ? window_loss_ : step_.loss()) / state_.total_count;
+  });
   if (copies_) copies_->expire();
   accumulator_.update([&] {
-    if (finite) optimizer_->step(rate);
+    if (finite) step_optimizer(rate);
   });
   scaler_.update();
   if (profile != nullptr) profile->end();

@@ -114,7 +114,11 @@ StepGraphs::StepGraphs(Options options)
               "[--graph] on needs a CUDA device, got ", options_.device,
               "; auto uses graphs where they can be");
   if (options_.mode == "off") return;
-  if (instead()) {
+  TORCH_CHECK(options_.mode != "on" || options_.refusal.empty(),
+              "[--graph] on: ", options_.refusal);
+  if (!options_.refusal.empty()) {
+    if (instead() || options_.device.is_cuda()) reason_ = options_.refusal;
+  } else if (instead()) {
     active_ = true;
   } else if (options_.device.is_cuda()) {
     reason_ = compat::cuda_graph_refusal();

@@ -51,6 +51,7 @@ class StepGraphs {
   struct Options {
     torch::Device device;
     std::string mode = "auto";  ///< auto, on, off
+    std::string refusal{};      ///< why none can be made; empty: they can
     /// Whose values and gradients, and `buffers` whose values, a step uses.
     std::vector<torch::Tensor> parameters{};
     std::vector<torch::Tensor> buffers{};

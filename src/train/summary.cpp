@@ -29,6 +29,13 @@ void for_each_field(Summary& s, Visit&& visit) {
   visit("micro_batch", s.micro_batch);
   visit("accumulate", s.accumulate);
   visit("global_batch", s.global_batch);
+  visit("ranks", s.ranks);
+  visit("backend", s.backend);
+  visit("reduce_calls", s.reduce_calls);
+  visit("reduce_bytes", s.reduce_bytes);
+  visit("reduce_windows", s.reduce_windows);
+  visit("reduce_s", s.reduce_s);
+  visit("reduce_wait_s", s.reduce_wait_s);
   visit("steps", s.steps);
   visit("skipped", s.skipped);
   visit("time_s", s.time_s);
@@ -77,9 +84,10 @@ std::string duration(double seconds) {
 }
 
 std::string line_of_run(const TrainSummary& s) {
-  return fmt::format("{}, {} × {} on {}, {}, {}, recompute {}", s.model,
-                     s.micro_batch, s.accumulate, s.device, s.precision,
-                     s.optimizer, s.recompute);
+  return fmt::format("{}, {} × {}{} on {}, {}, {}, recompute {}", s.model,
+                     s.micro_batch, s.accumulate,
+                     s.ranks > 1 ? fmt::format(" × {} ranks", s.ranks) : "",
+                     s.device, s.precision, s.optimizer, s.recompute);
 }
 
 std::string compare_row(std::string_view name, const std::string& before,
@@ -174,6 +182,16 @@ std::string to_table(const TrainSummary& s) {
     text += row("Waited for data",
                 fmt::format("{:.2f} s, {:.1f} %", s.wait_s,
                             100 * s.wait_s / std::max(s.time_s, 1e-9)));
+  }
+  if (s.reduce_calls > 0) {
+    text += row("Gradients reduced",
+                fmt::format("{} in {} calls", format_bytes(s.reduce_bytes),
+                            s.reduce_calls));
+  }
+  if (s.reduce_s > 0) {
+    text +=
+        row("  behind the backward",
+            fmt::format("{:.0f} %", 100 * (1 - s.reduce_wait_s / s.reduce_s)));
   }
   if (s.loss) text += row("Loss", fmt::format("{:.4f}", *s.loss));
   if (s.eval_loss)

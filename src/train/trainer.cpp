@@ -8,9 +8,10 @@ namespace reprise {
 
 Training::Training(const TrainConfig& config,
                    std::unique_ptr<BudgetPlanner> planner,
-                   const PlanningOptions& planning)
+                   const PlanningOptions& planning,
+                   std::shared_ptr<RankGroup> ranks)
     : session_(std::make_unique<train_detail::Session>(
-          config, std::move(planner), planning)) {}
+          config, std::move(planner), planning, std::move(ranks))) {}
 
 Training::~Training() = default;
 

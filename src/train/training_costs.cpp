@@ -207,15 +207,18 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
   for (int i = 0; i < parts_.model.chain.size(); ++i) {
     variants += parts_.model.chain[i].variants().size();
   }
+  const std::string sharded =
+      (c.shard.empty() ? "" : fmt::format(" 1/{}", c.ranks)) +
+      (c.sync_norm && c.ranks > 1 ? " sync-norm" : "");
   return fmt::format(
       "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
       "image {} "
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {}{} | {} threads {} | copies {} {}{}{} | LibTorch {}",
+      "{} momentum {}{}{} | {} threads {} | copies {} {}{}{} | LibTorch {}",
       kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
       m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
       precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
-      o.momentum, c.quantize_embeddings ? " quantized embeddings" : "",
+      o.momentum, c.quantize_embeddings ? " quantized embeddings" : "", sharded,
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
       at::get_num_threads(), c.weight_copies, c.layout, c.tf32 ? " tf32" : "",
@@ -293,6 +296,9 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   optimizer->step(0);
   for (const auto& tensor : optimizer->held()) {
     profile.fixed.optimizer += bytes_on(tensor, parts_.device);
+  }
+  if (!parts_.config.shard.empty()) {
+    profile.fixed.optimizer /= parts_.config.ranks;
   }
   const MemoryMeter meter(parts_.device);
   profile.update_ms = time_of(parts_.device, options_.memory_only ? 1 : 3,
@@ -409,8 +415,9 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
   Batch batch;
   std::vector<torch::Tensor> parameters = parts_.model.root->parameters();
   std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
-  MicroStep micro(parts_.device, autocast_of(profile.precision, parts_.device),
-                  parameters);
+  MicroStep micro(
+      parts_.device, autocast_of(profile.precision, parts_.device),
+      parts_.device.is_cuda() ? parameters : std::vector<torch::Tensor>{});
   micro.set_weight(1e-6);
   if (accumulate) {
     for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);

@@ -275,5 +275,38 @@ TEST(Accumulator, WrongUseSaysSo) {
   expect("expected parameters, got none", [] { Accumulator none({}); });
 }
 
+TEST(Accumulator, SharesOfAWindowAddUpToIt) {
+  torch::Tensor p =
+      torch::tensor({2.0, -1.0}, on_device()).requires_grad_(true);
+  const auto samples = torch::randn({9, 2}, on_device());
+  (samples * p).tanh().sum().div(9).backward();
+  const auto expected = p.grad().clone();
+  torch::Tensor sum = torch::zeros_like(expected);
+  // Three ranks with 5, 4 and none of the samples.
+  for (const auto& [begin, end] : {std::pair{0, 5}, {5, 9}, {9, 9}}) {
+    p.mutable_grad().reset();
+    Accumulator accumulator({p});
+    accumulator.begin_share(9, end - begin);
+    EXPECT_EQ(accumulator.complete(), begin == end);
+    for (int i = begin; i < end; ++i) {
+      accumulator.backward((samples[i] * p).tanh().sum(), 1);
+    }
+    EXPECT_TRUE(accumulator.complete());
+    if (p.grad().defined()) sum += p.grad();
+    if (begin == 0) {
+      EXPECT_NE(error_of([&] {
+                  accumulator.weigh(1);
+                }).find("add up to the window's 5, got 6"),
+                std::string::npos);
+    }
+  }
+  EXPECT_LT(relative_error(expected, sum), 1e-6);
+  Accumulator accumulator({p});
+  EXPECT_NE(error_of([&] {
+              accumulator.begin_share(4, 5);
+            }).find("between 0 and 4, got 5"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace reprise

@@ -342,4 +342,91 @@ TEST(Loader, RefusesWhatMakesNoSense) {
             std::string::npos);
 }
 
+TEST(Loader, DividesWindowsWithoutOverlapInOneOrder) {
+  const auto data = std::make_shared<Numbers>(23);
+  const auto order_of = [&](LoaderOptions options) {
+    std::vector<int64_t> order;
+    Loader loader(data, options);
+    while (auto batch = loader.next()) {
+      for (const int64_t n : numbers_of(*batch)) order.push_back(n);
+    }
+    return order;
+  };
+  const auto alone = order_of({.batch = 10, .window = 10, .workers = 0});
+  for (const int shares : {1, 2, 3, 4}) {
+    std::vector<std::unique_ptr<Loader>> loaders;
+    for (int share = 0; share < shares; ++share) {
+      loaders.push_back(
+          std::make_unique<Loader>(data, LoaderOptions{.batch = 2,
+                                                       .window = 10,
+                                                       .share = share,
+                                                       .shares = shares,
+                                                       .workers = share}));
+    }
+    std::vector<int64_t> together;
+    int64_t windows = 0;
+    while (!loaders[0]->epoch_ends()) {
+      int64_t count = 0, total = 0, samples = 0;
+      for (auto& loader : loaders) {
+        EXPECT_EQ(loader->position().sample, 10 * windows);
+        const auto window = loader->window_ahead();
+        EXPECT_EQ(window.samples, std::min<int64_t>(10, 23 - 10 * windows));
+        int64_t own = 0;
+        for (int64_t i = 0; i < window.batches; ++i) {
+          const auto batch = loader->next();
+          own += batch->count;
+          samples += batch->samples;
+          for (const int64_t n : numbers_of(*batch)) together.push_back(n);
+        }
+        EXPECT_EQ(own, window.count);
+        count += window.count;
+        total = window.total_count;
+        loader->pass_window();
+      }
+      EXPECT_EQ(count, total);
+      EXPECT_EQ(samples, std::min<int64_t>(10, 23 - 10 * windows));
+      ++windows;
+    }
+    EXPECT_EQ(windows, 3);
+    EXPECT_EQ(together, alone) << shares;
+    for (auto& loader : loaders) {
+      EXPECT_TRUE(loader->epoch_ends());
+      EXPECT_FALSE(loader->next());
+      EXPECT_EQ(loader->position(), (LoaderPosition{1, 0}));
+    }
+  }
+}
+
+TEST(Loader, DividesWhatIsLeftOfAWindow) {
+  const auto data = std::make_shared<Numbers>(20);
+  std::vector<int64_t> found;
+  for (int share = 0; share < 2; ++share) {
+    Loader loader(data,
+                  {.batch = 8,
+                   .window = 10,
+                   .share = share,
+                   .shares = 2,
+                   .shuffle = false,
+                   .workers = 0},
+                  {0, 5});
+    const auto window = loader.window_ahead();
+    EXPECT_EQ(window.samples, 5);
+    EXPECT_EQ(window.batches, 1);
+    for (const int64_t n : numbers_of(*loader.next())) found.push_back(n);
+  }
+  EXPECT_EQ(found, (std::vector<int64_t>{5, 6, 7, 8, 9}));
+}
+
+TEST(Loader, RefusesMoreSharesThanSamples) {
+  const auto data = std::make_shared<Numbers>(20);
+  const auto make = [&](int64_t window, int share, int shares) {
+    return error_of([&] {
+      Loader loader(data, {.window = window, .share = share, .shares = shares});
+    });
+  };
+  EXPECT_NE(make(3, 0, 4).find("for each of 4 shares"), std::string::npos);
+  EXPECT_NE(make(0, 0, 2).find("for each of 2 shares"), std::string::npos);
+  EXPECT_NE(make(10, 2, 2).find("a share below 2, got 2"), std::string::npos);
+}
+
 }  // namespace

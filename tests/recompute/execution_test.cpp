@@ -296,5 +296,72 @@ TEST(Execution, AutocastInTheForwardIsThereInTheRecomputation) {
                                                    torch::kBFloat16}));
 }
 
+TEST(Execution, TellsWhichGradientsAreFinal) {
+  // Stages 0 and 3 share a parameter; each has one of its own besides.
+  const auto shared = torch::full({4}, 0.5, on_device()).requires_grad_(true);
+  struct Own : torch::nn::Module {
+    explicit Own(torch::Tensor also) {
+      weight = register_parameter("weight", torch::ones({4}, on_device()));
+      if (also.defined()) register_parameter("shared", also);
+    }
+    torch::Tensor weight;
+  };
+  std::vector<Stage> stages;
+  std::vector<std::shared_ptr<Own>> owns;
+  for (int i = 0; i < 5; ++i) {
+    const bool uses = i == 0 || i == 3;
+    auto own = std::make_shared<Own>(uses ? shared : torch::Tensor());
+    owns.push_back(own);
+    stages.push_back(make_stage(std::to_string(i),
+                                [own, uses, shared](const torch::Tensor& x) {
+                                  const auto y = torch::tanh(x * own->weight);
+                                  return uses ? y * shared : y;
+                                },
+                                {own}));
+  }
+  const Chain chain(stages);
+  const auto x = torch::linspace(0.1, 1, 4, on_device());
+  const auto all = [&] {
+    Tensors list{shared};
+    for (const auto& own : owns) list.push_back(own->weight);
+    return list;
+  };
+  for (const char* strategy : {"none", "all", "every:2"}) {
+    const Schedule schedule = make_schedule(strategy, 5);
+    Execution plain(chain, schedule);
+    // Two micro-batches, so that the second adds to what is there.
+    for (int micro = 0; micro < 2; ++micro) {
+      plain.backward({torch::ones_like(plain.forward({x})[0])});
+    }
+    const auto expected = take_gradients(all());
+
+    std::vector<int> told;
+    bool last = false;
+    const auto check = [&](int stage) {
+      if (!last) return;
+      told.push_back(stage);
+      for (int i = stage; i < 5; ++i) {
+        const auto& gradient = owns[static_cast<size_t>(i)]->weight.grad();
+        EXPECT_TRUE(gradient.defined() &&
+                    same(gradient, expected[static_cast<size_t>(i) + 1]))
+            << strategy << ": stage " << i << " at " << stage;
+      }
+      if (stage == 0) {
+        EXPECT_TRUE(same(shared.grad(), expected[0]));
+      }
+    };
+    Execution telling(chain, schedule, {.cuts = {2, 4}, .final_from = check});
+    for (int micro = 0; micro < 2; ++micro) {
+      last = micro == 1;
+      telling.backward({torch::ones_like(telling.forward({x})[0])});
+    }
+    take_gradients(all());
+    EXPECT_EQ(told.back(), 0);
+    EXPECT_EQ(std::count(told.begin(), told.end(), 4), 1) << strategy;
+    EXPECT_EQ(std::count(told.begin(), told.end(), 2), 1) << strategy;
+    EXPECT_TRUE(std::is_sorted(told.rbegin(), told.rend()));
+  }
+}
+
 }  // namespace
 }  // namespace reprise

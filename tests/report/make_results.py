@@ -401,6 +401,25 @@ def deep(folder, device, points, seed):
                                        if name == "none" else
                                        ("recompute", f"layer{depth - 1}")),
                                utilisation=92, with_series=False)
+    # Among several processes.
+    for ranks in (1, 2, 4):
+        for name in ("none", "sqrt"):
+            for accumulate in (1, 4):
+                parts = {"parameters": 900_000, "gradients": 900_000,
+                         "optimizer": 0, "activations": 4_000_000,
+                         "workspace": 100_000, "data": 65536}
+                found = figures("mlp", device, "sgd", name, 16, accumulate,
+                                0.9 / ranks ** 0.8 * writer.noise(0.03), parts,
+                                4_000_000 if name == "none" else 900_000,
+                                ("backward", "layer3"))
+                if ranks > 1:
+                    found |= {"ranks": ranks, "reduce_calls": 40,
+                              "reduce_bytes": 36_000_000, "reduce_s": 0.4,
+                              "reduce_wait_s": 0.1}
+                writer.run({"model": "mlp", "depth": 4, "batch": 16,
+                            "accumulate": accumulate, "ranks": ranks,
+                            "optimizer": "sgd", "recompute": name}, found,
+                           with_series=False)
     writer.close()
 
 

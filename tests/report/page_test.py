@@ -83,7 +83,7 @@ def compare_computed(page, wanted):
             for row in study[what]:
                 value, n, size = (row.pop(k) for k in ("value", "n", "size"))
                 axes = list(row.values())
-                rows[(*axes[:3], size, *axes[3:])] = (value, n)
+                rows[(*axes[:4], size, *axes[4:])] = (value, n)
             same_keys(rows, want, f"{study['study']} {what}")
             for key, (value, n) in want.items():
                 check(close(rows[key][0], value) and rows[key][1] == n,

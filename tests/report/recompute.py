@@ -42,7 +42,8 @@ def settings(run):
     """All that distinguishes a case, with what was really run."""
     figures = run["figures"] or {}
     case = dict(run["case"])
-    for name, key in (("batch", "micro_batch"), ("accumulate", "accumulate")):
+    for name, key in (("batch", "micro_batch"), ("accumulate", "accumulate"),
+                      ("ranks", "ranks")):
         if figures.get(key) is not None:
             case[name] = figures[key]
     if case.get("memory") is not None and case.get("recompute") is None:
@@ -53,6 +54,7 @@ def settings(run):
     if case.get("batch") is not None:
         case.setdefault("accumulate", 1)
         case.pop("global_batch", None)
+    case.setdefault("ranks", 1)
     return {k: v for k, v in case.items() if v is not None}
 
 
@@ -104,8 +106,10 @@ class Point:
         return self.case.get("recompute")
 
     def batches(self):
-        return "{}\u00a0×\u00a0{}".format(self.case["batch"],
-                                          self.case["accumulate"])
+        ranks = self.case["ranks"]
+        return "{}\u00a0×\u00a0{}{}".format(
+            self.case["batch"], self.case["accumulate"],
+            f"\u00a0×\u00a0{ranks}\u00a0ranks" if ranks > 1 else "")
 
 
 def points_of(runs):
@@ -268,7 +272,8 @@ def grid(points):
         for p in points:
             if getattr(p, value) is not None:
                 size = sizes[p.case["model"]]
-                key = (p.device, p.case["model"], p.case.get("optimizer"), size,
+                key = (p.device, p.case["model"], p.case.get("optimizer"),
+                       p.case["ranks"], size,
                        *(p.case.get(a) for a in (size, "recompute", "batch", *axes)))
                 groups.setdefault(key, []).append(getattr(p, value))
         out[what] = {key: (statistics.median(v), len(v))

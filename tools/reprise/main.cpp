@@ -53,6 +53,7 @@ int main(int argc, char** argv) {
       "Exit status: 0 done, 1 failed, 2 wrong usage.");
   reprise::command::Action action;
   reprise::command::add_train(app, action);
+  reprise::command::add_launch(app, action);
   reprise::command::add_plan(app, action);
   reprise::command::add_profile(app, action);
   reprise::command::add_report(app, action);

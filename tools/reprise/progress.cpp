@@ -33,10 +33,11 @@ std::string text_of(const TrainListener::Step& step) {
 
 }  // namespace
 
-Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
+Progress::Progress(std::FILE* out)
+    : out_(out), terminal_(isatty(fileno(out)) != 0) {}
 
 Progress::~Progress() {
-  if (open_) std::fputc('\n', stderr);
+  if (open_) std::fputc('\n', out_);
 }
 
 void Progress::started(const Start& start) {
@@ -51,8 +52,8 @@ void Progress::started(const Start& start) {
 
 void Progress::stepped(const Step& step) {
   if (terminal_) {
-    fmt::print(stderr, "\r\033[K{}", text_of(step));
-    std::fflush(stderr);
+    fmt::print(out_, "\r\033[K{}", text_of(step));
+    std::fflush(out_);
     open_ = true;
     return;
   }
@@ -81,9 +82,10 @@ void Progress::warned(const std::string& text) {
 }
 
 void Progress::line(const std::string& text) {
-  if (open_) std::fputs("\r\033[K", stderr);
+  if (open_) std::fputs("\r\033[K", out_);
   open_ = false;
-  fmt::print(stderr, "{}\n", text);
+  fmt::print(out_, "{}\n", text);
+  if (out_ != stderr) std::fflush(out_);
 }
 
 }  // namespace reprise::command

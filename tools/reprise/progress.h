@@ -3,15 +3,16 @@
 #include <reprise/train/trainer.h>
 
 #include <chrono>
+#include <cstdio>
 #include <string>
 
 namespace reprise::command {
 
-/// Shows a training on standard error: one line that changes on a terminal,
-/// plain lines now and then in a log.
+/// Shows a training on standard error, or in another open file: one line that
+/// changes on a terminal, plain lines now and then in a log.
 class Progress : public TrainListener {
  public:
-  Progress();
+  explicit Progress(std::FILE* out = stderr);  // not owned
   ~Progress() override;
 
   void started(const Start& start) override;
@@ -22,6 +23,7 @@ class Progress : public TrainListener {
 
  private:
   void line(const std::string& text);
+  std::FILE* out_;
   bool terminal_;
   bool open_ = false;  // a changing line stands there
   std::chrono::steady_clock::time_point last_{};

@@ -53,9 +53,16 @@ std::string device_for(const std::string& given) {
 /// The training of a run, read as the command line reads it.
 TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
   std::vector<std::string> words = command_of(run, options);
-  words.erase(words.begin(), words.begin() + 2);  // program and "train"
+  const std::string ranks = run.value("ranks");
+  if (!ranks.empty() &&
+      ranks.find_first_not_of("0123456789") != std::string::npos) {
+    throw CLI::ValidationError(
+        fmt::format("{}: expected a number of ranks", run.words()));
+  }
+  words.erase(words.begin(),
+              std::find(words.begin(), words.end(), "train") + 1);
   try {
-    return parse_train_flags(words);
+    return parse_train_flags(words, ranks.empty() ? 1 : std::stoll(ranks));
   } catch (const CLI::ParseError& error) {
     throw CLI::ValidationError(
         fmt::format("{}: {}", run.words(), error.what()));

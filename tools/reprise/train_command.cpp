@@ -5,16 +5,23 @@
 #include "train_flags.h"
 
 #include <reprise/data/file.h>
+#include <reprise/distributed/group.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/observe/observer.h>
+#include <reprise/torch/cuda.h>
 #include <reprise/torch/out_of_memory.h>
+#include <reprise/torch/version.h>
 #include <reprise/train/trainer.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -24,7 +31,8 @@ namespace {
 /// Progress, and a look at the device while it trains.
 class Watched final : public Progress {
  public:
-  explicit Watched(Observer* observer) : observer_(observer) {}
+  Watched(Observer* observer, std::FILE* out)
+      : Progress(out), observer_(observer) {}
 
   bool begun() const { return begun_; }
 
@@ -68,6 +76,60 @@ void continue_from(const TrainConfig& saved, CLI::App& app,
               "; start a new one with --out");
 }
 
+/// This process among the ranks that a launcher has started; null: alone. On CUDA
+/// each gets a device of its own, as far as there are enough.
+std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
+                                      TrainConfig& config) {
+  const auto place = place_from_environment();
+  if (!place) return nullptr;
+  if (config.device == "cuda") {
+    config.device = fmt::format(
+        "cuda:{}",
+        place->local_rank %
+            std::max(1, static_cast<int>(compat::cuda_device_count())));
+  }
+  RankGroupOptions options;
+  options.place = *place;
+  options.device = device_of(config.device);
+  options.backend = flags.backend;
+  options.timeout_s = flags.rank_timeout_s;
+  options.same = {{"reprise", REPRISE_VERSION},
+                  {"LibTorch", compat::libtorch_version()}};
+  return RankGroup::join(options);
+}
+
+/// Refuses ranks that were told something else, but for what concerns one machine.
+void require_same_config(RankGroup& group, const TrainConfig& config) {
+  std::map<std::string, std::string> values;
+  const auto fields = nlohmann::json::parse(to_json(config));
+  for (const auto& [name, value] : fields.items()) {
+    const bool local = name == "device" || name == "threads" ||
+                       name == "workers" || name == "tensorboard" ||
+                       name == "keep" || name == "weights";
+    if (!local) values["--" + name] = value.dump();
+  }
+  group.require_same(values);
+}
+
+struct CloseFile {
+  void operator()(std::FILE* file) const {
+    if (file != stderr) std::fclose(file);
+  }
+};
+using Log = std::unique_ptr<std::FILE, CloseFile>;
+
+/// Where this rank speaks: the first one to all, the others into the run directory.
+Log open_log(const RankGroup* group, const std::string& directory) {
+  if (group == nullptr || group->rank() == 0) return Log(stderr);
+  const std::string path =
+      directory.empty()
+          ? "/dev/null"
+          : fmt::format("{}/rank-{}.log", directory, group->rank());
+  std::FILE* file = std::fopen(path.c_str(), "a");
+  // A machine that does not see the directory has nothing to say elsewhere.
+  return Log(file != nullptr ? file : std::fopen("/dev/null", "a"));
+}
+
 int compare_runs(const std::vector<std::string>& paths) {
   const auto before = summary_from_json(read_text(paths.at(0)));
   const auto after = summary_from_json(read_text(paths.at(1)));
@@ -97,30 +159,46 @@ int report(const TrainFlags& flags, const TrainResult& result,
   return result.save_failed ? 1 : 0;
 }
 
-int train_with(TrainFlags& flags, CLI::App& app) {
-  if (!flags.compare.empty()) return compare_runs(flags.compare);
+int train_with(TrainFlags& flags, CLI::App& app,
+               const std::shared_ptr<RankGroup>& ranks) {
   TrainConfig& config = flags.config;
+  const std::string device = config.device;  // of this rank
+  const bool first = !ranks || ranks->rank() == 0;
+  config.ranks = ranks ? ranks->size() : 1;
   std::optional<RunDirectory> directory;
   if (!flags.resume.empty()) {
     TORCH_CHECK(flags.out.empty(),
                 "[--resume] continues in its own directory; --out is for new "
                 "runs");
-    directory.emplace(RunDirectory::open(flags.resume));
-    continue_from(directory->config(), app, config);
+    if (first) directory.emplace(RunDirectory::open(flags.resume));
+    std::string text = first ? to_json(directory->config()) : "";
+    if (ranks) text = ranks->from_first(text);
+    TrainConfig saved = config_from_json(text);
+    saved.share_among(ranks ? ranks->size() : 1);
+    continue_from(saved, app, config);
+    if (ranks) {
+      TORCH_CHECK(config.device.substr(0, 4) == device.substr(0, 4),
+                  "[--resume] the run was on ", config.device,
+                  ", the ranks are on ", device,
+                  "; name the device again with --device");
+      config.device = device;
+    }
   }
   finish_train_flags(flags, app);
+  if (ranks) require_same_config(*ranks, config);
   PlanningOptions planning;
-  planning.progress = [](const std::string& text) {
-    fmt::print(stderr, "{}\n", text);
+  planning.progress = [first](const std::string& text) {
+    if (first) fmt::print(stderr, "{}\n", text);
   };
   // Before the model is there, so that it is none of the baseline.
   std::optional<Observer> observer;
-  if (flags.observe_ms > 0) {
+  if (flags.observe_ms > 0 && first) {
     observer.emplace(config.device, ObserverOptions{flags.observe_ms});
   }
   // Whatever is wrong shows before a file is touched.
-  Training training(config, nullptr, planning);
-  if (!flags.resume.empty()) {
+  Training training(config, nullptr, planning, ranks);
+  if (!first) {
+  } else if (!flags.resume.empty()) {
     directory->set_config(config);
   } else if (flags.out != "none") {
     const std::string path =
@@ -128,18 +206,21 @@ int train_with(TrainFlags& flags, CLI::App& app) {
     directory.emplace(RunDirectory::create(path, config));
   }
 
+  std::string path = directory ? directory->path() : "";
+  if (ranks) path = ranks->from_first(path);
+  const Log log = open_log(ranks.get(), path);
   const auto stop = stop_on_signals();
   TrainResult result;
   std::optional<Observation> seen;
   {
-    Watched progress(observer ? &*observer : nullptr);
+    Watched progress(observer ? &*observer : nullptr, log.get());
     TrainRun run;
     run.directory = directory ? &*directory : nullptr;
     run.resume = !flags.resume.empty();
     run.listener = &progress;
     run.stop = stop;
     run.export_path = flags.export_path;
-    if (config.tensorboard) {
+    if (config.tensorboard && first) {
       run.tensorboard =
           (directory ? directory->path() + "/" : "") + "tensorboard";
     }
@@ -151,11 +232,35 @@ int train_with(TrainFlags& flags, CLI::App& app) {
     file.write(to_json(result.summary) + "\n");
     file.commit();
   }
-  return report(flags, result, seen, directory ? directory->path() : "");
+  if (ranks) ranks->leave();
+  if (!first) return 0;
+  return report(flags, result, seen, path);
+}
+
+/// Tells the other ranks where this one fails.
+int train_as_rank(TrainFlags& flags, CLI::App& app) {
+  if (!flags.compare.empty()) return compare_runs(flags.compare);
+  const auto ranks = join_ranks(flags, flags.config);
+  if (!ranks) return train_with(flags, app, nullptr);
+  const auto fail = [&](const std::string& what) {
+    ranks->fail(fmt::format("rank {} failed: {}", ranks->rank(), what));
+  };
+  try {
+    return train_with(flags, app, ranks);
+  } catch (const c10::Error& error) {
+    fail(error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    fail(error.what());
+    throw;
+  }
 }
 
 /// Programs that read the figures read the failure too.
 void print_failure(const std::string& what, bool out_of_memory) {
+  // Standard output is the first rank's.
+  const char* rank = std::getenv("RANK");
+  if (rank != nullptr && std::string(rank) != "0") return;
   std::cout << nlohmann::ordered_json{{"error", what},
                                       {"out_of_memory", out_of_memory}}
                    .dump(2)
@@ -163,9 +268,9 @@ void print_failure(const std::string& what, bool out_of_memory) {
 }
 
 int train_or_say_why(TrainFlags& flags, CLI::App& app) {
-  if (flags.format != "json") return train_with(flags, app);
+  if (flags.format != "json") return train_as_rank(flags, app);
   try {
-    return train_with(flags, app);
+    return train_as_rank(flags, app);
   } catch (const c10::Error& error) {
     print_failure(error.what_without_backtrace(),
                   compat::is_out_of_memory(error));

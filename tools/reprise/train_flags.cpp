@@ -37,6 +37,23 @@ CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags) {
       ->expected(0, 1)
       ->default_str("50")
       ->check(CLI::Range(1.0, 60000.0));
+  option("Ranks", "--shard", c.shard,
+         "optimizer: each rank keeps its share of the optimizer's state only");
+  option("Ranks", "--reduce", c.reduce,
+         "As what gradients travel between ranks: fp32, bf16");
+  option("Ranks", "--bucket", flags.bucket,
+         "Gradients that travel together, such as 25MiB (the default)");
+  train
+      ->add_flag("--sync-norm", c.sync_norm,
+                 "BatchNorm's mean and variance over the micro-batches of all "
+                 "ranks; runs without a CUDA graph")
+      ->group("Ranks");
+  option("Ranks", "--backend", flags.backend,
+         "gloo or nccl (default: nccl on CUDA where each rank has a device of "
+         "its own, else gloo)");
+  option("Ranks", "--rank-timeout", flags.rank_timeout_s,
+         "Seconds without a sign of life after which a rank counts as gone")
+      ->check(CLI::PositiveNumber);
   option("Saving", "--out", flags.out,
          "Run directory (default: reprise-runs/MODEL-DATE-TIME); none: save "
          "nothing");
@@ -72,13 +89,16 @@ void finish_train_flags(TrainFlags& flags, const CLI::App& train) {
     if (!planned && train.count("--recompute") == 0) config.recompute.clear();
     config.memory_limit = parse_bytes(flags.memory);
   }
+  if (!flags.bucket.empty()) config.bucket_bytes = parse_bytes(flags.bucket);
   if (config.data.empty()) config.data = default_data(config);
   config.resolve();
 }
 
-TrainConfig parse_train_flags(const std::vector<std::string>& words) {
+TrainConfig parse_train_flags(const std::vector<std::string>& words,
+                              int64_t ranks) {
   CLI::App app;
   TrainFlags flags;
+  flags.config.ranks = ranks;
   CLI::App* train = add_train_flags(app, flags);
   // CLI11 takes them from the back.
   std::vector<std::string> reversed(words.rbegin(), words.rend());
@@ -90,12 +110,13 @@ TrainConfig parse_train_flags(const std::vector<std::string>& words) {
 
 std::vector<std::string> study_keys() {
   static const std::set<std::string> others = {
-      "help",   "out",     "resume",  "export",     "tensorboard",
-      "format", "compare", "observe", "save-every", "keep"};
+      "help",        "out",    "resume",  "export",
+      "tensorboard", "format", "compare", "observe",
+      "save-every",  "keep",   "backend", "rank-timeout"};
   CLI::App app;
   TrainFlags flags;
   const CLI::App* train = add_train_flags(app, flags);
-  std::vector<std::string> keys;
+  std::vector<std::string> keys = {"ranks"};  // see launch
   for (const CLI::Option* option : train->get_options()) {
     for (const auto& name : option->get_lnames()) {
       if (others.count(name) == 0) keys.push_back(name);

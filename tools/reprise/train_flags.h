@@ -20,6 +20,9 @@ struct TrainFlags {
   std::vector<std::string> compare;
   bool no_eval = false;
   double observe_ms = 0;  ///< 0: not observed
+  std::string bucket;     ///< a size; empty: the default
+  std::string backend;    ///< of ranks; empty: by the device
+  double rank_timeout_s = 60;
 };
 
 /// Adds the subcommand with all its flags, which write into `flags`.
@@ -28,9 +31,11 @@ CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags);
 /// After parsing: makes of the flags a resolved configuration.
 void finish_train_flags(TrainFlags& flags, const CLI::App& train);
 
-/// The training that these words of a command line ask for, those after `train`.
-/// Throws CLI::ParseError and c10::Error as the command would show them.
-TrainConfig parse_train_flags(const std::vector<std::string>& words);
+/// The training that these words of a command line ask for, those after `train`, of
+/// each of `ranks` processes. Throws CLI::ParseError and c10::Error as the command
+/// would show them.
+TrainConfig parse_train_flags(const std::vector<std::string>& words,
+                              int64_t ranks = 1);
 
 /// The flags, without dashes, that a study may set: those that decide what a
 /// training does, not where it is written.

@@ -206,7 +206,8 @@ function gridRows(points, axes, value) {
   return valuesOf(points, "model").flatMap((model) => {
     const own = points.filter((p) => p.axes.model === model);
     const size = sizeAxis(own);
-    return lineRows(own, ["device", "model", "optimizer", size, "recompute", "batch", ...axes], value)
+    return lineRows(own, ["device", "model", "optimizer", "ranks", size, "recompute", "batch",
+      ...axes], value)
       .map((row) => ({ ...row, size }));
   });
 }

@@ -1,5 +1,5 @@
 // Memory, utilisation and time against batch and accumulation, without and with
-// recomputation side by side, for each device, model and optimizer.
+// recomputation side by side, for each device, model, optimizer and number of ranks.
 
 const MEMORY_KINDS = {
   peak: "peak of tensors",
@@ -23,17 +23,22 @@ function gridView(study, runs, points, rerender) {
     MEMORY_KINDS[kind])));
   node.append(el("p", { class: "choose" }, el("label", {}, "Memory shown: ", choose)));
   const models = valuesOf(points, "model");
+  const numbers = valuesOf(points, "ranks");
   for (const device of valuesOf(points, "device")) {
     for (const model of models) {
       for (const optimizer of valuesOf(points, "optimizer")) {
-        const mine = (item) => item.axes.device === device && item.axes.model === model &&
-          item.axes.optimizer === optimizer;
-        const here = points.filter(mine);
-        if (here.length === 0) continue;
-        const size = sizeAxis(points.filter((p) => p.axes.model === model));
-        node.append(el("h3", {}, `${device} · ${models.length > 1 ? `${model} · ` : ""}${optimizer}`),
-          gridPlots({ study, size, device, model, optimizer,
+        for (const ranks of numbers) {
+          const mine = (item) => item.axes.device === device && item.axes.model === model &&
+            item.axes.optimizer === optimizer && item.axes.ranks === ranks;
+          const here = points.filter(mine);
+          if (here.length === 0) continue;
+          const size = sizeAxis(points.filter((p) => p.axes.model === model));
+          const among = numbers.length > 1 ? [valueText("ranks", ranks)] : [];
+          node.append(el("h3", {},
+            [device, ...(models.length > 1 ? [model] : []), optimizer, ...among].join(" · ")),
+          gridPlots({ study, size, device, model, optimizer, among,
             points: here, runs: runs.filter(mine) }));
+        }
       }
     }
   }
@@ -41,9 +46,9 @@ function gridView(study, runs, points, rerender) {
 }
 
 function gridPlots(grid) {
-  const { study, size, device, model, optimizer, points } = grid;
-  const words = `${model}, ${optimizer}, ${device}`;
-  const name = (what) => slug(study.study, what, device, model, optimizer);
+  const { study, size, device, model, optimizer, among, points } = grid;
+  const words = [model, optimizer, ...among, device].join(", ");
+  const name = (what) => slug(study.study, what, device, model, optimizer, ...among);
   const figures = [
     plot({
       name: name("memory"),

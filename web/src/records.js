@@ -3,7 +3,7 @@
 /** Axes in the order in which people look for them. */
 const AXES = [
   "study", "device", "system", "model", "image_size", "seq", "depth", "width",
-  "norm", "data", "batch", "accumulate", "global_batch", "optimizer", "recompute",
+  "norm", "data", "batch", "accumulate", "ranks", "global_batch", "optimizer", "recompute",
   "precision", "memory",
 ];
 
@@ -51,6 +51,7 @@ function runOf(record) {
     if (axes[axis] == null && figures[axis] != null) axes[axis] = figures[axis];
   }
   if (axes.batch != null && axes.accumulate == null) axes.accumulate = 1;
+  axes.ranks = figures.ranks ?? axes.ranks ?? 1;
   // It follows from the other two, and would only be one filter more.
   if (axes.batch != null) delete axes.global_batch;
   axes.study = record.study;
@@ -195,6 +196,7 @@ function valueText(axis, value) {
   if (axis === "seq") return `${value} tokens`;
   if (axis === "depth") return `depth ${value}`;
   if (axis === "width") return `width ${value}`;
+  if (axis === "ranks") return `${value}${NO_BREAK}${value > 1 ? "ranks" : "rank"}`;
   return String(value);
 }
 
@@ -205,7 +207,9 @@ function sizeText(axes) {
 }
 
 function batchText(axes) {
-  return axes.batch == null ? "" : `${axes.batch}${NO_BREAK}×${NO_BREAK}${axes.accumulate ?? 1}`;
+  if (axes.batch == null) return "";
+  const ranks = axes.ranks > 1 ? `${NO_BREAK}×${NO_BREAK}${axes.ranks}${NO_BREAK}ranks` : "";
+  return `${axes.batch}${NO_BREAK}×${NO_BREAK}${axes.accumulate ?? 1}${ranks}`;
 }
 
 /** How the work was done, as far as it differs between `axesShown`. */

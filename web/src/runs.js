@@ -33,7 +33,7 @@ function runColumns(runs) {
   const axes = varyingAxes(runs);
   const text = (axis) => ({ title: axisName(axis), key: axis,
     value: (run) => run.axes[axis], show: (run) => valueText(axis, run.axes[axis]),
-    number: ["batch", "accumulate", "image_size", "seq", "depth", "width"].includes(axis) });
+    number: ["batch", "accumulate", "ranks", "image_size", "seq", "depth", "width"].includes(axis) });
   const figureColumn = (key, title, format) => ({ title, key, number: true,
     value: (run) => run.figures[key], show: (run) =>
       (run.figures[key] == null ? "–" : FORMATS[format](run.figures[key])) });
@@ -110,6 +110,20 @@ function copyText(text, button) {
   else byHand();
 }
 
+/** Facts of several ranks; none of one. */
+function rankRows(run) {
+  const figures = run.record.figures || {};
+  if (!(run.axes.ranks > 1)) return [];
+  return [
+    ["ranks", run.axes.ranks],
+    ["gradients reduced", figures.reduce_calls > 0 ? figures.reduce_bytes : null,
+      (v) => `${bytesText(v)} in ${figures.reduce_calls} calls`],
+    ["of that hidden behind the backward",
+      figures.reduce_s > 0 ? 1 - figures.reduce_wait_s / figures.reduce_s : null,
+      (v) => `${figures3(100 * v)}${NO_BREAK}%`],
+  ];
+}
+
 /** One run: its command, its figures, and its series where there is one. */
 function openRun(id) {
   const run = allRuns.get(id);
@@ -131,6 +145,7 @@ function openRun(id) {
     ["average utilisation", run.figures.utilisation, (v) => `${figures3(v)}${NO_BREAK}%`],
     ["samples a second", run.figures.samples_per_s, figures3],
     ["a step", run.figures.step_ms, millisecondsText], ["an epoch", run.figures.epoch_s, secondsText],
+    ...rankRows(run),
     ["device", run.axes.device], ["host", record.host], ["started", record.started],
     ["LibTorch", record.versions && record.versions.libtorch],
   ].filter(([, value]) => value != null)

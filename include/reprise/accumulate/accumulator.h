@@ -40,6 +40,10 @@ class Accumulator {
   /// first.
   void begin(double total_count);
 
+  /// The same where other ranks have the rest: all is divided by `total_count`, and
+  /// the micro-batches here add up to `own_count`, which may be 0.
+  void begin_share(double total_count, double own_count);
+
   /// Opens a window of which `done_count` is in the gradients already.
   void resume(double total_count, double done_count);
 
@@ -50,7 +54,7 @@ class Accumulator {
   /// returns what the gradient of the loss sum must be, 1 / total_count.
   double weigh(double count);
 
-  /// True once the counts add up to the window's total.
+  /// True once the counts add up to the window's total, or to this rank's own.
   bool complete() const;
   double total_count() const { return total_; }
   double done_count() const { return done_; }
@@ -79,6 +83,7 @@ class Accumulator {
 
   std::vector<torch::Tensor> parameters_;
   double total_ = 0;  // 0: no window is open
+  double own_ = 0;    // of it, here
   double done_ = 0;
   bool keep_ = false;
 };

@@ -21,6 +21,11 @@ struct LoaderOptions {
   /// a position alone tells the place in a window. A window's last batch is what
   /// is left of it: 10 as 3, 3, 3 and 1. An epoch's last window may be short.
   int64_t window = 0;
+  /// Which part of each window is handed out, of how many: windows are divided into
+  /// `shares` runs of samples as equal as they can be, the first ones a sample
+  /// larger. With others than the defaults a window is needed.
+  int share = 0;
+  int shares = 1;
   bool shuffle = true;
   uint64_t seed = 1;
   int workers = 4;   ///< threads; 0: read on the caller's thread
@@ -56,13 +61,29 @@ class Loader {
 
   /// What was handed out, not what was read ahead. A loader made with it, the
   /// same data, batch size, window and seed hands out what this one would have;
-  /// with another batch size it goes on at the same sample.
+  /// with another batch size it goes on at the same sample. With several shares it
+  /// knows whole windows only: the window's beginning until pass_window(). A loader
+  /// made with a position within a window hands out a share of what is left of it.
   LoaderPosition position() const;
 
   /// Batches left in this epoch, and what the next `batches` of them count
   /// together (samples or tokens), without waiting for them.
   int64_t batches_left() const;
   int64_t count_ahead(int64_t batches) const;
+
+  /// What is left of the window at hand; at an epoch's end, nothing.
+  struct Window {
+    int64_t batches = 0;      ///< to be handed out here
+    int64_t count = 0;        ///< of these, samples or tokens
+    int64_t total_count = 0;  ///< of all shares
+    int64_t samples = 0;      ///< of all shares
+  };
+  Window window_ahead() const;
+  /// After a window's batches, of which a share may have none: the next window is at
+  /// hand. Without shares next() does that by itself.
+  void pass_window();
+  /// Whether all of this epoch is handed out, to all shares.
+  bool epoch_ends() const;
 
   /// Seconds that `next()` has waited for workers or, without them, has read.
   double waited_s() const;

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Generator.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -31,6 +32,13 @@ struct ExecutionOptions {
   /// Gives each stage a graph and a backward call of its own, so that an
   /// observer sees what each backward does; costs time.
   bool separate_graphs = false;
+  /// Stages that begin a graph, also where the schedule lets them continue the one
+  /// before; so that `final_from` is told sooner. Results are the same.
+  std::vector<int> cuts{};
+  /// Called in a backward that accumulates, on the thread that called it, after each
+  /// graph: the `.grad` of every parameter that no stage before `stage` uses has its
+  /// final value. The last call has 0. What it throws ends the backward.
+  std::function<void(int stage)> final_from{};
 };
 
 /// Runs a chain by a schedule, once forward and once backward, without an

@@ -28,6 +28,19 @@ struct TrainConfig {
   int64_t global_batch = 0;  ///< samples a window; its last micro-batch is what
                              ///< is left: 10 as 3, 3, 3 and 1
 
+  /// Processes that share each window, each with `accumulate` micro-batches of it
+  /// at most: global_batch is batch × accumulate × ranks, or less where it cannot be
+  /// divided. See distributed/group.h.
+  int64_t ranks = 1;
+  /// What each rank keeps a share of instead of the whole: "", optimizer.
+  std::string shard;
+  std::string reduce = "fp32";  ///< as what gradients travel: fp32, bf16
+  int64_t bucket_bytes = int64_t{25}
+                         << 20;  ///< of gradients that travel together
+  /// Whether BatchNorm takes its statistics over the micro-batches that all ranks
+  /// have at hand, not over each one's own.
+  bool sync_norm = false;
+
   /// A Strategy, or "optimal": planned so that the peak stays within
   /// memory_limit. Empty: optimal where there is a limit, else none.
   std::string recompute;
@@ -75,6 +88,13 @@ struct TrainConfig {
   /// unless the micro-batch is to be planned, and checks every field that does
   /// not need the model. Throws c10::Error with the flag's name.
   void resolve();
+
+  /// Most samples of a window that one rank has.
+  int64_t share() const;
+
+  /// The same windows among another number of processes: the micro-batch stays, or
+  /// shrinks to the share.
+  void share_among(int64_t processes);
 
   /// Whether the micro-batch is still open: "optimal" with only a global batch.
   bool plans_micro_batch() const;

@@ -27,6 +27,10 @@ struct RunState {
   bool finished = false;        ///< the training has reached its end
 };
 
+/// As a state's file has it, and back. Throws where the text is no such state.
+std::string to_text(const RunState& state);
+RunState run_state_from_text(const std::string& text);
+
 /// A run on disk:
 ///
 ///     config.json                       as resolved

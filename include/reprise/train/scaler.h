@@ -44,6 +44,10 @@ class GradScaler {
   /// device to know. Once a window. Off: true at once.
   bool unscale(const std::vector<torch::Tensor>& parameters);
 
+  /// Where others have found gradients of the same window not finite, so that all
+  /// skip it. Between unscale() and update().
+  void agree(bool finite);
+
   /// After the window: adjusts the scale by what unscale() found. Throws
   /// c10::Error where no scale, however small, makes the gradients finite.
   void update();

@@ -13,6 +13,15 @@ struct TrainSummary {
   std::string model, device, precision, optimizer, recompute, data;
   int64_t parameters = 0;  ///< how many
   int64_t micro_batch = 0, accumulate = 0, global_batch = 0;
+  /// Of many processes; the figures are rank 0's, but for samples_per_s and losses,
+  /// which are everybody's.
+  int64_t ranks = 1;
+  std::string backend;         ///< gloo, nccl; empty: one process
+  int64_t reduce_calls = 0;    ///< of gradients' buckets, by this process
+  int64_t reduce_bytes = 0;    ///< in these buckets
+  int64_t reduce_windows = 0;  ///< that they belong to
+  double reduce_s = 0;         ///< during which some were under way
+  double reduce_wait_s = 0;    ///< of these, after the backward had ended
   int64_t steps = 0;    ///< updates in all, those before a resume included
   int64_t skipped = 0;  ///< updates left out for gradients that overflowed
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/distributed/group.h>
 #include <reprise/train/config.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/run_directory.h>
@@ -59,11 +60,13 @@ class TrainListener {
 };
 
 struct TrainRun {
-  RunDirectory* directory = nullptr;  ///< not owned; null: nothing is saved
+  /// Not owned; null: nothing is saved. Of several ranks, rank 0's alone.
+  RunDirectory* directory = nullptr;
   /// Continue from the directory's newest state.
   bool resume = false;
   TrainListener* listener = nullptr;  ///< not owned
-  /// Asked before each micro-batch: true means save what there is and return.
+  /// Asked before each micro-batch: true means save what there is and return. With
+  /// several ranks asked before each window, and one that says true stops all.
   std::function<bool()> stop{};
   std::string export_path;  ///< weights at the end, as safetensors
   std::string tensorboard;  ///< directory for event files; empty: none
@@ -100,9 +103,13 @@ class Training {
   /// this model; a continued run should be given the configuration of its
   /// directory, which has the micro-batch that was decided. `planning.progress` is
   /// told what is being measured meanwhile.
+  ///
+  /// With `ranks`, all of its processes make the same training and run it together;
+  /// `config.ranks` is their number. Rank 0 plans, saves, and loads what is resumed.
   explicit Training(const TrainConfig& config,
                     std::unique_ptr<BudgetPlanner> planner = nullptr,
-                    const PlanningOptions& planning = {});
+                    const PlanningOptions& planning = {},
+                    std::shared_ptr<RankGroup> ranks = nullptr);
   ~Training();
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;

@@ -1,0 +1,53 @@
+#include <reprise/distributed/norm_sync.h>
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace reprise {
+
+NormSync::NormSync(std::shared_ptr<RankGroup> group, int64_t most_channels)
+    : group_(std::move(group)),
+      row_(torch::zeros({2 * most_channels + 2}, torch::kDouble)),
+      table_(torch::zeros({group_->size(), row_.numel()}, torch::kDouble)) {}
+
+torch::Tensor NormSync::gather(const torch::Tensor& own) {
+  TORCH_CHECK(open_,
+              "[NormSync] expected an open window; open() it before its first "
+              "micro-batch");
+  TORCH_CHECK(own.numel() < row_.numel(), "[NormSync] expected at most ",
+              row_.numel() - 1, " values, got ", own.numel());
+  row_.narrow(0, 1, own.numel()).copy_(own);
+  return exchange(false).narrow(1, 1, own.numel()).clone();
+}
+
+torch::Tensor NormSync::exchange(bool failed) {
+  row_[0] = failed ? 1.0 : 0.0;
+  group_->gather(row_, table_);
+  ++calls_;
+  const double* flags = table_.data_ptr<double>();
+  for (int rank = 0; rank < group_->size() && !failed; ++rank) {
+    if (flags[rank * row_.numel()] == 0) continue;
+    open_ = false;
+    failed_elsewhere_ = true;
+    TORCH_CHECK(false, "[NormSync] rank ", rank, " could not go on");
+  }
+  return table_;
+}
+
+void NormSync::open() {
+  open_ = true;
+  failed_elsewhere_ = false;
+}
+
+void NormSync::close() {
+  exchange(false);
+  open_ = false;
+}
+
+void NormSync::fail() {
+  if (!std::exchange(open_, false)) return;
+  exchange(true);
+}
+
+}  // namespace reprise

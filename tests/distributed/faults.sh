@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Kills, stops and breaks ranks at random moments of a training; see faults_test.cpp.
+#
+#   tests/distributed/faults.sh [--times N] [--seed N] [--tests build/release/tests/reprise_tests]
+#
+# Prints a line for each kind of fault: how often, and how long until all were gone.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+times=30
+seed=1
+tests=
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --times) times=$2 ;;
+    --seed) seed=$2 ;;
+    --tests) tests=$2 ;;
+    *)
+      echo "faults.sh: expected --times, --seed or --tests, got $1" >&2
+      exit 2
+      ;;
+  esac
+  shift 2
+done
+[ -n "$tests" ] || tests=$(find "$root/build/release" -name reprise_tests -type f | head -1)
+[ -x "$tests" ] || {
+  echo "faults.sh: no reprise_tests in build/release; run ./test first, or name it with --tests" >&2
+  exit 2
+}
+REPRISE_FAULTS=$times REPRISE_FAULTS_SEED=$seed OMP_WAIT_POLICY=passive \
+  exec "$tests" --gtest_filter='Faults.*'

@@ -1,0 +1,198 @@
+#include "ranks.h"
+#include "temporary.h"
+
+namespace reprise::testing {
+namespace {
+
+TEST(Group, AddsUpAndSendsOn) {
+  expect_all_well(in_ranks({.ranks = 3}, [] {
+    const auto group = RankGroup::join(group_options());
+    const int r = group->rank();
+    ASSERT_EQ(group->size(), 3);
+    EXPECT_EQ(group->largest({r, -r, 7}), (std::vector<int64_t>{2, 0, 7}));
+    EXPECT_EQ(group->total({0.5 * r, 1}), (std::vector<double>{1.5, 3}));
+    EXPECT_EQ(group->from_first(r == 0 ? "first" : "another"), "first");
+    EXPECT_EQ(group->from_first(r == 0 ? "" : "another"), "");
+
+    auto tensor = torch::arange(5, torch::kInt) * (r + 1);
+    auto wide = torch::full({2, 3}, double(r), torch::kDouble).t();
+    group->copy_from_first({tensor, wide, torch::empty({0})});
+    EXPECT_TRUE(tensor.equal(torch::arange(5, torch::kInt)));
+    EXPECT_TRUE(wide.equal(torch::zeros({3, 2}, torch::kDouble)));
+
+    RankGroup::NamedList list;
+    if (r == 0) {
+      list = {{"a", torch::ones({2, 2}, torch::kBFloat16)},
+              {"count", torch::scalar_tensor(41, torch::kLong)}};
+    }
+    group->send_from_first(list);
+    ASSERT_EQ(list.size(), 2u);
+    EXPECT_EQ(list[0].first, "a");
+    EXPECT_TRUE(list[0].second.equal(torch::ones({2, 2}, torch::kBFloat16)));
+    EXPECT_EQ(list[1].second.item<int64_t>(), 41);
+
+    auto sum = torch::full({4}, double(r + 1)).to(device());
+    auto work = group->sum(sum);
+    group->wait(work);
+    EXPECT_TRUE(sum.cpu().equal(torch::full({4}, 6.0)));
+
+    // Part r of each, by rank.
+    const auto input = (torch::arange(6) + 10 * r).to(torch::kBFloat16);
+    auto output = torch::empty_like(input);
+    work = group->all_to_all(output, input);
+    group->wait(work);
+    const auto expected = torch::tensor(
+        {2 * r, 2 * r + 1, 10 + 2 * r, 11 + 2 * r, 20 + 2 * r, 21 + 2 * r});
+    EXPECT_TRUE(output.equal(expected.to(torch::kBFloat16)));
+
+    auto all = torch::empty({3, 2});
+    work = group->all_gather(all, torch::full({2}, double(r)));
+    group->wait(work);
+    EXPECT_TRUE(all.select(1, 0).equal(torch::arange(3).to(torch::kFloat)));
+    group->leave();
+  }));
+}
+
+TEST(Group, RefusesAnotherConfigurationByName) {
+  const auto ends = in_ranks({.ranks = 3}, [] {
+    auto options = group_options();
+    options.same = {{"--model", child_rank() == 2 ? "gpt2" : "bert-base"}};
+    RankGroup::join(options);
+  });
+  for (const RankEnd& end : ends) {
+    EXPECT_EQ(end.status, 3);
+    EXPECT_NE(end.error.find("rank 2 has --model gpt2, rank 0 has bert-base"),
+              std::string::npos)
+        << end.error;
+  }
+}
+
+TEST(Group, NamesARankThatDoesNotArrive) {
+  const auto ends = in_ranks({.ranks = 2}, [] {
+    if (child_rank() == 1) return;
+    auto options = group_options();
+    options.join_timeout_s = 1;
+    RankGroup::join(options);
+  });
+  EXPECT_EQ(ends[0].status, 3);
+  EXPECT_NE(ends[0].error.find("rank 1 has not arrived within 1 s"),
+            std::string::npos)
+      << ends[0].error;
+}
+
+/// Seconds without a sign of life that these tests allow.
+constexpr double kTimeoutS = 1.5;
+
+struct Fate {
+  int rank = 0;
+  int signal = 0;
+  std::function<void(RankGroup&)> does{};
+};
+
+struct Fated {
+  std::vector<RankEnd> ends;
+  double after_s = 0;  ///< of the last one, after the signal
+};
+
+/// All ranks add up for ever; one of them meets its fate.
+Fated with_fault(int ranks, const Fate& fate) {
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = ranks};
+  how.folder = folder.path();
+  Fated fated;
+  std::chrono::steady_clock::time_point began;
+  how.meanwhile = [&](const std::vector<pid_t>& pids) {
+    if (fate.signal == 0) return;
+    for (int r = 0; r < ranks; ++r) {
+      while (access((folder / std::to_string(r)).c_str(), F_OK) != 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    }
+    const pid_t pid = pids[static_cast<size_t>(fate.rank)];
+    began = std::chrono::steady_clock::now();
+    kill(pid, fate.signal);
+    if (fate.signal != SIGSTOP) return;
+    // Once the others are gone.
+    for (const pid_t other : pids) {
+      while (other != pid && kill(other, 0) == 0 &&
+             std::chrono::steady_clock::now() - began <
+                 std::chrono::duration<double>(kTimeoutS + 5)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    }
+    kill(pid, SIGKILL);
+  };
+  fated.ends = in_ranks(how, [&] {
+    const auto group = RankGroup::join(group_options(kTimeoutS));
+    auto tensor = torch::zeros({1000});
+    for (int i = 0;; ++i) {
+      if (i == 20) {
+        std::ofstream(child_folder() + "/" + std::to_string(group->rank()));
+        if (group->rank() == fate.rank && fate.does) fate.does(*group);
+      }
+      auto work = group->sum(tensor);
+      group->wait(work);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  });
+  for (size_t r = 0; r < fated.ends.size(); ++r) {
+    if (static_cast<int>(r) == fate.rank || fate.signal == 0) continue;
+    fated.after_s = std::max(
+        fated.after_s,
+        std::chrono::duration<double>(fated.ends[r].at - began).count());
+  }
+  return fated;
+}
+
+void expect_named(const Fated& fated, int but, const std::string& text) {
+  for (int r = 0; r < static_cast<int>(fated.ends.size()); ++r) {
+    if (r == but) continue;
+    const RankEnd& end = fated.ends[static_cast<size_t>(r)];
+    EXPECT_EQ(end.status, 1) << end.error;
+    EXPECT_NE(end.error.find(text), std::string::npos)
+        << "rank " << r << ": " << end.error;
+  }
+  // The time-out, and what a busy machine adds to it.
+  EXPECT_LT(fated.after_s, kTimeoutS + 2.5);
+}
+
+TEST(Group, EndsWithOneThatIsKilled) {
+  expect_named(with_fault(3, {.rank = 1, .signal = SIGKILL}), 1,
+               "rank 1 has not answered");
+}
+
+TEST(Group, EndsWithTheFirstThatIsKilled) {
+  expect_named(with_fault(3, {.rank = 0, .signal = SIGKILL}), 0, "rank 0");
+}
+
+TEST(Group, EndsWithOneThatIsStopped) {
+  expect_named(with_fault(2, {.rank = 1, .signal = SIGSTOP}), 1,
+               "rank 1 has not answered");
+}
+
+TEST(Group, EndsWithTheFirstThatIsStopped) {
+  expect_named(with_fault(2, {.rank = 0, .signal = SIGSTOP}), 0, "rank 0");
+}
+
+TEST(Group, EndsWithOneThatFails) {
+  const auto fated = with_fault(3, {.rank = 1, .does = [](RankGroup& group) {
+                                      group.fail("rank 1 failed: no such luck");
+                                      TORCH_CHECK(false, "no such luck");
+                                    }});
+  expect_named(fated, 1, "rank 1 failed: no such luck");
+  if (child_rank() < 0) {
+    EXPECT_EQ(fated.ends[1].status, 3);
+  }
+}
+
+TEST(Group, EndsWithOneThatMakesNoStep) {
+  const auto fated =
+      with_fault(2, {.rank = 1, .does = [](RankGroup& group) {
+                       group.step();
+                       std::this_thread::sleep_for(std::chrono::seconds(30));
+                     }});
+  expect_named(fated, -1, "rank 1 has made no step for 1.5 s");
+}
+
+}  // namespace
+}  // namespace reprise::testing

@@ -1,0 +1,217 @@
+#include "ranks.h"
+
+#include <reprise/accumulate/accumulator.h>
+#include <reprise/data/loader.h>
+#include <reprise/distributed/reducer.h>
+#include <reprise/lean/weight_copies.h>
+#include <reprise/models/model.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/strategy.h>
+
+#include <map>
+#include <optional>
+
+namespace reprise::testing {
+namespace {
+
+constexpr int64_t kSamples = 24;  // windows of 11: two whole, a last one of 2
+constexpr int64_t kWindow = 11;
+
+/// Sequences in which different numbers of tokens count.
+class Sequences final : public Dataset {
+ public:
+  explicit Sequences(const Model& model) {
+    torch::manual_seed(11);
+    const auto& o = model.options;
+    images_ = model.task == Task::kImages;
+    if (images_) {
+      inputs_ =
+          torch::randn({kSamples, o.channels, o.image_size, o.image_size});
+      targets_ = torch::randint(o.classes, {kSamples}, torch::kLong);
+      return;
+    }
+    inputs_ = torch::randint(o.vocab, {kSamples, o.seq}, torch::kLong);
+    targets_ = torch::randint(o.vocab, {kSamples, o.seq}, torch::kLong);
+    for (int64_t i = 0; i < kSamples; ++i) {
+      targets_[i].slice(0, 1 + i % o.seq, o.seq).fill_(-100);
+    }
+  }
+  int64_t size() const override { return kSamples; }
+  int64_t count(int64_t i) const override {
+    return images_ ? 1 : (targets_[i] != -100).sum().item<int64_t>();
+  }
+  Batch get(const std::vector<int64_t>& indices) const override {
+    const auto list = torch::tensor(indices);
+    Batch batch;
+    batch.inputs = inputs_.index_select(0, list);
+    batch.targets = targets_.index_select(0, list);
+    batch.samples = static_cast<int64_t>(indices.size());
+    for (const int64_t i : indices) batch.count += count(i);
+    return batch;
+  }
+  std::string description() const override { return "sequences"; }
+
+ private:
+  bool images_ = false;
+  torch::Tensor inputs_, targets_;
+};
+
+Model make(const std::string& name) {
+  torch::manual_seed(3);
+  ModelOptions options;
+  options.dropout = 0;
+  if (name == "gpt2") {  // its embedding is its head too
+    options.depth = 3;
+    options.width = 16;
+    options.heads = 2;
+    options.vocab = 32;
+    options.seq = 8;
+  } else {
+    options.depth = 3;
+    options.width = 12;
+    options.image_size = 6;
+  }
+  Model model = make_model(name, options);
+  model.root->train();
+  return model;
+}
+
+/// Gradients of each window: by one process, plainly, the whole window at once.
+std::vector<std::vector<torch::Tensor>> plain_gradients(const Model& model) {
+  std::vector<std::vector<torch::Tensor>> windows;
+  const auto data = std::make_shared<Sequences>(model);
+  Loader loader(data, {.batch = kWindow, .window = kWindow, .workers = 0});
+  while (auto batch = loader.next()) {
+    Tensors x = {batch->inputs, batch->targets};
+    for (int i = 0; i < model.chain.size(); ++i) x = model.chain[i](x);
+    (x[0] / static_cast<double>(batch->count)).backward();
+    windows.push_back(take_gradients(model.root->parameters()));
+  }
+  return windows;
+}
+
+/// The same by this rank among others.
+void ranked_gradients(const Model& model, const std::string& strategy,
+                      int64_t micro, const std::shared_ptr<RankGroup>& group,
+                      std::vector<std::vector<torch::Tensor>>& windows) {
+  std::map<const void*, int> first;
+  for (int i = model.chain.size(); i-- > 0;) {
+    for (const auto& module : model.chain[i].modules()) {
+      for (const auto& p : module->parameters()) {
+        first[p.unsafeGetTensorImpl()] = i;
+      }
+    }
+  }
+  std::vector<GradientReducer::Parameter> list;
+  for (const auto& item : model.root->named_parameters()) {
+    list.push_back({item.key(), item.value(),
+                    first.at(item.value().unsafeGetTensorImpl())});
+  }
+  GradientReducer reducer(group, list, {.bucket_bytes = 1024});
+  EXPECT_GE(reducer.buckets(), 2);
+  bool last = false;
+  std::vector<int64_t> started;  // after each piece of the last backward
+  Execution execution(model.chain, make_schedule(strategy, model.chain.size()),
+                      {.cuts = reducer.cuts(), .final_from = [&](int stage) {
+                         if (!last) return;
+                         reducer.final_from(stage);
+                         started.push_back(reducer.started());
+                       }});
+  const auto data = std::make_shared<Sequences>(model);
+  Loader loader(data, {.batch = micro,
+                       .window = kWindow,
+                       .share = group->rank(),
+                       .shares = group->size(),
+                       .workers = 0});
+  Accumulator accumulator(model.root->parameters());
+  int64_t calls = 0;
+  while (!loader.epoch_ends()) {
+    const auto window = loader.window_ahead();
+    accumulator.begin_share(double(window.total_count), double(window.count));
+    for (int64_t i = 0; i < window.batches; ++i) {
+      const auto batch = loader.next();
+      const double weight = accumulator.weigh(double(batch->count));
+      last = accumulator.complete();
+      EXPECT_EQ(last, i + 1 == window.batches);
+      // Nothing travels before the last micro-batch.
+      EXPECT_EQ(reducer.counters().calls, calls);
+      started.clear();
+      const auto outputs = execution.forward({batch->inputs, batch->targets});
+      execution.backward({torch::full_like(outputs[0], weight)});
+      last = false;
+    }
+    loader.pass_window();
+    if (window.batches > 0) {
+      // Some on their way before the end, all of them at the end.
+      ASSERT_GT(started.size(), 1u);
+      EXPECT_GT(started[started.size() - 2], 0);
+      EXPECT_LT(started.front(), reducer.buckets());
+      EXPECT_EQ(started.back(), reducer.buckets());
+    }
+    reducer.finish({});
+    calls += reducer.buckets();
+    EXPECT_EQ(reducer.counters().calls, calls);
+    windows.push_back(take_gradients(model.root->parameters()));
+    accumulator.abandon();
+  }
+  int64_t bytes = 0;
+  for (const auto& p : model.root->parameters()) {
+    bytes += static_cast<int64_t>(p.nbytes());
+  }
+  EXPECT_EQ(reducer.counters().bytes,
+            bytes * static_cast<int64_t>(windows.size()));
+}
+
+void compare(const std::string& name, const std::string& strategy,
+             int64_t micro, const std::shared_ptr<RankGroup>& group,
+             bool straight = false) {
+  const Model model = make(name);
+  const auto expected = plain_gradients(model);
+  // Gradients of linear layers that the backward adds to `.grad` by itself.
+  std::optional<WeightCopies> copies;
+  if (straight) copies.emplace(model.linear_weights(), torch::kFloat);
+  int64_t by_autograd = 0;
+  model.linear_weights().back().register_hook(
+      [&](const torch::Tensor&) { ++by_autograd; });
+  std::vector<std::vector<torch::Tensor>> found;
+  ranked_gradients(model, strategy, micro, group, found);
+  EXPECT_EQ(by_autograd == 0, straight);
+  ASSERT_EQ(expected.size(), 3u);
+  ASSERT_EQ(found.size(), expected.size());
+  const auto names = model.root->named_parameters().keys();
+  for (size_t w = 0; w < expected.size(); ++w) {
+    for (size_t p = 0; p < names.size(); ++p) {
+      EXPECT_LT(relative_error(expected[w][p], found[w][p]), 1e-6)
+          << name << " " << strategy << " window " << w << " " << names[p]
+          << (straight ? ", straight" : "");
+    }
+  }
+}
+
+void compare_all() {
+  const auto group = RankGroup::join(group_options());
+  for (const char* strategy :
+       {"none", "all", "sqrt", "every:2", "checkpoints:2", "revolve:2"}) {
+    for (const char* name : {"gpt2", "mlp"}) {
+      compare(name, strategy, /*micro=*/2, group);
+    }
+    compare("gpt2", strategy, /*micro=*/2, group, /*straight=*/true);
+  }
+  group->leave();
+}
+
+TEST(RankedGradients, AreThoseOfOneProcess) {
+  expect_all_well(in_ranks({.ranks = 1}, compare_all));
+}
+
+TEST(RankedGradients, AreThoseOfOneProcessOnTwo) {
+  expect_all_well(in_ranks({.ranks = 2}, compare_all));
+}
+
+// A last window of two samples leaves two of them without any.
+TEST(RankedGradients, AreThoseOfOneProcessOnFour) {
+  expect_all_well(in_ranks({.ranks = 4}, compare_all));
+}
+
+}  // namespace
+}  // namespace reprise::testing

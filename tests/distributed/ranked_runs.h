@@ -1,0 +1,112 @@
+#pragma once
+
+#include "ranks.h"
+#include "temporary.h"
+#include "train/runs.h"
+
+#include <nlohmann/json.hpp>
+
+#include <map>
+#include <optional>
+#include <sstream>
+
+/// Small trainings by several ranks, and what they end with.
+namespace reprise::testing {
+
+/// Whose windows are uneven for two and for four, with a short last one.
+inline TrainConfig config_of(int64_t ranks) {
+  TrainConfig config = small();
+  config.model_options.dropout = 0;
+  config.random_samples = 37;
+  config.batch = config.accumulate = 0;
+  config.global_batch = 10;
+  config.batch = 2;
+  config.epochs = 0;
+  config.steps = 50;
+  config.rate.base = 0.01;
+  config.bucket_bytes = 8192;
+  config.workers = 1;
+  config.ranks = ranks;
+  config.resolve();
+  return config;
+}
+
+struct Part {
+  TrainConfig config;
+  std::string name = "run";  ///< of its directory in the folder
+  bool resume = false;
+  int stop_after = -1;    ///< windows
+  int stop_rank = 0;      ///< that is told to
+  int failing_rank = -1;  ///< in which an allocation fails
+  int64_t failing_after = 0;
+};
+
+/// Of a rank: trains in the folder's run.
+inline TrainResult train(const std::shared_ptr<RankGroup>& group,
+                         const Part& part) {
+  std::optional<RunDirectory> directory;
+  const std::string path = child_folder() + "/" + part.name;
+  if (group->rank() == 0) {
+    directory.emplace(part.resume ? RunDirectory::open(path)
+                                  : RunDirectory::create(path, part.config));
+  }
+  Training training(part.config, nullptr, {}, group);
+  TrainRun run;
+  run.directory = directory ? &*directory : nullptr;
+  run.resume = part.resume;
+  int left = part.stop_after;
+  run.stop = [&] { return group->rank() == part.stop_rank && --left == 0; };
+  std::optional<AllocationFailure> failure;
+  if (group->rank() == part.failing_rank) failure.emplace(part.failing_after);
+  const TrainResult result = training.run(run);
+  if (failure) {
+    EXPECT_TRUE(failure->happened());
+  }
+  return result;
+}
+
+inline TrainResult train(const Part& part) {
+  const auto group = RankGroup::join(group_options());
+  const TrainResult result = train(group, part);
+  group->leave();
+  return result;
+}
+
+inline Ended ended(const std::string& folder, const std::string& name = "run") {
+  const auto directory = RunDirectory::open(folder + "/" + name);
+  Ended result;
+  result.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
+  result.metrics = read_text(directory.metrics_path());
+  return result;
+}
+
+/// The tensors of the model and of the optimizer, as far apart as `most`.
+inline void expect_near(const Ended& a, const Ended& b, double most) {
+  std::map<std::string, torch::Tensor> other(b.tensors.begin(),
+                                             b.tensors.end());
+  int compared = 0;
+  for (const auto& [name, tensor] : a.tensors) {
+    if (name.starts_with("rng.")) continue;
+    ASSERT_EQ(other.count(name), 1u) << name;
+    if (!tensor.is_floating_point()) continue;
+    EXPECT_LE(relative_error(tensor, other[name]), most) << name;
+    ++compared;
+  }
+  EXPECT_GT(compared, 6);
+}
+
+inline void expect_equal(const Ended& a, const Ended& b) {
+  expect_near(a, b, 0);
+  EXPECT_EQ(a.metrics, b.metrics);
+}
+
+inline std::vector<double> losses(const std::string& metrics) {
+  std::vector<double> list;
+  std::istringstream lines(metrics);
+  for (std::string line; std::getline(lines, line);) {
+    list.push_back(nlohmann::json::parse(line).at("loss"));
+  }
+  return list;
+}
+
+}  // namespace reprise::testing

@@ -1,0 +1,333 @@
+#include "ranked_runs.h"
+
+#include <reprise/models/model.h>
+#include <reprise/recompute/strategy.h>
+
+namespace reprise::testing {
+namespace {
+
+TEST(RankedTraining, HasTheLossesOfOneProcess) {
+  const Ended alone = child_rank() < 0 ? run(config_of(1)) : Ended{};
+  for (const int ranks : {2, 4}) {
+    const TemporaryDirectory folder;
+    InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
+    how.folder = folder.path();
+    const auto ends = in_ranks(how, [&] {
+      const auto result = train({.config = config_of(ranks)});
+      EXPECT_EQ(result.summary.ranks, ranks);
+      EXPECT_EQ(result.summary.steps, 50);
+      EXPECT_EQ(result.summary.reduce_windows, 50);
+      EXPECT_GT(result.summary.reduce_calls, 50);
+      EXPECT_EQ(result.summary.reduce_calls % 50, 0);
+      EXPECT_EQ(result.summary.reduce_bytes,
+                50 * 4 * result.summary.parameters);
+    });
+    if (child_rank() >= 0) continue;
+    expect_all_well(ends);
+    const Ended together = ended(folder.path());
+    expect_near(alone, together, 1e-4);
+    const auto expected = losses(alone.metrics);
+    const auto found = losses(together.metrics);
+    ASSERT_EQ(expected.size(), 50u);
+    ASSERT_EQ(found.size(), 50u);
+    for (size_t i = 0; i < 50; ++i) {
+      EXPECT_NEAR(found[i], expected[i], 1e-7 + 1e-5 * expected[i]);
+    }
+  }
+}
+
+// Gradients that the backward adds straight to `.grad`, and copies of the weights
+// that an update by others' parts makes old.
+TEST(RankedTraining, HasWeightCopies) {
+  const auto config_with = [](const std::string& copies, int64_t ranks) {
+    TrainConfig config = config_of(ranks);
+    config.model = "gpt2";
+    config.model_options.depth = 2;
+    config.model_options.heads = 2;
+    config.model_options.vocab = 24;
+    config.model_options.seq = 6;
+    config.optimizer.name = "sgd";  // keys' biases have no gradient
+    config.optimizer.momentum = 0.9;
+    config.steps = 12;
+    config.weight_copies = copies;
+    return config;
+  };
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 2};
+  how.folder = folder.path();
+  expect_all_well(in_ranks(how, [&] {
+    const auto group = RankGroup::join(group_options());
+    for (const char* precision : {"fp32", "bf16"}) {
+      for (const char* shard : {"", "optimizer"}) {
+        TrainConfig config = config_with("on", 2);
+        config.precision = precision;
+        config.shard = shard;
+        train(group,
+              {.config = config, .name = std::string(precision) + shard});
+      }
+    }
+    group->leave();
+  }));
+  if (child_rank() >= 0) return;
+  expect_near(run(config_with("on", 1)), ended(folder.path(), "fp32"), 1e-4);
+  expect_near(run(config_with("off", 1)), ended(folder.path(), "fp32"), 1e-4);
+  TrainConfig half = config_with("on", 1);
+  half.precision = "bf16";
+  expect_near(run(half), ended(folder.path(), "bf16"), 0.05);
+  for (const char* precision : {"fp32", "bf16"}) {
+    expect_near(ended(folder.path(), precision),
+                ended(folder.path(), std::string(precision) + "optimizer"),
+                1e-5);
+  }
+}
+
+TEST(RankedTraining, DividesWeightsThatLieChannelsLast) {
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 3};
+  how.folder = folder.path();
+  const auto config_on = [](const std::string& layout, int64_t ranks) {
+    TrainConfig config = config_of(ranks);
+    config.model = "cnn-basic";
+    config.model_options = {};
+    config.model_options.norm = "group";
+    config.model_options.image_size = 28;
+    config.optimizer.name = "adamw";
+    config.steps = 6;
+    config.layout = layout;
+    return config;
+  };
+  expect_all_well(in_ranks(how, [&] {
+    const auto group = RankGroup::join(group_options());
+    TrainConfig config = config_on("channels-last", 3);
+    train(group, {.config = config, .name = "whole"});
+    config.shard = "optimizer";
+    train(group, {.config = config, .stop_after = 3});
+    train(group, {.config = config, .resume = true});
+    group->leave();
+  }));
+  if (child_rank() >= 0) return;
+  const Ended alone = run(config_on("planes", 1));
+  expect_near(alone, ended(folder.path(), "whole"), 1e-4);
+  expect_near(alone, ended(folder.path()), 1e-4);
+}
+
+TEST(RankedTraining, GoesOnAsIfItHadNotStopped) {
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 2};
+  how.folder = folder.path();
+  expect_all_well(in_ranks(how, [] {
+    TrainConfig config = config_of(2);
+    config.model_options.dropout = 0.2;
+    const auto group = RankGroup::join(group_options());
+    train(group, {.config = config, .name = "whole"});
+    // Rank 1 is told to stop, all do, after the same window.
+    const auto result =
+        train(group, {.config = config, .stop_after = 7, .stop_rank = 1});
+    EXPECT_TRUE(result.stopped);
+    EXPECT_EQ(result.summary.steps, 7);
+    train(group, {.config = config, .resume = true});
+    group->leave();
+  }));
+  expect_equal(ended(folder.path(), "whole"), ended(folder.path()));
+}
+
+TEST(RankedTraining, GoesOnWithAnotherNumberOfRanks) {
+  const Ended alone = child_rank() < 0 ? run(config_of(1)) : Ended{};
+  const TemporaryDirectory folder;
+  int stop_at = 9;
+  for (const int ranks : {4, 1, 3}) {
+    InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
+    how.folder = folder.path();
+    const auto ends = in_ranks(how, [&] {
+      TrainConfig config = config_of(4);
+      config.share_among(ranks);
+      train({.config = config,
+             .resume = ranks != 4,
+             .stop_after = ranks == 3 ? -1 : stop_at});
+    });
+    if (child_rank() < 0) expect_all_well(ends);
+  }
+  if (child_rank() >= 0) return;
+  expect_near(alone, ended(folder.path()), 1e-4);
+  EXPECT_EQ(losses(ended(folder.path()).metrics).size(), 50u);
+}
+
+// A state that one process has left in the midst of a window.
+TEST(RankedTraining, TakesOverAWindowThatIsOpen) {
+  TrainConfig config = config_of(1);
+  config.steps = 4;
+  const Ended alone = child_rank() < 0 ? run(config) : Ended{};
+  const TemporaryDirectory folder;
+  if (child_rank() < 0) {
+    auto directory = RunDirectory::create(folder / "run", config);
+    TrainRun how;
+    how.directory = &directory;
+    int left = 7;  // micro-batches: five in the first window
+    how.stop = [&] { return left-- == 0; };
+    Training training(config);
+    ASSERT_TRUE(training.run(how).stopped);
+  }
+  InRanks how{.ranks = 2};
+  how.folder = folder.path();
+  const auto ends = in_ranks(how, [&] {
+    TrainConfig shared = config;
+    shared.share_among(2);
+    train({.config = shared, .resume = true});
+  });
+  expect_all_well(ends);
+  expect_near(alone, ended(folder.path()), 1e-5);
+}
+
+TEST(RankedTraining, StartsAWindowAgainOnAllRanks) {
+  const std::vector<int64_t> moments = {40, 180, 333, 533, 700};
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 2};
+  how.folder = folder.path();
+  expect_all_well(in_ranks(how, [&] {
+    TrainConfig config = config_of(2);
+    config.model_options.dropout = 0.2;
+    config.steps = 6;
+    const auto group = RankGroup::join(group_options());
+    train(group, {.config = config});
+    for (const int64_t after : moments) {
+      train(group, {.config = config,
+                    .name = std::to_string(after),
+                    .failing_rank = 1,
+                    .failing_after = after});
+    }
+    group->leave();
+  }));
+  const Ended calm = ended(folder.path());
+  for (const int64_t after : moments) {
+    expect_equal(calm, ended(folder.path(), std::to_string(after)));
+  }
+}
+
+TrainConfig divided_config(const std::string& optimizer) {
+  TrainConfig config = config_of(2);
+  config.optimizer.name = optimizer;
+  if (optimizer == "sgd") config.optimizer.momentum = 0.9;
+  config.clip = 0.5;
+  config.steps = 12;
+  config.save_every = 4;  // on the way too
+  return config;
+}
+
+TEST(RankedTraining, DividesTheOptimizersState) {
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 2, .variant = "two"};
+  how.folder = folder.path();
+  const std::vector<std::string> optimizers = {"adamw", "sgd"};
+  expect_all_well(in_ranks(how, [&] {
+    const auto group = RankGroup::join(group_options());
+    for (const auto& optimizer : optimizers) {
+      TrainConfig config = divided_config(optimizer);
+      train(group, {.config = config, .name = optimizer});
+      config.shard = "optimizer";
+      const auto summary =
+          train(group, {.config = config, .name = optimizer + "-divided"})
+              .summary;
+      const int64_t moments = optimizer == "adamw" ? 2 : 1;
+      const int64_t half = summary.parameters * 4 * moments / 2;
+      // Whole allocations are counted.
+      EXPECT_NEAR(double(summary.memory[Category::kOptimizer]), double(half),
+                  2048);
+    }
+    group->leave();
+  }));
+  // Goes on undivided, with three.
+  how.ranks = 3;
+  how.variant = "three";
+  expect_all_well(in_ranks(how, [&] {
+    const auto group = RankGroup::join(group_options());
+    for (const auto& optimizer : optimizers) {
+      TrainConfig config = divided_config(optimizer);
+      config.steps = 20;
+      config.share_among(3);
+      train(group,
+            {.config = config, .name = optimizer + "-divided", .resume = true});
+    }
+    group->leave();
+  }));
+  if (child_rank() >= 0) return;
+  for (const auto& optimizer : optimizers) {
+    TrainConfig config = divided_config(optimizer);
+    config.share_among(1);
+    expect_near(run(config), ended(folder.path(), optimizer), 1e-4);
+    config.steps = 20;
+    expect_near(run(config), ended(folder.path(), optimizer + "-divided"),
+                1e-4);
+  }
+}
+
+TEST(RankedTraining, RefusesWhatCannotBeDivided) {
+  const auto ends = in_ranks({.ranks = 2}, [] {
+    TrainConfig config = config_of(2);
+    config.optimizer.name = "adafactor";
+    config.shard = "optimizer";
+    const auto group = RankGroup::join(group_options());
+    Training training(config, nullptr, {}, group);
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.status, 3);
+    EXPECT_NE(end.error.find("[--shard]"), std::string::npos) << end.error;
+  }
+}
+
+TEST(RankedTraining, RefusesAnotherModelByName) {
+  const auto ends = in_ranks({.ranks = 2}, [] {
+    TrainConfig config = config_of(2);
+    if (child_rank() == 1) config.model_options.width = 17;
+    const auto group = RankGroup::join(group_options());
+    Training training(config, nullptr, {}, group);
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.status, 3);
+    EXPECT_NE(end.error.find("rank 1 has the model"), std::string::npos)
+        << end.error;
+  }
+}
+
+/// Answers the same to all who ask, and less each time.
+class Shrinking final : public BudgetPlanner {
+ public:
+  explicit Shrinking(int stages) : stages_(stages) {}
+  Decision decide() override {
+    return {3, 2, make_schedule("none", stages_), 1000, 1, "first"};
+  }
+  std::optional<Decision> tighten(const Decision& present, int64_t) override {
+    if (present.micro_batch == 1) return std::nullopt;
+    return Decision{1, 5, make_schedule("all", stages_), 500, 1, "second"};
+  }
+
+ private:
+  int stages_;
+};
+
+TEST(RankedTraining, PlansTheSameOnAllRanks) {
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = 2};
+  how.folder = folder.path();
+  expect_all_well(in_ranks(how, [] {
+    TrainConfig config = config_of(2);
+    config.steps = 6;
+    config.batch = config.accumulate = 0;
+    config.recompute = "optimal";
+    config.memory_limit = 1;  // nothing keeps it
+    config.resolve();
+    const auto group = RankGroup::join(group_options());
+    const int stages = make_model("mlp", config.model_options).chain.size();
+    // The first rank's counts; the others would be another one.
+    auto planner = std::make_unique<Shrinking>(group->rank() == 0 ? stages : 1);
+    Training training(config, std::move(planner), {}, group);
+    const auto result = training.run();
+    EXPECT_EQ(result.summary.micro_batch, 1);
+    EXPECT_EQ(result.summary.accumulate, 5);
+    EXPECT_EQ(result.summary.recompute, "all");
+    EXPECT_EQ(result.summary.replans, 1);
+    group->leave();
+  }));
+}
+
+}  // namespace
+}  // namespace reprise::testing

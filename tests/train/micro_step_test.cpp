@@ -1,0 +1,60 @@
+#include "../../src/train/micro_step.h"
+
+#include "support.h"
+
+#include <reprise/recompute/strategy.h>
+
+#include <map>
+
+namespace reprise::testing {
+namespace {
+
+using train_detail::MicroStep;
+
+struct Small {
+  torch::nn::Linear first{4, 4}, last{4, 4};
+  Chain chain;
+
+  Small() : chain(stages()) {}
+
+  std::vector<Stage> stages() {
+    torch::manual_seed(5);
+    first = torch::nn::Linear(4, 4);
+    last = torch::nn::Linear(4, 4);
+    first->to(device());
+    last->to(device());
+    return {make_stage("first", first), make_stage("last", last),
+            make_stage("sum",
+                       [](const torch::Tensor& x) { return x.sin().sum(); })};
+  }
+};
+
+/// Gradients of the last stage when the execution said that they are final, and at
+/// the end, after two micro-batches.
+std::pair<torch::Tensor, torch::Tensor> gradients(bool final_on_the_way) {
+  Small small;
+  torch::Tensor told;
+  Execution execution(small.chain, make_schedule("none", 3),
+                      {.cuts = {1}, .final_from = [&](int stage) {
+                         if (stage == 1) told = small.last->bias.grad().clone();
+                       }});
+  MicroStep step(device(), {}, small.chain.parameters());
+  step.set_weight(1);
+  for (int i = 0; i < 2; ++i) {
+    step.run(execution, {torch::full({2, 4}, i + 0.5, on_device())}, nullptr,
+             final_on_the_way);
+  }
+  return {told, small.last->bias.grad()};
+}
+
+TEST(MicroStep, GradientsAreWholeWhenTheyAreFinal) {
+  const auto [told, end] = gradients(/*final_on_the_way=*/true);
+  EXPECT_TRUE(same(told, end));
+  // Added up together, they are not before the end; the sums are the same.
+  const auto [early, sum] = gradients(/*final_on_the_way=*/false);
+  EXPECT_FALSE(same(early, sum));
+  EXPECT_TRUE(same(sum, end));
+}
+
+}  // namespace
+}  // namespace reprise::testing
