@@ -133,9 +133,12 @@ CASES = [
      ["checkpoint", "graph-checkpoint"]),
     ("xl-8x1", Gpt2("gpt2-xl"), 8, 1, ["--memory", (1, "checkpoint")],
      ["checkpoint", "compile-budget"]),
-    *((f"bert-{precision}-1x4{'-all' if flags else ''}", Bert(precision), 1, 4, flags, peers)
-      for precision in ("bf16", "fp32")
-      for flags, peers in (([], ["trainer"]), (["--recompute", "all"], ["checkpoint"]))),
+    ("bert-bf16-1x4", Bert("bf16"), 1, 4, [], ["trainer"]),
+    ("bert-bf16-1x4-all", Bert("bf16"), 1, 4, ["--recompute", "all"], ["checkpoint"]),
+    ("bert-bf16-1x4-budget", Bert("bf16"), 1, 4, ["--memory", (1, "checkpoint")],
+     ["checkpoint"]),
+    ("bert-fp32-1x4", Bert("fp32"), 1, 4, [], ["trainer"]),
+    ("bert-fp32-1x4-all", Bert("fp32"), 1, 4, ["--recompute", "all"], ["checkpoint"]),
     *((f"{model}-{size}-{micro}x{accumulate}", Cnn(model, size), micro, accumulate, flags,
        ["eager", "compile", "compile-graphs", "graph"])
       for model in ("cnn-basic", "cnn-blocks")
@@ -148,8 +151,20 @@ CASES = [
 class Bench:
     def __init__(self, arguments, work):
         self.reprise, self.work = arguments.reprise, work
-        self.rates = json.loads(peer_script("rates.py"))
-        self.answers = {}  # of peers
+        self.answers = {}  # of peers, and files that were made
+        self.keep = arguments.keep
+        self.kept_answers = {}
+        if self.keep and self.keep.exists():
+            self.kept_answers = json.loads(self.keep.read_text())
+        self.rates = self.answer("rates", lambda: json.loads(peer_script("rates.py")))
+
+    def answer(self, key, ask):
+        """Of a peer, asked once; with --keep once for several calls."""
+        if key not in self.kept_answers:
+            self.kept_answers[key] = ask()
+            if self.keep:
+                self.keep.write_text(json.dumps(self.kept_answers))
+        return self.kept_answers[key]
 
     def kept(self, name, make):
         """Weights and data are made once."""
@@ -174,20 +189,24 @@ class Bench:
     def peer(self, family, micro, accumulate, technique):
         window = micro * accumulate
         script, *words = family.peer(self.work, window)
-        key = (script, *words, micro, accumulate, technique)
-        if key not in self.answers:
-            weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
-            self.answers[key] = json.loads(peer_script(
-                script, "train", *words, *weights, *self.data(family, window)[1], "--micro", micro, "--accumulate", accumulate,
-                "--technique", technique).splitlines()[-1])
-        return self.answers[key]
 
-    def ours(self, family, micro, accumulate, flags):
+        def ask():
+            weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
+            return json.loads(peer_script(
+                script, "train", *words, *weights, *self.data(family, window)[1],
+                "--micro", micro, "--accumulate", accumulate,
+                "--technique", technique).splitlines()[-1])
+        key = " ".join(str(word) for word in (script, *words, micro, accumulate, technique))
+        return self.answer(key, ask)
+
+    def ours(self, family, micro, accumulate, flags, losses):
+        """With `losses` also those of each update, which costs a saved state."""
         window = micro * accumulate
-        out = pathlib.Path(tempfile.mkdtemp(dir=self.work)) / "run"
-        # Another micro-batch would be another BatchNorm.
+        folder = tempfile.TemporaryDirectory(dir=self.work)
+        out = pathlib.Path(folder.name) / "run" if losses else "none"
+        # Another micro-batch would be another BatchNorm, and for BERT another question.
         sizes = (["--global-batch", window]
-                 if "--memory" in flags and not isinstance(family, Cnn)
+                 if "--memory" in flags and isinstance(family, Gpt2)
                  else ["--batch", micro, "--accumulate", accumulate])
         weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
         summary = json.loads(run(
@@ -195,7 +214,10 @@ class Bench:
              "--data", self.data(family, window)[0], "--lr", 1e-4,
              "--steps", 14, "--no-eval", "--device", "cuda", "--format", "json", "--out", out,
              *sizes, *flags]))
+        if not losses:
+            return summary
         lines = (out / "metrics.jsonl").read_text().splitlines()
+        folder.cleanup()
         return {**summary, "losses": [json.loads(line)["loss"] for line in lines]}
 
     def flags(self, family, micro, accumulate, flags):
@@ -212,12 +234,24 @@ def apart(ours, theirs):
     return max((abs(a - b) / abs(b) for a, b in zip(ours, theirs)), default=0)
 
 
+def ask_peers(bench, case):
+    name, family, micro, accumulate, _, techniques = case
+    for technique in techniques:
+        try:
+            theirs = bench.peer(family, micro, accumulate, technique)
+            print(f"{name:20} {technique:16} {theirs['samples_per_s'] * family.scale:12,.0f} "
+                  f"{'':7} {theirs['peak_bytes'] / GIB:8.2f}", flush=True)
+        except RuntimeError as error:
+            print(f"{name:20} {technique:16} failed: {error}", flush=True)
+
+
 def show_case(bench, case, repeats):
     """False where something failed or the losses differ."""
     name, family, micro, accumulate, flags, techniques = case
     try:
         real = bench.flags(family, micro, accumulate, flags)
-        ours = [bench.ours(family, micro, accumulate, real) for _ in range(repeats)]
+        ours = [bench.ours(family, micro, accumulate, real, i == 0 and family.tolerance > 0)
+                for i in range(repeats)]
     except RuntimeError as error:
         print(f"{name:20} {'reprise':16} failed: {error}", flush=True)
         return False
@@ -230,7 +264,7 @@ def show_case(bench, case, repeats):
         except RuntimeError as error:
             rows.append(f"{name:20} {technique:16} failed: {error}")
             continue
-        worst = apart(first["losses"], theirs["losses"])
+        worst = apart(first.get("losses", []), theirs["losses"])
         if worst > family.tolerance:
             good = False
             rows.append(f"{name:20} {technique:16} losses DIFFER by {worst:.1e}: "
@@ -258,6 +292,10 @@ def main():
     parser.add_argument("--only", nargs="*", choices=[case[0] for case in CASES])
     parser.add_argument("--techniques", nargs="*", help="of the peers, these alone")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--keep", type=pathlib.Path,
+                        help="keep the peers' answers in this file, and take them from it")
+    parser.add_argument("--peers-only", action="store_true",
+                        help="ask the peers and end, with --keep for a later call")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         bench = Bench(arguments, pathlib.Path(work))
@@ -271,7 +309,10 @@ def main():
                 continue
             if arguments.techniques is not None:
                 case = (*case[:5], [t for t in case[5] if t in arguments.techniques])
-            wrong += not show_case(bench, case, arguments.repeats)
+            if arguments.peers_only:
+                ask_peers(bench, case)
+            else:
+                wrong += not show_case(bench, case, arguments.repeats)
     return 1 if wrong else 0
 
 
