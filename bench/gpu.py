@@ -178,7 +178,8 @@ class Bench:
         name = "-".join(str(word).strip("-") for word in words) + ".safetensors"
 
         def make(path):
-            peer_script(script, "weights", path, *words)
+            if not path.exists():
+                peer_script(script, "weights", path, *words)
             return path
         return self.kept(name, make)
 
@@ -294,11 +295,16 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--keep", type=pathlib.Path,
                         help="keep the peers' answers in this file, and take them from it")
+    parser.add_argument("--work", type=pathlib.Path,
+                        help="for weights and data, which stay there; default: a folder of "
+                        "this call's own")
     parser.add_argument("--peers-only", action="store_true",
                         help="ask the peers and end, with --keep for a later call")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work:
-        bench = Bench(arguments, pathlib.Path(work))
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or pathlib.Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        bench = Bench(arguments, work)
         print(f"products {bench.rates['flops'] / 1e12:.0f} TFLOP/s, "
               f"copies {bench.rates['bytes'] / 1e12:.2f} TB/s")
         print(f"{'case':20} {'':16} {'a second':>12} {'ours/it':>7} {'peak GiB':>8} "
