@@ -137,9 +137,9 @@ PeakReport Evaluator::report(const Schedule& schedule,
   }
   const Op& op = schedule.ops().at(simulation.peak_op);
   const bool first_pass = simulation.peak_op < schedule.forward_ops();
-  report.phase = op.kind == OpKind::kBackward ? "backward"
-                 : first_pass                 ? "forward"
-                                              : "recompute";
+  const bool back =
+      op.kind == OpKind::kBackward || op.kind == OpKind::kFetch;
+  report.phase = back ? "backward" : first_pass ? "forward" : "recompute";
   report.stage = op.stage;
   report.stage_name = stages_.at(static_cast<size_t>(op.stage));
   report.kept_by_stage = simulation.at_peak.kept_by_stage;
