@@ -59,6 +59,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("recompute", c.recompute, false);
   visit("graph", c.graph, false);
   visit("weight_copies", c.weight_copies, false);
+  visit("host_memory", c.host_memory, false);
   visit("precision", c.precision, true);
   visit("loss_scale", c.loss_scale, true);
   visit("optimizer", c.optimizer.name, true);
@@ -149,6 +150,7 @@ void TrainConfig::resolve() {
   check_word(precision, "--precision", {"fp32", "bf16", "fp16"});
   check_word(graph, "--graph", {"auto", "on", "off"});
   check_word(weight_copies, "--weight-copies", {"auto", "on", "off"});
+  check_word(host_memory, "--host-memory", {"auto", "off"});
   check_word(resize, "--resize", {"device", "workers"});
   check_word(layout, "--layout", {"planes", "channels-last"});
   check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});

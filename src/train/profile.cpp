@@ -141,7 +141,7 @@ class Profiler {
  private:
   Model logged_model() {
     log_.begin("model");
-    return build_model(config_, device_);
+    return build_model(config_, device_, host_store_of(config_, device_));
   }
 
   std::shared_ptr<const Dataset> logged_data() {

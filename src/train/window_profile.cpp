@@ -14,8 +14,7 @@ void WindowProfile::before(const Op&) {
 }
 
 void WindowProfile::after(const Op& op) {
-  const bool back =
-      op.kind == OpKind::kBackward || op.kind == OpKind::kFetch;
+  const bool back = op.kind == OpKind::kBackward || op.kind == OpKind::kFetch;
   look(back ? "backward" : "forward", op.stage);
 }
 
