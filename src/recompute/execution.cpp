@@ -388,7 +388,7 @@ class Execution::Impl {
       open_;  // the graph that the next stage may continue
   std::vector<std::optional<StageGraph>> graphs_;  // at the last stage of each
   std::vector<std::optional<ForwardContext>> contexts_;
-  std::vector<HostRuns::List> on_host_;  // by stage
+  std::vector<HostRuns::List> on_host_;                  // by stage
   std::vector<std::vector<TensorShape>> output_shapes_;  // of the first run
   std::vector<bool> ran_;
   std::vector<bool> outputs_require_grad_;

@@ -36,9 +36,8 @@ at::Tensor view_of(const c10::Storage& storage, at::TensorOptions options,
 }
 
 at::Tensor all_bytes(const c10::Storage& storage) {
-  return view_of(storage,
-                 at::TensorOptions(at::kByte).device(storage.device()), 0,
-                 {static_cast<int64_t>(storage.nbytes())}, {1});
+  return view_of(storage, at::TensorOptions(at::kByte).device(storage.device()),
+                 0, {static_cast<int64_t>(storage.nbytes())}, {1});
 }
 
 /// Which of the storages that a stage saves, by their number, others hold too: as its
@@ -123,11 +122,10 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
     auto& last = latest_[address_of(tensor)];
     // Changed in place since: the earlier value can no longer be used anyway.
     if (last && last->version == version) return last;
-    last = std::make_shared<Moved>(
-        Moved{moved_.size(), tensor.storage().getWeakStorageImpl(), counter,
-              version,
-              allocated_bytes(static_cast<int64_t>(tensor.storage().nbytes()),
-                              tensor.device())});
+    last = std::make_shared<Moved>(Moved{
+        moved_.size(), tensor.storage().getWeakStorageImpl(), counter, version,
+        allocated_bytes(static_cast<int64_t>(tensor.storage().nbytes()),
+                        tensor.device())});
     moved_.push_back(last);
     const at::Tensor bytes = all_bytes(tensor.storage());
     if (elsewhere_->get(last->index)) {
@@ -155,9 +153,10 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
   at::Tensor open(Moved& moved) {
     const std::lock_guard lock(mutex_);
     // Autograd leaves this check out for tensors behind hooks.
-    TORCH_CHECK(moved.counter.current_version() == moved.version,
-                "[host memory] a tensor that a stage saved for its backward was "
-                "modified in place afterwards");
+    TORCH_CHECK(
+        moved.counter.current_version() == moved.version,
+        "[host memory] a tensor that a stage saved for its backward was "
+        "modified in place afterwards");
     if (moved.kept) return moved.kept->call_unpack_hook();
     if (!moved.copy) return moved.device;
     fetch_all();
@@ -336,26 +335,26 @@ Stage with_host_variant(const Stage& stage,
                         const HostOptions& options) {
   TORCH_CHECK(store, "[with_host_variant] expected a store, got none");
   auto elsewhere = std::make_shared<HeldElsewhere>();
-  return stage.with_variant(
-      kOnHost, [function = stage.function(), modules = stage.modules(), store,
-                elsewhere, options](const Tensors& inputs) {
-        if (!torch::GradMode::is_enabled()) return function(inputs);
-        const auto run = std::make_shared<HostRun>(store, elsewhere, options);
-        run->exclude(inputs);
-        for (const auto& module : modules) {
-          run->exclude(module->parameters());
-          run->exclude(module->buffers());
-        }
-        Tensors outputs;
-        {
-          const compat::SavedTensorScope scope(
-              std::make_shared<HostPolicy>(run));
-          outputs = function(inputs);
-        }
-        run->finish();
-        run->announce();
-        return outputs;
-      });
+  return stage.with_variant(kOnHost, [function = stage.function(),
+                                      modules = stage.modules(), store,
+                                      elsewhere,
+                                      options](const Tensors& inputs) {
+    if (!torch::GradMode::is_enabled()) return function(inputs);
+    const auto run = std::make_shared<HostRun>(store, elsewhere, options);
+    run->exclude(inputs);
+    for (const auto& module : modules) {
+      run->exclude(module->parameters());
+      run->exclude(module->buffers());
+    }
+    Tensors outputs;
+    {
+      const compat::SavedTensorScope scope(std::make_shared<HostPolicy>(run));
+      outputs = function(inputs);
+    }
+    run->finish();
+    run->announce();
+    return outputs;
+  });
 }
 
 Chain with_host_variants(const Chain& chain,

@@ -116,9 +116,9 @@ class Validator {
 }  // namespace
 
 std::string to_string(const Op& op) {
-  static constexpr const char* kWords[] = {"forward-keep", "forward-drop",
-                                           "forward-keep-input", "backward",
-                                           "discard", "fetch"};
+  static constexpr const char* kWords[] = {
+      "forward-keep", "forward-drop", "forward-keep-input",
+      "backward",     "discard",      "fetch"};
   const auto text =
       fmt::format("{} {}", kWords[static_cast<size_t>(op.kind)], op.stage);
   return op.variant == 0 ? text : fmt::format("{}.{}", text, op.variant);

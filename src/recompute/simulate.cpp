@@ -191,7 +191,7 @@ class Simulator {
   std::vector<Buffer> buffers_;
   std::vector<std::optional<List>> boundaries_;
   std::vector<std::optional<List>> graphs_;
-  std::vector<std::optional<List>> fetched_;  // brought back ahead of need
+  std::vector<std::optional<List>> fetched_;    // brought back ahead of need
   std::vector<const KeptRunFigures*> kept_as_;  // the run that made the graph
   // All changes are noted and summed up once, at the end: a copy of what is
   // live by stage at every new peak would take stages × operations.

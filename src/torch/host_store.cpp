@@ -63,8 +63,8 @@ class Buffers {
  public:
   Buffers(c10::DeviceIndex device, int64_t limit)
       : limit_(limit),
-        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {
-  }
+        stream_(
+            c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {}
   ~Buffers() {
     (void)cudaStreamSynchronize(stream_);
     for (auto& [bytes, buffer] : free_) {
@@ -101,6 +101,16 @@ class Buffers {
   void give(const Buffer& buffer) {
     const std::lock_guard lock(mutex_);
     free_.emplace(buffer.bytes, buffer);
+  }
+
+  void trim() {
+    const std::lock_guard lock(mutex_);
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    for (auto& [bytes, buffer] : free_) {
+      C10_CUDA_CHECK(cudaFreeHost(buffer.data));
+      held_ -= static_cast<int64_t>(bytes);
+    }
+    free_.clear();
   }
 
   const CUDAStream& stream() const { return stream_; }
@@ -170,9 +180,9 @@ class CudaHostCopy final : public HostCopy {
     if (device_.defined()) return device_;
     const c10::cuda::CUDAGuard guard(owner_.device_index());
     owner_ = current();
-    device_ = at::empty({static_cast<int64_t>(buffer_.bytes)},
-                        at::TensorOptions(at::kByte).device(
-                            at::kCUDA, owner_.device_index()));
+    device_ = at::empty(
+        {static_cast<int64_t>(buffer_.bytes)},
+        at::TensorOptions(at::kByte).device(at::kCUDA, owner_.device_index()));
     copy(device_.data_ptr(), buffer_.data, cudaMemcpyHostToDevice);
     return device_;
   }
@@ -203,9 +213,10 @@ class CudaHostCopy final : public HostCopy {
 
   std::shared_ptr<Buffers> buffers_;
   Buffer buffer_;
-  at::Tensor device_;          // undefined: on the host alone
-  CUDAStream owner_;           // of device_'s memory
-  std::optional<Mark> copied_;  // end of the copy; none: the owner waited for it
+  at::Tensor device_;  // undefined: on the host alone
+  CUDAStream owner_;   // of device_'s memory
+  std::optional<Mark>
+      copied_;  // end of the copy; none: the owner waited for it
 };
 
 class CudaHostStore final : public HostStore {
@@ -226,6 +237,11 @@ class CudaHostStore final : public HostStore {
       buffers_->give(*buffer);
       throw;
     }
+  }
+
+  void trim() override {
+    const c10::cuda::CUDAGuard guard(device_);
+    buffers_->trim();
   }
 
   c10::Device device() const override { return {c10::kCUDA, device_}; }

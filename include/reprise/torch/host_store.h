@@ -39,6 +39,10 @@ class HostStore {
   /// must not change before leave(). Null: there is no room, nothing was done.
   virtual std::unique_ptr<HostCopy> send(const at::Tensor& bytes) = 0;
 
+  /// Gives what no copy uses back to the system. No graph that was captured with
+  /// this store may run afterwards.
+  virtual void trim() = 0;
+
   virtual c10::Device device() const = 0;  ///< whose memory is moved
   virtual int64_t limit_bytes() const = 0;
   virtual int64_t held_bytes() const = 0;  ///< of the host, in use or not
@@ -50,8 +54,8 @@ class HostStore {
 /// forward's and one the backward's, hardly ever meet.
 ///
 /// Works inside a CudaGraph's capture, where the copies become branches of the graph:
-/// leave() and bytes() join them. Buffers used there stay in place until the store
-/// goes, which must be after the graph.
+/// leave() and bytes() join them. Buffers used there stay in place until trim() or
+/// until the store goes, which must be after the graph.
 ///
 /// Throws c10::Error in a build without CUDA.
 std::shared_ptr<HostStore> make_host_store(int device, int64_t limit_bytes);
