@@ -104,8 +104,7 @@ void Recorder::before(const Op& op) {
 int Recorder::runs(int stage) const {
   return static_cast<int>(
       std::count_if(ops.begin(), ops.end(), [stage](const Op& op) {
-        return op.stage == stage && op.kind != OpKind::kBackward &&
-               op.kind != OpKind::kDiscard;
+        return op.stage == stage && is_forward(op.kind);
       }));
 }
 

@@ -35,6 +35,7 @@
 #include <reprise/recompute/chain.h>
 #include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/execution.h>
+#include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/replay.h>
 #include <reprise/recompute/schedule.h>
 #include <reprise/recompute/simulate.h>

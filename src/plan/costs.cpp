@@ -20,6 +20,7 @@ void visit_kept(Figures& f, Visit&& visit) {
   visit("saved_inputs", f.saved_inputs);
   visit("saved_outputs", f.saved_outputs);
   visit("saved_bytes", f.saved_bytes);
+  visit("host_bytes", f.host_bytes);
   visit("keep_extra_bytes", f.keep_extra_bytes);
   visit("backward_extra_bytes", f.backward_extra_bytes);
   visit("first_backward_extra_bytes", f.first_backward_extra_bytes);
@@ -65,6 +66,7 @@ void mix_kept(const KeptRunFigures& a, const KeptRunFigures& b,
     result.*field = line(a.*field, b.*field);
   };
   mix(&KeptRunFigures::saved_bytes);
+  mix(&KeptRunFigures::host_bytes);
   mix(&KeptRunFigures::keep_extra_bytes);
   mix(&KeptRunFigures::backward_extra_bytes);
   mix(&KeptRunFigures::first_backward_extra_bytes);

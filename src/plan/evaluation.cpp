@@ -100,6 +100,7 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
   plan.last_micro_batch = last_costs_.micro_batch;
   plan.precision = precision_;
   plan.kept_bytes = full.kept_after_forward_bytes;
+  plan.host_bytes = full.host_peak_bytes;
   plan.micro_ms = full.time_ms * factor_of(costs_, schedule) + costs_.other_ms;
   plan.step_ms = static_cast<double>(accumulate_ - 1) * plan.micro_ms +
                  last.time_ms * factor_of(last_costs_, schedule) +
@@ -137,9 +138,8 @@ PeakReport Evaluator::report(const Schedule& schedule,
   }
   const Op& op = schedule.ops().at(simulation.peak_op);
   const bool first_pass = simulation.peak_op < schedule.forward_ops();
-  report.phase = op.kind == OpKind::kBackward ? "backward"
-                 : first_pass                 ? "forward"
-                                              : "recompute";
+  const bool back = op.kind == OpKind::kBackward || op.kind == OpKind::kFetch;
+  report.phase = back ? "backward" : first_pass ? "forward" : "recompute";
   report.stage = op.stage;
   report.stage_name = stages_.at(static_cast<size_t>(op.stage));
   report.kept_by_stage = simulation.at_peak.kept_by_stage;

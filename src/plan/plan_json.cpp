@@ -24,6 +24,7 @@ ordered_json plan_object(const Plan& plan) {
   result["predicted"] = {
       {"peak_bytes", plan.peak_bytes},
       {"kept_bytes", plan.kept_bytes},
+      {"host_bytes", plan.host_bytes},
       {"step_ms", plan.step_ms},
       {"micro_ms", plan.micro_ms},
       {"samples_per_s",

@@ -59,6 +59,10 @@ std::string settings(const PlanResult& result,
   }
   text += fmt::format("; step {}, {:.1f} samples/s\n", format_ms(plan.step_ms),
                       samples_per_s(plan));
+  if (plan.host_bytes > 0) {
+    text += fmt::format("host       {} of activations in its memory\n",
+                        format_bytes(plan.host_bytes));
+  }
   if (!measured) return text;
   return text +
          fmt::format(

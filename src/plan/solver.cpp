@@ -1,3 +1,4 @@
+#include "fetch_ahead.h"
 #include "solver_model.h"
 #include "solver_table.h"
 
@@ -159,6 +160,9 @@ class Solver::Impl {
     size_t i = 0;
     while (i + 1 < tables_.size() && bytes <= tables_[i + 1].reach_bytes()) ++i;
     search(tables_[i], bytes, *best);
+    if (best->simulation.host_peak_bytes > 0) {
+      best = judge(plan::fetch_ahead(best->schedule, figures_, bytes));
+    }
     return best;
   }
 

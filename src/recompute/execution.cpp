@@ -3,6 +3,7 @@
 #include "tied_gradients.h"
 
 #include <reprise/recompute/execution.h>
+#include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/replay.h>
 
 #include <fmt/format.h>
@@ -143,6 +144,7 @@ class Execution::Impl {
       boundaries_.resize(n + 1);
       graphs_.resize(n);
       contexts_.resize(n);
+      on_host_.assign(n, {});
       output_shapes_.assign(n, {});
       ran_.assign(n, false);
       hold(0, Boundary(detach_all(inputs), which_require_grad(inputs)));
@@ -242,6 +244,9 @@ class Execution::Impl {
       case OpKind::kDiscard:
         boundaries_[i].reset();
         break;
+      case OpKind::kFetch:
+        in_stages(op, op.stage, [&] { fetch(on_host_[i]); });
+        break;
     }
     if (options_.observer != nullptr) options_.observer->after(op);
   }
@@ -331,11 +336,16 @@ class Execution::Impl {
       const SavedNothing nothing;
       return stage(inputs);
     }
-    const Stage::Function& function = stage.function(op.variant);
-    if (options_.meter != nullptr) {
-      const KeptMeter::Scope scope(*options_.meter, op.stage);
-      return function(inputs);
-    }
+    const HostRuns host;
+    Tensors outputs = call_kept(stage.function(op.variant), op.stage, inputs);
+    on_host_[static_cast<size_t>(op.stage)] = host.list();
+    return outputs;
+  }
+
+  Tensors call_kept(const Stage::Function& function, int stage,
+                    const Tensors& inputs) const {
+    if (options_.meter == nullptr) return function(inputs);
+    const KeptMeter::Scope scope(*options_.meter, stage);
     return function(inputs);
   }
 
@@ -379,6 +389,7 @@ class Execution::Impl {
     graphs_.clear();
     open_.reset();
     contexts_.clear();
+    on_host_.clear();
     gradients_.clear();
     pending_ = false;
   }
@@ -394,6 +405,7 @@ class Execution::Impl {
       open_;  // the graph that the next stage may continue
   std::vector<std::optional<StageGraph>> graphs_;  // at the last stage of each
   std::vector<std::optional<ForwardContext>> contexts_;
+  std::vector<HostRuns::List> on_host_;                  // by stage
   std::vector<std::vector<TensorShape>> output_shapes_;  // of the first run
   std::vector<bool> ran_;
   std::vector<bool> outputs_require_grad_;

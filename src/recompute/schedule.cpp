@@ -11,12 +11,7 @@
 namespace reprise {
 namespace {
 
-constexpr std::string_view kLetters = "KDIBX";  // in the order of OpKind
-
-bool is_forward(OpKind kind) {
-  return kind == OpKind::kForwardKeep || kind == OpKind::kForwardDrop ||
-         kind == OpKind::kForwardKeepInput;
-}
+constexpr std::string_view kLetters = "KDIBXF";  // in the order of OpKind
 
 /// Walks a list of operations and finds the first that cannot be done.
 class Validator {
@@ -42,6 +37,7 @@ class Validator {
     }
     if (is_forward(op.kind)) return forward(op);
     if (op.kind == OpKind::kBackward) return backward(op.stage);
+    if (op.kind == OpKind::kFetch) return fetch(op.stage);
     return discard(op.stage);
   }
 
@@ -96,6 +92,12 @@ class Validator {
     return std::nullopt;
   }
 
+  std::optional<std::string> fetch(int stage) const {
+    if (reached_ < stages_) return "the first pass has not reached the output";
+    if (!graph_[static_cast<size_t>(stage)]) return "its graph is not kept";
+    return std::nullopt;
+  }
+
   std::optional<std::string> discard(int boundary) {
     const auto i = static_cast<size_t>(boundary);
     if (!held_[i]) return "it is not held";
@@ -114,9 +116,9 @@ class Validator {
 }  // namespace
 
 std::string to_string(const Op& op) {
-  static constexpr const char* kWords[] = {"forward-keep", "forward-drop",
-                                           "forward-keep-input", "backward",
-                                           "discard"};
+  static constexpr const char* kWords[] = {
+      "forward-keep", "forward-drop", "forward-keep-input",
+      "backward",     "discard",      "fetch"};
   const auto text =
       fmt::format("{} {}", kWords[static_cast<size_t>(op.kind)], op.stage);
   return op.variant == 0 ? text : fmt::format("{}.{}", text, op.variant);

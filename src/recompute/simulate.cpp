@@ -20,6 +20,7 @@ class Simulator {
     graphs_.resize(n);
     result_.runs.resize(n);
     kept_as_.resize(n);
+    fetched_.resize(n);
     std::vector<int> input;
     for (const int64_t bytes : figures.input_bytes) {
       input.push_back(make_buffer(bytes, kCallers));
@@ -113,8 +114,11 @@ class Simulator {
         break;
       case OpKind::kBackward: {
         const KeptRunFigures& kept = *kept_as_[i];
-        reach(kept.backward_extra_bytes, index);
+        const int64_t back = fetched_[i] ? kept.host_bytes : 0;
+        reach(std::max<int64_t>(0, kept.backward_extra_bytes - back), index);
         release(graphs_[i]);
+        release(fetched_[i]);
+        host_ -= kept.host_bytes;
         gradient_ = figures_.stages[i].input_gradient_bytes;
         result_.time_ms += kept.backward_ms;
         host_ms_ += kept.backward_host_ms;
@@ -122,6 +126,13 @@ class Simulator {
       }
       case OpKind::kDiscard:
         release(boundaries_[i]);
+        break;
+      case OpKind::kFetch:
+        if (fetched_[i]) break;
+        fetched_[i] = {make_buffer(kept_as_[i]->host_bytes, op.stage)};
+        refer(*fetched_[i], +1);
+        note_kept();
+        reach(0, index);
         break;
     }
   }
@@ -150,6 +161,8 @@ class Simulator {
         saved.push_back(make_buffer(run.saved_bytes, op.stage));
       }
       kept_as_[i] = &run;
+      host_ += run.host_bytes;
+      result_.host_peak_bytes = std::max(result_.host_peak_bytes, host_);
       refer(saved, +1);
       note_kept();
       graphs_[i] = std::move(saved);
@@ -178,6 +191,7 @@ class Simulator {
   std::vector<Buffer> buffers_;
   std::vector<std::optional<List>> boundaries_;
   std::vector<std::optional<List>> graphs_;
+  std::vector<std::optional<List>> fetched_;    // brought back ahead of need
   std::vector<const KeptRunFigures*> kept_as_;  // the run that made the graph
   // All changes are noted and summed up once, at the end: a copy of what is
   // live by stage at every new peak would take stages × operations.
@@ -186,6 +200,7 @@ class Simulator {
   int64_t kept_ = 0;      // bytes of buffers kept, the input's included
   int64_t live_ = 0;      // rise over the memory before the forward
   int64_t gradient_ = 0;  // of the boundary that the backward has reached
+  int64_t host_ = 0;      // in the host's memory
   double host_ms_ = 0;
   Simulation result_;
 };

@@ -2,6 +2,7 @@
 #include "stage_graph.h"
 
 #include <reprise/memory/meter.h>
+#include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/replay.h>
 #include <reprise/recompute/trace.h>
 #include <reprise/torch/moment.h>
@@ -303,7 +304,9 @@ class Tracer {
     {
       const compat::SavedTensorScope scope(policy);
       const CurrentModules modules(stage.modules());
+      const HostRuns host;
       outputs = stage.function(variant)(graph.begin(current_, requires_grad_));
+      figures.host_bytes = host_bytes(host.list());
     }
     const Moment middle(device_);
     graph.end(outputs);

@@ -3,6 +3,7 @@
 
 #include <reprise/torch/beside.h>
 #include <reprise/torch/cuda.h>
+#include <reprise/torch/host_store.h>
 
 #include <c10/util/Exception.h>
 
@@ -69,6 +70,10 @@ void empty_cuda_cache() {}
 void set_cuda_deterministic(bool) {}
 
 void set_cuda_libraries(const CudaLibraries&) {}
+
+std::shared_ptr<HostStore> make_host_store(int, int64_t) {
+  no_cuda();
+}
 
 void run_beside(std::vector<at::Tensor>, const std::function<void()>& work) {
   work();

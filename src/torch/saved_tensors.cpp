@@ -62,4 +62,8 @@ SavedTensorScope::~SavedTensorScope() {
   policies().pop_back();
 }
 
+std::shared_ptr<SavedTensorPolicy> SavedTensorScope::current() {
+  return policies().empty() ? nullptr : policies().back();
+}
+
 }  // namespace reprise::compat

@@ -64,6 +64,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("recompute", c.recompute, false);
   visit("graph", c.graph, false);
   visit("weight_copies", c.weight_copies, false);
+  visit("host_memory", c.host_memory, false);
   visit("precision", c.precision, true);
   visit("loss_scale", c.loss_scale, true);
   visit("optimizer", c.optimizer.name, true);
@@ -177,6 +178,7 @@ void TrainConfig::resolve() {
   check_word(reduce, "--reduce", {"fp32", "bf16"});
   TORCH_CHECK(bucket_bytes > 0, "[--bucket] expected a size above 0, got ",
               bucket_bytes);
+  check_word(host_memory, "--host-memory", {"auto", "off"});
   check_word(resize, "--resize", {"device", "workers"});
   check_word(layout, "--layout", {"planes", "channels-last"});
   check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});

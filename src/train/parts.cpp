@@ -3,7 +3,10 @@
 #include "../recompute/tied_gradients.h"
 
 #include <reprise/lean/linear.h>
+#include <reprise/memory/process.h>
 #include <reprise/models/weights.h>
+#include <reprise/observe/limits.h>
+#include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
 #include <reprise/torch/cuda.h>
@@ -46,7 +49,19 @@ torch::Device check_device(const TrainConfig& config) {
   return device;
 }
 
-Model build_model(const TrainConfig& config, torch::Device device) {
+std::shared_ptr<compat::HostStore> host_store_of(const TrainConfig& config,
+                                                 torch::Device device) {
+  if (!device.is_cuda() || config.host_memory == "off") return nullptr;
+  int64_t free = available_memory();
+  if (const int64_t allowed = process_limits().memory_bytes; allowed > 0) {
+    free = std::min(free, allowed - process_memory().rss);
+  }
+  if (free <= 0) return nullptr;
+  return compat::make_host_store(device.index(), free / 2);
+}
+
+Model build_model(const TrainConfig& config, torch::Device device,
+                  const std::shared_ptr<compat::HostStore>& host) {
   if (config.threads > 0) at::set_num_threads(config.threads);
   torch::manual_seed(config.seed);
   Model model = make_model(config.model, config.model_options);
@@ -60,6 +75,7 @@ Model build_model(const TrainConfig& config, torch::Device device) {
     for (const auto& group : model.groups()) lay_together(group);
   }
   model.root->train();
+  if (host) model.chain = with_host_variants(model.chain, host);
   return model;
 }
 

@@ -7,6 +7,7 @@
 #include <reprise/lean/weight_copies.h>
 #include <reprise/models/model.h>
 #include <reprise/torch/autocast.h>
+#include <reprise/torch/host_store.h>
 #include <reprise/train/config.h>
 #include <reprise/train/scaler.h>
 
@@ -22,8 +23,14 @@ namespace reprise::train_detail {
 /// precision.
 torch::Device check_device(const TrainConfig& config);
 
-/// Seeded, with its weights, on the device, in training mode.
-Model build_model(const TrainConfig& config, torch::Device device);
+/// Where plans may keep activations in the host's memory; null: nowhere.
+std::shared_ptr<compat::HostStore> host_store_of(const TrainConfig& config,
+                                                 torch::Device device);
+
+/// Seeded, with its weights, on the device, in training mode. With `host` its stages
+/// have a variant that keeps its tensors there.
+Model build_model(const TrainConfig& config, torch::Device device,
+                  const std::shared_ptr<compat::HostStore>& host = nullptr);
 
 NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict);
 std::vector<torch::Tensor> values(const NamedTensors& named);

@@ -42,9 +42,14 @@ TrainConfig plain(TrainConfig config) {
 
 std::string how(const Plan& plan) {
   const int again = plan.schedule.total_runs() - plan.schedule.stages();
-  return fmt::format("micro-batch {} × {}, {} stage run{} again, {} of memory",
-                     plan.micro_batch, plan.accumulate, again,
-                     again == 1 ? "" : "s", format_bytes(plan.peak_bytes));
+  const std::string host =
+      plan.host_bytes > 0
+          ? fmt::format(", {} on the host", format_bytes(plan.host_bytes))
+          : std::string();
+  return fmt::format(
+      "micro-batch {} × {}, {} stage run{} again, {} of memory{}",
+      plan.micro_batch, plan.accumulate, again, again == 1 ? "" : "s",
+      format_bytes(plan.peak_bytes), host);
 }
 
 PlanningOptions within(PlanningOptions options, const PlanRequest& request) {

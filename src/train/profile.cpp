@@ -72,9 +72,7 @@ class PhaseObserver : public ExecutionObserver {
   void log_into(PhaseLog* log) { log_ = log; }
 
   void before(const Op& op) override {
-    const bool forward =
-        op.kind != OpKind::kBackward && op.kind != OpKind::kDiscard;
-    if (log_ != nullptr && forward && op.stage == last_stage_) {
+    if (log_ != nullptr && is_forward(op.kind) && op.stage == last_stage_) {
       std::exchange(log_, nullptr)->begin("last stage");
     }
     if (next_ != nullptr) next_->before(op);
@@ -143,7 +141,7 @@ class Profiler {
  private:
   Model logged_model() {
     log_.begin("model");
-    return build_model(config_, device_);
+    return build_model(config_, device_, host_store_of(config_, device_));
   }
 
   std::shared_ptr<const Dataset> logged_data() {

@@ -27,7 +27,8 @@ Session::Session(const TrainConfig& given,
     : group_(std::move(group)),
       config_(given),
       device_(check_device(given)),
-      model_(build_model(given, device_)),
+      host_(host_store_of(given, device_)),
+      model_(build_model(given, device_, host_)),
       parameters_(named(model_.root->named_parameters())),
       parameter_list_(values(parameters_)),
       autocast_(autocast_of(given.precision, device_)),
@@ -86,6 +87,7 @@ Session::Session(const TrainConfig& given,
 
 CostParts Session::cost_parts() const {
   CostParts parts{config_, device_, model_, parameters_, train_data_, prepare_};
+  parts.host = host_;
   if (device_.is_cpu()) {
     parts.dataset_bytes = storage_bytes(train_data_->tensors());
     if (test_data_) parts.dataset_bytes += storage_bytes(test_data_->tensors());

@@ -162,6 +162,7 @@ class Session {
   RunState state_;
   TrainRun run_;
   torch::Device device_;
+  std::shared_ptr<compat::HostStore> host_;  // null: nothing is kept there
   Model model_;
   NamedTensors parameters_;
   std::vector<torch::Tensor> parameter_list_;

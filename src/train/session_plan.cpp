@@ -89,7 +89,8 @@ void Session::adopt(BudgetPlanner::Decision decision) {
   schedule_ = decision.schedule;
   execution_ = make_execution();
   graphs_.drop();
-  profile_.reset();  // it shows another schedule
+  if (host_) host_->trim();  // planning has tried more than is needed
+  profile_.reset();          // it shows another schedule
   decision_.emplace(std::move(decision));
   if (config_.graph != "on") fit_graphs();
   if (other) keep_config();

@@ -238,6 +238,7 @@ TrainResult Session::finish() {
   s.peak_bytes = peak_bytes();
   if (device_.is_cuda()) s.reserved_bytes = meter_.reserved_peak_bytes();
   s.rss_peak_bytes = process_memory().rss_peak;
+  if (host_) s.host_bytes = host_->held_bytes();
   s.limit_bytes = config_.memory_limit;
   if (decision_) {
     s.predicted = {predicted_peak_bytes(), decision_->predicted_step_ms};

@@ -9,6 +9,7 @@
 #include <reprise/data/loader.h>
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/execution.h>
+#include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
 #include <reprise/torch/cuda.h>
@@ -33,7 +34,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 6;
+constexpr int kFormat = 7;
 constexpr double kRowMs = 30;  // of micro-batches timed together
 
 /// Puts gradients, buffers, parameters and random generators back.
@@ -133,6 +134,44 @@ class Batches {
   Batch any_;
   std::optional<Loader> loader_;
 };
+
+/// Leaves the variant on the host to the stages that spend most time for each byte, as
+/// long as all of them together fit into the store; of the others it is like the plain
+/// run.
+void limit_host_bytes(const CostParts& parts, ChainFigures& figures) {
+  if (!parts.host) return;
+  // The rest is for micro-batches of other sizes, such as a window's last.
+  const int64_t limit = parts.host->limit_bytes() / 4 * 3;
+  const Chain& chain = parts.model.chain;
+  struct Offer {
+    StageFigures* stage;
+    KeptRunFigures* run;
+  };
+  std::vector<Offer> offers;
+  for (int i = 0; i < chain.size(); ++i) {
+    const int variant = host_variant(chain[i]);
+    if (variant == 0) continue;
+    StageFigures& stage = figures.stages[static_cast<size_t>(i)];
+    offers.push_back(
+        {&stage, &stage.variants.at(static_cast<size_t>(variant) - 1)});
+  }
+  const auto ms_a_byte = [](const Offer& offer) {
+    return offer.stage->forward_ms /
+           static_cast<double>(std::max<int64_t>(offer.run->host_bytes, 1));
+  };
+  std::stable_sort(offers.begin(), offers.end(),
+                   [&](const Offer& a, const Offer& b) {
+                     return ms_a_byte(a) > ms_a_byte(b);
+                   });
+  int64_t sum = 0;
+  for (const Offer& offer : offers) {
+    if (sum + offer.run->host_bytes <= limit) {
+      sum += offer.run->host_bytes;
+    } else {
+      *offer.run = *offer.stage;
+    }
+  }
+}
 
 fs::path cache_folder() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
@@ -361,6 +400,7 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
   const compat::AutocastGuard autocast(autocast_of(precision, parts_.device));
   size.figures =
       trace(parts_.model.chain, {batch.inputs, batch.targets}, tracing);
+  limit_host_bytes(parts_, size.figures);
   return size;
 }
 
@@ -468,6 +508,10 @@ void TrainingCosts::load_kept(CostProfile& profile) const {
         Schedule::parse("tried", parts_.model.chain.size(), one.schedule);
       }
       profile = std::move(kept);
+      // The host may have less memory to spare than it had then.
+      for (SizeCosts& size : profile.sizes) {
+        limit_host_bytes(parts_, size.figures);
+      }
     }
   } catch (const c10::Error&) {
     // Written by another version, or not to be read: it is measured anew.

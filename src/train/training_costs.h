@@ -5,6 +5,7 @@
 #include <reprise/lean/weight_copies.h>
 #include <reprise/models/model.h>
 #include <reprise/plan/planner.h>
+#include <reprise/torch/host_store.h>
 #include <reprise/train/config.h>
 
 #include <functional>
@@ -25,7 +26,8 @@ struct CostParts {
   NamedTensors parameters;
   std::shared_ptr<const Dataset> data;
   PrepareOptions prepare;
-  int64_t dataset_bytes = 0;  // on the device
+  int64_t dataset_bytes = 0;                  // on the device
+  std::shared_ptr<compat::HostStore> host{};  // null: nothing is kept there
 };
 
 /// Measures the costs of a training, and keeps them on disk for the next time.

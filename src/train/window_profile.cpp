@@ -14,7 +14,8 @@ void WindowProfile::before(const Op&) {
 }
 
 void WindowProfile::after(const Op& op) {
-  look(op.kind == OpKind::kBackward ? "backward" : "forward", op.stage);
+  const bool back = op.kind == OpKind::kBackward || op.kind == OpKind::kFetch;
+  look(back ? "backward" : "forward", op.stage);
 }
 
 void WindowProfile::begin(std::string phase) {

@@ -31,9 +31,7 @@ struct Outcome {
 struct Counter final : ExecutionObserver {
   explicit Counter(int stages) : runs(static_cast<size_t>(stages)) {}
   void before(const Op& op) override {
-    if (op.kind != OpKind::kBackward && op.kind != OpKind::kDiscard) {
-      ++runs[static_cast<size_t>(op.stage)];
-    }
+    if (is_forward(op.kind)) ++runs[static_cast<size_t>(op.stage)];
   }
   std::vector<int> runs;
 };

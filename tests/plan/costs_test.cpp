@@ -14,6 +14,10 @@ SizeCosts line_at(int64_t b) {
   StageFigures stage = StageFigures::simple(100 * b, 50 + 10 * b,
                                             1.0 + 0.5 * double(b), double(b));
   stage.forward_host_ms = 2;
+  KeptRunFigures host = stage;
+  host.saved_bytes = 0;
+  host.host_bytes = stage.saved_bytes;
+  stage.variants.push_back(host);
   size.figures = ChainFigures::simple(8 * b, {stage});
   size.data_bytes = 16 * b;
   size.other_ms = 0.25;

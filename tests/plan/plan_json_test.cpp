@@ -25,6 +25,7 @@ TEST(PlanJson, HoldsWhatToSetAndWhatToExpect) {
   EXPECT_EQ(plan["recompute"], "optimal");
   EXPECT_EQ(plan["predicted"]["peak_bytes"], 600 * kMiB);
   EXPECT_EQ(plan["predicted"]["kept_bytes"], 180 * kMiB);
+  EXPECT_EQ(plan["predicted"]["host_bytes"], 0);
   EXPECT_EQ(plan["predicted"]["step_ms"], 210);
   EXPECT_EQ(plan["predicted"]["micro_ms"], 50);
   EXPECT_NEAR(plan["predicted"]["samples_per_s"], 32 / 0.21, 1e-9);

@@ -52,6 +52,15 @@ TEST(PlanText, SettingsAndPrediction) {
   expect_narrow(text);
 }
 
+TEST(PlanText, SaysWhatTheHostHolds) {
+  PlanResult result = example_result();
+  EXPECT_EQ(to_text(result).find("\nhost "), std::string::npos);
+  result.plan.host_bytes = 96 * kMiB;
+  expect_line(to_text(result),
+              "host       96.0 MiB of activations in its memory");
+  expect_narrow(to_text(result));
+}
+
 TEST(PlanText, ASmallerLastMicroBatchIsNamed) {
   PlanResult result = example_result();
   result.plan.micro_batch = 12;

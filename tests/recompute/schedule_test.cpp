@@ -30,6 +30,19 @@ TEST(Schedule, ParsesWhatItPrints) {
             std::string::npos);
 }
 
+TEST(Schedule, FetchesWhatIsKeptInTheBackwardPass) {
+  const std::string text = "K0.1 K1.2 F0 B1 B0";
+  const auto schedule = Schedule::parse("ahead", 2, text);
+  EXPECT_EQ(schedule.to_text(), text);
+  EXPECT_EQ(schedule.total_runs(), 2);
+  EXPECT_EQ(to_string(schedule.ops()[2]), "fetch 0");
+  expect_problem(2, "K0 F0 K1 B1 B0", "has not reached the output");
+  expect_problem(2, "K0 K1 B1 B0 F0", "its graph is not kept");
+  expect_problem(2, "I0 K1 F0 B1 K0 X1 B0", "its graph is not kept");
+  expect_problem(2, "K0 K1 F0.1 B1 B0", "only a run that keeps");
+  expect_problem(2, "K0 K1 F2 B1 B0", "between 0 and 1");
+}
+
 TEST(Schedule, ForwardPassEndsWithTheFirstRunOfTheLastStage) {
   const auto schedule =
       Schedule::parse("all dropped", 2, "I0 D1 K0 K1 X2 B1 B0");

@@ -76,6 +76,21 @@ TEST(Config, GraphIsOneOfThreeAndMayChangeInAResume) {
             std::string::npos);
 }
 
+TEST(Config, HostMemoryIsAutoOrOffAndMayChangeInAResume) {
+  TrainConfig config;
+  config.resolve();
+  EXPECT_EQ(config.host_memory, "auto");
+  TrainConfig other = config;
+  other.host_memory = "off";
+  EXPECT_EQ(conflict(config, other), "");
+  EXPECT_EQ(config_from_json(to_json(other)).host_memory, "off");
+  config.host_memory = "8GiB";
+  EXPECT_NE(error_of([&] {
+              config.resolve();
+            }).find("[--host-memory] expected one of auto, off, got '8GiB'"),
+            std::string::npos);
+}
+
 TEST(Config, ALimitMeansOptimalUnlessAStrategyIsGiven) {
   TrainConfig config;
   config.resolve();

@@ -616,6 +616,37 @@ TEST(Graph, AThousandReplaysOfAStepTakeNoMemory) {
   EXPECT_EQ(stepper.graphs.captures(), 1);
 }
 
+TEST(Graph, StagesOnTheHostAreCapturedToo) {
+  REPRISE_NEEDS_CUDA();
+  auto config = tokens();
+  config.model_options.width = 256;  // tensors of a MiB and more
+  config.model_options.heads = 4;
+  config.model_options.seq = 256;
+  const Model model = make_model(config.model, config.model_options);
+  std::string forward, backward;
+  for (int i = 0; i < model.chain.size(); ++i) {
+    // The variant on the host is the last one.
+    const auto variant = model.chain[i].variants().size() + 1;
+    forward += "K" + std::to_string(i) + "." + std::to_string(variant) + " ";
+    const std::string ahead = i > 0 ? "F" + std::to_string(i - 1) + " " : "";
+    backward = ahead + "B" + std::to_string(i) + " " + backward;
+  }
+  const Ended plain = run(config);
+  EXPECT_EQ(plain.result.summary.host_bytes, 0);
+  config.recompute = forward + backward;
+  for (const char* graph : {"off", "auto"}) {
+    config.graph = graph;
+    const Ended moved = run(config);
+    EXPECT_GT(moved.result.summary.host_bytes, 1 << 20) << graph;
+    EXPECT_LT(moved.result.summary.kept_bytes, plain.result.summary.kept_bytes);
+    EXPECT_EQ(moved.result.summary.graph, graph[0] == 'o' ? "off" : "on");
+    expect_same(moved, plain, graph);
+  }
+  config.host_memory = "off";
+  EXPECT_NE(error_of([&] { run(config); }).find("expected a variant up to"),
+            std::string::npos);
+}
+
 TEST(Graph, ABudgetIsKeptWithAGraph) {
   REPRISE_NEEDS_CUDA();
   auto config = images();

@@ -84,6 +84,15 @@ TEST(Summary, SaysWhetherGraphsRanAndWhyNot) {
   EXPECT_EQ(to_json(summary_from_json(to_json(s))), to_json(s));
 }
 
+TEST(Summary, SaysWhatTheHostPins) {
+  TrainSummary s = example();
+  EXPECT_EQ(to_table(s).find("on the host"), std::string::npos);
+  s.host_bytes = 3 << 20;
+  EXPECT_EQ(nlohmann::json::parse(to_json(s))["host_bytes"], 3 << 20);
+  EXPECT_NE(to_table(s).find("Activations on the host"), std::string::npos);
+  EXPECT_EQ(to_json(summary_from_json(to_json(s))), to_json(s));
+}
+
 TEST(Summary, TableAndComparison) {
   const std::string table = to_table(example());
   EXPECT_NE(table.find("Time"), std::string::npos);

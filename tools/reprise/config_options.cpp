@@ -65,6 +65,11 @@ void add_training_flags(CLI::App& app, TrainConfig& c) {
       "at each use, which takes no memory (each), and add their gradients "
       "straight: auto (on CUDA on, or each where --memory needs it), on, each, "
       "off");
+  option(
+      "--host-memory", c.host_memory,
+      "Let plans keep activations in pinned memory of the host, where moving "
+      "them takes less time than computing them again: auto (on CUDA, up to "
+      "half of what is free), off");
   option("--loss-scale", c.loss_scale, "First scale of the loss, for fp16");
   option("--optimizer", c.optimizer.name,
          "sgd, adam, adamw, adafactor; adam8bit, adamw8bit: with a quarter of "

@@ -77,6 +77,7 @@ struct Plan {
 
   int64_t peak_bytes = 0;
   int64_t kept_bytes = 0;  ///< held after the forward
+  int64_t host_bytes = 0;  ///< most held in the host's memory instead
   double micro_ms = 0;     ///< one micro-batch; as tried, where it was
   double step_ms = 0;      ///< a whole window with its update
   PeakReport peak{};
@@ -143,8 +144,8 @@ std::string to_json(const Plan& plan);
 /// The same as JSON: feasible, budget (null: none), smallest_bytes; the plan's
 /// micro_batch, accumulate, last_micro_batch, global_batch, precision, recompute
 /// (a strategy, or "optimal"), schedule, weight_copies (where the plan counts on a
-/// certain one), runs_again and predicted{peak_bytes,
-/// kept_bytes, step_ms, micro_ms, samples_per_s}; memory by category;
+/// certain one), runs_again and predicted{peak_bytes, kept_bytes, host_bytes, step_ms,
+/// micro_ms, samples_per_s}; memory by category;
 /// peak_at{phase, stage, stage_name, kept_by_stage, is_floor};
 /// measured{peak_bytes, step_ms, step_ms_spread} where it was; alternatives[],
 /// plans like it; frontier[] and references[] of {recompute, micro_batch,

@@ -53,7 +53,8 @@ class Solver {
   /// The fastest found that stays within `bytes`; nothing where none fits. Never
   /// slower than a strategy of strategy.h that does; for more than 64 stages
   /// about forty values of each number are compared. Where sizes are rounded, a
-  /// little more memory can give a slightly slower answer.
+  /// little more memory can give a slightly slower answer. What stages have in the
+  /// host's memory is fetched ahead (OpKind::kFetch) where `bytes` leave room.
   std::optional<Solution> solve(int64_t bytes) const;
 
   /// Solutions of rising memory and falling time, none better than another in

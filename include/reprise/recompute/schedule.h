@@ -16,7 +16,16 @@ enum class OpKind {
   kForwardKeepInput,  ///< run i without a graph; boundary i stays held
   kBackward,          ///< backward of i, which consumes its graph
   kDiscard,           ///< release boundary i
+  /// begin to bring back what the graph of i has in the host's memory, ahead of its
+  /// backward (host_memory.h); does nothing where it has nothing there
+  kFetch,
 };
+
+/// Whether it runs a stage.
+constexpr bool is_forward(OpKind kind) {
+  return kind == OpKind::kForwardKeep || kind == OpKind::kForwardDrop ||
+         kind == OpKind::kForwardKeepInput;
+}
 
 struct Op {
   OpKind kind;
@@ -36,8 +45,8 @@ std::string to_string(const Op& op);
 ///
 /// Valid means: the first pass runs every stage once, in order; every run has
 /// its input held and every backward its graph; backwards run once each, from
-/// the last stage to the first; no graph is made twice or left over; and no
-/// boundary is held at the end.
+/// the last stage to the first; no graph is made twice or left over; no boundary is
+/// held at the end; and what is fetched, in the backward pass, has its graph.
 class Schedule {
  public:
   /// Throws c10::Error with what `problem()` says.
@@ -63,7 +72,7 @@ class Schedule {
   int total_runs() const;
 
   /// One word an operation: K3 keep, K3.1 keep its first variant, D3 drop, I3
-  /// keep-input, B3 backward, X3 discard.
+  /// keep-input, B3 backward, X3 discard, F3 fetch.
   std::string to_text() const;
 
   /// For people: a line with the totals, a row a stage with how it is kept.

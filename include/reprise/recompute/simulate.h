@@ -13,6 +13,9 @@ struct KeptRunFigures {
   std::vector<int> saved_inputs;   ///< positions that the graph holds
   std::vector<int> saved_outputs;  ///< positions that the graph holds
   int64_t saved_bytes = 0;         ///< what else the graph holds
+  /// What it has in the host's memory (host_memory.h), as bytes of the device's once
+  /// it is back; `backward_extra_bytes` includes that.
+  int64_t host_bytes = 0;
 
   /// Highest rise over what is held before the run, beyond what it leaves
   /// behind.
@@ -76,6 +79,7 @@ struct Simulation {
   /// executor and tensors saved by graphs, the chain's input included.
   int64_t kept_peak_bytes = 0;
   int64_t kept_after_forward_bytes = 0;
+  int64_t host_peak_bytes = 0;  ///< most that is in the host's memory
 
   /// Highest rise over the memory before the forward, in which the input is
   /// there already; gradients in flight and operators' temporaries included,

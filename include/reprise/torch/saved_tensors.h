@@ -35,6 +35,10 @@ class SavedTensorScope {
   ~SavedTensorScope();
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
+
+  /// The policy that decides on this thread at present; null: none does. For a
+  /// policy that leaves some tensors to the one around it.
+  static std::shared_ptr<SavedTensorPolicy> current();
 };
 
 }  // namespace reprise::compat

@@ -52,6 +52,9 @@ struct TrainConfig {
   /// at each use, which takes no memory. "auto": on CUDA on, or each where a plan
   /// for memory_limit is better with it. In fp32 there is nothing to copy.
   std::string weight_copies = "auto";
+  /// Whether plans may keep activations in the host's memory (host_memory.h): auto,
+  /// off. "auto": on CUDA, up to half of the memory that the host has free.
+  std::string host_memory = "auto";
   std::string precision = "fp32";  ///< fp32, bf16, fp16
   double loss_scale = 65536;       ///< fp16: the first one
   OptimizerOptions optimizer{};

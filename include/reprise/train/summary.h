@@ -40,6 +40,7 @@ struct TrainSummary {
   int64_t peak_bytes = 0;
   int64_t reserved_bytes = 0;  ///< most taken from the driver (CUDA)
   int64_t kept_bytes = 0;      ///< held for the backward after a forward
+  int64_t host_bytes = 0;  ///< pinned by the host for activations moved there
   int64_t rss_peak_bytes = 0;
   int64_t limit_bytes = 0;  ///< the peak should not pass it; 0: none
 

@@ -1,0 +1,754 @@
+// Stages whose tensors wait in the host's memory. On the CPU a stand-in for the store
+// copies into other memory of the host and counts; on CUDA it is the real one.
+#include "../../src/plan/fetch_ahead.h"
+#include "support.h"
+
+#include <reprise/memory/meter.h>
+#include <reprise/plan/solver.h>
+#include <reprise/recompute/checkpoint.h>
+#include <reprise/recompute/host_memory.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/recompute/trace.h>
+#include <reprise/torch/cuda.h>
+#include <reprise/torch/cuda_graph.h>
+#include <reprise/torch/moment.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+namespace reprise {
+namespace {
+
+using compat::HostCopy;
+using compat::HostStore;
+using testing::device;
+using testing::error_of;
+using testing::on_device;
+using testing::same;
+using testing::take_gradients;
+using torch::Tensor;
+
+#define REPRISE_NEEDS_CUDA()                                  \
+  if (!device().is_cuda()) {                                  \
+    GTEST_SKIP() << "moving to the host needs a CUDA device"; \
+  }
+
+/// Counts and, on the CPU, does what a store does, with everything at once.
+class Store final : public HostStore {
+ public:
+  struct Counts {
+    int sent = 0, fetched = 0, opened = 0;
+    std::atomic<int> alive{0};
+    int64_t bytes = 0;  // on the host now
+    int fails_at = -1;  // this fetch throws
+  };
+
+  explicit Store(int64_t limit = int64_t{1} << 40) : limit_(limit) {
+    if (device().is_cuda()) {
+      real_ = compat::make_host_store(device().index(), limit);
+    }
+  }
+
+  std::unique_ptr<HostCopy> send(const Tensor& bytes) override {
+    if (counts->bytes + bytes.numel() > limit_) return nullptr;
+    auto real = real_ ? real_->send(bytes) : nullptr;
+    if (real_ && !real) return nullptr;
+    ++counts->sent;
+    return std::make_unique<Copy>(counts, bytes, std::move(real));
+  }
+  void trim() override {
+    if (real_) real_->trim();
+  }
+  c10::Device device() const override { return testing::device(); }
+  int64_t limit_bytes() const override { return limit_; }
+  int64_t held_bytes() const override {
+    return real_ ? real_->held_bytes() : counts->bytes;
+  }
+
+  std::shared_ptr<Counts> counts = std::make_shared<Counts>();
+
+ private:
+  class Copy final : public HostCopy {
+   public:
+    Copy(std::shared_ptr<Counts> counts, const Tensor& bytes,
+         std::unique_ptr<HostCopy> real)
+        : counts_(std::move(counts)),
+          size_(bytes.numel()),
+          real_(std::move(real)) {
+      EXPECT_EQ(bytes.scalar_type(), torch::kByte);
+      EXPECT_TRUE(bytes.dim() == 1 && bytes.is_contiguous());
+      ++counts_->alive;
+      counts_->bytes += size_;
+      if (real_) return;
+      host_.assign(bytes.data_ptr<uint8_t>(),
+                   bytes.data_ptr<uint8_t>() + size_);
+      device_ = bytes;
+    }
+    ~Copy() override {
+      --counts_->alive;
+      counts_->bytes -= size_;
+    }
+    void leave() override {
+      if (real_) return real_->leave();
+      device_.reset();
+    }
+    const Tensor& fetch() override {
+      const int number = counts_->fetched++;
+      TORCH_CHECK(number != counts_->fails_at, "no way back");
+      if (real_) return real_->fetch();
+      if (!device_.defined()) {
+        device_ = torch::empty({size_}, torch::kByte);
+        std::memcpy(device_.data_ptr(), host_.data(), host_.size());
+      }
+      return device_;
+    }
+    const Tensor& bytes() override {
+      ++counts_->opened;
+      if (real_) return real_->bytes();
+      EXPECT_TRUE(device_.defined());  // fetched before
+      return device_;
+    }
+
+   private:
+    std::shared_ptr<Counts> counts_;
+    int64_t size_;
+    std::unique_ptr<HostCopy> real_;
+    std::vector<uint8_t> host_;
+    Tensor device_;
+  };
+
+  int64_t limit_;
+  std::shared_ptr<HostStore> real_;
+};
+
+constexpr int64_t kRows = 64, kWidth = 64;
+constexpr int64_t kSize = kRows * kWidth * 4;
+
+HostOptions small_too() {
+  HostOptions options;
+  options.smallest_bytes = kSize;
+  options.most_in_flight = 2;
+  return options;
+}
+
+/// Two linear layers, with a tanh between and one at the end: the graph saves the
+/// input, the inner tanh (twice, once as a result, once as the next layer's input) and
+/// the output.
+Stage two_layers(const std::string& name) {
+  torch::nn::Sequential layers(
+      torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
+      torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh());
+  layers->to(device());
+  return make_stage(name, layers);
+}
+
+Chain layers(int stages) {
+  std::vector<Stage> list;
+  for (int i = 0; i < stages; ++i) {
+    list.push_back(two_layers("stage" + std::to_string(i)));
+  }
+  return Chain(list);
+}
+
+/// Everything kept, the stages named as their last variant.
+Schedule keep_on_host(const Chain& chain, const std::vector<int>& stages) {
+  std::vector<Op> ops;
+  for (int i = 0; i < chain.size(); ++i) {
+    const bool host =
+        std::find(stages.begin(), stages.end(), i) != stages.end();
+    ops.push_back({OpKind::kForwardKeep, i, host ? host_variant(chain[i]) : 0});
+  }
+  for (int i = chain.size() - 1; i >= 0; --i) {
+    ops.push_back({OpKind::kBackward, i});
+  }
+  return Schedule("on the host", chain.size(), ops);
+}
+
+struct Outcome {
+  Tensors outputs;
+  Tensors gradients;
+  Tensors input_gradients;
+};
+
+Outcome run_by(const Chain& chain, const Schedule& schedule,
+               const Tensors& inputs) {
+  Execution execution(chain, schedule);
+  Outcome outcome;
+  outcome.outputs = execution.forward(inputs);
+  Tensors gradients;
+  for (const auto& output : outcome.outputs) {
+    gradients.push_back(torch::ones_like(output));
+  }
+  outcome.input_gradients = execution.backward(std::move(gradients));
+  outcome.gradients = take_gradients(chain.parameters());
+  return outcome;
+}
+
+::testing::AssertionResult equal(const Tensors& a, const Tensors& b) {
+  if (a.size() != b.size()) return ::testing::AssertionFailure() << "sizes";
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].defined() != b[i].defined() ||
+        (a[i].defined() && !torch::equal(a[i], b[i]))) {
+      return ::testing::AssertionFailure() << "tensor " << i << " differs";
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+/// In every bit, on CUDA too: the same kernels on the same values.
+void expect_equal(const Outcome& a, const Outcome& b) {
+  EXPECT_TRUE(equal(a.outputs, b.outputs));
+  EXPECT_TRUE(equal(a.gradients, b.gradients));
+  EXPECT_TRUE(equal(a.input_gradients, b.input_gradients));
+}
+
+TEST(HostMemory, MovesWhatNobodyElseHoldsAndOnce) {
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  const Chain plain = layers(1);
+  const Chain chain = with_host_variants(plain, store, small_too());
+  EXPECT_EQ(host_variant(plain[0]), 0);
+  ASSERT_EQ(host_variant(chain[0]), 1);
+  EXPECT_EQ(chain[0].variants()[0].name, kOnHost);
+  const Tensors inputs = {
+      torch::randn({kRows, kWidth}, on_device()).requires_grad_()};
+  const Outcome wanted = run_by(plain, make_schedule("none", 1), inputs);
+  const Schedule schedule = keep_on_host(chain, {0});
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    store->counts->sent = store->counts->fetched = store->counts->opened = 0;
+    expect_equal(run_by(chain, schedule, inputs), wanted);
+    // The inner tanh's result; and, until it is known to be held by others, the
+    // stage's output.
+    EXPECT_EQ(store->counts->sent, repeat == 0 ? 2 : 1) << repeat;
+    EXPECT_EQ(store->counts->fetched, 1);
+    EXPECT_EQ(store->counts->opened, 2);  // by the tanh and by the layer after
+    EXPECT_EQ(store->counts->alive, 0);
+  }
+}
+
+TEST(HostMemory, GraphsHoldLessOnTheDevice) {
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  const Chain chain = with_host_variants(layers(4), store, small_too());
+  const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
+  const ChainFigures figures = trace(chain, inputs);
+  for (const StageFigures& stage : figures.stages) {
+    ASSERT_EQ(stage.variants.size(), 1u);
+    EXPECT_EQ(stage.saved_bytes, kSize);
+    EXPECT_EQ(stage.host_bytes, 0);
+    const KeptRunFigures& host = stage.variants[0];
+    EXPECT_EQ(host.saved_bytes, 0);
+    EXPECT_EQ(host.host_bytes, kSize);
+    EXPECT_EQ(host.saved_inputs, stage.saved_inputs);
+    EXPECT_EQ(host.saved_outputs, stage.saved_outputs);
+    // What comes back is a rise that the plain backward has not.
+    EXPECT_GE(host.backward_extra_bytes, kSize);
+  }
+  for (const std::vector<int>& stages :
+       {std::vector<int>{}, {1}, {0, 1, 2, 3}}) {
+    const Schedule schedule = keep_on_host(chain, stages);
+    const auto simulated = simulate(schedule, figures);
+    EXPECT_EQ(simulated.host_peak_bytes,
+              static_cast<int64_t>(stages.size()) * kSize);
+    const KeptMeter kept(chain.parameters());
+    Execution execution(chain, schedule, {.meter = &kept});
+    const auto y = execution.forward(inputs);
+    EXPECT_EQ(kept.live_bytes(), simulated.kept_after_forward_bytes);
+    EXPECT_EQ(store->counts->bytes, simulated.host_peak_bytes);
+    execution.backward({torch::ones_like(y[0])});
+    EXPECT_EQ(kept.live_bytes(), 0);
+    EXPECT_EQ(store->counts->alive, 0);
+  }
+}
+
+TEST(HostMemory, PeakIsAsSimulated) {
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  const Chain chain = with_host_variants(layers(6), store, small_too());
+  const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
+  const ChainFigures figures = trace(chain, inputs);
+  const auto measure = [&](const Schedule& schedule) {
+    Execution execution(chain, schedule, {.separate_graphs = true});
+    const auto step = [&] {
+      const Tensor y = execution.forward(inputs).at(0);
+      execution.backward({torch::ones_like(y)});
+    };
+    step();  // makes the gradients of the parameters
+    MemoryMeter meter(device());
+    step();
+    return meter.peak_increase_bytes();
+  };
+  for (const std::vector<int>& stages :
+       {std::vector<int>{}, {0, 1, 2, 3, 4}, {0, 2, 4}}) {
+    const Schedule schedule = keep_on_host(chain, stages);
+    EXPECT_NEAR(double(measure(schedule)),
+                double(simulate(schedule, figures).peak_bytes), 0.5 * kSize);
+  }
+}
+
+TEST(HostMemory, ViewsKeepTheirLayout) {
+  const auto store = std::make_shared<Store>();
+  const auto function = [](const Tensor& x) {
+    const Tensor y = x * 2;
+    // Parts of one storage, one of them transposed, one of every other column.
+    const auto parts = y.chunk(2, 1);
+    const Tensor a = parts[0].t(), b = parts[1].slice(1, 0, kWidth / 2, 2);
+    return torch::mm(a, b.exp()) * torch::sigmoid(y.narrow(0, 3, 1)).sum() +
+           (b * b).sum();
+  };
+  const Chain plain = Chain::of(function);
+  const Chain chain = with_host_variants(plain, store, small_too());
+  const Tensors inputs = {
+      torch::randn({kRows, kWidth}, on_device()).requires_grad_()};
+  expect_equal(run_by(chain, keep_on_host(chain, {0}), inputs),
+               run_by(plain, make_schedule("none", 1), inputs));
+  EXPECT_GE(store->counts->sent, 1);
+  EXPECT_EQ(store->counts->alive, 0);
+}
+
+TEST(HostMemory, InPlaceAfterwardsIsAnErrorOrTheLaterValue) {
+  const auto store = std::make_shared<Store>();
+  const Tensors inputs = {
+      torch::randn({kRows, kWidth}, on_device()).requires_grad_()};
+  // exp saves its result; what it was is gone.
+  const Chain wrong = with_host_variants(
+      Chain::of([](const Tensor& x) { return x.exp().add_(1).sum(); }), store,
+      small_too());
+  EXPECT_NE(error_of([&] {
+              run_by(wrong, keep_on_host(wrong, {0}), inputs);
+            }).find("modified in place"),
+            std::string::npos);
+  // relu_ saves what it leaves behind.
+  const Chain right = Chain::of([](const Tensor& x) {
+    Tensor y = x * 3;
+    y.relu_();
+    return (y * y).sum();
+  });
+  const Chain moved = with_host_variants(right, store, small_too());
+  expect_equal(run_by(moved, keep_on_host(moved, {0}), inputs),
+               run_by(right, make_schedule("none", 1), inputs));
+  EXPECT_EQ(store->counts->alive, 0);
+}
+
+TEST(HostMemory, SmallTensorsAndFullStoresStay) {
+  torch::manual_seed(1);
+  const Chain plain = layers(3);
+  const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
+  const Outcome wanted = run_by(plain, make_schedule("none", 3), inputs);
+  const auto check = [&](const std::shared_ptr<Store>& store,
+                         const HostOptions& options, int64_t on_host) {
+    const Chain chain = with_host_variants(plain, store, options);
+    const Schedule schedule = keep_on_host(chain, {0, 1, 2});
+    const KeptMeter kept(chain.parameters());
+    run_by(chain, schedule, inputs);  // learns what others hold
+    Execution execution(chain, schedule, {.meter = &kept});
+    execution.forward(inputs);
+    EXPECT_EQ(store->counts->bytes, on_host);
+    // Input, two boundaries and the output; what stays is one tensor a stage.
+    EXPECT_EQ(kept.live_bytes(), 7 * kSize - on_host);
+    expect_equal(run_by(chain, schedule, inputs), wanted);
+  };
+  check(std::make_shared<Store>(), {}, 0);
+  HostOptions larger = small_too();
+  larger.smallest_bytes = kSize + 1;
+  check(std::make_shared<Store>(), larger, 0);
+  check(std::make_shared<Store>(2 * kSize), small_too(), 2 * kSize);
+  check(std::make_shared<Store>(), small_too(), 3 * kSize);
+}
+
+TEST(HostMemory, AFailureOnTheWayBackLeavesNothingBehind) {
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  const Chain plain = layers(3);
+  const Chain chain = with_host_variants(plain, store, small_too());
+  const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
+  const Schedule schedule = keep_on_host(chain, {0, 1, 2});
+  const Outcome wanted = run_by(plain, make_schedule("none", 3), inputs);
+  run_by(chain, schedule, inputs);
+  const int64_t before = live_bytes(device());
+  for (int fails = 0; fails < 3; ++fails) {
+    store->counts->fetched = 0;
+    store->counts->fails_at = fails;
+    EXPECT_NE(
+        error_of([&] { run_by(chain, schedule, inputs); }).find("no way back"),
+        std::string::npos);
+    EXPECT_EQ(store->counts->alive, 0) << fails;
+    take_gradients(chain.parameters());
+    EXPECT_EQ(live_bytes(device()), before) << fails;
+  }
+  store->counts->fails_at = -1;
+  expect_equal(run_by(chain, schedule, inputs), wanted);
+}
+
+TEST(HostMemory, AStageThatThrowsLeavesNothingBehind) {
+  const auto store = std::make_shared<Store>();
+  bool fails = true;
+  const Chain chain = with_host_variants(Chain::of([&fails](const Tensor& x) {
+                                           const Tensor y = x.exp().tanh();
+                                           TORCH_CHECK(!fails, "not today");
+                                           return y.sum();
+                                         }),
+                                         store, small_too());
+  const Tensors inputs = {
+      torch::randn({kRows, kWidth}, on_device()).requires_grad_()};
+  const Schedule schedule = keep_on_host(chain, {0});
+  const int64_t before = live_bytes(device());
+  EXPECT_THROW(run_by(chain, schedule, inputs), c10::Error);
+  EXPECT_EQ(store->counts->sent, 2);
+  EXPECT_EQ(store->counts->alive, 0);
+  EXPECT_EQ(live_bytes(device()), before);
+  fails = false;
+  EXPECT_NO_THROW(run_by(chain, schedule, inputs));
+}
+
+TEST(HostMemory, AGraphThatIsDroppedGivesEverythingBack) {
+  const auto store = std::make_shared<Store>();
+  const Chain chain = with_host_variants(layers(2), store, small_too());
+  const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
+  const int64_t before = live_bytes(device());
+  {
+    Execution execution(chain, keep_on_host(chain, {0, 1}));
+    execution.forward(inputs);
+    EXPECT_GT(store->counts->alive, 0);
+    execution.forward(inputs);  // starts over
+  }
+  EXPECT_EQ(store->counts->alive, 0);
+  EXPECT_EQ(live_bytes(device()), before);
+}
+
+TEST(HostMemory, ScheduleBringsBackAheadOfNeed) {
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  const Chain plain = layers(3);
+  const Chain chain = with_host_variants(plain, store, small_too());
+  const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
+  const Schedule schedule =
+      Schedule::parse("ahead", 3, "K0.1 K1.1 K2.1 F1 B2 F0 B1 B0");
+  struct Fetches : ExecutionObserver {
+    explicit Fetches(Store& s) : store(s) {}
+    void after(const Op& op) override {
+      if (op.kind == OpKind::kFetch || op.kind == OpKind::kBackward) {
+        seen.push_back(store.counts->fetched);
+      }
+    }
+    Store& store;
+    std::vector<int> seen;
+  } fetches(*store);
+  Execution execution(chain, schedule, {.observer = &fetches});
+  const Tensor y = execution.forward(inputs).at(0);
+  execution.backward({torch::ones_like(y)});
+  // F1, B2 with its own, F0, B1 and B0 with nothing left to fetch.
+  EXPECT_EQ(fetches.seen, (std::vector<int>{1, 2, 3, 3, 3}));
+  take_gradients(chain.parameters());
+  expect_equal(run_by(chain, schedule, inputs),
+               run_by(plain, make_schedule("none", 3), inputs));
+  EXPECT_EQ(store->counts->alive, 0);
+
+  const ChainFigures figures = trace(chain, inputs);
+  const auto peak = [&](const char* text) {
+    return simulate(Schedule::parse("s", 3, text), figures).peak_bytes;
+  };
+  EXPECT_EQ(peak("K0.1 K1.1 K2.1 F1 B2 F0 B1 B0"),
+            peak("K0.1 K1.1 K2.1 B2 B1 B0") + kSize);
+}
+
+TEST(HostMemory, CheckpointsInsideAndAround) {
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  const Stage inner = two_layers("inner");
+  const Chain plain({make_stage(
+      "stage",
+      [inner](const Tensor& x) {
+        const auto f = [inner](const Tensors& in) { return inner(in); };
+        const Tensor y = checkpoint_list(f, {x.exp().tanh()}).at(0);
+        return (y * y.sigmoid()).sum();
+      },
+      inner.modules())});
+  const Chain chain = with_host_variants(plain, store, small_too());
+  const Tensors inputs = {
+      torch::randn({kRows, kWidth}, on_device()).requires_grad_()};
+  const Outcome wanted = run_by(plain, make_schedule("none", 1), inputs);
+  expect_equal(run_by(chain, keep_on_host(chain, {0}), inputs), wanted);
+  EXPECT_EQ(store->counts->alive, 0);
+}
+
+TEST(HostMemory, DroppedAndRecomputedRunsMoveNothing) {
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  const Chain plain = layers(4);
+  const Chain chain = with_host_variants(plain, store, small_too());
+  const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
+  const Outcome wanted = run_by(plain, make_schedule("none", 4), inputs);
+  for (const char* strategy : {"all", "sqrt"}) {
+    expect_equal(run_by(chain, make_schedule(strategy, 4), inputs), wanted);
+  }
+  EXPECT_EQ(store->counts->sent, 0);
+  // One of the recomputed ones kept on the host.
+  const Schedule mixed =
+      Schedule::parse("mixed", 4, "I0 D1 K2.1 K3.1 B3 B2 K0.1 K1 B1 B0");
+  expect_equal(run_by(chain, mixed, inputs), wanted);
+  EXPECT_GT(store->counts->sent, 0);
+  EXPECT_EQ(store->counts->alive, 0);
+  const torch::NoGradGuard no_grad;
+  chain.forward(inputs, mixed);
+}
+
+TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
+  // A chain of equal stages: a kept graph of 100 bytes besides a small boundary.
+  const auto figures_of = [](double host_ms) {
+    std::vector<StageFigures> stages;
+    for (int i = 0; i < 8; ++i) {
+      StageFigures stage = StageFigures::simple(1, 100, 10, 20);
+      KeptRunFigures host = stage;
+      host.saved_bytes = 0;
+      host.host_bytes = 100;
+      host.keep_extra_bytes = 100;
+      host.backward_extra_bytes += 100;
+      host.backward_ms += host_ms;
+      stage.variants.push_back(host);
+      stages.push_back(stage);
+    }
+    return ChainFigures::simple(1, stages);
+  };
+  const auto solve = [](const ChainFigures& figures, int64_t bytes) {
+    const auto solution = Solver(figures).solve(bytes);
+    EXPECT_TRUE(solution);
+    return *solution;
+  };
+  const auto cheap = solve(figures_of(2), 320);
+  EXPECT_GT(cheap.simulation.host_peak_bytes, 0);
+  EXPECT_EQ(cheap.simulation.total_runs, 8);  // nothing runs again
+  EXPECT_LE(cheap.simulation.peak_bytes, 320);
+  const auto dear = solve(figures_of(50), 320);
+  EXPECT_EQ(dear.simulation.host_peak_bytes, 0) << dear.schedule.to_text();
+  EXPECT_GT(dear.simulation.total_runs, 8);
+
+  // Fetched ahead where there is room for it.
+  const ChainFigures figures = figures_of(2);
+  const Schedule all =
+      Schedule::parse("all", 4, "K0.1 K1.1 K2.1 K3.1 B3 B2 B1 B0");
+  ChainFigures four = figures;
+  four.stages.resize(4);
+  const int64_t peak = simulate(all, four).peak_bytes;
+  EXPECT_EQ(plan::fetch_ahead(all, four, peak + 100).to_text(),
+            "K0.1 K1.1 K2.1 K3.1 F2 B3 F1 B2 F0 B1 B0");
+  const Schedule tight = plan::fetch_ahead(all, four, peak);
+  EXPECT_EQ(simulate(tight, four).peak_bytes, peak);
+  EXPECT_LT(tight.ops().size(), all.ops().size() + 3);
+  EXPECT_EQ(simulate(tight, four).time_ms, simulate(all, four).time_ms);
+}
+
+TEST(HostMemory, NeedsAStore) {
+  EXPECT_NE(error_of([] {
+              with_host_variant(two_layers("stage"), nullptr);
+            }).find("expected a store"),
+            std::string::npos);
+  if (compat::cuda_built()) return;
+  EXPECT_THROW(compat::make_host_store(0, 1), c10::Error);
+}
+
+// The device itself.
+
+/// Products of large matrices on a few rows: costly for each byte it keeps.
+Stage costly(int64_t width, int depth) {
+  torch::nn::Sequential layers;
+  for (int i = 0; i < depth; ++i) {
+    torch::nn::Linear linear(
+        torch::nn::LinearOptions(width, width).bias(false));
+    layers->push_back(linear);
+    layers->push_back(torch::nn::Tanh());
+  }
+  layers->to(device());
+  return make_stage("costly", layers);
+}
+
+Chain costly_chain(int stages, int64_t width, int depth) {
+  std::vector<Stage> list;
+  for (int i = 0; i < stages; ++i) list.push_back(costly(width, depth));
+  return Chain(list);
+}
+
+TEST(HostMemory, OnCudaEveryBitIsTheSame) {
+  REPRISE_NEEDS_CUDA();
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  const Chain plain = costly_chain(4, 1024, 4);
+  const Chain chain = with_host_variants(plain, store);
+  const Tensors inputs = {torch::randn({4096, 1024}, on_device())};
+  const Outcome wanted = run_by(plain, make_schedule("none", 4), inputs);
+  const Schedule ahead =
+      Schedule::parse("ahead", 4, "K0.1 K1.1 K2.1 K3.1 F2 B3 F1 B2 F0 B1 B0");
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    expect_equal(run_by(chain, keep_on_host(chain, {0, 1, 2, 3}), inputs),
+                 wanted);
+    expect_equal(run_by(chain, ahead, inputs), wanted);
+  }
+  EXPECT_GT(store->counts->sent, 0);
+  EXPECT_EQ(store->counts->alive, 0);
+}
+
+TEST(HostMemory, OnCudaThePeakFallsByWhatIsMoved) {
+  REPRISE_NEEDS_CUDA();
+  const auto store = std::make_shared<Store>();
+  const Chain chain = with_host_variants(costly_chain(6, 1024, 6), store);
+  const Tensors inputs = {torch::randn({8192, 1024}, on_device())};
+  const auto peak = [&](const Schedule& schedule) {
+    Execution execution(chain, schedule);
+    for (int i = 0; i < 2; ++i) {
+      const Tensor y = execution.forward(inputs).at(0);
+      execution.backward({torch::ones_like(y)});
+    }
+    MemoryMeter meter(device());
+    const Tensor y = execution.forward(inputs).at(0);
+    execution.backward({torch::ones_like(y)});
+    return double(meter.peak_increase_bytes());
+  };
+  const double tensor = 8192 * 1024 * 4;
+  const double plain = peak(keep_on_host(chain, {}));
+  // Five tanhs of a stage are its own; of one stage they are back at the peak.
+  const double moved = peak(keep_on_host(chain, {0, 1, 2, 3, 4, 5}));
+  EXPECT_NEAR((plain - moved) / tensor, 5 * 5, 2);
+  EXPECT_GE(store->held_bytes(), int64_t(6 * 5 * tensor));
+  compat::cuda_synchronize(device().index());
+  store->trim();
+  EXPECT_EQ(store->held_bytes(), 0);
+}
+
+TEST(HostMemory, OnCudaCopiesRunBesideTheWork) {
+  REPRISE_NEEDS_CUDA();
+  const auto store = std::make_shared<Store>();
+  const int64_t width = 4096, rows = 4096;
+  const Chain chain = with_host_variants(costly_chain(4, width, 6), store);
+  const Tensors inputs = {torch::randn({rows, width}, on_device())};
+  const auto time_of = [&](const Schedule& schedule) {
+    Execution execution(chain, schedule);
+    const auto step = [&] {
+      const Tensor y = execution.forward(inputs).at(0);
+      execution.backward({torch::ones_like(y)});
+    };
+    for (int i = 0; i < 2; ++i) step();
+    std::vector<double> ms;
+    for (int i = 0; i < 5; ++i) {
+      const compat::CudaMoment start(device().index());
+      step();
+      const compat::CudaMoment end(device().index());
+      ms.push_back(end.milliseconds_since(start));
+    }
+    std::sort(ms.begin(), ms.end());
+    return ms[2];
+  };
+  const double plain = time_of(keep_on_host(chain, {}));
+  const double moved = time_of(keep_on_host(chain, {0, 1, 2, 3}));
+  const double ahead = time_of(
+      Schedule::parse("ahead", 4, "K0.1 K1.1 K2.1 K3.1 F2 B3 F1 B2 F0 B1 B0"));
+  // The same copies with nothing beside them: 4 stages of 5 tanhs, there and back.
+  const Tensor bytes =
+      torch::empty({rows * width * 4}, on_device(torch::kByte));
+  const auto copies = [&] {
+    const compat::CudaMoment start(device().index());
+    for (int i = 0; i < 4 * 5; ++i) {
+      const auto copy = store->send(bytes);
+      copy->leave();
+      copy->bytes();
+    }
+    const compat::CudaMoment end(device().index());
+    return end.milliseconds_since(start);
+  };
+  copies();
+  const double alone = copies();
+  RecordProperty("plain_ms", std::to_string(plain));
+  RecordProperty("moved_ms", std::to_string(moved));
+  RecordProperty("ahead_ms", std::to_string(ahead));
+  RecordProperty("copies_ms", std::to_string(alone));
+  std::printf("plain %.1f ms, moved %.1f, fetched ahead %.1f, copies %.1f\n",
+              plain, moved, ahead, alone);
+  // A good part of what can be beside the other is.
+  EXPECT_LT(moved, plain + alone - 0.3 * std::min(plain, alone));
+  EXPECT_LT(ahead, moved * 1.05);
+}
+
+TEST(HostMemory, OnCudaWorksInAGraph) {
+  REPRISE_NEEDS_CUDA();
+  if (!compat::cuda_graph_refusal().empty()) {
+    GTEST_SKIP() << compat::cuda_graph_refusal();
+  }
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  const Chain chain = with_host_variants(costly_chain(4, 1024, 4), store);
+  const Schedule schedule =
+      Schedule::parse("ahead", 4, "K0.1 K1.1 K2.1 K3.1 F2 B3 F1 B2 F0 B1 B0");
+  const Tensor x = torch::randn({4096, 1024}, on_device());
+  const compat::GraphStreamScope stream(device(), true);
+  Execution execution(chain, schedule);
+  Tensor input = x.clone();
+  const auto step = [&] {
+    const Tensor y = execution.forward({input}).at(0);
+    execution.backward({torch::ones_like(y)});
+  };
+  for (int i = 0; i < 2; ++i) step();  // gradients and buffers are there now
+  const auto zero = [&] {
+    for (auto& p : chain.parameters()) p.mutable_grad().zero_();
+  };
+  const auto gradients = [&] {
+    Tensors list;
+    for (const auto& p : chain.parameters()) list.push_back(p.grad().clone());
+    return list;
+  };
+  std::vector<Tensors> wanted;
+  for (int i = 0; i < 3; ++i) {
+    zero();
+    input.copy_(x * (i + 1));
+    step();
+    wanted.push_back(gradients());
+  }
+  const auto pool = std::make_shared<compat::CudaGraphPool>();
+  compat::CudaGraph graph(device().index(), pool);
+  graph.capture(step);
+  EXPECT_EQ(store->counts->alive, 0);
+  for (int i = 0; i < 3; ++i) {
+    zero();
+    input.copy_(x * (i + 1));
+    graph.replay();
+    EXPECT_TRUE(equal(gradients(), wanted[size_t(i)])) << i;
+    // Between replays the same buffers serve a step without a graph.
+    zero();
+    step();
+    EXPECT_TRUE(equal(gradients(), wanted[size_t(i)])) << i;
+  }
+}
+
+TEST(HostMemory, OnCudaThePlannerTakesItForCostlyStages) {
+  REPRISE_NEEDS_CUDA();
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  // 137 GFLOP a product of 4,096 × 4,096 rows for 64 MiB in single precision.
+  const Chain chain = with_host_variants(costly_chain(8, 4096, 4), store);
+  const Tensors inputs = {torch::randn({4096, 4096}, on_device())};
+  const ChainFigures figures = trace(chain, inputs, 5);
+  ChainFigures without = figures;
+  for (StageFigures& stage : without.stages) stage.variants.clear();
+  const Solver with(figures);
+  const Solver only_again(without);
+  const int64_t budget = only_again.smallest_bytes() * 5 / 4;
+  const auto chosen = with.solve(budget);
+  const auto again = only_again.solve(budget);
+  ASSERT_TRUE(chosen && again);
+  std::printf("within %lld MiB: %.1f ms on the host, %.1f ms again; %s\n",
+              static_cast<long long>(budget >> 20), chosen->simulation.time_ms,
+              again->simulation.time_ms, chosen->schedule.to_text().c_str());
+  EXPECT_GT(chosen->simulation.host_peak_bytes, 0);
+  EXPECT_LT(chosen->simulation.time_ms, again->simulation.time_ms);
+  // And it keeps to it.
+  Execution execution(chain, chosen->schedule);
+  for (int i = 0; i < 2; ++i) {
+    MemoryMeter meter(device());
+    const Tensor y = execution.forward(inputs).at(0);
+    execution.backward({torch::ones_like(y)});
+    if (i == 0) continue;  // makes the gradients of the parameters
+    EXPECT_LE(meter.peak_increase_bytes(), budget * 103 / 100);
+  }
+}
+
+}  // namespace
+}  // namespace reprise
