@@ -169,9 +169,9 @@ void compare(const std::string& name, const std::string& strategy,
   const auto expected = plain_gradients(model);
   // Gradients of linear layers that the backward adds to `.grad` by itself.
   std::optional<WeightCopies> copies;
-  if (straight) copies.emplace(model.linear_weights(), torch::kFloat);
+  if (straight) copies.emplace(model.linear_parameters(), torch::kFloat);
   int64_t by_autograd = 0;
-  model.linear_weights().back().register_hook(
+  model.linear_parameters().back().register_hook(
       [&](const torch::Tensor&) { ++by_autograd; });
   std::vector<std::vector<torch::Tensor>> found;
   ranked_gradients(model, strategy, micro, group, found);
