@@ -122,8 +122,10 @@ TEST(Planning, OffersTheHostNoMoreThanItHolds) {
       // Either it is moved, or it is like the plain run.
       if (host.host_bytes > 0) {
         EXPECT_LT(host.saved_bytes, stage.saved_bytes);
+        EXPECT_GT(host.forward_ms, stage.forward_ms);
       } else {
         EXPECT_EQ(host.saved_bytes, stage.saved_bytes);
+        EXPECT_EQ(host.forward_ms, stage.forward_ms);
       }
     }
     EXPECT_EQ(store->counts->alive, 0);
