@@ -1,6 +1,7 @@
 // Stages whose tensors wait in the host's memory. On the CPU a stand-in for the store
 // copies into other memory of the host and counts; on CUDA it is the real one.
 #include "../../src/plan/fetch_ahead.h"
+#include "host_store.h"
 #include "support.h"
 
 #include <reprise/memory/meter.h>
@@ -14,16 +15,13 @@
 #include <reprise/torch/moment.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
 
 namespace reprise {
 namespace {
 
-using compat::HostCopy;
-using compat::HostStore;
 using testing::device;
 using testing::error_of;
+using Store = testing::CountingStore;
 using testing::on_device;
 using testing::same;
 using testing::take_gradients;
@@ -33,94 +31,6 @@ using torch::Tensor;
   if (!device().is_cuda()) {                                  \
     GTEST_SKIP() << "moving to the host needs a CUDA device"; \
   }
-
-/// Counts and, on the CPU, does what a store does, with everything at once.
-class Store final : public HostStore {
- public:
-  struct Counts {
-    int sent = 0, fetched = 0, opened = 0;
-    std::atomic<int> alive{0};
-    int64_t bytes = 0;  // on the host now
-    int fails_at = -1;  // this fetch throws
-  };
-
-  explicit Store(int64_t limit = int64_t{1} << 40) : limit_(limit) {
-    if (device().is_cuda()) {
-      real_ = compat::make_host_store(device().index(), limit);
-    }
-  }
-
-  std::unique_ptr<HostCopy> send(const Tensor& bytes) override {
-    if (counts->bytes + bytes.numel() > limit_) return nullptr;
-    auto real = real_ ? real_->send(bytes) : nullptr;
-    if (real_ && !real) return nullptr;
-    ++counts->sent;
-    return std::make_unique<Copy>(counts, bytes, std::move(real));
-  }
-  void trim() override {
-    if (real_) real_->trim();
-  }
-  c10::Device device() const override { return testing::device(); }
-  int64_t limit_bytes() const override { return limit_; }
-  int64_t held_bytes() const override {
-    return real_ ? real_->held_bytes() : counts->bytes;
-  }
-
-  std::shared_ptr<Counts> counts = std::make_shared<Counts>();
-
- private:
-  class Copy final : public HostCopy {
-   public:
-    Copy(std::shared_ptr<Counts> counts, const Tensor& bytes,
-         std::unique_ptr<HostCopy> real)
-        : counts_(std::move(counts)),
-          size_(bytes.numel()),
-          real_(std::move(real)) {
-      EXPECT_EQ(bytes.scalar_type(), torch::kByte);
-      EXPECT_TRUE(bytes.dim() == 1 && bytes.is_contiguous());
-      ++counts_->alive;
-      counts_->bytes += size_;
-      if (real_) return;
-      host_.assign(bytes.data_ptr<uint8_t>(),
-                   bytes.data_ptr<uint8_t>() + size_);
-      device_ = bytes;
-    }
-    ~Copy() override {
-      --counts_->alive;
-      counts_->bytes -= size_;
-    }
-    void leave() override {
-      if (real_) return real_->leave();
-      device_.reset();
-    }
-    const Tensor& fetch() override {
-      const int number = counts_->fetched++;
-      TORCH_CHECK(number != counts_->fails_at, "no way back");
-      if (real_) return real_->fetch();
-      if (!device_.defined()) {
-        device_ = torch::empty({size_}, torch::kByte);
-        std::memcpy(device_.data_ptr(), host_.data(), host_.size());
-      }
-      return device_;
-    }
-    const Tensor& bytes() override {
-      ++counts_->opened;
-      if (real_) return real_->bytes();
-      EXPECT_TRUE(device_.defined());  // fetched before
-      return device_;
-    }
-
-   private:
-    std::shared_ptr<Counts> counts_;
-    int64_t size_;
-    std::unique_ptr<HostCopy> real_;
-    std::vector<uint8_t> host_;
-    Tensor device_;
-  };
-
-  int64_t limit_;
-  std::shared_ptr<HostStore> real_;
-};
 
 constexpr int64_t kRows = 64, kWidth = 64;
 constexpr int64_t kSize = kRows * kWidth * 4;
@@ -265,7 +175,11 @@ TEST(HostMemory, GraphsHoldLessOnTheDevice) {
 TEST(HostMemory, PeakIsAsSimulated) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
-  const Chain chain = with_host_variants(layers(6), store, small_too());
+  std::vector<Stage> stages;
+  for (int i = 0; i < 6; ++i) stages.push_back(two_layers("layers"));
+  stages.push_back(
+      make_stage("sum", [](const Tensor& x) { return (x * x).sum(); }));
+  const Chain chain = with_host_variants(Chain(stages), store, small_too());
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
   const ChainFigures figures = trace(chain, inputs);
   const auto measure = [&](const Schedule& schedule) {
@@ -279,11 +193,11 @@ TEST(HostMemory, PeakIsAsSimulated) {
     step();
     return meter.peak_increase_bytes();
   };
-  for (const std::vector<int>& stages :
-       {std::vector<int>{}, {0, 1, 2, 3, 4}, {0, 2, 4}}) {
-    const Schedule schedule = keep_on_host(chain, stages);
+  for (const std::vector<int>& on_host :
+       {std::vector<int>{}, {0, 1, 2, 3, 4, 5}, {0, 2, 4}}) {
+    const Schedule schedule = keep_on_host(chain, on_host);
     EXPECT_NEAR(double(measure(schedule)),
-                double(simulate(schedule, figures).peak_bytes), 0.5 * kSize);
+                double(simulate(schedule, figures).peak_bytes), 0.1 * kSize);
   }
 }
 
@@ -486,7 +400,7 @@ TEST(HostMemory, DroppedAndRecomputedRunsMoveNothing) {
   EXPECT_EQ(store->counts->sent, 0);
   // One of the recomputed ones kept on the host.
   const Schedule mixed =
-      Schedule::parse("mixed", 4, "I0 D1 K2.1 K3.1 B3 B2 K0.1 K1 B1 B0");
+      Schedule::parse("mixed", 4, "I0 D1 K2.1 K3.1 B3 B2 K0.1 K1 X2 B1 B0");
   expect_equal(run_by(chain, mixed, inputs), wanted);
   EXPECT_GT(store->counts->sent, 0);
   EXPECT_EQ(store->counts->alive, 0);
@@ -566,6 +480,9 @@ Stage costly(int64_t width, int depth) {
 Chain costly_chain(int stages, int64_t width, int depth) {
   std::vector<Stage> list;
   for (int i = 0; i < stages; ++i) list.push_back(costly(width, depth));
+  // So that the caller holds no large gradient.
+  list.push_back(
+      make_stage("sum", [](const Tensor& x) { return (x * x).sum(); }));
   return Chain(list);
 }
 
@@ -576,9 +493,9 @@ TEST(HostMemory, OnCudaEveryBitIsTheSame) {
   const Chain plain = costly_chain(4, 1024, 4);
   const Chain chain = with_host_variants(plain, store);
   const Tensors inputs = {torch::randn({4096, 1024}, on_device())};
-  const Outcome wanted = run_by(plain, make_schedule("none", 4), inputs);
-  const Schedule ahead =
-      Schedule::parse("ahead", 4, "K0.1 K1.1 K2.1 K3.1 F2 B3 F1 B2 F0 B1 B0");
+  const Outcome wanted = run_by(plain, make_schedule("none", 5), inputs);
+  const Schedule ahead = Schedule::parse(
+      "ahead", 5, "K0.1 K1.1 K2.1 K3.1 K4 F3 B4 F2 B3 F1 B2 F0 B1 B0");
   for (int repeat = 0; repeat < 5; ++repeat) {
     expect_equal(run_by(chain, keep_on_host(chain, {0, 1, 2, 3}), inputs),
                  wanted);
@@ -640,8 +557,8 @@ TEST(HostMemory, OnCudaCopiesRunBesideTheWork) {
   };
   const double plain = time_of(keep_on_host(chain, {}));
   const double moved = time_of(keep_on_host(chain, {0, 1, 2, 3}));
-  const double ahead = time_of(
-      Schedule::parse("ahead", 4, "K0.1 K1.1 K2.1 K3.1 F2 B3 F1 B2 F0 B1 B0"));
+  const double ahead = time_of(Schedule::parse(
+      "ahead", 5, "K0.1 K1.1 K2.1 K3.1 K4 F3 B4 F2 B3 F1 B2 F0 B1 B0"));
   // The same copies with nothing beside them: 4 stages of 5 tanhs, there and back.
   const Tensor bytes =
       torch::empty({rows * width * 4}, on_device(torch::kByte));
@@ -676,8 +593,8 @@ TEST(HostMemory, OnCudaWorksInAGraph) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   const Chain chain = with_host_variants(costly_chain(4, 1024, 4), store);
-  const Schedule schedule =
-      Schedule::parse("ahead", 4, "K0.1 K1.1 K2.1 K3.1 F2 B3 F1 B2 F0 B1 B0");
+  const Schedule schedule = Schedule::parse(
+      "ahead", 5, "K0.1 K1.1 K2.1 K3.1 K4 F3 B4 F2 B3 F1 B2 F0 B1 B0");
   const Tensor x = torch::randn({4096, 1024}, on_device());
   const compat::GraphStreamScope stream(device(), true);
   Execution execution(chain, schedule);
@@ -689,6 +606,10 @@ TEST(HostMemory, OnCudaWorksInAGraph) {
   for (int i = 0; i < 2; ++i) step();  // gradients and buffers are there now
   const auto zero = [&] {
     for (auto& p : chain.parameters()) p.mutable_grad().zero_();
+  };
+  // Libraries may choose otherwise in a capture.
+  const auto expect_same = [](const Tensors& a, const Tensors& b) {
+    for (size_t k = 0; k < a.size(); ++k) EXPECT_TRUE(same(a[k], b[k])) << k;
   };
   const auto gradients = [&] {
     Tensors list;
@@ -710,11 +631,11 @@ TEST(HostMemory, OnCudaWorksInAGraph) {
     zero();
     input.copy_(x * (i + 1));
     graph.replay();
-    EXPECT_TRUE(equal(gradients(), wanted[size_t(i)])) << i;
+    expect_same(gradients(), wanted[size_t(i)]);
     // Between replays the same buffers serve a step without a graph.
     zero();
     step();
-    EXPECT_TRUE(equal(gradients(), wanted[size_t(i)])) << i;
+    expect_same(gradients(), wanted[size_t(i)]);
   }
 }
 

@@ -1,5 +1,8 @@
+#include "../../src/train/session.h"
+#include "host_store.h"
 #include "train/runs.h"
 
+#include <reprise/recompute/host_memory.h>
 #include <reprise/torch/cuda.h>
 #include <reprise/train/planning.h>
 
@@ -93,6 +96,46 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
           << model << " " << budget;
     }
   }
+}
+
+TEST(Planning, OffersTheHostNoMoreThanItHolds) {
+  const OwnCache cache;
+  TrainConfig config = config_of("gpt2");
+  config.host_memory = "off";  // here it is another one
+  config.batch = 4;
+  config.resolve();
+  const train_detail::Session session(config);
+  const auto offered = [&](int64_t limit) {
+    const auto store = std::make_shared<testing::CountingStore>(limit);
+    auto parts = session.cost_parts();
+    HostOptions options;
+    options.smallest_bytes = 1;
+    parts.model.chain = with_host_variants(parts.model.chain, store, options);
+    parts.host = store;
+    train_detail::TrainingCosts costs(parts, {.memory_only = true});
+    EXPECT_TRUE(costs.measure("fp32", 4));
+    int64_t sum = 0;
+    const auto& figures = costs.profile("fp32").sizes.at(0).figures;
+    for (const StageFigures& stage : figures.stages) {
+      const KeptRunFigures& host = stage.variants.back();
+      sum += host.host_bytes;
+      // Either it is moved, or it is like the plain run.
+      if (host.host_bytes > 0) {
+        EXPECT_LT(host.saved_bytes, stage.saved_bytes);
+        EXPECT_GT(host.forward_ms, stage.forward_ms);
+      } else {
+        EXPECT_EQ(host.saved_bytes, stage.saved_bytes);
+        EXPECT_EQ(host.forward_ms, stage.forward_ms);
+      }
+    }
+    EXPECT_EQ(store->counts->alive, 0);
+    return sum;
+  };
+  const int64_t all = offered(int64_t{1} << 40);
+  EXPECT_GT(all, 0);
+  const int64_t half = offered(all / 2);
+  EXPECT_GT(half, 0);
+  EXPECT_LE(half, all / 2 * 3 / 4);
 }
 
 TEST(Planning, LeavesNoMarkOnATraining) {
