@@ -64,10 +64,9 @@ class AttentionImpl : public torch::nn::Module {
             "c_proj", Conv1D(options.width, options.width, out_deviation))) {}
 
   /// `normal`: x normalised; undefined: by `norm`, once more in the backward.
-  Tensor forward(const Tensor& x, const Tensor& normal, LayerNorm norm,
+  Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
                  Again again) {
-    const auto parts =
-        run_on_normal(c_attn_, x, normal, std::move(norm)).chunk(3, -1);
+    const auto parts = run_on_normal(c_attn_, x, normal, norm).chunk(3, -1);
     const Tensor mixed = run_again_if(
         again.attention,
         [this](const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -99,9 +98,9 @@ class FeedForwardImpl : public torch::nn::Module {
             Conv1D(4 * options.width, options.width, out_deviation))) {}
 
   /// As Attention's.
-  Tensor forward(const Tensor& x, const Tensor& normal, LayerNorm norm,
+  Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
                  Again again) {
-    const Tensor up = run_on_normal(c_fc_, x, normal, std::move(norm));
+    const Tensor up = run_on_normal(c_fc_, x, normal, norm);
     const Tensor down = run_again_if(
         again.pointwise,
         [this](const Tensor& t) { return c_proj_(torch::gelu(t, "tanh")); },
