@@ -1,7 +1,8 @@
 // Compiled against a LibTorch with CUDA; cuda_none.cpp stands in otherwise.
+#include "stream_mark.h"
+
 #include <reprise/torch/beside.h>
 
-#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/engine.h>
@@ -17,14 +18,6 @@ namespace {
 
 using c10::cuda::CUDAStream;
 
-/// Which capture a stream is part of; 0: none.
-unsigned long long capture_of(const CUDAStream& stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  unsigned long long id = 0;
-  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &id));
-  return status == cudaStreamCaptureStatusActive ? id : 0;
-}
-
 /// Beside one stream of backwards.
 class SecondStream {
  public:
@@ -36,8 +29,7 @@ class SecondStream {
   /// False: nothing was done, this is not the time.
   bool run(std::vector<at::Tensor>& used, const std::function<void()>& work) {
     const std::lock_guard lock(mutex_);
-    const auto capture = capture_of(main_);
-    if (stream_ == main_ || (ready_ && capture == 0)) return false;
+    if (stream_ == main_ || (ready_ && capture_of(main_) == 0)) return false;
     wait();
     at::cuda::CUDAEvent fork;
     fork.record(main_);
@@ -46,9 +38,7 @@ class SecondStream {
       const c10::cuda::CUDAStreamGuard guard(stream_);
       work();
     }
-    done_.emplace();
-    done_->record(stream_);
-    capture_ = capture;
+    done_.emplace(stream_);
     used_ = std::move(used);
     ready_ = true;
     return true;
@@ -61,17 +51,15 @@ class SecondStream {
 
  private:
   void wait() {
-    // What belongs to a capture that was given up never ran.
-    if (done_ && capture_ == capture_of(main_)) done_->block(main_);
+    if (done_) done_->hold_back(main_);
     done_.reset();
     used_.clear();
   }
 
   std::mutex mutex_;
   CUDAStream main_, stream_;
-  bool ready_ = false;                       // was used before
-  std::optional<at::cuda::CUDAEvent> done_;  // of what runs, if anything does
-  unsigned long long capture_ = 0;           // that it is part of
+  bool ready_ = false;              // was used before
+  std::optional<StreamMark> done_;  // of what runs, if anything does
   std::vector<at::Tensor> used_;
 };
 

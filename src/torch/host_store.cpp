@@ -7,9 +7,10 @@
 // much memory a run needs depends on the clock (and inside a capture nothing is ever
 // done). Here the tensor is held until its stream has been told to wait for the copy;
 // then it is freed like any other, at a moment that is the same in every run.
+#include "stream_mark.h"
+
 #include <reprise/torch/host_store.h>
 
-#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -24,32 +25,7 @@
 namespace reprise::compat {
 namespace {
 
-using at::cuda::CUDAEvent;
 using c10::cuda::CUDAStream;
-
-/// Which capture a stream is part of; 0: none.
-unsigned long long capture_of(const CUDAStream& stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  unsigned long long id = 0;
-  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &id));
-  return status == cudaStreamCaptureStatusActive ? id : 0;
-}
-
-/// A moment of one stream that others wait for.
-class Mark {
- public:
-  explicit Mark(const CUDAStream& stream) : capture_(capture_of(stream)) {
-    event_.record(stream);
-  }
-  void hold_back(const CUDAStream& stream) {
-    // What belongs to a capture that was given up never ran.
-    if (capture_of(stream) == capture_) event_.block(stream);
-  }
-
- private:
-  unsigned long long capture_;
-  CUDAEvent event_;
-};
 
 struct Buffer {
   void* data = nullptr;
@@ -215,7 +191,7 @@ class CudaHostCopy final : public HostCopy {
   Buffer buffer_;
   at::Tensor device_;  // undefined: on the host alone
   CUDAStream owner_;   // of device_'s memory
-  std::optional<Mark>
+  std::optional<StreamMark>
       copied_;  // end of the copy; none: the owner waited for it
 };
 
