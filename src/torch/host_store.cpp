@@ -11,6 +11,7 @@
 
 #include <reprise/torch/host_store.h>
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -180,7 +181,7 @@ class CudaHostCopy final : public HostCopy {
   /// After what the owner's stream has been given so far.
   void copy(void* to, const void* from, cudaMemcpyKind kind) {
     const CUDAStream& stream = buffers_->stream();
-    CUDAEvent before;
+    at::cuda::CUDAEvent before;
     before.record(owner_);
     before.block(stream);
     C10_CUDA_CHECK(cudaMemcpyAsync(to, from, buffer_.bytes, kind, stream));
