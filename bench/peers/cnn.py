@@ -10,16 +10,15 @@ Techniques: eager; checkpoint (two segments); compile; compile-graphs; graph. fp
 Adam. Prints one line of JSON, as gpt2.py does.
 """
 import argparse
-import json
 import pathlib
-import statistics
 import struct
-import time
 
 import numpy
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from timing import Captured, print_measured
 
 TECHNIQUES = ("eager", "checkpoint", "compile", "compile-graphs", "graph")
 BASIC = [(8, 3584), (16, 1792), (24, 896), (32, 448), (40, 224), (48, 112), (56, 56),
@@ -119,7 +118,6 @@ def train(args):
 
     run, stays = micro_step, args.technique == "graph"
     if stays:
-        from gpt2 import Captured
         run = Captured(micro_step, images[:args.micro], labels[:args.micro])
         optimizer.zero_grad(set_to_none=False)
 
@@ -133,24 +131,7 @@ def train(args):
         optimizer.zero_grad(set_to_none=not stays)
         return total / window
 
-    def wait():
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    losses = [update() for _ in range(args.checked)]
-    wait()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(args.timed):
-        start = time.perf_counter()
-        update()
-        wait()
-        times.append(time.perf_counter() - start)
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    print(json.dumps({"losses": [float(loss) for loss in losses],
-                      "samples_per_s": window / statistics.median(times),
-                      "peak_bytes": peak}), flush=True)
+    print_measured(update, window, device, args)
 
 
 def main():

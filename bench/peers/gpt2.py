@@ -13,15 +13,14 @@ JSON: losses of the updates, samples a second, peak of tensors.
 """
 import argparse
 import functools
-import json
-import statistics
-import time
 
 import numpy
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from timing import Captured, print_measured
 
 SIZES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16),
          "gpt2-large": (36, 1280, 20), "gpt2-xl": (48, 1600, 25)}
@@ -119,28 +118,6 @@ def load_weights(model, size, path):
                            for mine, (theirs, turned) in names(SIZES[size][0]).items()})
 
 
-class Captured:
-    """Forward and backward of one micro-batch as a CUDA graph."""
-
-    def __init__(self, step, tokens, targets):
-        self.inputs = (tokens.clone(), targets.clone())
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step(*self.inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = step(*self.inputs)
-
-    def __call__(self, tokens, targets):
-        self.inputs[0].copy_(tokens)
-        self.inputs[1].copy_(targets)
-        self.graph.replay()
-        return self.loss
-
-
 def train(args):
     torch.backends.cuda.matmul.allow_tf32 = True
     device = torch.device(args.device)
@@ -188,24 +165,7 @@ def train(args):
         optimizer.zero_grad(set_to_none=not stays)
         return total / (window * TOKENS)
 
-    def wait():
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    losses = [update() for _ in range(args.checked)]
-    wait()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(args.timed):
-        start = time.perf_counter()
-        update()
-        wait()
-        times.append(time.perf_counter() - start)
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    print(json.dumps({"losses": [float(loss) for loss in losses],
-                      "samples_per_s": window / statistics.median(times),
-                      "peak_bytes": peak}), flush=True)
+    print_measured(update, window, device, args)
 
 
 def main():
