@@ -107,7 +107,8 @@ Tensor as_one(const std::vector<Tensor>& tensors) {
 /// For the backward; not one that this use made for itself.
 void keep_copy(AutogradContext& context, const Tensor& copy,
                const Tensor& weight) {
-  if (!WeightCopies::each_use(weight)) context.saved_data["copy"] = copy;
+  if (WeightCopies::each_use(weight, copy.scalar_type())) return;
+  context.saved_data["copy"] = copy;
 }
 /// Of one weight, or of several that lie together.
 Tensor kept_copy(AutogradContext& context, const std::vector<Tensor>& weights,
@@ -301,7 +302,7 @@ Tensor lean_linears(const Tensor& x, const std::array<Tensor, 3>& weights,
   const auto type = compat::autocast_type(x);
   const auto copies_of = [type](const std::array<Tensor, 3>& parameters) {
     std::vector<Tensor> copies;
-    if (WeightCopies::each_use(parameters[0])) {
+    if (WeightCopies::each_use(parameters[0], type)) {
       copies.assign(parameters.begin(), parameters.end());
       const bool whole = lie_together(copies);
       return whole ? as_one(copies).to(type) : Tensor();

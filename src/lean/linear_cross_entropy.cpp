@@ -306,7 +306,9 @@ class CrossEntropyOperator
     settings.put(*context);
     if (copy.numel() > 0) {
       // As in lean_linear().
-      if (!WeightCopies::each_use(weight)) context->saved_data["copy"] = copy;
+      if (!WeightCopies::each_use(weight, settings.product_type)) {
+        context->saved_data["copy"] = copy;
+      }
       context->saved_data["weight"] = weight;
     }
     LinearCrossEntropy result;

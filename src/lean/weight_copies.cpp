@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <torch/torch.h>
 
+#include <optional>
 #include <shared_mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -37,6 +38,19 @@ struct WeightRegistry {
 WeightRegistry& weight_registry() {
   static WeightRegistry* all = new WeightRegistry;  // outlives every thread
   return *all;
+}
+
+/// What is known of `weight`, if anything is, whatever its age.
+std::optional<WeightCopy> known_of(const Tensor& weight) {
+  WeightRegistry& all = weight_registry();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
+  if (found == all.entries.end()) return std::nullopt;
+  return found->second;
+}
+
+bool is_fresh(const std::optional<WeightCopy>& known, const Tensor& weight) {
+  return known && known->version == weight._version();
 }
 
 /// The shape of a copy, with its rows of zeros.
@@ -150,16 +164,9 @@ void WeightCopies::expire() {
 
 Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
                           bool padded) {
-  {
-    WeightRegistry& all = weight_registry();
-    const std::shared_lock lock(all.mutex);
-    if (all.entries.empty()) return {};
-    const auto found = all.entries.find(weight.unsafeGetTensorImpl());
-    if (found == all.entries.end()) return {};
-    const WeightCopy& entry = found->second;
-    if (entry.version != weight._version() || entry.type != type) return {};
-    if (!entry.each_use) return padded ? entry.padded : entry.copy;
-  }
+  const auto known = known_of(weight);
+  if (!is_fresh(known, weight) || known->type != type) return {};
+  if (!known->each_use) return padded ? known->padded : known->copy;
   const torch::NoGradGuard no_grad;
   if (!padded) return weight.detach().to(type);
   const Tensor copy =
@@ -169,34 +176,23 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
 }
 
 bool WeightCopies::has(const Tensor& weight) {
-  WeightRegistry& all = weight_registry();
-  const std::shared_lock lock(all.mutex);
-  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
-  return found != all.entries.end() &&
-         found->second.version == weight._version();
+  return is_fresh(known_of(weight), weight);
 }
 
-bool WeightCopies::each_use(const Tensor& weight) {
-  WeightRegistry& all = weight_registry();
-  const std::shared_lock lock(all.mutex);
-  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
-  return found != all.entries.end() && found->second.each_use;
+bool WeightCopies::each_use(const Tensor& weight, torch::ScalarType type) {
+  const auto known = known_of(weight);
+  return is_fresh(known, weight) && known->each_use && known->type == type;
 }
 
 bool WeightCopies::alone(const Tensor& weight) {
-  WeightRegistry& all = weight_registry();
-  const std::shared_lock lock(all.mutex);
-  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
-  return found != all.entries.end() && found->second.alone;
+  const auto known = known_of(weight);
+  return known && known->alone;
 }
 
 Tensor WeightCopies::ones(const Tensor& weight, int64_t count) {
-  WeightRegistry& all = weight_registry();
-  const std::shared_lock lock(all.mutex);
-  const auto found = all.entries.find(weight.unsafeGetTensorImpl());
-  if (found == all.entries.end() || count > kMostOnes) return {};
-  const Tensor& row = found->second.ones;
-  return row.defined() ? row.narrow(1, 0, count) : row;
+  const auto known = known_of(weight);
+  if (!known || count > kMostOnes || !known->ones.defined()) return {};
+  return known->ones.narrow(1, 0, count);
 }
 
 }  // namespace reprise

@@ -229,7 +229,8 @@ TEST(Linear, ACopyForEachUse) {
     each.each_use = true;
     copies.emplace(Tensors{layer.weight, layer.bias}, torch::kBFloat16, each);
     EXPECT_TRUE(copies->copies().empty());
-    EXPECT_TRUE(WeightCopies::each_use(layer.weight));
+    EXPECT_TRUE(WeightCopies::each_use(layer.weight, torch::kBFloat16));
+    EXPECT_FALSE(WeightCopies::each_use(layer.weight, torch::kHalf));
     const Tensor one = WeightCopies::find(layer.weight, torch::kBFloat16);
     EXPECT_NE(one.data_ptr(),
               WeightCopies::find(layer.weight, torch::kBFloat16).data_ptr());
@@ -318,6 +319,38 @@ TEST(Linear, ThreeAsOne) {
     EXPECT_LT(relative_error(apart.gradients[i] - 1, wanted.gradients[i]),
               1e-5);
   }
+}
+
+TEST(Linear, ThreeAsOneConvertedAtEachUse) {
+  torch::manual_seed(6);
+  const auto options = on_device(torch::kFloat);
+  const Tensor x = torch::randn({2, 9, 32}, options);
+  std::array<Tensor, 3> weights, biases;
+  for (size_t i = 0; i < 3; ++i) {
+    weights[i] = torch::randn({128, 32}, options).requires_grad_();
+    biases[i] = torch::randn({128}, options).requires_grad_();
+  }
+  lay_together({weights[0], weights[1], weights[2]});
+  lay_together({biases[0], biases[1], biases[2]});
+  const Tensors all = {weights[0], weights[1], weights[2],
+                       biases[0],  biases[1],  biases[2]};
+  const auto now = [&] {
+    const compat::AutocastGuard guard(half());
+    return lean_linears(x, weights, biases);
+  };
+  Tensor wanted;
+  {
+    const WeightCopies copies(all, torch::kBFloat16);
+    wanted = now();
+  }
+  WeightCopiesOptions each;
+  each.each_use = true;
+  WeightCopies copies(all, torch::kBFloat16, each);
+  EXPECT_TRUE(same(now(), wanted));
+  // Not outside of autocast, where they are of another type, and not too old.
+  EXPECT_FALSE(lean_linears(x, weights, biases).defined());
+  copies.expire();
+  EXPECT_FALSE(now().defined());
 }
 
 TEST(Linear, CrossEntropyOfACopy) {

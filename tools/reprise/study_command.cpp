@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -54,15 +55,20 @@ std::string device_for(const std::string& given) {
 TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
   std::vector<std::string> words = command_of(run, options);
   const std::string ranks = run.value("ranks");
-  if (!ranks.empty() &&
-      ranks.find_first_not_of("0123456789") != std::string::npos) {
-    throw CLI::ValidationError(
-        fmt::format("{}: expected a number of ranks", run.words()));
+  int64_t processes = 1;
+  if (!ranks.empty()) {
+    const char* end = ranks.data() + ranks.size();
+    const auto [rest, error] = std::from_chars(ranks.data(), end, processes);
+    if (error != std::errc() || rest != end || processes < 1) {
+      throw CLI::ValidationError(
+          fmt::format("{}: expected a number of ranks from 1 on, got '{}'",
+                      run.words(), ranks));
+    }
   }
   words.erase(words.begin(),
               std::find(words.begin(), words.end(), "train") + 1);
   try {
-    return parse_train_flags(words, ranks.empty() ? 1 : std::stoll(ranks));
+    return parse_train_flags(words, processes);
   } catch (const CLI::ParseError& error) {
     throw CLI::ValidationError(
         fmt::format("{}: {}", run.words(), error.what()));

@@ -6,6 +6,7 @@
 
 #include <reprise/data/file.h>
 #include <reprise/distributed/group.h>
+#include <reprise/distributed/place.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/observe/observer.h>
 #include <reprise/torch/cuda.h>
@@ -18,7 +19,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <ctime>
 #include <iostream>
 #include <map>
@@ -258,9 +258,13 @@ int train_as_rank(TrainFlags& flags, CLI::App& app) {
 
 /// Programs that read the figures read the failure too.
 void print_failure(const std::string& what, bool out_of_memory) {
-  // Standard output is the first rank's.
-  const char* rank = std::getenv("RANK");
-  if (rank != nullptr && std::string(rank) != "0") return;
+  try {
+    // Standard output is the first rank's, whoever launched it.
+    const auto place = place_from_environment();
+    if (place && place->rank != 0) return;
+  } catch (const c10::Error&) {
+    // A variable that is wrong may be what failed.
+  }
   std::cout << nlohmann::ordered_json{{"error", what},
                                       {"out_of_memory", out_of_memory}}
                    .dump(2)

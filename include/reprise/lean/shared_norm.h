@@ -41,9 +41,9 @@ struct NormState {
   double eps = 1e-5;
 };
 
-/// What BatchNorm in training gives for x (N, C, …), with the mean and the variance of all peers'
-/// values; the running statistics move by these as well. Undefined where no scope is
-/// open: then it is the norm's own affair.
+/// What BatchNorm in training gives for x (N, C, …), with the mean and the variance of
+/// all peers' values; the running statistics move by these as well. Undefined where no
+/// scope is open: then it is the norm's own affair.
 ///
 /// A forward and a backward gather once each: 2 C + 1 and 2 C numbers. Counts may
 /// differ and be nothing on some; throws c10::Error where all together have one value

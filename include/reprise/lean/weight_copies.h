@@ -7,6 +7,18 @@
 
 namespace reprise {
 
+/// How WeightCopies treats them.
+struct WeightCopiesOptions {
+  /// No copies: lean_linear() converts a weight each time it needs it, and lets go of
+  /// that at once. Costs nothing but the conversions, two or three a micro-batch.
+  bool each_use = false;
+  /// Those of the weights that other operators have too, such as an embedding; the
+  /// gradients of all others may be added to beside the backward.
+  std::vector<torch::Tensor> used_elsewhere{};
+  /// Weights without a copy whose gradients are added straight: of lean_embedding().
+  std::vector<torch::Tensor> straight{};
+};
+
 /// Copies of weights in half precision, made once for many micro-batches.
 ///
 /// Autocast makes them anew in every forward and every recomputation, and gives the
@@ -30,17 +42,6 @@ namespace reprise {
 /// Costs 2 bytes a value in half precision (unless each use makes its own), nothing in
 /// single. One at a time may have a weight; its members are for one thread,
 /// lean_linear() for any.
-struct WeightCopiesOptions {
-  /// No copies: lean_linear() converts a weight each time it needs it, and lets go of
-  /// that at once. Costs nothing but the conversions, two or three a micro-batch.
-  bool each_use = false;
-  /// Those of the weights that other operators have too, such as an embedding; the
-  /// gradients of all others may be added to beside the backward.
-  std::vector<torch::Tensor> used_elsewhere{};
-  /// Weights without a copy whose gradients are added straight: of lean_embedding().
-  std::vector<torch::Tensor> straight{};
-};
-
 class WeightCopies {
  public:
   /// Copies at once. `type`: half precision, or single. Weights of other types than
@@ -72,8 +73,9 @@ class WeightCopies {
   /// to by each of its layers, not by autograd at the end of all.
   static bool has(const torch::Tensor& weight);
 
-  /// Whether each use of `weight` makes a copy of its own.
-  static bool each_use(const torch::Tensor& weight);
+  /// Whether one that is no older than `weight` has each use of it make a copy of its
+  /// own, in `type`.
+  static bool each_use(const torch::Tensor& weight, torch::ScalarType type);
 
   /// Whether nothing but its layer adds to the gradient of `weight`.
   static bool alone(const torch::Tensor& weight);
