@@ -210,7 +210,7 @@ void table(const Case& one, const Settings& settings, Report& report) {
     const std::string plan = fmt::format("{} {}", result.plan.micro_batch,
                                          result.plan.schedule.to_text());
     if (plan != last) {
-      measured = measure_plan(config, result.plan, settings.windows);
+      measured = measure_plan(config, result.plan, budget, settings.windows);
     }
     last = plan;
     report.row(one.model, budget, result.plan, measured);
@@ -269,7 +269,8 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
   std::erase_if(hands, [&](const Hand& hand) {
     return hand.plan.step_ms > 2 * hands.front().plan.step_ms;
   });
-  const Measured ours = measure_plan(config, result.plan, settings.windows);
+  const Measured ours =
+      measure_plan(config, result.plan, request.memory, settings.windows);
   fmt::print("{}: budget {}, plan {}×{}, {} again: {:.1f} ms, {}\n", one.model,
              format_bytes(request.memory), result.plan.micro_batch,
              result.plan.accumulate,
@@ -278,7 +279,8 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
   double best_ms = 0;
   std::string best;
   for (const Hand& hand : hands) {
-    const Measured measured = measure_plan(config, hand.plan, settings.windows);
+    const Measured measured =
+        measure_plan(config, hand.plan, request.memory, settings.windows);
     const bool fits = measured.peak_bytes <= request.memory;
     fmt::print("  {:>4} × {:<8} {:>10} {:>9.1f} ms{}\n", hand.micro_batch,
                hand.strategy, format_bytes(measured.peak_bytes),

@@ -349,13 +349,15 @@ PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
 }
 
 Measured measure_plan(const TrainConfig& config, const Plan& plan,
-                      int windows) {
+                      int64_t memory, int windows) {
   TORCH_CHECK(windows > 0, "[measure_plan] expected 1 window or more, got ",
               windows);
   TrainConfig fixed = config;
-  fixed.memory_limit = 0;
+  fixed.memory_limit = memory;
   fixed.evaluate = false;
-  fixed.graph = "off";  // as the plan was made
+  // The plan of one micro-batch counts on gradients that are not there in the forward.
+  // With a budget the training sees for itself whether a graph fits.
+  if (memory == 0 && plan.accumulate == 1) fixed.graph = "off";
   fixed.batch = plan.micro_batch;
   fixed.accumulate = plan.accumulate;
   fixed.global_batch = plan.global_batch;

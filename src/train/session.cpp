@@ -57,6 +57,7 @@ Session::Session(const TrainConfig& given,
           [this] { graphs_.drop_for_memory(); }),
       window_start_(device_, model_.root->buffers()),
       window_meter_(device_) {
+  if (config_.graph != "on") graphs_.set_limit(config_.memory_limit);
   // Now, so that a missing test split does not end a training hours later.
   if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
   if (group_) join_ranks();

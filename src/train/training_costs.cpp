@@ -3,6 +3,7 @@
 #include "../plan/evaluation.h"
 #include "micro_step.h"
 #include "session.h"
+#include "step_graphs.h"
 
 #include <reprise/data/file.h>
 #include <reprise/data/hash.h>
@@ -13,6 +14,7 @@
 #include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
 #include <reprise/torch/cuda.h>
+#include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/out_of_memory.h>
 #include <reprise/torch/version.h>
 #include <reprise/train/optimizer.h>
@@ -266,15 +268,17 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
       "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
       "image {} "
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {}{}{} | {} threads {} | copies {} {}{}{} | LibTorch {}",
+      "{} momentum {}{}{} | {} threads {} | copies {} graph {} {}{}{} | "
+      "LibTorch {}",
       kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
       m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
       precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
       o.momentum, c.quantize_embeddings ? " quantized embeddings" : "", sharded,
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
-      at::get_num_threads(), c.weight_copies, c.layout, c.tf32 ? " tf32" : "",
-      c.autotune ? " autotune" : "", compat::libtorch_version());
+      at::get_num_threads(), c.weight_copies, c.graph, c.layout,
+      c.tf32 ? " tf32" : "", c.autotune ? " autotune" : "",
+      compat::libtorch_version());
 }
 
 std::unique_ptr<WeightCopies> TrainingCosts::copies(
@@ -475,6 +479,15 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
   if (accumulate) {
     for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
   }
+  // Gradients that come and go cannot be in a graph.
+  const TrainConfig& config = parts_.config;
+  const bool waits = config.sync_norm && config.ranks > 1;
+  StepGraphs graphs(
+      {.device = parts_.device,
+       .mode = accumulate && !waits && config.graph != "off" ? "auto" : "off",
+       .parameters = parameters,
+       .buffers = parts_.model.root->buffers()});
+  const compat::GraphStreamScope stream(parts_.device, graphs.active());
   const auto step = [&] {
     if (!accumulate) {
       for (auto& p : parameters) p.mutable_grad().reset();
@@ -482,7 +495,11 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
     batch = batches.next();
     move_to(batch, parts_.device);
     prepare(batch, parts_.prepare);
-    micro.run(execution, {batch.inputs, batch.targets});
+    const auto run = [&](const Tensors& inputs) {
+      micro.run(execution, inputs);
+    };
+    const Tensors inputs = {batch.inputs, batch.targets};
+    if (!graphs.run(inputs, run)) run(inputs);
   };
   const bool cuda = parts_.device.is_cuda();
   // The caching allocator needs a few to find its blocks.

@@ -89,7 +89,7 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
     }
     for (const auto& [budget, result] : plans) {
       ASSERT_TRUE(result.feasible) << model << " " << budget;
-      const Measured measured = measure_plan(config, result.plan, 2);
+      const Measured measured = measure_plan(config, result.plan, budget, 2);
       EXPECT_LE(measured.peak_bytes, budget) << model;
       EXPECT_NEAR(double(result.plan.peak_bytes) / double(measured.peak_bytes),
                   1, 0.03)

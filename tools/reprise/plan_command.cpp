@@ -107,7 +107,7 @@ int plan_with(const PlanFlags& flags) {
   std::optional<Measured> measured;
   if (flags.measure && result.feasible) {
     options.progress("training by the plan");
-    measured = measure_plan(asked.config, result.plan);
+    measured = measure_plan(asked.config, result.plan, result.request.memory);
   }
   print_as(flags.format, result, measured);
   return result.feasible ? 0 : 1;

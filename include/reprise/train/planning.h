@@ -42,9 +42,10 @@ class TrainingPlanner {
 PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
                          const PlanningOptions& options = {});
 
-/// Trains a few windows by `plan` and says what they took.
+/// Trains a few windows by `plan`, within the budget it was made for (0: none), and says
+/// what they took.
 Measured measure_plan(const TrainConfig& config, const Plan& plan,
-                      int windows = 5);
+                      int64_t memory, int windows = 5);
 
 struct Largest {
   std::string axis;
