@@ -101,7 +101,9 @@ def names(depth):
 def make_weights(args):
     from safetensors.torch import save_file
     torch.manual_seed(0)
-    model = Gpt2(args.size)
+    # A GPU draws a billion values in no time.
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Gpt2(args.size)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -113,7 +115,7 @@ def make_weights(args):
 
 def load_weights(model, size, path):
     from safetensors.torch import load_file
-    kept = load_file(path)
+    kept = load_file(path, device=str(next(model.parameters()).device))
     model.load_state_dict({mine: kept[theirs].t() if turned else kept[theirs]
                            for mine, (theirs, turned) in names(SIZES[size][0]).items()})
 
@@ -121,9 +123,9 @@ def load_weights(model, size, path):
 def train(args):
     torch.backends.cuda.matmul.allow_tf32 = True
     device = torch.device(args.device)
-    model = Gpt2(args.size)
+    with device:
+        model = Gpt2(args.size)
     load_weights(model, args.size, args.weights)
-    model.to(device)
     if args.technique in ("checkpoint", "graph-checkpoint"):
         model.run_block = lambda block, x: checkpoint(block, x, use_reentrant=False)
     elif args.technique == "selective":
