@@ -38,6 +38,7 @@ def peer_script(name, *words):
 class Gpt2:
     """bf16, 1024 tokens, AdamW. Speed is in tokens."""
     unit, scale, tolerance = "tokens/s", 1024, 5e-3  # bf16 rounds in other places
+    timed_flags = []
     sizes = {"gpt2": (12, 768), "gpt2-xl": (48, 1600)}
     vocabulary = 50257
     flags = ["--dropout", 0, "--precision", "bf16", "--optimizer", "adamw",
@@ -74,8 +75,10 @@ class Gpt2:
 
 
 class Cnn:
-    """fp32, enlarged images, Adam."""
+    """fp32, enlarged images, Adam. Losses are compared without TF32, times with it, which
+    is how PyTorch runs convolutions by default."""
     unit, scale, tolerance = "images/s", 1, 2e-3
+    timed_flags = ["--tf32"]
     flags = ["--optimizer", "adam"]
 
     def __init__(self, model, size):
@@ -99,6 +102,7 @@ class Cnn:
 class Bert:
     """BERT-Large, 512 random tokens, AdamW, with its dropout."""
     model, unit, scale, tolerance = "bert-large", "samples/s", 1, 0
+    timed_flags = []
 
     def __init__(self, precision):
         self.precision = precision
@@ -251,8 +255,14 @@ def show_case(bench, case, repeats):
     name, family, micro, accumulate, flags, techniques = case
     try:
         real = bench.flags(family, micro, accumulate, flags)
-        ours = [bench.ours(family, micro, accumulate, real, i == 0 and family.tolerance > 0)
-                for i in range(repeats)]
+        ours = []
+        if family.tolerance > 0:
+            ours.append(bench.ours(family, micro, accumulate, real, True))
+        losses = ours[0]["losses"] if ours else []
+        if family.timed_flags:  # the one with the losses is another kind
+            ours, real = [], [*real, *family.timed_flags]
+        while len(ours) < repeats:
+            ours.append(bench.ours(family, micro, accumulate, real, False))
     except RuntimeError as error:
         print(f"{name:20} {'reprise':16} failed: {error}", flush=True)
         return False
@@ -265,11 +275,11 @@ def show_case(bench, case, repeats):
         except RuntimeError as error:
             rows.append(f"{name:20} {technique:16} failed: {error}")
             continue
-        worst = apart(first.get("losses", []), theirs["losses"])
+        worst = apart(losses, theirs["losses"])
         if worst > family.tolerance:
             good = False
             rows.append(f"{name:20} {technique:16} losses DIFFER by {worst:.1e}: "
-                        f"{theirs['losses']} against {first['losses'][:4]}")
+                        f"{theirs['losses']} against {losses[:4]}")
             continue
         rate = theirs["samples_per_s"] * family.scale
         rows.append(f"{name:20} {technique:16} {rate:12,.0f} {speed / rate:7.2f} "
@@ -280,7 +290,7 @@ def show_case(bench, case, repeats):
         share = (f"{speed * floor / (micro * accumulate * family.scale):8.0%}" if floor
                  else " " * 8)
         print(f"{name:20} {'reprise':16} {speed:12,.0f} {'':7} "
-              f"{first['peak_bytes'] / GIB:8.2f} {share} graph {first.get('graph')}, "
+              f"{max(one['peak_bytes'] for one in ours) / GIB:8.2f} {share} graph {first.get('graph')}, "
               f"{first['micro_batch']} × {first['accumulate']}, {first['recompute']}")
     print("\n".join(rows), flush=True)
     return good

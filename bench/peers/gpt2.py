@@ -151,9 +151,13 @@ def train(args):
         (loss / (window * TOKENS)).backward()
         return loss.detach()
 
-    stays = args.technique.startswith("graph")
+    # Where a graph holds the gradients they must not be its own to write over.
+    stays = "graph" in args.technique
     run = micro_step
-    if stays:
+    if args.technique == "compile-graphs":
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    elif stays:
         run = Captured(micro_step, tokens[:args.micro], targets[:args.micro])
         optimizer.zero_grad(set_to_none=False)
 

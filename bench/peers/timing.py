@@ -28,14 +28,21 @@ class Captured:
         return self.loss
 
 
-def print_measured(update, window, device, args):
+def print_measured(update, window, device, args, prepare=None):
     """The losses of the first updates, then the median speed of some more and the peak of
-    tensors meanwhile, as one line of JSON."""
+    tensors meanwhile, as one line of JSON. `prepare` makes the step, of exact products for
+    the losses and of TF32's, with two updates that are not counted, for the times."""
     def wait():
         if device.type == "cuda":
             torch.cuda.synchronize()
 
+    if prepare:
+        prepare(False)
     losses = [update() for _ in range(args.checked)]
+    if prepare:
+        prepare(True)
+        for _ in range(2):
+            update()
     wait()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -114,6 +114,7 @@ void set_cuda_deterministic(bool deterministic) {
 
 void set_cuda_libraries(const CudaLibraries& libraries) {
   at::globalContext().setAllowTF32CuBLAS(libraries.tf32);
+  at::globalContext().setAllowTF32CuDNN(libraries.tf32);
   at::globalContext().setBenchmarkCuDNN(libraries.autotune);
 }
 

@@ -70,8 +70,8 @@ void set_cuda_deterministic(bool deterministic);
 
 /// What the libraries may do for speed, for as long as the process runs.
 struct CudaLibraries {
-  /// Products of single precision with 10 bits of mantissa (TF32). Without it
-  /// convolutions may use them all the same: that is LibTorch's own choice.
+  /// Products and convolutions of single precision with 10 bits of mantissa
+  /// (TF32). LibTorch by itself allows it in convolutions and not in products.
   bool tf32 = false;
   /// Try the algorithms for each new shape of a convolution and take the fastest;
   /// which may take more memory, the more so while it tries.
