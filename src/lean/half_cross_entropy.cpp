@@ -1,7 +1,9 @@
 #include "half_cross_entropy.h"
 
 #include "for_parts.h"
+#include "kernels/cross_entropy.h"
 
+#include <reprise/torch/cuda.h>
 #include <reprise/torch/products.h>
 
 #include <torch/torch.h>
@@ -26,6 +28,12 @@ void add_weight_gradient(Tensor sum, const Tensor& scores, const Tensor& rows) {
     Tensor part = sum.narrow(0, first, count);
     compat::add_product(part, scores.narrow(1, first, count).t(), rows);
   }
+}
+
+kernels::ScoresShape shape_of(const Tensor& scores, int64_t columns) {
+  return {scores.size(0), columns, scores.stride(0),
+          scores.scalar_type() == torch::kHalf ? kernels::Values::kHalf
+                                               : kernels::Values::kBfloat16};
 }
 
 }  // namespace
@@ -57,41 +65,81 @@ Tensor HalfCrossEntropy::places(int64_t first, int64_t count) const {
   return some.masked_fill(some.eq(ignore_index), 0).unsqueeze(1);
 }
 
+bool HalfCrossEntropy::has_kernels(const Tensor& hidden) {
+  return kernels::cross_entropy_kernels_built() && hidden.is_cuda();
+}
+
+void HalfCrossEntropy::compute_forward(const Tensor& scores, int64_t first,
+                                       int64_t count, Result& result) const {
+  const Tensor some = targets.narrow(0, first, count);
+  const Tensor picked = result.left.picked.narrow(0, first, count);
+  if (has_kernels(hidden)) {
+    kernels::cross_entropy_forward(
+        shape_of(scores, columns), scores.data_ptr(), some.data_ptr<int64_t>(),
+        ignore_index,
+        result.left.log_total.narrow(0, first, count).data_ptr<float>(),
+        picked.data_ptr<float>(),
+        result.right.defined() ? result.right.data_ptr<int64_t>() : nullptr,
+        compat::current_cuda_stream(hidden.device().index()));
+    return;
+  }
+  if (result.right.defined()) {
+    result.right += scores.argmax(1).eq(some).sum();
+  }
+  const Tensor logarithms = torch::log_softmax(scores.to(torch::kFloat), 1);
+  picked.copy_(logarithms.gather(1, places(first, count)));
+}
+
 HalfCrossEntropy::Result HalfCrossEntropy::forward(bool count_right) const {
+  const auto single = hidden.options().dtype(torch::kFloat);
+  const bool keeps = has_kernels(hidden);
   Result result;
-  result.picked =
-      torch::empty({hidden.size(0), 1}, hidden.options().dtype(torch::kFloat));
+  result.left.picked = torch::empty({hidden.size(0), 1}, single);
+  if (keeps) result.left.log_total = torch::empty({hidden.size(0)}, single);
   if (count_right) {
     result.right = torch::zeros({}, targets.options().dtype(torch::kLong));
   }
   for_parts(hidden.size(0), rows_at_a_time, [&](int64_t first, int64_t count) {
-    Tensor values = scores(first, count);
-    if (count_right) {
-      result.right +=
-          values.argmax(1).eq(targets.narrow(0, first, count)).sum();
-    }
-    values = torch::log_softmax(values.to(torch::kFloat), 1);
-    result.picked.narrow(0, first, count)
-        .copy_(values.gather(1, places(first, count)));
+    const Tensor some = scores(first, count);
+    compute_forward(some, first, count, result);
+    if (keeps && count == hidden.size(0)) result.left.scores = some;
   });
   const Tensor ignored = targets.eq(ignore_index).unsqueeze(1);
-  result.loss = result.picked.masked_fill(ignored, 0).sum().neg();
+  result.loss = result.left.picked.masked_fill(ignored, 0).sum().neg();
   return result;
 }
 
-void HalfCrossEntropy::backward(const Tensor& loss_gradient,
-                                const Tensor& picked,
+Tensor HalfCrossEntropy::compute_backward(const Tensor& scores, int64_t first,
+                                          int64_t count,
+                                          const Left& left) const {
+  const Tensor picked = left.picked.narrow(0, first, count);
+  if (left.log_total.defined()) {
+    kernels::cross_entropy_backward(
+        shape_of(scores, columns), scores.data_ptr(),
+        targets.narrow(0, first, count).data_ptr<int64_t>(), ignore_index,
+        left.log_total.narrow(0, first, count).data_ptr<float>(),
+        picked.data_ptr<float>(),
+        compat::current_cuda_stream(hidden.device().index()));
+    return scores;
+  }
+  const Tensor values = torch::softmax(scores, 1);
+  values.scatter_(1, places(first, count),
+                  picked.expm1().to(values.scalar_type()));
+  return values;
+}
+
+void HalfCrossEntropy::backward(const Tensor& loss_gradient, const Left& left,
                                 Gradients& gradients) const {
   const auto type = hidden.scalar_type();
   const Tensor factors =
       loss_gradient.to(torch::kFloat)
           .expand({hidden.size(0), 1})
           .masked_fill(targets.eq(ignore_index).unsqueeze(1), 0);
-  const Tensor at_target = picked.expm1().to(type);
   const Tensor scaled = (hidden * factors).to(type);
   for_parts(hidden.size(0), rows_at_a_time, [&](int64_t first, int64_t count) {
-    const Tensor values = torch::softmax(scores(first, count), 1);
-    values.scatter_(1, places(first, count), at_target.narrow(0, first, count));
+    const Tensor values = compute_backward(
+        left.scores.defined() ? left.scores : scores(first, count), first,
+        count, left);
     const Tensor factor = factors.narrow(0, first, count);
     if (gradients.hidden.defined()) {
       gradients.hidden.narrow(0, first, count)

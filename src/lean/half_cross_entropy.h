@@ -14,7 +14,8 @@ namespace reprise {
 /// the softmax itself, rounded to half precision, is the gradient of the scores
 /// but for the target's class and a factor a row. The class is set to its exact
 /// value, which the forward leaves behind; the factor is applied to what is small:
-/// the rows of the hidden values and of their gradient.
+/// the rows of the hidden values and of their gradient. On CUDA the softmax and what
+/// is around it are one kernel each way.
 struct HalfCrossEntropy {
   torch::Tensor hidden;   ///< (N, D), half precision
   torch::Tensor weight;   ///< (V', D) likewise, V' ≥ V, zeros from V on
@@ -30,11 +31,16 @@ struct HalfCrossEntropy {
                                    int64_t padded,
                                    const torch::TensorOptions& options);
 
+  /// What the backward needs of the forward.
+  struct Left {
+    torch::Tensor picked;     ///< (N, 1): the targets' logarithms
+    torch::Tensor log_total;  ///< (N) with kernels: of the sums of exponentials
+    torch::Tensor scores;     ///< all of them, where they were one part
+  };
   struct Result {
     torch::Tensor loss;   ///< sum, single precision
     torch::Tensor right;  ///< as linear_cross_entropy()'s
-    torch::Tensor
-        picked;  ///< (N, 1): the targets' logarithms, for the backward
+    Left left;
   };
   Result forward(bool count_right) const;
 
@@ -44,10 +50,19 @@ struct HalfCrossEntropy {
     torch::Tensor hidden;  ///< (N, D), filled
     torch::Tensor weight_sum, bias_sum;
   };
-  void backward(const torch::Tensor& loss_gradient, const torch::Tensor& picked,
+  /// Writes over `left.scores`.
+  void backward(const torch::Tensor& loss_gradient, const Left& left,
                 Gradients& gradients) const;
 
+  /// Whether the kernels are there for tensors like these.
+  static bool has_kernels(const torch::Tensor& hidden);
+
  private:
+  void compute_forward(const torch::Tensor& scores, int64_t first,
+                       int64_t count, Result& result) const;
+  /// The gradient of the scores, but for a factor a row. May write over `scores`.
+  torch::Tensor compute_backward(const torch::Tensor& scores, int64_t first,
+                                 int64_t count, const Left& left) const;
   torch::Tensor scores(int64_t first, int64_t count) const;
   torch::Tensor places(int64_t first, int64_t count) const;
 };

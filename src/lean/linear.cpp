@@ -1,7 +1,10 @@
+#include "kernels/column_sums.h"
+
 #include <reprise/lean/linear.h>
 #include <reprise/lean/weight_copies.h>
 #include <reprise/torch/autocast.h>
 #include <reprise/torch/beside.h>
+#include <reprise/torch/cuda.h>
 #include <reprise/torch/products.h>
 
 #include <c10/util/Exception.h>
@@ -49,9 +52,36 @@ void add_to_gradient(Tensor& weight, const Tensor& a, const Tensor& b) {
   }
 }
 
+/// Whether a kernel adds up the rows of `dy`. Of few rows a product with ones is as fast,
+/// and one launch.
+bool sums_by_kernel(const Tensor& dy) {
+  constexpr int64_t kManyRows = 4096;
+  return kernels::column_sums_kernel_built() && dy.is_cuda() &&
+         dy.element_size() == 2 && dy.size(0) >= kManyRows &&
+         dy.size(1) % 8 == 0 && dy.is_contiguous();
+}
+
+/// sums = (add ? sums : 0) + the sum of the rows.
+void sum_by_kernel(Tensor& sums, const Tensor& dy, bool add) {
+  const kernels::MatrixShape shape{dy.size(0), dy.size(1),
+                                   dy.scalar_type() == torch::kHalf
+                                       ? kernels::Values::kHalf
+                                       : kernels::Values::kBfloat16};
+  const Tensor scratch = torch::empty({shape.scratch()}, sums.options());
+  kernels::column_sums(shape, dy.data_ptr(), scratch.data_ptr<float>(),
+                       sums.data_ptr<float>(), add,
+                       compat::current_cuda_stream(dy.device().index()));
+}
+
 /// For the bias of `weight`. A sum over rows is slow to start in parallel; a product
 /// is not.
 Tensor sum_of_rows(const Tensor& dy, const Tensor& weight) {
+  if (sums_by_kernel(dy)) {
+    Tensor sums =
+        torch::empty({dy.size(1)}, dy.options().dtype(torch::kFloat));
+    sum_by_kernel(sums, dy, false);
+    return sums;
+  }
   const Tensor ones = WeightCopies::ones(weight, dy.size(0));
   return ones.defined() ? compat::product_as(ones, dy, torch::kFloat).view({-1})
                         : dy.sum(0, false, torch::kFloat);
@@ -61,6 +91,8 @@ void add_to_bias(Tensor& gradient, const Tensor& dy, const Tensor& weight) {
   const Tensor ones = WeightCopies::ones(weight, dy.size(0));
   if (!gradient.defined()) {
     gradient = sum_of_rows(dy, weight);
+  } else if (sums_by_kernel(dy) && gradient.is_contiguous()) {
+    sum_by_kernel(gradient, dy, true);
   } else if (ones.defined()) {
     Tensor row = gradient.view({1, -1});
     compat::add_product(row, ones, dy);

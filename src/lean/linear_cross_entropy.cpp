@@ -27,6 +27,10 @@ constexpr int64_t kRoundColumns = 128;
 
 constexpr int64_t kScoresAtATime = int64_t{1} << 22;
 constexpr int64_t kScoresAtATimeOnCuda = int64_t{1} << 24;
+// Where kernels need no copies of them. Each part passes over the whole weight and its
+// gradient, so many rows are not cut into more than a few parts.
+constexpr int64_t kScoresOfKernels = int64_t{1} << 26;
+constexpr int64_t kPartsOfKernels = 8;
 
 /// What a run needs besides the tensors, as numbers, since a graph keeps those.
 struct ScoreSettings {
@@ -279,9 +283,12 @@ HalfCrossEntropy half_of(const Tensor& hidden, const Tensor& weight,
   half.hidden = padded.hidden();
   half.weight = padded.weight();
   half.columns = weight.size(0);
-  half.bias = HalfCrossEntropy::padded_bias(
-      bias, half.columns, half.weight.size(0), half.weight.options());
-  half.targets = targets;
+  // Kernels do not read the scores that are no classes.
+  if (bias.defined() || !HalfCrossEntropy::has_kernels(hidden)) {
+    half.bias = HalfCrossEntropy::padded_bias(
+        bias, half.columns, half.weight.size(0), half.weight.options());
+  }
+  half.targets = targets.contiguous();
   half.ignore_index = settings.ignore_index;
   half.rows_at_a_time = padded.rows_at_a_time();
   return half;
@@ -315,8 +322,10 @@ class CrossEntropyOperator
     if (settings.half_rows()) {
       const auto half = half_of(hidden, weight, some_or_none(copy),
                                 some_or_none(bias), targets, settings);
-      auto [loss, right, picked] = half.forward(settings.count_right);
-      context->save_for_backward({hidden, weight, bias, targets, picked});
+      const auto [loss, right, left] = half.forward(settings.count_right);
+      context->save_for_backward({hidden, weight, bias, targets, left.picked,
+                                  always_some(left.log_total, hidden)});
+      if (left.scores.defined()) context->saved_data["scores"] = left.scores;
       result = {loss, right};
     } else {
       context->save_for_backward({hidden, weight, bias, targets});
@@ -359,8 +368,14 @@ class CrossEntropyOperator
       sums.bias_sum = sum_like(bias);
     }
     if (settings.half_rows()) {
+      HalfCrossEntropy::Left left{saved[4], some_or_none(saved[5]), {}};
+      // They are written over: another backward computes them again.
+      if (data.count("scores") > 0) {
+        left.scores = data["scores"].toTensor();
+        data.erase("scores");
+      }
       half_of(hidden, weight, copy, bias, saved[3], settings)
-          .backward(gradients[0], saved[4], sums);
+          .backward(gradients[0], left, sums);
     } else {
       const Scores scores(hidden, weight, copy, bias, saved[3], settings);
       ScoreBackward backward(scores, settings, gradients[0]);
@@ -394,6 +409,17 @@ class CrossEntropyOperator
   }
 };
 
+int64_t scores_at_a_time(const Tensor& hidden, const Tensor& weight,
+                         bool half_rows) {
+  if (!hidden.is_cuda()) return kScoresAtATime;
+  if (!half_rows || !HalfCrossEntropy::has_kernels(hidden)) {
+    return kScoresAtATimeOnCuda;
+  }
+  // And 64 rows more, for parts are whole tiles.
+  return std::max(kScoresOfKernels,
+                  (hidden.size(0) / kPartsOfKernels + 64) * weight.size(0));
+}
+
 void check_arguments(const Tensor& hidden, const Tensor& weight,
                      const Tensor& bias, const Tensor& targets,
                      const LinearCrossEntropyOptions& options) {
@@ -426,11 +452,6 @@ LinearCrossEntropy linear_cross_entropy(
   check_arguments(hidden, weight, bias, targets, options);
   const auto own_type = hidden.scalar_type();
   ScoreSettings settings{};
-  settings.chunk_scores = options.chunk_scores;
-  if (settings.chunk_scores == 0) {
-    settings.chunk_scores =
-        hidden.is_cuda() ? kScoresAtATimeOnCuda : kScoresAtATime;
-  }
   settings.ignore_index = options.ignore_index;
   settings.by_columns = options.weight_gradient.value_or(
                             hidden.is_cuda() ? WeightGradient::kByRows
@@ -440,6 +461,10 @@ LinearCrossEntropy linear_cross_entropy(
   settings.loss_type = options.loss_type.value_or(
       own_type == torch::kDouble ? torch::kDouble : torch::kFloat);
   settings.count_right = options.count_right;
+  settings.chunk_scores =
+      options.chunk_scores > 0
+          ? options.chunk_scores
+          : scores_at_a_time(hidden, weight, settings.half_rows());
   const Tensor copy =
       WeightCopies::find(weight, settings.product_type, /*padded=*/true);
   const auto results =

@@ -245,6 +245,39 @@ TEST(LinearCrossEntropy, BackwardOutsideOfAutocastUsesTheForwardsType) {
   EXPECT_TRUE(same(inside, outside));
 }
 
+TEST(LinearCrossEntropy, HalfPrecisionWhereOnePartIsAll) {
+  // Classes that are no round number, more than a block of threads takes at once.
+  const Case c = make_case(70, 64, 5003, /*bias=*/false, torch::kBFloat16);
+  const Case exact{c.hidden.detach().to(torch::kDouble).requires_grad_(),
+                   c.weight.detach().to(torch::kDouble).requires_grad_(),
+                   {},
+                   c.targets};
+  const Outcome a = plain(exact, torch::kDouble);
+  const auto expect_right = [&](const Outcome& b) {
+    EXPECT_LE(relative_error(a.loss, b.loss.to(torch::kDouble)), 2e-3);
+    EXPECT_LE(relative_error(a.hidden, b.hidden.to(torch::kDouble)), 1e-2);
+    EXPECT_LE(relative_error(a.weight, b.weight.to(torch::kDouble)), 1e-2);
+  };
+  const auto rows = WeightGradient::kByRows;
+  const Outcome whole = chunked(c, with(0, rows));
+  expect_right(whole);
+  const Outcome parts = chunked(c, with(8 * 5003, rows));
+  expect_right(parts);
+  EXPECT_TRUE(torch::equal(whole.right, parts.right));
+  // A second backward of the same graph finds what the first one had.
+  const Tensor loss =
+      linear_cross_entropy(c.hidden, c.weight, {}, c.targets, with(0, rows))
+          .loss;
+  (loss / 7).backward({}, /*retain_graph=*/true);
+  const auto first = testing::take_gradients({c.hidden, c.weight});
+  (loss / 7).backward();
+  const auto second = testing::take_gradients({c.hidden, c.weight});
+  for (size_t i = 0; i < first.size(); ++i) {
+    EXPECT_TRUE(same(first[i], second[i]));
+    EXPECT_TRUE(same(first[i], i == 0 ? whole.hidden : whole.weight));
+  }
+}
+
 TEST(LinearCrossEntropy, AllIgnoredAndEmpty) {
   Case c = make_case(8, 4, 5, true);
   c.targets.fill_(-100);

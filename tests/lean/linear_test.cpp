@@ -125,6 +125,26 @@ TEST(Linear, StraightInSinglePrecision) {
   }
 }
 
+TEST(Linear, BiasesOfManyRows) {
+  torch::manual_seed(2);
+  const auto options = on_device();
+  for (const int64_t columns : {264, 20}) {  // the second in no kernel
+    const Tensor x = torch::randn({5000, 16}, options);
+    const Tensor weight = torch::randn({columns, 16}, options).requires_grad_();
+    const Tensor bias = torch::randn({columns}, options).requires_grad_();
+    const WeightCopies copies({weight, bias}, torch::kBFloat16);
+    const compat::AutocastGuard autocast(half());
+    Tensor wanted = torch::zeros({columns}, options.dtype(torch::kDouble));
+    for (int i = 0; i < 2; ++i) {  // the second is added to the first
+      const Tensor y = lean_linear(x, weight, bias);
+      const Tensor dy = torch::randn_like(y);
+      y.backward(dy);
+      wanted += dy.to(torch::kDouble).sum(0);
+    }
+    EXPECT_LT(relative_error(wanted, bias.grad().to(torch::kDouble)), 1e-5);
+  }
+}
+
 TEST(Linear, ACopyOlderThanItsWeightIsNotTaken) {
   const Layer layer = make_layer(WeightLayout::kOutIn);
   WeightCopies copies({layer.weight}, torch::kBFloat16);

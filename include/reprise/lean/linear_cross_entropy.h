@@ -19,7 +19,9 @@ enum class WeightGradient {
 
 struct LinearCrossEntropyOptions {
   /// How many scores are computed at a time; a row of them at least. 0: 2^22, 16
-  /// MiB in single precision; on CUDA, which wants more work at a time, 2^24.
+  /// MiB in single precision; on CUDA, which wants more work at a time, 2^24; with
+  /// kernels of ours, which need no copies of the scores, 2^26 in half precision, or an
+  /// eighth of them all where that is more.
   int64_t chunk_scores = 0;
   int64_t ignore_index = -100;
   /// Default: kByRows on CUDA, where additions have no fixed order anyway,
@@ -44,7 +46,8 @@ struct LinearCrossEntropy {
 ///
 /// hidden (N, D), weight (V, D), bias (V) or undefined. Products are in
 /// autocast's type where autocast is on. For the backward only the arguments
-/// themselves are kept.
+/// themselves are kept; and with kernels, where one part is all, the scores: the
+/// backward would compute them first of all.
 ///
 ///                   plain, single precision     here
 ///     kept          N·V·4 bytes                 nothing

@@ -1,11 +1,7 @@
 #include "add_norm.h"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "values.cuh"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 
 namespace reprise::kernels {
@@ -17,46 +13,6 @@ constexpr int kRows = 8;
 constexpr int64_t kRowsOfPart = 64;
 constexpr int64_t kMostParts = 64;
 
-struct None {};
-
-__device__ float4 load4(const float* from, int i) {
-  return reinterpret_cast<const float4*>(from)[i];
-}
-__device__ float4 load4(const __nv_bfloat16* from, int i) {
-  const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(from) + 2 * i;
-  const float2 a = __bfloat1622float2(pairs[0]), b = __bfloat1622float2(pairs[1]);
-  return make_float4(a.x, a.y, b.x, b.y);
-}
-__device__ float4 load4(const __half* from, int i) {
-  const auto* pairs = reinterpret_cast<const __half2*>(from) + 2 * i;
-  const float2 a = __half22float2(pairs[0]), b = __half22float2(pairs[1]);
-  return make_float4(a.x, a.y, b.x, b.y);
-}
-__device__ float4 load4(const None*, int) {
-  return make_float4(0, 0, 0, 0);
-}
-__device__ void store4(float* to, int i, float4 v) {
-  reinterpret_cast<float4*>(to)[i] = v;
-}
-__device__ void store4(__nv_bfloat16* to, int i, float4 v) {
-  auto* pairs = reinterpret_cast<__nv_bfloat162*>(to) + 2 * i;
-  pairs[0] = __floats2bfloat162_rn(v.x, v.y);
-  pairs[1] = __floats2bfloat162_rn(v.z, v.w);
-}
-__device__ void store4(__half* to, int i, float4 v) {
-  auto* pairs = reinterpret_cast<__half2*>(to) + 2 * i;
-  pairs[0] = __floats2half2_rn(v.x, v.y);
-  pairs[1] = __floats2half2_rn(v.z, v.w);
-}
-__device__ float load1(const float* from, int64_t i) {
-  return from[i];
-}
-__device__ float load1(const __nv_bfloat16* from, int64_t i) {
-  return __bfloat162float(from[i]);
-}
-__device__ float load1(const __half* from, int64_t i) {
-  return __half2float(from[i]);
-}
 template <class T>
 __device__ T* advance(T* from, int64_t count) {
   return from + count;
@@ -216,27 +172,10 @@ __global__ void merge_kernel(int parts, int columns, const float* scratch,
   dweight[column] = weight;
 }
 
-void check_launch() {
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) {
-    throw std::runtime_error(std::string("[add_norm] a kernel: ") +
-                             cudaGetErrorString(error));
-  }
-}
-
-/// Calls `use` with a null pointer of the type.
-template <class F>
-void with_result(Values values, F&& use) {
-  switch (values) {
-    case Values::kBfloat16: return use(static_cast<__nv_bfloat16*>(nullptr));
-    case Values::kHalf: return use(static_cast<__half*>(nullptr));
-    default: return use(static_cast<float*>(nullptr));
-  }
-}
 template <class F>
 void with_branch(Values values, F&& use) {
   if (values == Values::kNone) return use(static_cast<None*>(nullptr));
-  with_result(values, use);
+  with_values(values, use);
 }
 
 }  // namespace
@@ -257,7 +196,7 @@ void add_norm_forward(const RowsShape& shape, const float* x,
   const auto on = static_cast<cudaStream_t>(stream);
   const auto columns = static_cast<int>(shape.columns);
   with_branch(shape.branch, [&](auto* b) {
-    with_result(shape.result, [&](auto* r) {
+    with_values(shape.result, [&](auto* r) {
       using Branch = std::remove_pointer_t<decltype(b)>;
       using Result = std::remove_pointer_t<decltype(r)>;
       forward_kernel<<<static_cast<unsigned>(shape.rows), kThreads,
@@ -267,7 +206,7 @@ void add_norm_forward(const RowsShape& shape, const float* x,
           inverse_deviation);
     });
   });
-  check_launch();
+  check_launch("add_norm");
 }
 
 void add_norm_backward(const RowsShape& shape, const float* sum,
@@ -281,7 +220,7 @@ void add_norm_backward(const RowsShape& shape, const float* sum,
   const auto rows = static_cast<int>(shape.rows);
   const auto parts = static_cast<int>(shape.parts());
   with_branch(shape.branch, [&](auto* b) {
-    with_result(shape.result, [&](auto* r) {
+    with_values(shape.result, [&](auto* r) {
       using Branch = std::remove_pointer_t<decltype(b)>;
       using Result = std::remove_pointer_t<decltype(r)>;
       backward_kernel<Branch, Result>
@@ -293,7 +232,7 @@ void add_norm_backward(const RowsShape& shape, const float* sum,
   });
   const dim3 threads(kColumns, kRows);
   const dim3 blocks((columns + kColumns - 1) / kColumns, parts);
-  with_result(shape.result, [&](auto* r) {
+  with_values(shape.result, [&](auto* r) {
     using Result = std::remove_pointer_t<decltype(r)>;
     columns_kernel<<<blocks, threads, 0, on>>>(
         rows, columns, (rows + parts - 1) / parts, sum,
@@ -301,7 +240,7 @@ void add_norm_backward(const RowsShape& shape, const float* sum,
   });
   merge_kernel<<<(columns + 127) / 128, 128, 0, on>>>(parts, columns, scratch,
                                                      dweight, dbias);
-  check_launch();
+  check_launch("add_norm");
 }
 
 }  // namespace reprise::kernels

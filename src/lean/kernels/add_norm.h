@@ -1,14 +1,13 @@
 #pragma once
 
+#include "values.h"
+
 #include <cstdint>
 
 /// CUDA kernels behind lean_add_norm(): a sum, the norm of its rows and the change of
 /// precision in one pass, and their gradients in another. Nothing is atomic: the same
 /// input gives the same bits.
 namespace reprise::kernels {
-
-/// Types of values in memory.
-enum class Values { kNone, kSingle, kBfloat16, kHalf };
 
 struct RowsShape {
   int64_t rows = 0;

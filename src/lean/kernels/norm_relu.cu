@@ -1,8 +1,7 @@
 #include "norm_relu.h"
+#include "values.cuh"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
 namespace reprise::kernels {
 namespace {
@@ -427,14 +426,6 @@ Sizes sizes_of(const NormShape& shape) {
           shape.plane()};
 }
 
-void check_launch() {
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) {
-    throw std::runtime_error(std::string("[norm_relu] a kernel: ") +
-                             cudaGetErrorString(error));
-  }
-}
-
 }  // namespace
 
 bool norm_kernels_built() {
@@ -466,7 +457,7 @@ void norm_forward(const NormShape& shape, const NormTensors& tensors,
   } else {
     apply_kernel<false><<<blocks, kThreads, 0, on>>>(sizes, tensors, y);
   }
-  check_launch();
+  check_launch("norm_relu");
 }
 
 void norm_backward(const NormShape& shape, const NormTensors& tensors,
@@ -489,7 +480,7 @@ void norm_backward(const NormShape& shape, const NormTensors& tensors,
                                             shape.channels),
                       kThreads, 0, on>>>(sizes, tensors.weight, scratch, sums,
                                          dweight, dbias);
-  if (dx == nullptr) return check_launch();
+  if (dx == nullptr) return check_launch("norm_relu");
   if (shape.pool) {
     const int64_t windows =
         ((shape.height + 1) / 2) * ((shape.width + 1) / 2);
@@ -504,7 +495,7 @@ void norm_backward(const NormShape& shape, const NormTensors& tensors,
     slope_kernel<false>
         <<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, sums, dx);
   }
-  check_launch();
+  check_launch("norm_relu");
 }
 
 }  // namespace reprise::kernels
