@@ -385,6 +385,7 @@ void RankGroup::fail(const std::string& what) noexcept {
 
 void RankGroup::leave() {
   impl_->watch->leave();
+  if (impl_->data) impl_->data->shut_down();
 }
 
 }  // namespace reprise

@@ -192,4 +192,13 @@ Work ProcessGroup::all_gather(const torch::Tensor& output,
   return impl_->start(std::move(work), {out, in});
 }
 
+void ProcessGroup::shut_down() {
+#ifdef REPRISE_HAS_NCCL
+  if (auto* nccl =
+          dynamic_cast<c10d::ProcessGroupNCCL*>(impl_->backend.get())) {
+    nccl->shutdown();
+  }
+#endif
+}
+
 }  // namespace reprise::compat

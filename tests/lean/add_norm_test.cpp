@@ -25,6 +25,8 @@ const Case kCases[] = {
     {{130, 132}, torch::kHalf, true, false},
     {{4, 33, 40}, torch::kFloat, false, true},
     {{2, 9, 1600}, torch::kBFloat16, false, false},
+    {{5, 700, 64}, torch::kBFloat16, true, true},
+    {{3, 4096}, torch::kFloat, true, true},
 };
 
 struct Outcome {

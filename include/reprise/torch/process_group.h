@@ -91,6 +91,9 @@ class ProcessGroup {
   /// `output` gets the inputs of all, one after the other by rank.
   Work all_gather(const torch::Tensor& output, const torch::Tensor& input);
 
+  /// After the last work, where all went well: NCCL wants to be told.
+  void shut_down();
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

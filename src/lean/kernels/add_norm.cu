@@ -8,11 +8,13 @@ namespace reprise::kernels {
 namespace {
 
 constexpr int kThreads = 128;  // of a row
-constexpr int kColumns = 32;   // of a block that adds columns up, and its rows
-constexpr int kRows = 8;
-constexpr int64_t kRowsOfPart = 64;
-constexpr int64_t kMostParts = 64;
+constexpr int kMergers = 16;   // threads that share a column's parts
+constexpr int64_t kRowsOfPart = 2;
+constexpr int64_t kMostParts = 1024;
 
+__device__ void add4(float4& to, float4 v) {
+  to = make_float4(to.x + v.x, to.y + v.y, to.z + v.z, to.w + v.w);
+}
 template <class T>
 __device__ T* advance(T* from, int64_t count) {
   return from + count;
@@ -85,91 +87,98 @@ __global__ void forward_kernel(int columns, const float* x,
   }
 }
 
-/// A block a row.
-template <class Branch, class Result>
-__global__ void backward_kernel(int columns, const float* sum,
-                                const Result* dresult, const float* dsum,
-                                const float* weight, const float* mean,
+/// A block some rows after each other, so that a thread meets the same columns in each:
+/// it adds up what they give to the gradients of weight and bias.
+template <class Branch, class Result, int kFours>
+__global__ void backward_kernel(int rows, int columns, int each,
+                                const float* sum, const Result* dresult,
+                                const float* dsum, const float* weight,
+                                const float* mean,
                                 const float* inverse_deviation, float* dx,
-                                Branch* dbranch) {
-  // The weighted gradients, then the normalised values.
-  extern __shared__ float4 row[];
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * columns;
+                                Branch* dbranch, float* scratch) {
   const int fours = columns / 4;
-  float4* normal = row + fours;
-  const float average = mean[blockIdx.x], inverse = inverse_deviation[blockIdx.x];
-  float total = 0, product = 0;
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
-    const float4 v = load4(sum + first, i), d = load4(dresult + first, i),
-                 w = load4(weight, i);
-    const float4 g = make_float4(d.x * w.x, d.y * w.y, d.z * w.z, d.w * w.w);
-    const float4 n =
-        make_float4((v.x - average) * inverse, (v.y - average) * inverse,
-                    (v.z - average) * inverse, (v.w - average) * inverse);
-    row[i] = g;
-    normal[i] = n;
-    total += (g.x + g.y) + (g.z + g.w);
-    product += (g.x * n.x + g.y * n.y) + (g.z * n.z + g.w * n.w);
+  const int end = min(rows, static_cast<int>(blockIdx.x + 1) * each);
+  float4 w[kFours], dweight[kFours], dbias[kFours];
+#pragma unroll
+  for (int k = 0; k < kFours; ++k) {
+    const int i = threadIdx.x + k * kThreads;
+    w[k] = i < fours ? load4(weight, i) : make_float4(0, 0, 0, 0);
+    dweight[k] = dbias[k] = make_float4(0, 0, 0, 0);
   }
-  const float2 sums = sum_over_block(total, product);
-  const float lost = sums.x / columns, tilt = sums.y / columns;
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
-    const float4 g = row[i], n = normal[i];
-    float4 d = make_float4(inverse * (g.x - lost - n.x * tilt),
-                           inverse * (g.y - lost - n.y * tilt),
-                           inverse * (g.z - lost - n.z * tilt),
-                           inverse * (g.w - lost - n.w * tilt));
-    if (dsum != nullptr) {
-      const float4 more = load4(dsum + first, i);
-      d = make_float4(d.x + more.x, d.y + more.y, d.z + more.z, d.w + more.w);
+  for (int r = blockIdx.x * each; r < end; ++r) {
+    const int64_t first = static_cast<int64_t>(r) * columns;
+    const float average = mean[r], inverse = inverse_deviation[r];
+    float4 g[kFours], n[kFours];  // weighted gradients, normalised values
+    float total = 0, product = 0;
+#pragma unroll
+    for (int k = 0; k < kFours; ++k) {
+      const int i = threadIdx.x + k * kThreads;
+      if (i >= fours) continue;
+      const float4 v = load4(sum + first, i), d = load4(dresult + first, i);
+      n[k] = make_float4((v.x - average) * inverse, (v.y - average) * inverse,
+                         (v.z - average) * inverse, (v.w - average) * inverse);
+      g[k] = make_float4(d.x * w[k].x, d.y * w[k].y, d.z * w[k].z,
+                         d.w * w[k].w);
+      total += (g[k].x + g[k].y) + (g[k].z + g[k].w);
+      product += (g[k].x * n[k].x + g[k].y * n[k].y) +
+                 (g[k].z * n[k].z + g[k].w * n[k].w);
+      add4(dbias[k], d);
+      add4(dweight[k], make_float4(d.x * n[k].x, d.y * n[k].y, d.z * n[k].z,
+                                   d.w * n[k].w));
     }
-    store4(dx + first, i, d);
-    if constexpr (sizeof(Branch) == 2) store4(dbranch + first, i, d);
+    const float2 sums = sum_over_block(total, product);
+    const float lost = sums.x / columns, tilt = sums.y / columns;
+#pragma unroll
+    for (int k = 0; k < kFours; ++k) {
+      const int i = threadIdx.x + k * kThreads;
+      if (i >= fours) continue;
+      float4 d = make_float4(inverse * (g[k].x - lost - n[k].x * tilt),
+                             inverse * (g[k].y - lost - n[k].y * tilt),
+                             inverse * (g[k].z - lost - n[k].z * tilt),
+                             inverse * (g[k].w - lost - n[k].w * tilt));
+      if (dsum != nullptr) add4(d, load4(dsum + first, i));
+      store4(dx + first, i, d);
+      if constexpr (sizeof(Branch) == 2) store4(dbranch + first, i, d);
+    }
+  }
+  float* mine = scratch + 2 * static_cast<int64_t>(blockIdx.x) * columns;
+#pragma unroll
+  for (int k = 0; k < kFours; ++k) {
+    const int i = threadIdx.x + k * kThreads;
+    if (i >= fours) continue;
+    store4(mine, i, dweight[k]);
+    store4(mine + columns, i, dbias[k]);
   }
 }
 
-/// Sums over some rows for 32 columns: of the gradients, and of their products with the
-/// normalised values.
-template <class Result>
-__global__ void columns_kernel(int rows, int columns, int each,
-                               const float* sum, const Result* dresult,
-                               const float* mean,
-                               const float* inverse_deviation, float* scratch) {
-  __shared__ float2 shared[kRows][kColumns];
-  const int column = blockIdx.x * kColumns + threadIdx.x;
-  const int begin = blockIdx.y * each;
-  const int end = begin + each < rows ? begin + each : rows;
-  float2 total = make_float2(0, 0);
+/// For 32 columns, of the weight's gradient or of the bias's.
+__global__ void merge_kernel(int parts, int columns, const float* scratch,
+                             float* dweight, float* dbias) {
+  __shared__ float shared[kMergers][32];
+  const int column = blockIdx.x * 32 + threadIdx.x;
+  const float* from = scratch + blockIdx.y * columns + column;
+  float total = 0;
   if (column < columns) {
-    for (int r = begin + threadIdx.y; r < end; r += kRows) {
-      const int64_t at = static_cast<int64_t>(r) * columns + column;
-      const float d = load1(dresult, at);
-      total.x += d;
-      total.y += d * ((sum[at] - mean[r]) * inverse_deviation[r]);
+#pragma unroll 4
+    for (int i = threadIdx.y; i < parts; i += kMergers) {
+      total += from[2 * static_cast<int64_t>(i) * columns];
     }
   }
   shared[threadIdx.y][threadIdx.x] = total;
   __syncthreads();
   if (threadIdx.y != 0 || column >= columns) return;
-  for (int i = 1; i < kRows; ++i) {
-    total.x += shared[i][threadIdx.x].x;
-    total.y += shared[i][threadIdx.x].y;
-  }
-  scratch[(2 * blockIdx.y) * columns + column] = total.x;
-  scratch[(2 * blockIdx.y + 1) * columns + column] = total.y;
+  for (int i = 1; i < kMergers; ++i) total += shared[i][threadIdx.x];
+  (blockIdx.y == 0 ? dweight : dbias)[column] = total;
 }
 
-__global__ void merge_kernel(int parts, int columns, const float* scratch,
-                             float* dweight, float* dbias) {
-  const int column = blockIdx.x * blockDim.x + threadIdx.x;
-  if (column >= columns) return;
-  float bias = 0, weight = 0;
-  for (int i = 0; i < parts; ++i) {
-    bias += scratch[(2 * i) * columns + column];
-    weight += scratch[(2 * i + 1) * columns + column];
-  }
-  dbias[column] = bias;
-  dweight[column] = weight;
+/// Calls `use` with how many fours of a row a thread has, rounded up.
+template <class F>
+void with_fours(int64_t columns, F&& use) {
+  const int64_t fours = (columns / 4 + kThreads - 1) / kThreads;
+  if (fours <= 1) return use(std::integral_constant<int, 1>());
+  if (fours <= 2) return use(std::integral_constant<int, 2>());
+  if (fours <= 4) return use(std::integral_constant<int, 4>());
+  use(std::integral_constant<int, 8>());
 }
 
 template <class F>
@@ -185,7 +194,8 @@ bool add_norm_kernels_built() {
 }
 
 int64_t RowsShape::parts() const {
-  return std::clamp<int64_t>(rows / kRowsOfPart, 1, kMostParts);
+  return std::clamp<int64_t>((rows + kRowsOfPart - 1) / kRowsOfPart, 1,
+                             kMostParts);
 }
 
 void add_norm_forward(const RowsShape& shape, const float* x,
@@ -219,27 +229,24 @@ void add_norm_backward(const RowsShape& shape, const float* sum,
   const auto columns = static_cast<int>(shape.columns);
   const auto rows = static_cast<int>(shape.rows);
   const auto parts = static_cast<int>(shape.parts());
-  with_branch(shape.branch, [&](auto* b) {
+  // Of the branch's gradient matters whether there is one besides dx.
+  const Values branch =
+      shape.branch == Values::kSingle ? Values::kNone : shape.branch;
+  with_branch(branch, [&](auto* b) {
     with_values(shape.result, [&](auto* r) {
-      using Branch = std::remove_pointer_t<decltype(b)>;
-      using Result = std::remove_pointer_t<decltype(r)>;
-      backward_kernel<Branch, Result>
-          <<<static_cast<unsigned>(shape.rows), kThreads,
-             2 * columns * sizeof(float), on>>>(
-              columns, sum, static_cast<const Result*>(dresult), dsum, weight,
-              mean, inverse_deviation, dx, static_cast<Branch*>(dbranch));
+      with_fours(shape.columns, [&](auto fours) {
+        using Branch = std::remove_pointer_t<decltype(b)>;
+        using Result = std::remove_pointer_t<decltype(r)>;
+        backward_kernel<Branch, Result, decltype(fours)::value>
+            <<<parts, kThreads, 0, on>>>(
+                rows, columns, (rows + parts - 1) / parts, sum,
+                static_cast<const Result*>(dresult), dsum, weight, mean,
+                inverse_deviation, dx, static_cast<Branch*>(dbranch), scratch);
+      });
     });
   });
-  const dim3 threads(kColumns, kRows);
-  const dim3 blocks((columns + kColumns - 1) / kColumns, parts);
-  with_values(shape.result, [&](auto* r) {
-    using Result = std::remove_pointer_t<decltype(r)>;
-    columns_kernel<<<blocks, threads, 0, on>>>(
-        rows, columns, (rows + parts - 1) / parts, sum,
-        static_cast<const Result*>(dresult), mean, inverse_deviation, scratch);
-  });
-  merge_kernel<<<(columns + 127) / 128, 128, 0, on>>>(parts, columns, scratch,
-                                                     dweight, dbias);
+  merge_kernel<<<dim3((columns + 31) / 32, 2), dim3(32, kMergers), 0, on>>>(
+      parts, columns, scratch, dweight, dbias);
   check_launch("add_norm");
 }
 
