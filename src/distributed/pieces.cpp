@@ -31,10 +31,9 @@ Pieces::Pieces(std::shared_ptr<RankGroup> group, const BucketLayout& layout)
       const int64_t to = std::min(begin + part, entry.offset + tensor.numel());
       if (to <= from) continue;
       pieces_.push_back({b, i, from - entry.offset, to - from, from - begin});
-      list_.emplace_back(
-          entry.parameter.name,
-          as_they_lie(tensor.detach())
-              .slice(0, from - entry.offset, to - entry.offset));
+      list_.emplace_back(entry.parameter.name,
+                         as_they_lie(tensor.detach())
+                             .slice(0, from - entry.offset, to - entry.offset));
     }
   }
 }

@@ -225,8 +225,7 @@ class GradientReducer::Impl {
       Travel& travel = travels_[b];
       group_->wait(travel.work);
       if (!travel.flat.defined()) {
-        travel.flat =
-            travel.arrived.to(layout_.buckets()[b].options.dtype());
+        travel.flat = travel.arrived.to(layout_.buckets()[b].options.dtype());
       }
       travel.sum.reset();
     }

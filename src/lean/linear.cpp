@@ -77,8 +77,7 @@ void sum_by_kernel(Tensor& sums, const Tensor& dy, bool add) {
 /// is not.
 Tensor sum_of_rows(const Tensor& dy, const Tensor& weight) {
   if (sums_by_kernel(dy)) {
-    Tensor sums =
-        torch::empty({dy.size(1)}, dy.options().dtype(torch::kFloat));
+    Tensor sums = torch::empty({dy.size(1)}, dy.options().dtype(torch::kFloat));
     sum_by_kernel(sums, dy, false);
     return sums;
   }

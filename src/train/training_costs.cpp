@@ -1,20 +1,14 @@
 #include "training_costs.h"
 
-#include "../plan/evaluation.h"
-#include "micro_step.h"
+#include "measuring.h"
 #include "session.h"
-#include "step_graphs.h"
 
 #include <reprise/data/file.h>
 #include <reprise/data/hash.h>
-#include <reprise/data/loader.h>
 #include <reprise/memory/meter.h>
-#include <reprise/recompute/execution.h>
 #include <reprise/recompute/host_memory.h>
-#include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
 #include <reprise/torch/cuda.h>
-#include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/out_of_memory.h>
 #include <reprise/torch/version.h>
 #include <reprise/train/optimizer.h>
@@ -23,8 +17,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -37,105 +29,11 @@ namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
 constexpr int kFormat = 7;
-constexpr double kRowMs = 30;  // of micro-batches timed together
-
-/// Puts gradients, buffers, parameters and random generators back.
-class Undisturbed {
- public:
-  Undisturbed(const Model& model, torch::Device device, bool parameters) {
-    const torch::NoGradGuard no_grad;
-    const auto empty = torch::empty({0}, device);
-    rng_ = compat::RngState::capture({empty});
-    for (auto& buffer : model.root->buffers()) {
-      values_.emplace_back(buffer, buffer.detach().clone());
-    }
-    for (auto& parameter : model.root->parameters()) {
-      // In the host's memory: the device may have no room for a copy.
-      if (parameters) values_.emplace_back(parameter, to_host(parameter));
-    }
-    // Last: the above may run out of memory, and then nothing puts these back.
-    for (auto& parameter : model.root->parameters()) {
-      gradients_.emplace_back(
-          parameter, std::exchange(parameter.mutable_grad(), torch::Tensor()));
-    }
-  }
-  ~Undisturbed() {
-    const torch::NoGradGuard no_grad;
-    for (auto& [parameter, gradient] : gradients_) {
-      parameter.mutable_grad() = gradient;
-    }
-    for (auto& [tensor, before] : values_) tensor.detach().copy_(before);
-    rng_.restore();
-  }
-  Undisturbed(const Undisturbed&) = delete;
-  Undisturbed& operator=(const Undisturbed&) = delete;
-
- private:
-  static torch::Tensor to_host(const torch::Tensor& tensor) {
-    return tensor.is_cuda() ? tensor.detach().cpu() : tensor.detach().clone();
-  }
-  using Pair = std::pair<torch::Tensor, torch::Tensor>;
-  std::vector<Pair> gradients_;
-  std::vector<Pair> values_;
-  compat::RngState rng_;
-};
-
-void wait_for(torch::Device device) {
-  if (device.is_cuda()) compat::cuda_synchronize(device.index());
-}
-
-/// Milliseconds that `work` takes, the device's part included: the median.
-template <class Work>
-double time_of(torch::Device device, int times, Work&& work) {
-  std::vector<double> ms;
-  for (int i = 0; i < times; ++i) {
-    wait_for(device);
-    const auto start = Clock::now();
-    work();
-    wait_for(device);
-    ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start)
-                     .count());
-  }
-  std::nth_element(ms.begin(), ms.begin() + times / 2, ms.end());
-  return ms[static_cast<size_t>(times / 2)];
-}
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
   return allocated_bytes(static_cast<int64_t>(tensor.nbytes()), device);
 }
-
-/// Batches of one size, read as a training reads them: its workers take their
-/// share of the host.
-class Batches {
- public:
-  /// `any`: handed out again and again where the data has too few samples.
-  Batches(const CostParts& parts, int64_t size, Batch any)
-      : size_(size), any_(std::move(any)) {
-    LoaderOptions loading =
-        loading_of(parts.config, parts.prepare, parts.device);
-    loading.batch = size;
-    if (parts.data->size() >= size) {
-      loader_.emplace(parts.data, loading);
-    } else if (loading.transform) {
-      loading.transform(any_);
-    }
-  }
-
-  Batch next() {
-    if (!loader_) return any_;
-    while (true) {
-      auto batch = loader_->next();
-      // An epoch's last one may be smaller.
-      if (batch && batch->samples == size_) return std::move(*batch);
-    }
-  }
-
- private:
-  int64_t size_;
-  Batch any_;
-  std::optional<Loader> loader_;
-};
 
 /// Copies are work on top of the stage's own: a variant that was measured quicker was
 /// lucky, and must not be taken where nothing needs to be saved.
@@ -419,100 +317,6 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
       trace(parts_.model.chain, {batch.inputs, batch.targets}, tracing);
   limit_host_bytes(parts_, size.figures);
   return size;
-}
-
-void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
-  const auto factor = [&](const char* strategy) -> std::optional<double> {
-    const Schedule schedule =
-        make_schedule(strategy, parts_.model.chain.size());
-    const auto ms = run_schedule(profile, size, schedule);
-    if (!ms) return std::nullopt;
-    profile.add(TriedSchedule{size.micro_batch, schedule.to_text(), *ms});
-    // The rest may overlap with the chain's work; it is not all of the time.
-    const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
-    return chain_ms / simulate(schedule, size.figures).time_ms;
-  };
-  const auto cut = factor("all");
-  const auto joined = factor("none");
-  size.cut_factor = cut.value_or(joined.value_or(1));
-  size.joined_factor = joined.value_or(size.cut_factor);
-}
-
-std::optional<double> TrainingCosts::run_schedule(const CostProfile& profile,
-                                                  const SizeCosts& size,
-                                                  const Schedule& schedule) {
-  const auto fits = [&](bool first) {
-    return options_.memory == 0 ||
-           plan_detail::micro_batch_peak(profile, size, schedule, first) <=
-               options_.memory;
-  };
-  // With gradients there to add to, as from a window's second micro-batch on;
-  // a window of one may have no room for them.
-  const bool accumulate = fits(false);
-  if (!accumulate && !fits(true)) return std::nullopt;
-  say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
-                  profile.precision));
-  try {
-    const Undisturbed undisturbed(parts_.model, parts_.device,
-                                  /*parameters=*/false);
-    return time_of_row(profile, size.micro_batch, schedule, accumulate);
-  } catch (const c10::Error& error) {
-    if (!compat::is_out_of_memory(error)) throw;
-    if (parts_.device.is_cuda()) compat::empty_cuda_cache();
-    return std::nullopt;  // another schedule may fit all the same
-  }
-}
-
-double TrainingCosts::time_of_row(const CostProfile& profile,
-                                  int64_t micro_batch, const Schedule& schedule,
-                                  bool accumulate) {
-  Execution execution(parts_.model.chain, schedule);
-  const auto made = copies(profile.precision);
-  Batches batches(parts_, micro_batch, make_batch(micro_batch));
-  Batch batch;
-  std::vector<torch::Tensor> parameters = parts_.model.root->parameters();
-  std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
-  MicroStep micro(
-      parts_.device, autocast_of(profile.precision, parts_.device),
-      parts_.device.is_cuda() ? parameters : std::vector<torch::Tensor>{});
-  micro.set_weight(1e-6);
-  if (accumulate) {
-    for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
-  }
-  // Gradients that come and go cannot be in a graph.
-  const TrainConfig& config = parts_.config;
-  const bool waits = config.sync_norm && config.ranks > 1;
-  StepGraphs graphs(
-      {.device = parts_.device,
-       .mode = accumulate && !waits && config.graph != "off" ? "auto" : "off",
-       .parameters = parameters,
-       .buffers = parts_.model.root->buffers()});
-  const compat::GraphStreamScope stream(parts_.device, graphs.active());
-  const auto step = [&] {
-    if (!accumulate) {
-      for (auto& p : parameters) p.mutable_grad().reset();
-    }
-    batch = batches.next();
-    move_to(batch, parts_.device);
-    prepare(batch, parts_.prepare);
-    const auto run = [&](const Tensors& inputs) {
-      micro.run(execution, inputs);
-    };
-    const Tensors inputs = {batch.inputs, batch.targets};
-    if (!graphs.run(inputs, run)) run(inputs);
-  };
-  const bool cuda = parts_.device.is_cuda();
-  // The caching allocator needs a few to find its blocks.
-  for (int i = 0; i < (cuda ? 3 : 1); ++i) step();
-  // A row long enough for the host to run ahead as it does in training.
-  const double about_ms = std::max(time_of(parts_.device, 1, step), 0.1);
-  const int enough = static_cast<int>(std::ceil(kRowMs / about_ms));
-  const int in_a_row = std::max(enough, !cuda ? 1 : enough > 1 ? 5 : 2);
-  return time_of(parts_.device, 3,
-                 [&] {
-                   for (int i = 0; i < in_a_row; ++i) step();
-                 }) /
-         in_a_row;
 }
 
 void TrainingCosts::say(const std::string& text) const {

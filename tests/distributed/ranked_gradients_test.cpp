@@ -173,7 +173,8 @@ void compare(const std::string& name, const std::string& strategy,
   int64_t by_autograd = 0;
   model.linear_parameters().back().register_hook(
       [&](const torch::Tensor& gradient) {
-        by_autograd += gradient.defined();  // newer LibTorch asks without one too
+        by_autograd +=
+            gradient.defined();  // newer LibTorch asks without one too
       });
   std::vector<std::vector<torch::Tensor>> found;
   ranked_gradients(model, strategy, micro, group, found);

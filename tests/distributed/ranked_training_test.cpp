@@ -179,7 +179,8 @@ TEST(RankedTraining, TakesOverAWindowThatIsOpen) {
 }
 
 TEST(RankedTraining, StartsAWindowAgainOnAllRanks) {
-  if (device().is_cuda()) GTEST_SKIP() << "the CPU's allocations are made to fail";
+  if (device().is_cuda())
+    GTEST_SKIP() << "the CPU's allocations are made to fail";
   const std::vector<int64_t> moments = {40, 180, 333, 533, 700};
   const TemporaryDirectory folder;
   InRanks how{.ranks = 2};

@@ -1,8 +1,8 @@
 // Stages whose tensors wait in the host's memory. On the CPU a stand-in for the store
-// copies into other memory of the host and counts; on CUDA it is the real one.
+// copies into other memory of the host and counts; on CUDA it is the real one, of which
+// host_memory_cuda_test.cpp asks more.
 #include "../../src/plan/fetch_ahead.h"
-#include "host_store.h"
-#include "support.h"
+#include "host_runs.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/plan/solver.h>
@@ -11,8 +11,6 @@
 #include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
 #include <reprise/torch/cuda.h>
-#include <reprise/torch/cuda_graph.h>
-#include <reprise/torch/moment.h>
 
 #include <algorithm>
 
@@ -20,17 +18,16 @@ namespace reprise {
 namespace {
 
 using testing::device;
+using testing::equal;
 using testing::error_of;
-using Store = testing::CountingStore;
+using testing::expect_equal;
+using testing::keep_on_host;
 using testing::on_device;
-using testing::same;
+using testing::Outcome;
+using testing::run_by;
 using testing::take_gradients;
+using Store = testing::CountingStore;
 using torch::Tensor;
-
-#define REPRISE_NEEDS_CUDA()                                  \
-  if (!device().is_cuda()) {                                  \
-    GTEST_SKIP() << "moving to the host needs a CUDA device"; \
-  }
 
 constexpr int64_t kRows = 64, kWidth = 64;
 constexpr int64_t kSize = kRows * kWidth * 4;
@@ -59,58 +56,6 @@ Chain layers(int stages) {
     list.push_back(two_layers("stage" + std::to_string(i)));
   }
   return Chain(list);
-}
-
-/// Everything kept, the stages named as their last variant.
-Schedule keep_on_host(const Chain& chain, const std::vector<int>& stages) {
-  std::vector<Op> ops;
-  for (int i = 0; i < chain.size(); ++i) {
-    const bool host =
-        std::find(stages.begin(), stages.end(), i) != stages.end();
-    ops.push_back({OpKind::kForwardKeep, i, host ? host_variant(chain[i]) : 0});
-  }
-  for (int i = chain.size() - 1; i >= 0; --i) {
-    ops.push_back({OpKind::kBackward, i});
-  }
-  return Schedule("on the host", chain.size(), ops);
-}
-
-struct Outcome {
-  Tensors outputs;
-  Tensors gradients;
-  Tensors input_gradients;
-};
-
-Outcome run_by(const Chain& chain, const Schedule& schedule,
-               const Tensors& inputs) {
-  Execution execution(chain, schedule);
-  Outcome outcome;
-  outcome.outputs = execution.forward(inputs);
-  Tensors gradients;
-  for (const auto& output : outcome.outputs) {
-    gradients.push_back(torch::ones_like(output));
-  }
-  outcome.input_gradients = execution.backward(std::move(gradients));
-  outcome.gradients = take_gradients(chain.parameters());
-  return outcome;
-}
-
-::testing::AssertionResult equal(const Tensors& a, const Tensors& b) {
-  if (a.size() != b.size()) return ::testing::AssertionFailure() << "sizes";
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].defined() != b[i].defined() ||
-        (a[i].defined() && !torch::equal(a[i], b[i]))) {
-      return ::testing::AssertionFailure() << "tensor " << i << " differs";
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
-
-/// In every bit, on CUDA too: the same kernels on the same values.
-void expect_equal(const Outcome& a, const Outcome& b) {
-  EXPECT_TRUE(equal(a.outputs, b.outputs));
-  EXPECT_TRUE(equal(a.gradients, b.gradients));
-  EXPECT_TRUE(equal(a.input_gradients, b.input_gradients));
 }
 
 TEST(HostMemory, MovesWhatNobodyElseHoldsAndOnce) {
@@ -460,215 +405,6 @@ TEST(HostMemory, NeedsAStore) {
             std::string::npos);
   if (compat::cuda_built()) return;
   EXPECT_THROW(compat::make_host_store(0, 1), c10::Error);
-}
-
-// The device itself.
-
-/// Products of large matrices on a few rows: costly for each byte it keeps.
-Stage costly(int64_t width, int depth) {
-  torch::nn::Sequential layers;
-  for (int i = 0; i < depth; ++i) {
-    torch::nn::Linear linear(
-        torch::nn::LinearOptions(width, width).bias(false));
-    layers->push_back(linear);
-    layers->push_back(torch::nn::Tanh());
-  }
-  layers->to(device());
-  return make_stage("costly", layers);
-}
-
-Chain costly_chain(int stages, int64_t width, int depth) {
-  std::vector<Stage> list;
-  for (int i = 0; i < stages; ++i) list.push_back(costly(width, depth));
-  // So that the caller holds no large gradient.
-  list.push_back(
-      make_stage("sum", [](const Tensor& x) { return (x * x).sum(); }));
-  return Chain(list);
-}
-
-TEST(HostMemory, OnCudaEveryBitIsTheSame) {
-  REPRISE_NEEDS_CUDA();
-  torch::manual_seed(1);
-  const auto store = std::make_shared<Store>();
-  const Chain plain = costly_chain(4, 1024, 4);
-  const Chain chain = with_host_variants(plain, store);
-  const Tensors inputs = {torch::randn({4096, 1024}, on_device())};
-  const Outcome wanted = run_by(plain, make_schedule("none", 5), inputs);
-  const Schedule ahead = Schedule::parse(
-      "ahead", 5, "K0.1 K1.1 K2.1 K3.1 K4 F3 B4 F2 B3 F1 B2 F0 B1 B0");
-  for (int repeat = 0; repeat < 5; ++repeat) {
-    expect_equal(run_by(chain, keep_on_host(chain, {0, 1, 2, 3}), inputs),
-                 wanted);
-    expect_equal(run_by(chain, ahead, inputs), wanted);
-  }
-  EXPECT_GT(store->counts->sent, 0);
-  EXPECT_EQ(store->counts->alive, 0);
-}
-
-TEST(HostMemory, OnCudaThePeakFallsByWhatIsMoved) {
-  REPRISE_NEEDS_CUDA();
-  const auto store = std::make_shared<Store>();
-  const Chain chain = with_host_variants(costly_chain(6, 1024, 6), store);
-  const Tensors inputs = {torch::randn({8192, 1024}, on_device())};
-  const auto peak = [&](const Schedule& schedule) {
-    Execution execution(chain, schedule);
-    for (int i = 0; i < 2; ++i) {
-      const Tensor y = execution.forward(inputs).at(0);
-      execution.backward({torch::ones_like(y)});
-    }
-    MemoryMeter meter(device());
-    const Tensor y = execution.forward(inputs).at(0);
-    execution.backward({torch::ones_like(y)});
-    return double(meter.peak_increase_bytes());
-  };
-  const double tensor = 8192 * 1024 * 4;
-  const double plain = peak(keep_on_host(chain, {}));
-  // Five tanhs of a stage are its own; of one stage they are back at the peak.
-  const double moved = peak(keep_on_host(chain, {0, 1, 2, 3, 4, 5}));
-  EXPECT_NEAR((plain - moved) / tensor, 5 * 5, 2);
-  EXPECT_GE(store->held_bytes(), int64_t(6 * 5 * tensor));
-  compat::cuda_synchronize(device().index());
-  store->trim();
-  EXPECT_EQ(store->held_bytes(), 0);
-}
-
-TEST(HostMemory, OnCudaCopiesRunBesideTheWork) {
-  REPRISE_NEEDS_CUDA();
-  const auto store = std::make_shared<Store>();
-  const int64_t width = 4096, rows = 4096;
-  const Chain chain = with_host_variants(costly_chain(4, width, 6), store);
-  const Tensors inputs = {torch::randn({rows, width}, on_device())};
-  const auto time_of = [&](const Schedule& schedule) {
-    Execution execution(chain, schedule);
-    const auto step = [&] {
-      const Tensor y = execution.forward(inputs).at(0);
-      execution.backward({torch::ones_like(y)});
-    };
-    for (int i = 0; i < 2; ++i) step();
-    std::vector<double> ms;
-    for (int i = 0; i < 5; ++i) {
-      const compat::CudaMoment start(device().index());
-      step();
-      const compat::CudaMoment end(device().index());
-      ms.push_back(end.milliseconds_since(start));
-    }
-    std::sort(ms.begin(), ms.end());
-    return ms[2];
-  };
-  const double plain = time_of(keep_on_host(chain, {}));
-  const double moved = time_of(keep_on_host(chain, {0, 1, 2, 3}));
-  const double ahead = time_of(Schedule::parse(
-      "ahead", 5, "K0.1 K1.1 K2.1 K3.1 K4 F3 B4 F2 B3 F1 B2 F0 B1 B0"));
-  // The same copies with nothing beside them: 4 stages of 5 tanhs, there and back.
-  const Tensor bytes =
-      torch::empty({rows * width * 4}, on_device(torch::kByte));
-  const auto copies = [&] {
-    const compat::CudaMoment start(device().index());
-    for (int i = 0; i < 4 * 5; ++i) {
-      const auto copy = store->send(bytes);
-      copy->leave();
-      copy->bytes();
-    }
-    const compat::CudaMoment end(device().index());
-    return end.milliseconds_since(start);
-  };
-  copies();
-  const double alone = copies();
-  RecordProperty("plain_ms", std::to_string(plain));
-  RecordProperty("moved_ms", std::to_string(moved));
-  RecordProperty("ahead_ms", std::to_string(ahead));
-  RecordProperty("copies_ms", std::to_string(alone));
-  std::printf("plain %.1f ms, moved %.1f, fetched ahead %.1f, copies %.1f\n",
-              plain, moved, ahead, alone);
-  // A good part of what can be beside the other is.
-  EXPECT_LT(moved, plain + alone - 0.3 * std::min(plain, alone));
-  EXPECT_LT(ahead, moved * 1.05);
-}
-
-TEST(HostMemory, OnCudaWorksInAGraph) {
-  REPRISE_NEEDS_CUDA();
-  if (!compat::cuda_graph_refusal().empty()) {
-    GTEST_SKIP() << compat::cuda_graph_refusal();
-  }
-  torch::manual_seed(1);
-  const auto store = std::make_shared<Store>();
-  const Chain chain = with_host_variants(costly_chain(4, 1024, 4), store);
-  const Schedule schedule = Schedule::parse(
-      "ahead", 5, "K0.1 K1.1 K2.1 K3.1 K4 F3 B4 F2 B3 F1 B2 F0 B1 B0");
-  const Tensor x = torch::randn({4096, 1024}, on_device());
-  const compat::GraphStreamScope stream(device(), true);
-  Execution execution(chain, schedule);
-  Tensor input = x.clone();
-  const auto step = [&] {
-    const Tensor y = execution.forward({input}).at(0);
-    execution.backward({torch::ones_like(y)});
-  };
-  for (int i = 0; i < 2; ++i) step();  // gradients and buffers are there now
-  const auto zero = [&] {
-    for (auto& p : chain.parameters()) p.mutable_grad().zero_();
-  };
-  // Libraries may choose otherwise in a capture.
-  const auto expect_same = [](const Tensors& a, const Tensors& b) {
-    for (size_t k = 0; k < a.size(); ++k) EXPECT_TRUE(same(a[k], b[k])) << k;
-  };
-  const auto gradients = [&] {
-    Tensors list;
-    for (const auto& p : chain.parameters()) list.push_back(p.grad().clone());
-    return list;
-  };
-  std::vector<Tensors> wanted;
-  for (int i = 0; i < 3; ++i) {
-    zero();
-    input.copy_(x * (i + 1));
-    step();
-    wanted.push_back(gradients());
-  }
-  const auto pool = std::make_shared<compat::CudaGraphPool>();
-  compat::CudaGraph graph(device().index(), pool);
-  graph.capture(step);
-  EXPECT_EQ(store->counts->alive, 0);
-  for (int i = 0; i < 3; ++i) {
-    zero();
-    input.copy_(x * (i + 1));
-    graph.replay();
-    expect_same(gradients(), wanted[size_t(i)]);
-    // Between replays the same buffers serve a step without a graph.
-    zero();
-    step();
-    expect_same(gradients(), wanted[size_t(i)]);
-  }
-}
-
-TEST(HostMemory, OnCudaThePlannerTakesItForCostlyStages) {
-  REPRISE_NEEDS_CUDA();
-  torch::manual_seed(1);
-  const auto store = std::make_shared<Store>();
-  // 137 GFLOP a product of 4,096 × 4,096 rows for 64 MiB in single precision.
-  const Chain chain = with_host_variants(costly_chain(8, 4096, 4), store);
-  const Tensors inputs = {torch::randn({4096, 4096}, on_device())};
-  const ChainFigures figures = trace(chain, inputs, 5);
-  ChainFigures without = figures;
-  for (StageFigures& stage : without.stages) stage.variants.clear();
-  const Solver with(figures);
-  const Solver only_again(without);
-  const int64_t budget = only_again.smallest_bytes() * 5 / 4;
-  const auto chosen = with.solve(budget);
-  const auto again = only_again.solve(budget);
-  ASSERT_TRUE(chosen && again);
-  std::printf("within %lld MiB: %.1f ms on the host, %.1f ms again; %s\n",
-              static_cast<long long>(budget >> 20), chosen->simulation.time_ms,
-              again->simulation.time_ms, chosen->schedule.to_text().c_str());
-  EXPECT_GT(chosen->simulation.host_peak_bytes, 0);
-  EXPECT_LT(chosen->simulation.time_ms, again->simulation.time_ms);
-  // And it keeps to it.
-  Execution execution(chain, chosen->schedule);
-  for (int i = 0; i < 2; ++i) {
-    MemoryMeter meter(device());
-    const Tensor y = execution.forward(inputs).at(0);
-    execution.backward({torch::ones_like(y)});
-    if (i == 0) continue;  // makes the gradients of the parameters
-    EXPECT_LE(meter.peak_increase_bytes(), budget * 103 / 100);
-  }
 }
 
 }  // namespace

@@ -1,10 +1,8 @@
 // Trainings whose micro-step is a graph. What needs no CUDA runs everywhere, with a
 // stand-in that repeats the step where a graph would be launched: static inputs,
 // the weight on the device, gradients that stand and the choice when to capture are
-// then the real ones.
-#include "../../src/train/micro_step.h"
-#include "../../src/train/step_graphs.h"
-#include "runs.h"
+// then the real ones. Real graphs are in graph_cuda_test.cpp.
+#include "graph_runs.h"
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/recompute/strategy.h>
@@ -20,26 +18,22 @@ using testing::device;
 using testing::Ended;
 using testing::error_of;
 using testing::expect_same;
+using testing::expect_same_with_graph;
 using testing::Failing;
+using testing::images;
 using testing::on_device;
+using testing::ragged;
 using testing::run;
 using testing::same;
 using testing::small;
+using testing::Stepper;
+using testing::summed;
+using testing::tokens;
+using testing::Warnings;
 using train_detail::MicroStep;
 using train_detail::Recorded;
 using train_detail::RecordedInstead;
 using train_detail::StepGraphs;
-
-struct Warnings : TrainListener {
-  void warned(const std::string& text) override { list.push_back(text); }
-  int count(const std::string& part) const {
-    return static_cast<int>(
-        std::count_if(list.begin(), list.end(), [&](const auto& text) {
-          return text.find(part) != std::string::npos;
-        }));
-  }
-  std::vector<std::string> list;
-};
 
 /// Runs the step again where a graph would be launched.
 class Repeated final : public Recorded {
@@ -59,51 +53,6 @@ class Repeated final : public Recorded {
 
 train_detail::MakeRecorded repeated(int* fails = nullptr) {
   return [fails] { return std::make_unique<Repeated>(fails); };
-}
-
-TrainConfig images() {
-  auto config = small("cnn-basic");
-  config.model_options.norm = "batch";
-  config.model_options.image_size = 28;
-  config.random_samples = 22;
-  config.clip = 0.5;
-  return config;
-}
-
-TrainConfig tokens() {
-  auto config = small("gpt2");
-  config.model_options.depth = 2;
-  config.model_options.width = 16;
-  config.model_options.heads = 2;
-  config.model_options.vocab = 11;
-  config.model_options.seq = 8;
-  config.model_options.dropout = 0.2;
-  return config;
-}
-
-TrainConfig ragged(TrainConfig config) {
-  config.batch = 3;
-  config.accumulate = 0;
-  config.global_batch = 8;  // 3, 3, 2; the epoch's last window 3, 3
-  config.epochs = 3;
-  return config;
-}
-
-/// As it should be without a graph and with one.
-void expect_same_with_graph(TrainConfig config, const std::string& what,
-                            int64_t captures) {
-  config.graph = "off";
-  const Ended plain = run(config);
-  EXPECT_EQ(plain.result.summary.graph, "off");
-  config.graph = "auto";
-  Warnings warnings;
-  const Ended graphed = run(config, {}, &warnings);
-  const auto& s = graphed.result.summary;
-  EXPECT_EQ(s.graph, "on") << what;
-  EXPECT_EQ(s.graph_captures, captures) << what;
-  EXPECT_GT(s.graph_replays, 0) << what;
-  EXPECT_EQ(warnings.count("graph"), 0) << what;
-  expect_same(graphed, plain, what);
 }
 
 TEST(Graph, TheStepOnStandingTensorsIsTheSameTraining) {
@@ -220,37 +169,6 @@ TEST(Graph, OnNeedsACudaDevice) {
             std::string::npos);
   config.graph = "auto";
   EXPECT_EQ(Training(config).run({}).summary.graph, "off");
-}
-
-/// A step of its own with graphs around it.
-struct Stepper {
-  Stepper(Chain given, Schedule schedule)
-      : chain(std::move(given)),
-        execution(chain, std::move(schedule)),
-        step(device(), {}, chain.parameters()),
-        graphs({.device = device(),
-                .parameters = chain.parameters(),
-                .warn = [this](const std::string& t) { told.push_back(t); }}) {
-    step.set_weight(1);
-  }
-  /// True where a graph ran.
-  bool run(const Tensors& batch) {
-    const auto body = [this](const Tensors& in) { step.run(execution, in); };
-    if (graphs.run(batch, body)) return true;
-    body(batch);
-    return false;
-  }
-  Chain chain;
-  Execution execution;
-  MicroStep step;
-  std::vector<std::string> told;
-  StepGraphs graphs;
-};
-
-Chain summed(Stage stage) {
-  return Chain({std::move(stage), make_stage("sum", [](const torch::Tensor& x) {
-                  return x.sum();
-                })});
 }
 
 TEST(Graph, IsMadeAtTheSecondSightOfAShapeAndNotForEver) {
@@ -500,168 +418,6 @@ TEST(Graph, MemoryThatRanOutTwiceBesideItEndsIt) {
   stepper.graphs.drop_for_memory();
   EXPECT_FALSE(stepper.graphs.active());
   EXPECT_EQ(stepper.told.size(), 1u);
-}
-
-#define REPRISE_NEEDS_CUDA()                     \
-  if (!device().is_cuda()) {                     \
-    GTEST_SKIP() << "graphs need a CUDA device"; \
-  }
-
-TEST(Graph, ReplayIsTheSameTrainingOnCuda) {
-  REPRISE_NEEDS_CUDA();
-  expect_same_with_graph(small(), "mlp", 2);
-  expect_same_with_graph(ragged(small()), "ragged mlp", 2);
-  expect_same_with_graph(images(), "cnn-basic", 2);
-  expect_same_with_graph(tokens(), "gpt2", 2);
-  auto config = tokens();
-  config.precision = "bf16";
-  expect_same_with_graph(config, "gpt2 in bf16", 2);
-}
-
-TEST(Graph, EveryStrategyIsTheSameOnCuda) {
-  REPRISE_NEEDS_CUDA();
-  for (const char* strategy :
-       {"sqrt", "all", "every:2", "checkpoints:2", "revolve:2"}) {
-    auto config = ragged(images());
-    config.recompute = strategy;
-    expect_same_with_graph(config, strategy, 2);
-    config = tokens();
-    config.recompute = strategy;
-    expect_same_with_graph(config, strategy, 2);
-  }
-}
-
-TEST(Graph, RateAndScaleMayChangeBetweenReplays) {
-  REPRISE_NEEDS_CUDA();
-  auto config = small();
-  config.precision = "fp16";
-  config.loss_scale = 1e12;  // the first updates must overflow
-  config.epochs = 20;
-  config.rate.schedule = "cosine";
-  config.rate.warmup_steps = 3;
-  config.graph = "off";
-  const Ended plain = run(config);
-  config.graph = "on";
-  const Ended graphed = run(config);
-  EXPECT_GT(graphed.result.summary.skipped, 0);
-  EXPECT_EQ(graphed.result.summary.skipped, plain.result.summary.skipped);
-  EXPECT_GT(graphed.result.summary.graph_replays, 0);
-  expect_same(graphed, plain, "fp16");
-}
-
-TEST(Graph, AStageThatWaitsForTheDeviceRunsWithout) {
-  REPRISE_NEEDS_CUDA();
-  const compat::GraphStreamScope stream(device(), true);
-  torch::nn::Linear linear(4, 4);
-  linear->to(device());
-  const auto waits =
-      make_stage("waits",
-                 [linear](const torch::Tensor& x) mutable {
-                   return linear->forward(x) * x.sum().item<float>();
-                 },
-                 {linear.ptr()});
-  Stepper stepper(summed(waits), make_schedule("all", 2));
-  const Tensors batch = {torch::ones({2, 4}, on_device())};
-  for (int i = 0; i < 4; ++i) EXPECT_FALSE(stepper.run(batch));
-  ASSERT_EQ(stepper.told.size(), 1u);
-  EXPECT_NE(stepper.told[0].find("in stage 0 'waits'"), std::string::npos)
-      << stepper.told[0];
-  const auto found = linear->weight.grad().clone();
-  const auto expected = torch::full({4, 4}, 4 * 2 * 8.f, on_device());
-  EXPECT_TRUE(same(found, expected));
-}
-
-TEST(Graph, AStageThatDrawsOnTheHostRunsWithout) {
-  REPRISE_NEEDS_CUDA();
-  const compat::GraphStreamScope stream(device(), true);
-  torch::nn::Linear linear(4, 4);
-  linear->to(device());
-  const auto draws = make_stage("draws",
-                                [linear](const torch::Tensor& x) mutable {
-                                  const bool twice =
-                                      torch::rand({1}).item<float>() < 0.5;
-                                  return linear->forward(x) * (twice ? 2 : 1);
-                                },
-                                {linear.ptr()});
-  Stepper stepper(summed(draws), make_schedule("none", 2));
-  const Tensors batch = {torch::ones({2, 4}, on_device())};
-  for (int i = 0; i < 4; ++i) EXPECT_FALSE(stepper.run(batch));
-  ASSERT_EQ(stepper.told.size(), 1u);
-  EXPECT_NE(stepper.told[0].find("random numbers on the CPU"),
-            std::string::npos);
-}
-
-TEST(Graph, AThousandReplaysOfAStepTakeNoMemory) {
-  REPRISE_NEEDS_CUDA();
-  const compat::GraphStreamScope stream(device(), true);
-  torch::nn::Linear linear(64, 64);
-  linear->to(device());
-  const auto layer =
-      make_stage("dropout",
-                 [linear](const torch::Tensor& x) mutable {
-                   return torch::dropout(linear->forward(x).relu(), 0.1, true);
-                 },
-                 {linear.ptr()});
-  Stepper stepper(summed(layer), make_schedule("all", 2));
-  const Tensors batch = {torch::ones({32, 64}, on_device())};
-  stepper.run(batch);
-  ASSERT_TRUE(stepper.run(batch));
-  compat::cuda_synchronize(device().index());
-  const auto before = compat::cuda_memory(device().index());
-  for (int i = 0; i < 1000; ++i) ASSERT_TRUE(stepper.run(batch));
-  compat::cuda_synchronize(device().index());
-  const auto after = compat::cuda_memory(device().index());
-  EXPECT_EQ(after.allocated, before.allocated);
-  EXPECT_EQ(after.reserved, before.reserved);
-  EXPECT_EQ(stepper.graphs.captures(), 1);
-}
-
-TEST(Graph, StagesOnTheHostAreCapturedToo) {
-  REPRISE_NEEDS_CUDA();
-  auto config = tokens();
-  config.model_options.width = 256;  // tensors of a MiB and more
-  config.model_options.heads = 4;
-  config.model_options.seq = 256;
-  // Adam would magnify the rounding of gradients that are zero, as those of keys'
-  // biases are.
-  config.optimizer.name = "sgd";
-  const Model model = make_model(config.model, config.model_options);
-  std::string forward, backward;
-  for (int i = 0; i < model.chain.size(); ++i) {
-    // The variant on the host is the last one.
-    const auto variant = model.chain[i].variants().size() + 1;
-    forward += "K" + std::to_string(i) + "." + std::to_string(variant) + " ";
-    const std::string ahead = i > 0 ? "F" + std::to_string(i - 1) + " " : "";
-    backward = ahead + "B" + std::to_string(i) + " " + backward;
-  }
-  const Ended plain = run(config);
-  EXPECT_EQ(plain.result.summary.host_bytes, 0);
-  config.recompute = forward + backward;
-  for (const char* graph : {"off", "auto"}) {
-    config.graph = graph;
-    const Ended moved = run(config);
-    EXPECT_GT(moved.result.summary.host_bytes, 1 << 20) << graph;
-    EXPECT_LT(moved.result.summary.kept_bytes, plain.result.summary.kept_bytes);
-    EXPECT_EQ(moved.result.summary.graph, graph[0] == 'o' ? "off" : "on");
-    expect_same(moved, plain, graph);
-  }
-  config.host_memory = "off";
-  EXPECT_NE(error_of([&] { run(config); }).find("expected a variant up to"),
-            std::string::npos);
-}
-
-TEST(Graph, ABudgetIsKeptWithAGraph) {
-  REPRISE_NEEDS_CUDA();
-  auto config = images();
-  config.graph = "off";
-  const auto plain = run(config).result.summary;
-  config.recompute = "optimal";
-  config.memory_limit = plain.peak_bytes + (int64_t{256} << 20);
-  config.graph = "auto";
-  const auto s = run(config).result.summary;
-  EXPECT_EQ(s.graph, "on");
-  EXPECT_LE(s.peak_bytes, s.limit_bytes);
-  EXPECT_GE(s.peak_bytes, plain.peak_bytes / 2);
 }
 
 }  // namespace

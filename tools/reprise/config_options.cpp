@@ -120,7 +120,8 @@ void add_machine_flags(CLI::App& app, TrainConfig& c) {
   option("--threads", c.threads, "CPU threads (0: LibTorch's)");
   option("--layout", c.layout,
          "Of images and convolutions: planes or channels-last");
-  app.add_flag("--tf32", c.tf32, "Products and convolutions of fp32 in TF32, on CUDA")
+  app.add_flag("--tf32", c.tf32,
+               "Products and convolutions of fp32 in TF32, on CUDA")
       ->group("Machine");
   app.add_flag("--autotune", c.autotune,
                "Let cuDNN try its algorithms; takes more memory")

@@ -1,0 +1,121 @@
+// TrainingCosts: running schedules to see what they take.
+#include "../plan/evaluation.h"
+#include "measuring.h"
+#include "micro_step.h"
+#include "session.h"
+#include "step_graphs.h"
+#include "training_costs.h"
+
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/torch/cuda.h>
+#include <reprise/torch/cuda_graph.h>
+#include <reprise/torch/out_of_memory.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace reprise::train_detail {
+namespace {
+
+constexpr double kRowMs = 30;  // of micro-batches timed together
+
+}  // namespace
+
+void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
+  const auto factor = [&](const char* strategy) -> std::optional<double> {
+    const Schedule schedule =
+        make_schedule(strategy, parts_.model.chain.size());
+    const auto ms = run_schedule(profile, size, schedule);
+    if (!ms) return std::nullopt;
+    profile.add(TriedSchedule{size.micro_batch, schedule.to_text(), *ms});
+    // The rest may overlap with the chain's work; it is not all of the time.
+    const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
+    return chain_ms / simulate(schedule, size.figures).time_ms;
+  };
+  const auto cut = factor("all");
+  const auto joined = factor("none");
+  size.cut_factor = cut.value_or(joined.value_or(1));
+  size.joined_factor = joined.value_or(size.cut_factor);
+}
+
+std::optional<double> TrainingCosts::run_schedule(const CostProfile& profile,
+                                                  const SizeCosts& size,
+                                                  const Schedule& schedule) {
+  const auto fits = [&](bool first) {
+    return options_.memory == 0 ||
+           plan_detail::micro_batch_peak(profile, size, schedule, first) <=
+               options_.memory;
+  };
+  // With gradients there to add to, as from a window's second micro-batch on;
+  // a window of one may have no room for them.
+  const bool accumulate = fits(false);
+  if (!accumulate && !fits(true)) return std::nullopt;
+  say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
+                  profile.precision));
+  try {
+    const Undisturbed undisturbed(parts_.model, parts_.device,
+                                  /*parameters=*/false);
+    return time_of_row(profile, size.micro_batch, schedule, accumulate);
+  } catch (const c10::Error& error) {
+    if (!compat::is_out_of_memory(error)) throw;
+    if (parts_.device.is_cuda()) compat::empty_cuda_cache();
+    return std::nullopt;  // another schedule may fit all the same
+  }
+}
+
+double TrainingCosts::time_of_row(const CostProfile& profile,
+                                  int64_t micro_batch, const Schedule& schedule,
+                                  bool accumulate) {
+  Execution execution(parts_.model.chain, schedule);
+  const auto made = copies(profile.precision);
+  Batches batches(parts_, micro_batch, make_batch(micro_batch));
+  Batch batch;
+  std::vector<torch::Tensor> parameters = parts_.model.root->parameters();
+  std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
+  MicroStep micro(
+      parts_.device, autocast_of(profile.precision, parts_.device),
+      parts_.device.is_cuda() ? parameters : std::vector<torch::Tensor>{});
+  micro.set_weight(1e-6);
+  if (accumulate) {
+    for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
+  }
+  // Gradients that come and go cannot be in a graph.
+  const TrainConfig& config = parts_.config;
+  const bool waits = config.sync_norm && config.ranks > 1;
+  StepGraphs graphs(
+      {.device = parts_.device,
+       .mode = accumulate && !waits && config.graph != "off" ? "auto" : "off",
+       .parameters = parameters,
+       .buffers = parts_.model.root->buffers()});
+  const compat::GraphStreamScope stream(parts_.device, graphs.active());
+  const auto step = [&] {
+    if (!accumulate) {
+      for (auto& p : parameters) p.mutable_grad().reset();
+    }
+    batch = batches.next();
+    move_to(batch, parts_.device);
+    prepare(batch, parts_.prepare);
+    const auto run = [&](const Tensors& inputs) {
+      micro.run(execution, inputs);
+    };
+    const Tensors inputs = {batch.inputs, batch.targets};
+    if (!graphs.run(inputs, run)) run(inputs);
+  };
+  const bool cuda = parts_.device.is_cuda();
+  // The caching allocator needs a few to find its blocks.
+  for (int i = 0; i < (cuda ? 3 : 1); ++i) step();
+  // A row long enough for the host to run ahead as it does in training.
+  const double about_ms = std::max(time_of(parts_.device, 1, step), 0.1);
+  const int enough = static_cast<int>(std::ceil(kRowMs / about_ms));
+  const int in_a_row = std::max(enough, !cuda ? 1 : enough > 1 ? 5 : 2);
+  return time_of(parts_.device, 3,
+                 [&] {
+                   for (int i = 0; i < in_a_row; ++i) step();
+                 }) /
+         in_a_row;
+}
+
+}  // namespace reprise::train_detail

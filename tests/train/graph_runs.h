@@ -1,0 +1,102 @@
+#pragma once
+
+#include "../../src/train/micro_step.h"
+#include "../../src/train/step_graphs.h"
+#include "runs.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// Trainings and steps for the tests of graphs.
+namespace reprise::testing {
+
+struct Warnings : TrainListener {
+  void warned(const std::string& text) override { list.push_back(text); }
+  int count(const std::string& part) const {
+    return static_cast<int>(
+        std::count_if(list.begin(), list.end(), [&](const auto& text) {
+          return text.find(part) != std::string::npos;
+        }));
+  }
+  std::vector<std::string> list;
+};
+
+inline TrainConfig images() {
+  auto config = small("cnn-basic");
+  config.model_options.norm = "batch";
+  config.model_options.image_size = 28;
+  config.random_samples = 22;
+  config.clip = 0.5;
+  return config;
+}
+
+inline TrainConfig tokens() {
+  auto config = small("gpt2");
+  config.model_options.depth = 2;
+  config.model_options.width = 16;
+  config.model_options.heads = 2;
+  config.model_options.vocab = 11;
+  config.model_options.seq = 8;
+  config.model_options.dropout = 0.2;
+  return config;
+}
+
+inline TrainConfig ragged(TrainConfig config) {
+  config.batch = 3;
+  config.accumulate = 0;
+  config.global_batch = 8;  // 3, 3, 2; the epoch's last window 3, 3
+  config.epochs = 3;
+  return config;
+}
+
+/// As it should be without a graph and with one.
+inline void expect_same_with_graph(TrainConfig config, const std::string& what,
+                                   int64_t captures) {
+  config.graph = "off";
+  const Ended plain = run(config);
+  EXPECT_EQ(plain.result.summary.graph, "off");
+  config.graph = "auto";
+  Warnings warnings;
+  const Ended graphed = run(config, {}, &warnings);
+  const auto& s = graphed.result.summary;
+  EXPECT_EQ(s.graph, "on") << what;
+  EXPECT_EQ(s.graph_captures, captures) << what;
+  EXPECT_GT(s.graph_replays, 0) << what;
+  EXPECT_EQ(warnings.count("graph"), 0) << what;
+  expect_same(graphed, plain, what);
+}
+
+/// A step of its own with graphs around it.
+struct Stepper {
+  Stepper(Chain given, Schedule schedule)
+      : chain(std::move(given)),
+        execution(chain, std::move(schedule)),
+        step(device(), {}, chain.parameters()),
+        graphs({.device = device(),
+                .parameters = chain.parameters(),
+                .warn = [this](const std::string& t) { told.push_back(t); }}) {
+    step.set_weight(1);
+  }
+  /// True where a graph ran.
+  bool run(const Tensors& batch) {
+    const auto body = [this](const Tensors& in) { step.run(execution, in); };
+    if (graphs.run(batch, body)) return true;
+    body(batch);
+    return false;
+  }
+  Chain chain;
+  Execution execution;
+  train_detail::MicroStep step;
+  std::vector<std::string> told;
+  train_detail::StepGraphs graphs;
+};
+
+inline Chain summed(Stage stage) {
+  return Chain({std::move(stage), make_stage("sum", [](const torch::Tensor& x) {
+                  return x.sum();
+                })});
+}
+
+}  // namespace reprise::testing
