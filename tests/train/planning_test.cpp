@@ -227,6 +227,34 @@ TEST(Planning, RefusesABudgetThatNothingFits) {
       << error;
 }
 
+TEST(Planning, ConvertsWeightsAtEachUseWhereCopiesDoNotFit) {
+  if (!testing::device().is_cuda()) {
+    GTEST_SKIP() << "copies are left to the plan on CUDA alone";
+  }
+  const OwnCache cache;
+  TrainConfig config = config_of("gpt2");
+  config.model_options.width = 256;
+  config.precision = "bf16";
+  const auto plan_with = [&](const char* copies, int64_t memory) {
+    config.weight_copies = copies;
+    return TrainingPlanner(config).plan(request_for(config, memory));
+  };
+  const int64_t each = plan_with("each", 1).smallest_bytes;
+  const int64_t on = plan_with("on", 1).smallest_bytes;
+  EXPECT_LT(each, on);
+  const PlanResult none = plan_with("auto", 1);
+  EXPECT_FALSE(none.feasible);
+  EXPECT_LT(none.smallest_bytes, on);
+  const int64_t between = (each + on) / 2;
+  EXPECT_FALSE(plan_with("on", between).feasible);
+  const PlanResult tight = plan_with("auto", between);
+  ASSERT_TRUE(tight.feasible);
+  EXPECT_EQ(tight.plan.weight_copies, "each");
+  EXPECT_NE(plan_with("auto", 8 * on).plan.weight_copies, "each");
+  config.memory_limit = between;
+  EXPECT_LE(run(config).result.summary.peak_bytes, between);
+}
+
 TEST(Planning, KeepsWhatItMeasured) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
