@@ -9,7 +9,6 @@
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/torch/cuda.h>
-#include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/out_of_memory.h>
 
 #include <fmt/format.h>
@@ -90,7 +89,6 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
        .mode = accumulate && !waits && config.graph != "off" ? "auto" : "off",
        .parameters = parameters,
        .buffers = parts_.model.root->buffers()});
-  const compat::GraphStreamScope stream(parts_.device, graphs.active());
   const auto step = [&] {
     if (!accumulate) {
       for (auto& p : parameters) p.mutable_grad().reset();

@@ -102,7 +102,13 @@ TrainingCosts::TrainingCosts(CostParts parts, Options options)
     : parts_(std::move(parts)), options_(std::move(options)) {}
 
 const CostProfile& TrainingCosts::profile(const std::string& precision) {
+  const auto stream = trained_stream();
   return entry(precision);
+}
+
+compat::GraphStreamScope TrainingCosts::trained_stream() const {
+  return {parts_.device,
+          parts_.config.graph != "off" && compat::cuda_graph_refusal().empty()};
 }
 
 CostProfile& TrainingCosts::entry(const std::string& precision) {
@@ -118,6 +124,7 @@ CostProfile& TrainingCosts::entry(const std::string& precision) {
 }
 
 bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
+  const auto stream = trained_stream();
   CostProfile& profile = entry(precision);
   if (profile.measured(micro_batch)) return true;
   say(fmt::format("measuring a micro-batch of {} in {}", micro_batch,
@@ -140,6 +147,7 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
 std::optional<double> TrainingCosts::try_schedule(const std::string& precision,
                                                   int64_t micro_batch,
                                                   const Schedule& schedule) {
+  const auto stream = trained_stream();
   CostProfile& profile = entry(precision);
   const std::string text = schedule.to_text();
   if (const auto known = profile.tried_ms(micro_batch, text)) return known;

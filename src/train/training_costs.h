@@ -5,6 +5,7 @@
 #include <reprise/lean/weight_copies.h>
 #include <reprise/models/model.h>
 #include <reprise/plan/planner.h>
+#include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/host_store.h>
 #include <reprise/train/config.h>
 
@@ -50,6 +51,8 @@ class TrainingCosts final : public CostSource {
 
  private:
   CostProfile& entry(const std::string& precision);
+  /// On the stream that the training would use: libraries keep a workspace for each.
+  compat::GraphStreamScope trained_stream() const;
   std::string key_of(const std::string& precision) const;
   std::vector<std::string> stage_names() const;
   std::unique_ptr<WeightCopies> copies(const std::string& precision) const;

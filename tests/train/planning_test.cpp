@@ -141,7 +141,6 @@ TEST(Planning, OffersTheHostNoMoreThanItHolds) {
 TEST(Planning, LeavesNoMarkOnATraining) {
   const OwnCache cache;
   // Otherwise two runs of one training differ as well.
-  if (testing::device().is_cuda()) compat::set_cuda_deterministic(true);
   for (const char* model : {"cnn-basic", "gpt2"}) {
     TrainConfig planned = config_of(model);
     planned.memory_limit = int64_t{1} << 30;
@@ -191,7 +190,6 @@ TEST(Planning, TriesWhatItPlans) {
 
 TEST(Planning, TryingLeavesNoMark) {
   // Otherwise two runs of one training differ as well.
-  if (testing::device().is_cuda()) compat::set_cuda_deterministic(true);
   for (const char* model : {"cnn-basic", "gpt2"}) {
     const OwnCache cache;
     TrainConfig config = config_of(model);
