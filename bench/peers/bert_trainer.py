@@ -6,7 +6,8 @@ stand beside ours in the report.
         --technique checkpoint
 
 The first appends to DIR/results.jsonl; the second prints one line of JSON, for
-bench/gpu.py. BERT-Large with fresh weights, 512 random sequences of
+bench/gpu.py, with the speed from the fifth update on. Techniques: trainer; checkpoint;
+compile, of either. BERT-Large with fresh weights, 512 random sequences of
 512 tokens, one epoch; with fewer samples the time of an epoch is by the speed. The
 peak is that of PyTorch's allocator, as ours is.
 """
@@ -55,7 +56,23 @@ class RandomSequences(Dataset):
         return {"input_ids": self.tokens[index], "labels": torch.tensor(index % 2)}
 
 
-def train(samples, batch, accumulate, checkpointing, precision, optimizer):
+class Stopwatch(transformers.TrainerCallback):
+    """Of the updates after the first, which compile and warm up."""
+    FIRST = 4
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.FIRST:
+            torch.cuda.synchronize()
+            self.start = time.perf_counter()
+
+    def on_train_end(self, args, state, control, **_):
+        torch.cuda.synchronize()
+        self.seconds = time.perf_counter() - getattr(self, "start", 0)
+        self.updates = state.global_step - self.FIRST
+
+
+def train(samples, batch, accumulate, checkpointing, precision, optimizer, compiled=False,
+          watch=None):
     gc.collect()
     torch.cuda.empty_cache()
     torch.manual_seed(0)
@@ -76,8 +93,10 @@ def train(samples, batch, accumulate, checkpointing, precision, optimizer):
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
+        torch_compile=compiled,
     )
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=RandomSequences(samples))
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=RandomSequences(samples),
+                                   callbacks=[watch] if watch else None)
     torch.cuda.reset_peak_memory_stats()
     metrics = trainer.train().metrics
     return {
@@ -135,13 +154,15 @@ def one_case(words):
     parser.add_argument("--micro", type=int, default=1)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--technique", choices=("trainer", "checkpoint"), default="trainer")
+    parser.add_argument("--technique", default="trainer",
+                        choices=("trainer", "checkpoint", "compile", "checkpoint-compile"))
     arguments = parser.parse_args(words)
-    setting = (arguments.micro, arguments.accumulate, arguments.technique == "checkpoint",
-               arguments.precision, "adamw")
-    train(16, *setting)  # warms up
-    figures = train(96, *setting)
-    print(json.dumps({"losses": [], "samples_per_s": figures["samples_per_s"],
+    watch = Stopwatch()
+    figures = train(28 * arguments.micro * arguments.accumulate, arguments.micro,
+                    arguments.accumulate, "checkpoint" in arguments.technique,
+                    arguments.precision, "adamw", "compile" in arguments.technique, watch)
+    speed = watch.updates * figures["global_batch"] / watch.seconds
+    print(json.dumps({"losses": [], "samples_per_s": speed,
                       "peak_bytes": figures["peak_bytes"]}), flush=True)
 
 
