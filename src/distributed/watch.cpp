@@ -34,12 +34,13 @@ Watch::Waiting::~Waiting() {
 Watch::Watch(Options options)
     : options_(std::move(options)),
       period_(std::clamp(
-          milliseconds(static_cast<int64_t>(1000 * options_.timeout_s / 10)),
+          milliseconds(static_cast<int64_t>(1000 * options_.timeout_s / 16)),
           milliseconds(20), milliseconds(1000))),
       timeout_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options_.timeout_s))),
-      // So that all have ended when the time-out is over.
-      silence_(timeout_ - period_),
+      // So that all have ended when the time-out is over: a last beat may be seen a
+      // period late, its absence another, and the others learn of it within a third.
+      silence_(timeout_ - 7 * period_ / 2),
       store_(std::make_unique<compat::Store>(options_.store)),
       seen_(static_cast<size_t>(options_.ranks)) {
   for (Seen& seen : seen_) seen.since = Clock::now();
