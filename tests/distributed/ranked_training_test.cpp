@@ -6,6 +6,17 @@
 namespace reprise::testing {
 namespace {
 
+void expect_same_losses(const Ended& alone, const Ended& together) {
+  expect_near(alone, together, 1e-4);
+  const auto expected = losses(alone.metrics);
+  const auto found = losses(together.metrics);
+  ASSERT_EQ(expected.size(), 50u);
+  ASSERT_EQ(found.size(), 50u);
+  for (size_t i = 0; i < 50; ++i) {
+    EXPECT_NEAR(found[i], expected[i], 1e-7 + 1e-5 * expected[i]) << i;
+  }
+}
+
 TEST(RankedTraining, HasTheLossesOfOneProcess) {
   const Ended alone = child_rank() < 0 ? run(config_of(1)) : Ended{};
   for (const int ranks : {2, 4}) {
@@ -24,14 +35,44 @@ TEST(RankedTraining, HasTheLossesOfOneProcess) {
     });
     if (child_rank() >= 0) continue;
     expect_all_well(ends);
-    const Ended together = ended(folder.path());
-    expect_near(alone, together, 1e-4);
-    const auto expected = losses(alone.metrics);
-    const auto found = losses(together.metrics);
-    ASSERT_EQ(expected.size(), 50u);
-    ASSERT_EQ(found.size(), 50u);
-    for (size_t i = 0; i < 50; ++i) {
-      EXPECT_NEAR(found[i], expected[i], 1e-7 + 1e-5 * expected[i]);
+    expect_same_losses(alone, ended(folder.path()));
+  }
+}
+
+// The embedding's weight is the head's too.
+TEST(RankedTraining, HasTheLossesOfOneProcessForEveryStrategy) {
+  const std::vector<std::string> strategies = {
+      "none", "all", "sqrt", "every:2", "checkpoints:1", "revolve:2"};
+  const auto config_with = [](const std::string& strategy, int64_t ranks) {
+    TrainConfig config = config_of(ranks);
+    config.model = "gpt2";
+    config.model_options.depth = 2;
+    config.model_options.heads = 2;
+    config.model_options.vocab = 24;
+    config.model_options.seq = 6;
+    config.optimizer.name = "sgd";  // keys' biases have no gradient
+    config.optimizer.momentum = 0.9;
+    config.recompute = strategy;
+    return config;
+  };
+  const Ended alone = child_rank() < 0 ? run(config_with("none", 1)) : Ended{};
+  for (const int ranks : {2, 4}) {
+    const TemporaryDirectory folder;
+    InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
+    how.folder = folder.path();
+    const auto ends = in_ranks(how, [&] {
+      const auto group = RankGroup::join(group_options());
+      for (const auto& strategy : strategies) {
+        train(group,
+              {.config = config_with(strategy, ranks), .name = strategy});
+      }
+      group->leave();
+    });
+    if (child_rank() >= 0) continue;
+    expect_all_well(ends);
+    for (const auto& strategy : strategies) {
+      SCOPED_TRACE(strategy);
+      expect_same_losses(alone, ended(folder.path(), strategy));
     }
   }
 }
