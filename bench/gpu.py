@@ -291,8 +291,9 @@ def show_case(bench, case, repeats):
         floor = family.floor_seconds(bench.rates, micro, accumulate, "all" in flags)
         share = (f"{speed * floor / (micro * accumulate * family.scale):8.0%}" if floor
                  else " " * 8)
+        peak = max(one["peak_bytes"] for one in ours)
         print(f"{name:20} {'reprise':16} {speed:12,.0f} {'':7} "
-              f"{max(one['peak_bytes'] for one in ours) / GIB:8.2f} {share} graph {first.get('graph')}, "
+              f"{peak / GIB:8.2f} {share} graph {first.get('graph')}, "
               f"{first['micro_batch']} × {first['accumulate']}, {first['recompute']}")
     print("\n".join(rows), flush=True)
     return good

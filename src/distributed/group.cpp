@@ -227,8 +227,8 @@ std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   TORCH_CHECK(place.ranks >= 1 && place.rank >= 0 && place.rank < place.ranks,
               "[ranks] expected a rank below ", place.ranks, ", got ",
               place.rank);
-  TORCH_CHECK(options.timeout_s > 0,
-              "[--rank-timeout] expected seconds above 0, got ",
+  TORCH_CHECK(options.timeout_s >= 0.5,
+              "[--rank-timeout] expected 0.5 seconds or more, got ",
               options.timeout_s);
   auto impl = std::make_unique<Impl>();
   impl->options = options;

@@ -39,19 +39,24 @@ TEST(RankedTraining, HasTheLossesOfOneProcess) {
   }
 }
 
-// The embedding's weight is the head's too.
+/// The embedding's weight is the head's too.
+TrainConfig tied_config(int64_t ranks) {
+  TrainConfig config = config_of(ranks);
+  config.model = "gpt2";
+  config.model_options.depth = 2;
+  config.model_options.heads = 2;
+  config.model_options.vocab = 24;
+  config.model_options.seq = 6;
+  config.optimizer.name = "sgd";  // keys' biases have no gradient
+  config.optimizer.momentum = 0.9;
+  return config;
+}
+
 TEST(RankedTraining, HasTheLossesOfOneProcessForEveryStrategy) {
   const std::vector<std::string> strategies = {
       "none", "all", "sqrt", "every:2", "checkpoints:1", "revolve:2"};
   const auto config_with = [](const std::string& strategy, int64_t ranks) {
-    TrainConfig config = config_of(ranks);
-    config.model = "gpt2";
-    config.model_options.depth = 2;
-    config.model_options.heads = 2;
-    config.model_options.vocab = 24;
-    config.model_options.seq = 6;
-    config.optimizer.name = "sgd";  // keys' biases have no gradient
-    config.optimizer.momentum = 0.9;
+    TrainConfig config = tied_config(ranks);
     config.recompute = strategy;
     return config;
   };
@@ -81,14 +86,7 @@ TEST(RankedTraining, HasTheLossesOfOneProcessForEveryStrategy) {
 // that an update by others' parts makes old.
 TEST(RankedTraining, HasWeightCopies) {
   const auto config_with = [](const std::string& copies, int64_t ranks) {
-    TrainConfig config = config_of(ranks);
-    config.model = "gpt2";
-    config.model_options.depth = 2;
-    config.model_options.heads = 2;
-    config.model_options.vocab = 24;
-    config.model_options.seq = 6;
-    config.optimizer.name = "sgd";  // keys' biases have no gradient
-    config.optimizer.momentum = 0.9;
+    TrainConfig config = tied_config(ranks);
     config.steps = 12;
     config.weight_copies = copies;
     return config;

@@ -74,16 +74,8 @@ class Scripted : public BudgetPlanner {
   int stages_ = 0;
 };
 
-struct Warnings : TrainListener {
-  void warned(const std::string& text) override { list.push_back(text); }
+struct Warnings : testing::Warnings {
   void started(const Start& start) override { how = start.how; }
-  int count(const std::string& part) const {
-    return static_cast<int>(
-        std::count_if(list.begin(), list.end(), [&](const auto& text) {
-          return text.find(part) != std::string::npos;
-        }));
-  }
-  std::vector<std::string> list;
   std::string how;
 };
 

@@ -12,17 +12,6 @@
 /// Trainings and steps for the tests of graphs.
 namespace reprise::testing {
 
-struct Warnings : TrainListener {
-  void warned(const std::string& text) override { list.push_back(text); }
-  int count(const std::string& part) const {
-    return static_cast<int>(
-        std::count_if(list.begin(), list.end(), [&](const auto& text) {
-          return text.find(part) != std::string::npos;
-        }));
-  }
-  std::vector<std::string> list;
-};
-
 inline TrainConfig images() {
   auto config = small("cnn-basic");
   config.model_options.norm = "batch";

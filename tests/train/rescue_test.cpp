@@ -15,17 +15,7 @@ using testing::expect_same;
 using testing::Failing;
 using testing::run;
 using testing::small;
-
-struct Warnings : TrainListener {
-  void warned(const std::string& text) override { list.push_back(text); }
-  int count(const std::string& part) const {
-    return static_cast<int>(
-        std::count_if(list.begin(), list.end(), [&](const auto& text) {
-          return text.find(part) != std::string::npos;
-        }));
-  }
-  std::vector<std::string> list;
-};
+using testing::Warnings;
 
 TrainConfig images() {
   auto config = small("cnn-basic");

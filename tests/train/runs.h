@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -38,6 +39,18 @@ inline TrainConfig small(const std::string& model = "mlp") {
   }
   return config;
 }
+
+/// What a training warned of.
+struct Warnings : TrainListener {
+  void warned(const std::string& text) override { list.push_back(text); }
+  int count(const std::string& part) const {
+    return static_cast<int>(
+        std::count_if(list.begin(), list.end(), [&](const auto& text) {
+          return text.find(part) != std::string::npos;
+        }));
+  }
+  std::vector<std::string> list;
+};
 
 struct Ended {
   TrainResult result;

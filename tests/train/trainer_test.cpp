@@ -175,10 +175,7 @@ TEST(Trainer, Fp16OverflowSkipsTheUpdateAndGoesOn) {
   config.precision = "fp16";
   config.loss_scale = 1e12;  // the first updates must overflow
   config.epochs = 20;
-  struct Warnings : TrainListener {
-    void warned(const std::string& text) override { list.push_back(text); }
-    std::vector<std::string> list;
-  } warnings;
+  testing::Warnings warnings;
   const Ended ended = run(config, {}, &warnings);
   EXPECT_GT(ended.result.summary.skipped, 0);
   EXPECT_LT(ended.result.summary.skipped, ended.result.summary.steps);

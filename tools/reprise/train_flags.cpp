@@ -51,9 +51,11 @@ CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags) {
   option("Ranks", "--backend", flags.backend,
          "gloo or nccl (default: nccl on CUDA where each rank has a device of "
          "its own, else gloo)");
-  option("Ranks", "--rank-timeout", flags.rank_timeout_s,
-         "Seconds without a sign of life after which a rank counts as gone")
-      ->check(CLI::PositiveNumber);
+  option(
+      "Ranks", "--rank-timeout", flags.rank_timeout_s,
+      "Seconds without a sign of life after which a rank counts as gone; 0.5 "
+      "or more")
+      ->check(CLI::Range(0.5, 1e9));
   option("Saving", "--out", flags.out,
          "Run directory (default: reprise-runs/MODEL-DATE-TIME); none: save "
          "nothing");

@@ -21,7 +21,7 @@ struct RankGroupOptions {
   /// gloo, nccl; empty: nccl on CUDA where it was built in and no two ranks share a
   /// device, else gloo.
   std::string backend;
-  /// Seconds without a sign of life after which a rank counts as gone.
+  /// Seconds without a sign of life after which a rank counts as gone; 0.5 or more.
   double timeout_s = 60;
   /// Seconds that all ranks may take to arrive.
   double join_timeout_s = 300;

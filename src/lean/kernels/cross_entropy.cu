@@ -1,6 +1,7 @@
 #include "cross_entropy.h"
 #include "values.cuh"
 
+#include <cassert>
 #include <type_traits>
 
 namespace reprise::kernels {
@@ -84,6 +85,8 @@ __global__ void forward_kernel(int columns, int64_t stride, const T* scores,
   running = merge_over_block(running);
   if (threadIdx.x != 0) return;
   const int64_t target = targets[blockIdx.x];
+  // As LibTorch's own losses do.
+  assert(target == ignored || (target >= 0 && target < columns));
   const float total = running.largest + logf(running.total);
   log_total[blockIdx.x] = total;
   picked[blockIdx.x] = load1(row, target == ignored ? 0 : target) - total;
