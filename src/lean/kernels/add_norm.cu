@@ -154,20 +154,11 @@ __global__ void backward_kernel(int rows, int columns, int each,
 /// For 32 columns, of the weight's gradient or of the bias's.
 __global__ void merge_kernel(int parts, int columns, const float* scratch,
                              float* dweight, float* dbias) {
-  __shared__ float shared[kMergers][32];
   const int column = blockIdx.x * 32 + threadIdx.x;
   const float* from = scratch + blockIdx.y * columns + column;
-  float total = 0;
-  if (column < columns) {
-#pragma unroll 4
-    for (int i = threadIdx.y; i < parts; i += kMergers) {
-      total += from[2 * static_cast<int64_t>(i) * columns];
-    }
-  }
-  shared[threadIdx.y][threadIdx.x] = total;
-  __syncthreads();
+  const float total = sum_of_parts<kMergers>(parts, 2 * int64_t{columns}, from,
+                                             column < columns);
   if (threadIdx.y != 0 || column >= columns) return;
-  for (int i = 1; i < kMergers; ++i) total += shared[i][threadIdx.x];
   (blockIdx.y == 0 ? dweight : dbias)[column] = total;
 }
 

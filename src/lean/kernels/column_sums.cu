@@ -49,19 +49,10 @@ __global__ void parts_kernel(int rows, int columns, int each, const T* matrix,
 /// For 32 columns.
 __global__ void merge_kernel(int parts, int columns, const float* scratch,
                              float* sums, bool add) {
-  __shared__ float shared[kWarps][32];
   const int column = blockIdx.x * 32 + threadIdx.x;
-  float total = 0;
-  if (column < columns) {
-#pragma unroll 4
-    for (int i = threadIdx.y; i < parts; i += kWarps) {
-      total += scratch[static_cast<int64_t>(i) * columns + column];
-    }
-  }
-  shared[threadIdx.y][threadIdx.x] = total;
-  __syncthreads();
+  const float total = sum_of_parts<kWarps>(parts, columns, scratch + column,
+                                           column < columns);
   if (threadIdx.y != 0 || column >= columns) return;
-  for (int i = 1; i < kWarps; ++i) total += shared[i][threadIdx.x];
   sums[column] = add ? sums[column] + total : total;
 }
 

@@ -8,7 +8,8 @@
 #include <stdexcept>
 #include <string>
 
-/// What the kernels share: values of any type, read and written as single precision.
+/// What the kernels share: values of any type, read and written as single precision, and
+/// the end of a sum over many rows.
 namespace reprise::kernels {
 
 struct None {};
@@ -102,6 +103,25 @@ template <class F>
 void with_values(Values values, F&& use) {
   if (values == Values::kSingle) return use(static_cast<float*>(nullptr));
   with_half(values, use);
+}
+
+/// The sum over the parts of a column that lies at `from`, `stride` values from part to
+/// part: each kWays-th by one thread of a block of 32 columns x kWays threads, which all of
+/// the block has to call. Whole in the threads whose y is 0.
+template <int kWays>
+__device__ float sum_of_parts(int parts, int64_t stride, const float* from,
+                              bool inside) {
+  __shared__ float shared[kWays][32];
+  float total = 0;
+  if (inside) {
+#pragma unroll 4
+    for (int i = threadIdx.y; i < parts; i += kWays) total += from[i * stride];
+  }
+  shared[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  if (threadIdx.y != 0) return 0;
+  for (int i = 1; i < kWays; ++i) total += shared[i][threadIdx.x];
+  return total;
 }
 
 inline void check_launch(const char* name) {
