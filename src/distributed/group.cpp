@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -219,6 +220,19 @@ struct RankGroup::Impl {
   }
 };
 
+namespace {
+
+/// Gloo writes to sockets whose other end may be gone. That is an error to it, but the
+/// signal's default would end this rank before it can say whose fault it was. Python,
+/// where such groups are mostly used, has it ignored from its start.
+void ignore_broken_pipes() {
+  struct sigaction present = {};
+  sigaction(SIGPIPE, nullptr, &present);
+  if (present.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
 RankGroup::RankGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RankGroup::~RankGroup() = default;
 
@@ -230,6 +244,7 @@ std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   TORCH_CHECK(options.timeout_s >= 0.5,
               "[--rank-timeout] expected 0.5 seconds or more, got ",
               options.timeout_s);
+  ignore_broken_pipes();
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->backend = choose_backend(options);

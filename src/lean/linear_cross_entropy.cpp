@@ -186,6 +186,7 @@ class ScoreBackward {
         loss_gradient_(std::move(loss_gradient)) {}
 
   Tensor hidden, weight, bias;  // gradients; undefined: not wanted
+  bool weight_is_new = false;   // nothing to add to yet
 
   void run() {
     const bool columns = settings_.by_columns && weight.defined();
@@ -220,8 +221,15 @@ class ScoreBackward {
           .copy_(torch::mm(gradient, scores_.weight()));
     }
     if (!weight.defined() || settings_.by_columns) return;
-    compat::add_product(weight, gradient.narrow(1, 0, scores_.columns()).t(),
-                        scores_.hidden().narrow(0, first, count));
+    const Tensor by_class = gradient.narrow(1, 0, scores_.columns()).t();
+    const Tensor rows = scores_.hidden().narrow(0, first, count);
+    if (first == 0 && weight_is_new &&
+        weight.scalar_type() == rows.scalar_type()) {
+      // To some libraries a product added to zeros is another one, in its last bits.
+      torch::mm_out(weight, by_class, rows);
+    } else {
+      compat::add_product(weight, by_class, rows);
+    }
   }
 
   Tensor of_rows(int64_t first, int64_t count, const Tensor& targets) {
@@ -381,6 +389,7 @@ class CrossEntropyOperator
       ScoreBackward backward(scores, settings, gradients[0]);
       backward.hidden = sums.hidden;
       backward.weight = sums.weight_sum;
+      backward.weight_is_new = !straight;
       backward.bias = sums.bias_sum;
       backward.run();
     }

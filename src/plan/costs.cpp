@@ -214,6 +214,7 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("workspace", p.fixed.workspace);
   visit("update_ms", p.update_ms);
   visit("update_bytes", p.update_bytes);
+  visit("graph", p.graph);
 }
 
 }  // namespace
@@ -253,9 +254,11 @@ void CostProfile::add(SizeCosts costs) {
 }
 
 std::optional<double> CostProfile::tried_ms(int64_t micro_batch,
-                                            const std::string& schedule) const {
+                                            const std::string& schedule,
+                                            bool graph) const {
   for (const TriedSchedule& one : tried) {
-    if (one.micro_batch == micro_batch && one.schedule == schedule) {
+    if (one.micro_batch == micro_batch && one.schedule == schedule &&
+        one.graph == graph) {
       return one.ms;
     }
   }
@@ -265,7 +268,7 @@ std::optional<double> CostProfile::tried_ms(int64_t micro_batch,
 void CostProfile::add(TriedSchedule one) {
   std::erase_if(tried, [&](const TriedSchedule& other) {
     return other.micro_batch == one.micro_batch &&
-           other.schedule == one.schedule;
+           other.schedule == one.schedule && other.graph == one.graph;
   });
   tried.push_back(std::move(one));
 }
@@ -283,7 +286,8 @@ std::string to_json(const CostProfile& profile) {
   for (const TriedSchedule& one : profile.tried) {
     value["tried"].push_back({{"micro_batch", one.micro_batch},
                               {"schedule", one.schedule},
-                              {"ms", one.ms}});
+                              {"ms", one.ms},
+                              {"graph", one.graph}});
   }
   return value.dump();
 }
@@ -303,7 +307,8 @@ CostProfile profile_from_json(std::string_view text) {
     for (const json& one : value["tried"]) {
       profile.tried.push_back({one.at("micro_batch").get<int64_t>(),
                                one.at("schedule").get<std::string>(),
-                               one.at("ms").get<double>()});
+                               one.at("ms").get<double>(),
+                               one.at("graph").get<bool>()});
     }
   } catch (const json::exception& error) {
     TORCH_CHECK(false,

@@ -58,8 +58,12 @@ int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
          size.data_bytes + simulate(schedule, figures).peak_bytes;
 }
 
+int64_t beside_graph(const CostProfile& profile, const SizeCosts& size) {
+  return size.data_bytes + profile.update_bytes;
+}
+
 Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
-                     int64_t global_batch, std::string strategy)
+                     int64_t global_batch, std::string strategy, bool graph)
     : precision_(profile.precision),
       stages_(profile.stages),
       gradient_bytes_(profile.gradient_bytes),
@@ -67,9 +71,11 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
       fixed_(profile.fixed),
       update_ms_(profile.update_ms),
       update_bytes_(profile.update_bytes),
+      graph_(graph),
       global_batch_(global_batch),
       costs_(profile.at(micro_batch)),
       accumulate_((global_batch + micro_batch - 1) / micro_batch),
+      beside_graph_(graph ? beside_graph(profile, costs_) : 0),
       strategy_(std::move(strategy)) {
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
@@ -79,15 +85,16 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
 }
 
 ChainFigures Evaluator::with_gradients() const {
-  const bool first = accumulate_ == 1;
+  const bool first = !gradients_stand();
   return add_gradients(costs_.figures, first ? gradient_bytes_ : tied_bytes_,
                        first);
 }
 
 /// There during the whole micro-batch.
 int64_t Evaluator::base_bytes() const {
-  const int64_t gradients = accumulate_ == 1 ? 0 : fixed_.gradients;
-  return fixed_.total() - fixed_.gradients + gradients + costs_.data_bytes;
+  const int64_t gradients = gradients_stand() ? fixed_.gradients : 0;
+  return fixed_.total() - fixed_.gradients + gradients + costs_.data_bytes +
+         beside_graph_;
 }
 
 Plan Evaluator::plan_of(const Schedule& schedule) const {
@@ -99,6 +106,7 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
   plan.accumulate = accumulate_;
   plan.last_micro_batch = last_costs_.micro_batch;
   plan.precision = precision_;
+  plan.graph = graph_;
   plan.kept_bytes = full.kept_after_forward_bytes;
   plan.host_bytes = full.host_peak_bytes;
   plan.micro_ms = full.time_ms * factor_of(costs_, schedule) + costs_.other_ms;
@@ -136,6 +144,10 @@ PeakReport Evaluator::report(const Schedule& schedule,
     report.is_floor = true;
     return report;
   }
+  if (graph_) {
+    report.data += costs_.data_bytes;
+    report.workspace += update_bytes_;
+  }
   const Op& op = schedule.ops().at(simulation.peak_op);
   const bool first_pass = simulation.peak_op < schedule.forward_ops();
   const bool back = op.kind == OpKind::kBackward || op.kind == OpKind::kFetch;
@@ -154,12 +166,12 @@ PeakReport Evaluator::report(const Schedule& schedule,
         next = schedule.ops()[i].stage;
       }
     }
-    const auto& added = accumulate_ == 1 ? gradient_bytes_ : tied_bytes_;
+    const auto& added = gradients_stand() ? tied_bytes_ : gradient_bytes_;
     for (size_t i = static_cast<size_t>(next); i < added.size(); ++i) {
       parameters += added[i];
     }
   }
-  report.gradients = parameters + (accumulate_ == 1 ? 0 : fixed_.gradients);
+  report.gradients = parameters + (gradients_stand() ? fixed_.gradients : 0);
   report.in_flight = simulation.at_peak.gradient_bytes - parameters;
   report.is_floor = solver_ && peak_bytes <= base_bytes() +
                                                  solver_->smallest_bytes() +

@@ -16,13 +16,17 @@ namespace reprise::plan_detail {
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first);
 
-/// All plans of one precision and one micro-batch size: solves its schedules
-/// once and says what each costs as a whole window.
+/// What else is live where it runs as a CUDA graph: a second batch, which the graph reads,
+/// and what the update will take, which cannot be of the graph's memory.
+int64_t beside_graph(const CostProfile& profile, const SizeCosts& size);
+
+/// All plans of one precision and one micro-batch size, with a CUDA graph or without:
+/// solves its schedules once and says what each costs as a whole window.
 class Evaluator {
  public:
   /// `strategy`: the only one allowed; empty: any schedule.
   Evaluator(const CostProfile& profile, int64_t micro_batch,
-            int64_t global_batch, std::string strategy);
+            int64_t global_batch, std::string strategy, bool graph);
 
   /// The fastest whose peak stays within `budget`; nothing where none does.
   std::optional<Plan> fastest(int64_t budget) const;
@@ -38,6 +42,8 @@ class Evaluator {
  private:
   PeakReport report(const Schedule& schedule, const Simulation& simulation,
                     int64_t peak_bytes, bool in_update) const;
+  /// Whether gradients of parameters are there before the backward.
+  bool gradients_stand() const { return graph_ || accumulate_ > 1; }
   ChainFigures with_gradients() const;
   int64_t base_bytes() const;
 
@@ -47,9 +53,11 @@ class Evaluator {
   FixedMemory fixed_;
   double update_ms_;
   int64_t update_bytes_;
+  bool graph_;
   int64_t global_batch_;
   SizeCosts costs_, last_costs_;
   int64_t accumulate_;
+  int64_t beside_graph_;  // 0: there is none
   std::string strategy_;
   std::optional<Solver> solver_;
 };

@@ -20,6 +20,7 @@ ordered_json plan_object(const Plan& plan) {
   if (!plan.weight_copies.empty()) {
     result["weight_copies"] = plan.weight_copies;
   }
+  result["graph"] = plan.graph;
   result["runs_again"] = plan.schedule.total_runs() - plan.schedule.stages();
   result["predicted"] = {
       {"peak_bytes", plan.peak_bytes},

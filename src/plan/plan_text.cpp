@@ -46,8 +46,9 @@ std::string settings(const PlanResult& result,
                      const std::optional<Measured>& measured) {
   const Plan& plan = result.plan;
   std::string text = fmt::format(
-      "{}, {}\nrecompute {}: {}\n", batches_in_words(plan), plan.precision,
-      plan.schedule.name(), schedule_in_words(plan.schedule));
+      "{}, {}{}\nrecompute {}: {}\n", batches_in_words(plan), plan.precision,
+      plan.graph ? ", as a CUDA graph" : "", plan.schedule.name(),
+      schedule_in_words(plan.schedule));
   if (!plan.weight_copies.empty()) {
     text += fmt::format("with --weight-copies {}\n", plan.weight_copies);
   }

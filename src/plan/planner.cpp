@@ -25,7 +25,7 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
 constexpr size_t kMostSizes = 20;
 // How often the choice may lead to a measurement that changes the choice.
 constexpr int kMostRounds = 6;
-// Of the choices, those predicted fastest that may be tried.
+// Of the sizes, those predicted fastest that may be tried.
 constexpr size_t kMostTried = 4;
 constexpr int kFrontierPoints = 24;  // of each micro-batch size
 
@@ -50,10 +50,14 @@ std::vector<int64_t> candidate_sizes(const PlanRequest& request) {
   return thinned;
 }
 
-/// What was found at one precision and micro-batch size.
+/// A precision and a micro-batch size, with a CUDA graph or without.
+using Key = std::tuple<std::string, int64_t, bool>;
+
+/// What was found for one of them.
 struct Choice {
   std::string precision;
   int64_t micro_batch = 0;
+  bool graph = false;
   /// The fastest that fits, by the sum of its stages' times.
   std::optional<Plan> predicted;
   Plan smallest;  // whatever the budget
@@ -62,7 +66,13 @@ struct Choice {
   /// The fastest that an answer may rest on, or could once it was tried.
   std::optional<Plan> plan{};
   bool to_be_tried = false;
+
+  Key key() const { return {precision, micro_batch, graph}; }
 };
+
+Key key_of(const Plan& plan) {
+  return {plan.precision, plan.micro_batch, plan.graph};
+}
 
 FrontierPoint point_of(const Plan& plan) {
   return {plan.peak_bytes, plan.step_ms, plan.micro_batch, {}};
@@ -91,6 +101,8 @@ class Planner {
         if (measure(chosen.precision, chosen.micro_batch)) ++round;
       } else if (chosen.to_be_tried) {
         try_out(chosen);
+      } else if (const Choice* other = with_graph(chosen)) {
+        try_out(*other);
       } else {
         break;
       }
@@ -100,7 +112,6 @@ class Planner {
   }
 
  private:
-  using Key = std::pair<std::string, int64_t>;
   using Times = std::map<std::string, double>;  // by the schedule's text
 
   /// Measures the smallest size and, by steps of four, those that may fit.
@@ -168,28 +179,42 @@ class Planner {
       const CostProfile& profile = costs_.profile(precision);
       if (profile.sizes.empty()) continue;
       for (const TriedSchedule& one : profile.tried) {
-        tried_[{precision, one.micro_batch}][one.schedule] = one.ms;
+        tried_[{precision, one.micro_batch, one.graph}][one.schedule] = one.ms;
       }
       for (const int64_t size : sizes_) {
         if (!can_try(precision, size)) continue;
-        choices_.push_back(consider(precision, profile, size));
+        if (profile.graph != "off") consider({precision, size, true});
+        if (profile.graph != "on") consider({precision, size, false});
       }
     }
     settle();
   }
 
-  Choice consider(const std::string& precision, const CostProfile& profile,
-                  int64_t size) {
-    const Evaluator& evaluator = evaluator_for(precision, profile, size);
-    Choice choice{precision, size, evaluator.fastest(budget_),
-                  evaluator.smallest(), std::nullopt};
+  void consider(const Key& key) {
+    const Evaluator& evaluator = evaluator_for(key);
+    const auto& [precision, size, graph] = key;
+    Choice choice{precision,
+                  size,
+                  graph,
+                  evaluator.fastest(budget_),
+                  evaluator.smallest(),
+                  std::nullopt};
+    // Where a graph fits as well, nothing speaks for going without.
+    if (!graph && choice.predicted && !choices_.empty()) {
+      const Choice& with = choices_.back();
+      if (with.graph && with.predicted &&
+          with.predicted->schedule.to_text() ==
+              choice.predicted->schedule.to_text()) {
+        choice.predicted.reset();
+      }
+    }
     for (Plan& plan : tried_plans(choice, evaluator)) {
       if (plan.peak_bytes > budget_) continue;
       if (!choice.tried || plan.step_ms < choice.tried->step_ms) {
         choice.tried.emplace(std::move(plan));
       }
     }
-    return choice;
+    choices_.push_back(std::move(choice));
   }
 
   /// All that were tried at this size, at whatever budget: an answer at more
@@ -199,8 +224,7 @@ class Planner {
     std::vector<Plan> plans;
     const auto& chosen = choice.predicted;
     const std::string text = chosen ? chosen->schedule.to_text() : "";
-    for (const auto& [schedule, ms] :
-         times_of({choice.precision, choice.micro_batch})) {
+    for (const auto& [schedule, ms] : times_of(choice.key())) {
       if (schedule == text) {
         plans.push_back(evaluator.with_time(*chosen, ms));
       } else if (request_.strategy.empty()) {
@@ -223,14 +247,16 @@ class Planner {
     std::stable_sort(order.begin(), order.end(), [](const auto* a, auto* b) {
       return a->predicted->step_ms < b->predicted->step_ms;
     });
-    for (size_t i = 0; i < order.size(); ++i) {
-      Choice& choice = *order[i];
+    std::set<std::pair<std::string, int64_t>> sizes;
+    for (Choice* one : order) {
+      Choice& choice = *one;
+      sizes.emplace(choice.precision, choice.micro_batch);
       const Plan& plan = *choice.predicted;
-      const Key key{choice.precision, choice.micro_batch};
+      const Key key = choice.key();
       const std::string text = plan.schedule.to_text();
       if (times_of(key).count(text) > 0) continue;
       const bool cannot = cannot_be_tried_.count({key, text}) > 0;
-      if (!cannot && i >= kMostTried) continue;
+      if (!cannot && sizes.size() > kMostTried) continue;
       if (choice.plan && choice.plan->step_ms <= plan.step_ms) continue;
       choice.plan = plan;
       choice.to_be_tried = !cannot;
@@ -244,24 +270,20 @@ class Planner {
   }
 
   void try_out(const Choice& choice) {
-    const Key key{choice.precision, choice.micro_batch};
-    const Schedule& schedule = choice.plan->schedule;
-    const auto ms = costs_.try_schedule(key.first, key.second, schedule);
-    if (ms) {
-      tried_[key][schedule.to_text()] = *ms;
+    const std::string text = choice.plan->schedule.to_text();
+    if (const auto ms = costs_.try_plan(*choice.plan)) {
+      tried_[choice.key()][text] = *ms;
     } else {
-      cannot_be_tried_.insert({key, schedule.to_text()});
+      cannot_be_tried_.insert({choice.key(), text});
     }
   }
 
   /// What was not tried, as far off as what was tried at its size and needs
   /// about as much memory.
   Plan likely(const Plan& plan) {
-    const Key key{plan.precision, plan.micro_batch};
-    const Times& times = times_of(key);
+    const Times& times = times_of(key_of(plan));
     if (times.empty()) return plan;
-    const Evaluator& evaluator =
-        evaluator_for(key.first, costs_.profile(key.first), key.second);
+    const Evaluator& evaluator = evaluator_for(key_of(plan));
     const auto known = times.find(plan.schedule.to_text());
     if (known != times.end()) return evaluator.with_time(plan, known->second);
     int64_t nearest = std::numeric_limits<int64_t>::max();
@@ -278,16 +300,16 @@ class Planner {
   }
 
   /// Solving takes a while, so one for each size until more is measured.
-  const Evaluator& evaluator_for(const std::string& precision,
-                                 const CostProfile& profile, int64_t size) {
-    const Key key{precision, size};
+  const Evaluator& evaluator_for(const Key& key) {
+    const auto& [precision, size, graph] = key;
+    const CostProfile& profile = costs_.profile(precision);
     const auto found = evaluators_.find(key);
     const size_t known = profile.sizes.size();
     if (found != evaluators_.end() && found->second.first == known) {
       return *found->second.second;
     }
     auto evaluator = std::make_unique<Evaluator>(
-        profile, size, request_.global_batch, request_.strategy);
+        profile, size, request_.global_batch, request_.strategy, graph);
     auto& place = evaluators_[key];
     place = {known, std::move(evaluator)};
     return *place.second;
@@ -302,6 +324,19 @@ class Planner {
       }
     }
     return best;
+  }
+
+  /// The same size with a graph, where that is still to be tried: stages' times say
+  /// nothing of what a graph saves.
+  const Choice* with_graph(const Choice& chosen) const {
+    for (const Choice& choice : choices_) {
+      if (choice.graph && !chosen.graph && choice.to_be_tried &&
+          choice.precision == chosen.precision &&
+          choice.micro_batch == chosen.micro_batch) {
+        return &choice;
+      }
+    }
+    return nullptr;
   }
 
   const Choice* least() const {
@@ -346,6 +381,12 @@ class Planner {
     std::sort(
         result.alternatives.begin(), result.alternatives.end(),
         [](const Plan& a, const Plan& b) { return a.step_ms < b.step_ms; });
+    // With a graph or without, whichever is faster.
+    std::set<std::pair<std::string, int64_t>> seen;
+    if (feasible) seen.emplace(chosen.precision, chosen.micro_batch);
+    std::erase_if(result.alternatives, [&](const Plan& plan) {
+      return !seen.emplace(plan.precision, plan.micro_batch).second;
+    });
     if (!request_.explain) return result;
     result.frontier = frontier(result);
     result.references = references(result.plan);
@@ -370,8 +411,7 @@ class Planner {
       if (!refuted) all.push_back(point_of(plan));
     };
     for (const Choice& choice : choices_) {
-      const auto& evaluator =
-          *evaluators_.at({choice.precision, choice.micro_batch}).second;
+      const Evaluator& evaluator = evaluator_for(choice.key());
       for (const Plan& plan : evaluator.frontier(kFrontierPoints)) {
         add(likely(plan));
       }
@@ -395,8 +435,8 @@ class Planner {
     std::vector<FrontierPoint> list;
     std::set<int64_t> sizes{plan.micro_batch, request_.global_batch};
     for (const int64_t size : sizes) {
-      const auto& profile = costs_.profile(plan.precision);
-      const Evaluator& evaluator = evaluator_for(plan.precision, profile, size);
+      const Evaluator& evaluator =
+          evaluator_for({plan.precision, size, plan.graph});
       for (const char* name : {"none", "all", "sqrt"}) {
         const Plan there = likely(evaluator.of_strategy(name));
         list.push_back({there.peak_bytes, there.step_ms, size, name});
@@ -415,6 +455,7 @@ class Planner {
     const Choice* smaller = nullptr;
     for (const Choice& choice : choices_) {
       if (choice.precision == chosen.precision &&
+          choice.graph == chosen.graph &&
           choice.micro_batch < chosen.micro_batch) {
         smaller = &choice;  // the sizes rise
       }
@@ -427,7 +468,7 @@ class Planner {
     if (chosen.precision == "fp32" && (!chosen.plan || plan.peak.is_floor) &&
         can_measure("bf16", chosen.micro_batch)) {
       add("bf16 instead of fp32",
-          evaluator_for("bf16", costs_.profile("bf16"), chosen.micro_batch)
+          evaluator_for({"bf16", chosen.micro_batch, chosen.graph})
               .smallest());
     }
     const auto& profile = costs_.profile(chosen.precision);

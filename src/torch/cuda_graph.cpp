@@ -85,6 +85,13 @@ void quietly(F&& body) noexcept {
 /// leaves the allocator and the generator in mid-capture then.
 class Recording final : public at::cuda::CUDAGraph {
  public:
+  Recording() { ++alive_; }
+  ~Recording() { --alive_; }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  static bool any_alive() { return alive_ > 0; }
+
   void begin(c10::MempoolId_t pool) {
     began_ = true;
     // Other threads go on meanwhile: loaders pin memory, which in the global mode
@@ -126,6 +133,7 @@ class Recording final : public at::cuda::CUDAGraph {
   }
 
  private:
+  static inline std::atomic<int> alive_ = 0;
   bool began_ = false;
 };
 
@@ -204,6 +212,13 @@ GraphStreamScope::~GraphStreamScope() {
   if (!impl_) return;
   quietly([&] { wait_for(impl_->own, impl_->before); });
   quietly([&] { c10::cuda::setCurrentCUDAStream(impl_->before); });
+}
+
+void release_workspaces(c10::Device device) {
+  if (!device.is_cuda() || Recording::any_alive()) return;
+  const c10::cuda::CUDAGuard guard(device);
+  c10::cuda::device_synchronize();
+  at::cuda::clearCublasWorkspaces();
 }
 
 struct CudaGraphPool::Impl {

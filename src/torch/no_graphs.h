@@ -12,6 +12,8 @@ struct GraphStreamScope::Impl {};
 GraphStreamScope::GraphStreamScope(c10::Device, bool) {}
 GraphStreamScope::~GraphStreamScope() = default;
 
+void release_workspaces(c10::Device) {}
+
 struct CudaGraphPool::Impl {};
 CudaGraphPool::CudaGraphPool() = default;
 CudaGraphPool::~CudaGraphPool() = default;

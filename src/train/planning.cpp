@@ -3,6 +3,7 @@
 #include "training_costs.h"
 
 #include <reprise/memory/bytes.h>
+#include <reprise/torch/cuda_graph.h>
 #include <reprise/train/planning.h>
 
 #include <fmt/format.h>
@@ -68,6 +69,14 @@ class CopyChoice {
         usual_(parts_, options_) {}
 
   PlanResult plan(const PlanRequest& request) {
+    PlanResult result = choose(request);
+    // The training takes what it needs itself, and no more.
+    compat::release_workspaces(parts_.device);
+    return result;
+  }
+
+ private:
+  PlanResult choose(const PlanRequest& request) {
     PlanResult with = make_plan(request, usual_);
     const bool half = with.plan.precision != "fp32";
     const bool tight = !with.feasible || with.plan.schedule.total_runs() >
@@ -91,7 +100,6 @@ class CopyChoice {
     return without;
   }
 
- private:
   bool free_;
   CostParts parts_;
   TrainingCosts::Options options_;
@@ -158,7 +166,7 @@ class SessionPlanner final : public BudgetPlanner {
   static Decision decision(const Plan& plan) {
     return {plan.micro_batch,  plan.accumulate, plan.schedule,
             plan.peak_bytes,   plan.step_ms,    how(plan),
-            plan.weight_copies};
+            plan.weight_copies, plan.graph};
   }
 
   CopyChoice costs_;
@@ -355,9 +363,7 @@ Measured measure_plan(const TrainConfig& config, const Plan& plan,
   TrainConfig fixed = config;
   fixed.memory_limit = memory;
   fixed.evaluate = false;
-  // The plan of one micro-batch counts on gradients that are not there in the forward.
-  // With a budget the training sees for itself whether a graph fits.
-  if (memory == 0 && plan.accumulate == 1) fixed.graph = "off";
+  if (!plan.graph) fixed.graph = "off";
   fixed.batch = plan.micro_batch;
   fixed.accumulate = plan.accumulate;
   fixed.global_batch = plan.global_batch;

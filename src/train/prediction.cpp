@@ -63,11 +63,18 @@ class Group {
     const CostProfile& profile = costs_->profile(precision_);
     if (profile.sizes.empty() || config.plans_micro_batch()) return {};
     const bool optimal = config.recompute == "optimal";
-    const Evaluator evaluator(profile, config.batch, config.global_batch,
-                              optimal ? "" : config.recompute);
-    const Plan plan = optimal ? evaluator.fastest(config.memory_limit)
-                                    .value_or(evaluator.smallest())
-                              : evaluator.smallest();
+    const auto plan_with = [&](bool graph) {
+      const Evaluator evaluator(profile, config.batch, config.global_batch,
+                                optimal ? "" : config.recompute, graph);
+      return optimal ? evaluator.fastest(config.memory_limit)
+                           .value_or(evaluator.smallest())
+                     : evaluator.smallest();
+    };
+    Plan plan = plan_with(profile.graph != "off");
+    if (profile.graph == "auto" && config.memory_limit > 0 &&
+        plan.peak_bytes > config.memory_limit) {
+      plan = plan_with(false);
+    }
     return TrainingPrediction{plan.peak_bytes, plan.step_ms};
   }
 

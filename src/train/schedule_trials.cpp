@@ -27,9 +27,12 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
   const auto factor = [&](const char* strategy) -> std::optional<double> {
     const Schedule schedule =
         make_schedule(strategy, parts_.model.chain.size());
-    const auto ms = run_schedule(profile, size, schedule);
+    const bool graph =
+        profile.graph == "on" ||
+        (profile.graph == "auto" && fits_graph(profile, size, schedule));
+    const auto ms = run_schedule(profile, size, schedule, graph);
     if (!ms) return std::nullopt;
-    profile.add(TriedSchedule{size.micro_batch, schedule.to_text(), *ms});
+    profile.add(TriedSchedule{size.micro_batch, schedule.to_text(), *ms, graph});
     // The rest may overlap with the chain's work; it is not all of the time.
     const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
     return chain_ms / simulate(schedule, size.figures).time_ms;
@@ -40,24 +43,39 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
   size.joined_factor = joined.value_or(size.cut_factor);
 }
 
+bool TrainingCosts::fits(const CostProfile& profile, const SizeCosts& size,
+                         const Schedule& schedule, bool first) const {
+  return options_.memory == 0 ||
+         plan_detail::micro_batch_peak(profile, size, schedule, first) <=
+             options_.memory;
+}
+
+bool TrainingCosts::fits_graph(const CostProfile& profile,
+                               const SizeCosts& size,
+                               const Schedule& schedule) const {
+  const int64_t peak =
+      plan_detail::micro_batch_peak(profile, size, schedule, false) +
+      plan_detail::beside_graph(profile, size);
+  return options_.memory == 0 || peak <= options_.memory;
+}
+
 std::optional<double> TrainingCosts::run_schedule(const CostProfile& profile,
                                                   const SizeCosts& size,
-                                                  const Schedule& schedule) {
-  const auto fits = [&](bool first) {
-    return options_.memory == 0 ||
-           plan_detail::micro_batch_peak(profile, size, schedule, first) <=
-               options_.memory;
-  };
+                                                  const Schedule& schedule,
+                                                  bool graph) {
   // With gradients there to add to, as from a window's second micro-batch on;
   // a window of one may have no room for them.
-  const bool accumulate = fits(false);
-  if (!accumulate && !fits(true)) return std::nullopt;
+  const bool accumulate = graph ? fits_graph(profile, size, schedule)
+                                : fits(profile, size, schedule, false);
+  if (!accumulate && (graph || !fits(profile, size, schedule, true))) {
+    return std::nullopt;
+  }
   say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
                   profile.precision));
   try {
     const Undisturbed undisturbed(parts_.model, parts_.device,
                                   /*parameters=*/false);
-    return time_of_row(profile, size.micro_batch, schedule, accumulate);
+    return time_of_row(profile, size.micro_batch, schedule, accumulate, graph);
   } catch (const c10::Error& error) {
     if (!compat::is_out_of_memory(error)) throw;
     if (parts_.device.is_cuda()) compat::empty_cuda_cache();
@@ -67,7 +85,7 @@ std::optional<double> TrainingCosts::run_schedule(const CostProfile& profile,
 
 double TrainingCosts::time_of_row(const CostProfile& profile,
                                   int64_t micro_batch, const Schedule& schedule,
-                                  bool accumulate) {
+                                  bool accumulate, bool graph) {
   Execution execution(parts_.model.chain, schedule);
   const auto made = copies(profile.precision);
   Batches batches(parts_, micro_batch, make_batch(micro_batch));
@@ -81,14 +99,10 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
   if (accumulate) {
     for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
   }
-  // Gradients that come and go cannot be in a graph.
-  const TrainConfig& config = parts_.config;
-  const bool waits = config.sync_norm && config.ranks > 1;
-  StepGraphs graphs(
-      {.device = parts_.device,
-       .mode = accumulate && !waits && config.graph != "off" ? "auto" : "off",
-       .parameters = parameters,
-       .buffers = parts_.model.root->buffers()});
+  StepGraphs graphs({.device = parts_.device,
+                     .mode = graph ? "auto" : "off",
+                     .parameters = parameters,
+                     .buffers = parts_.model.root->buffers()});
   const auto step = [&] {
     if (!accumulate) {
       for (auto& p : parameters) p.mutable_grad().reset();

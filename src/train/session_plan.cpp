@@ -97,19 +97,12 @@ void Session::adopt(BudgetPlanner::Decision decision) {
 }
 
 void Session::fit_graphs() {
-  // Rather without a graph than with a slower plan.
   graphs_.set_limit(config_.memory_limit);
-  // A plan of one micro-batch counts on gradients that are not there in the
-  // forward; with graphs they stand.
-  const int64_t gradients = storage_bytes(parameter_list_);
-  if (!graphs_.active() || config_.accumulate > 1 ||
-      predicted_peak_bytes() + gradients <= config_.memory_limit) {
-    return;
-  }
-  graphs_.give_up_memory(fmt::format(
-      "gradients that stay take {}, which the plan's {} of {} do not leave",
-      format_bytes(gradients), format_bytes(predicted_peak_bytes()),
-      format_bytes(config_.memory_limit)));
+  if (!graphs_.active() || decision_->graph) return;
+  graphs_.give_up_memory(
+      fmt::format("what it takes beside the plan's {} does not fit into {}",
+                  format_bytes(predicted_peak_bytes()),
+                  format_bytes(config_.memory_limit)));
 }
 
 void Session::keep_config() {

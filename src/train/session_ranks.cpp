@@ -136,7 +136,9 @@ std::optional<BudgetPlanner::Decision> Session::shared(
                 {"schedule", own->schedule.to_text()},
                 {"peak_bytes", own->predicted_peak_bytes},
                 {"step_ms", own->predicted_step_ms},
-                {"text", own->text}}
+                {"text", own->text},
+                {"weight_copies", own->weight_copies},
+                {"graph", own->graph}}
                .dump();
   }
   text = group_->from_first(text);
@@ -149,7 +151,9 @@ std::optional<BudgetPlanner::Decision> Session::shared(
                       j.at("schedule").get<std::string>()),
       j.at("peak_bytes"),
       j.at("step_ms"),
-      j.at("text")};
+      j.at("text"),
+      j.at("weight_copies"),
+      j.at("graph")};
 }
 
 void Session::start_random_numbers() {

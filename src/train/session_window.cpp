@@ -177,7 +177,12 @@ void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
 }
 
 bool Session::update(WindowProfile* profile) {
-  if (profile != nullptr) profile->begin("update");
+  // Graphs are made after the window that is looked into.
+  std::optional<MemoryMeter> meter;
+  if (profile != nullptr) {
+    profile->begin("update");
+    meter.emplace(device_);
+  }
   const double rate = rate_at(rate_, state_.step);
   torch::Tensor norm;
   const bool finite = ready_gradients(norm);
@@ -191,7 +196,10 @@ bool Session::update(WindowProfile* profile) {
     if (finite) step_optimizer(rate);
   });
   scaler_.update();
-  if (profile != nullptr) profile->end();
+  if (profile != nullptr) {
+    graphs_.set_between(meter->peak_increase_bytes());
+    profile->end();
+  }
   batch_ = {};
   state_.scaler = scaler_.state();
   state_.micro = 0;

@@ -176,7 +176,7 @@ bool StepGraphs::capture(Shape& shape, const Tensors& batch, const Step& step) {
   }
   ++captures_;
   const int64_t own = bytes_ + shape.graph->bytes();
-  const int64_t all = live_bytes(options_.device) + own;
+  const int64_t all = live_bytes(options_.device) + own + between_bytes_;
   if (limit_bytes_ > 0 && all > limit_bytes_) {
     give_up_memory(fmt::format(
         "with the {} of its own memory the training would take {}, the budget "

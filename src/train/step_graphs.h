@@ -90,6 +90,10 @@ class StepGraphs {
   /// Where the graphs and all else together take more, they are given up. 0: any.
   void set_limit(int64_t bytes) { limit_bytes_ = bytes; }
 
+  /// What comes and goes between the steps, as the update's temporaries do: it cannot be
+  /// of the graphs' memory.
+  void set_between(int64_t bytes) { between_bytes_ = bytes; }
+
   /// Device memory that nobody else can have, whether a graph runs or not.
   int64_t bytes() const { return bytes_; }
   /// Most that was live while there were graphs, with their memory, since
@@ -127,6 +131,7 @@ class StepGraphs {
   MakeRecorded make_;                // null: none was made since drop()
   MemoryMeter meter_;
   int64_t limit_bytes_ = 0;
+  int64_t between_bytes_ = 0;
   int64_t bytes_ = 0;
   int64_t peak_bytes_ = 0;
   int64_t captures_ = 0;

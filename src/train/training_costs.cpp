@@ -9,6 +9,7 @@
 #include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/trace.h>
 #include <reprise/torch/cuda.h>
+#include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/out_of_memory.h>
 #include <reprise/torch/version.h>
 #include <reprise/train/optimizer.h>
@@ -28,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 7;
+constexpr int kFormat = 8;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -106,9 +107,16 @@ const CostProfile& TrainingCosts::profile(const std::string& precision) {
   return entry(precision);
 }
 
+std::string TrainingCosts::graph() const {
+  const TrainConfig& config = parts_.config;
+  const bool waits = config.sync_norm && config.ranks > 1;
+  const bool can = parts_.device.is_cuda() && !waits &&
+                   compat::cuda_graph_refusal().empty();
+  return can ? config.graph : "off";
+}
+
 compat::GraphStreamScope TrainingCosts::trained_stream() const {
-  return {parts_.device,
-          parts_.config.graph != "off" && compat::cuda_graph_refusal().empty()};
+  return {parts_.device, graph() != "off"};
 }
 
 CostProfile& TrainingCosts::entry(const std::string& precision) {
@@ -130,9 +138,8 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
   say(fmt::format("measuring a micro-batch of {} in {}", micro_batch,
                   precision));
   try {
-    const bool first = profile.sizes.empty();
     SizeCosts size = measure_size(precision, micro_batch);
-    if (first) measure_workspace(profile);
+    measure_workspace(profile);
     if (!options_.memory_only) measure_factors(profile, size);
     profile.add(std::move(size));
   } catch (const c10::Error& error) {
@@ -144,17 +151,17 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
   return true;
 }
 
-std::optional<double> TrainingCosts::try_schedule(const std::string& precision,
-                                                  int64_t micro_batch,
-                                                  const Schedule& schedule) {
+std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   const auto stream = trained_stream();
-  CostProfile& profile = entry(precision);
-  const std::string text = schedule.to_text();
-  if (const auto known = profile.tried_ms(micro_batch, text)) return known;
-  if (options_.memory_only) return std::nullopt;
-  const auto ms = run_schedule(profile, profile.at(micro_batch), schedule);
+  CostProfile& profile = entry(plan.precision);
+  const int64_t micro_batch = plan.micro_batch;
+  const std::string text = plan.schedule.to_text();
+  const auto known = profile.tried_ms(micro_batch, text, plan.graph);
+  if (known || options_.memory_only) return known;
+  const auto ms = run_schedule(profile, profile.at(micro_batch), plan.schedule,
+                               plan.graph);
   if (!ms) return std::nullopt;
-  profile.add(TriedSchedule{micro_batch, text, *ms});
+  profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph});
   keep(profile);
   return ms;
 }
@@ -207,6 +214,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   profile.gradient_bytes.assign(n, 0);
   profile.tied_bytes.assign(n, 0);
   profile.stages = stage_names();
+  profile.graph = graph();
   std::map<const void*, int> uses;
   for (int i = 0; i < chain.size(); ++i) {
     std::set<const void*> here;
@@ -273,7 +281,7 @@ void TrainingCosts::measure_workspace(CostProfile& profile) {
   const auto made = copies(profile.precision);
   const int64_t known = profile.fixed.parameters + profile.fixed.data;
   const int64_t live = live_bytes(parts_.device);
-  profile.fixed.workspace = std::max<int64_t>(0, live - known);
+  profile.fixed.workspace = std::max(profile.fixed.workspace, live - known);
 }
 
 Batch TrainingCosts::make_batch(int64_t samples) const {
@@ -299,6 +307,21 @@ int64_t TrainingCosts::data_bytes(int64_t micro_batch,
 
 SizeCosts TrainingCosts::measure_size(const std::string& precision,
                                       int64_t micro_batch) {
+  // Of another precision, or of whatever ran before: not the training's.
+  if (std::exchange(workspaces_of_, precision) != precision) {
+    compat::release_workspaces(parts_.device);
+  }
+  const int64_t before = live_bytes(parts_.device);
+  SizeCosts size = trace_size(precision, micro_batch);
+  // What stays is a library's, taken in the midst of a stage; it was no part of it.
+  if (parts_.device.is_cuda() && live_bytes(parts_.device) > before) {
+    size = trace_size(precision, micro_batch);
+  }
+  return size;
+}
+
+SizeCosts TrainingCosts::trace_size(const std::string& precision,
+                                    int64_t micro_batch) {
   SizeCosts size;
   size.micro_batch = micro_batch;
   Batch batch;

@@ -45,12 +45,12 @@ class TrainingCosts final : public CostSource {
 
   const CostProfile& profile(const std::string& precision) override;
   bool measure(const std::string& precision, int64_t micro_batch) override;
-  std::optional<double> try_schedule(const std::string& precision,
-                                     int64_t micro_batch,
-                                     const Schedule& schedule) override;
+  std::optional<double> try_plan(const Plan& plan) override;
 
  private:
   CostProfile& entry(const std::string& precision);
+  /// As CostProfile::graph.
+  std::string graph() const;
   /// On the stream that the training would use: libraries keep a workspace for each.
   compat::GraphStreamScope trained_stream() const;
   std::string key_of(const std::string& precision) const;
@@ -60,14 +60,20 @@ class TrainingCosts final : public CostSource {
   void measure_update(CostProfile& profile);
   void measure_workspace(CostProfile& profile);
   SizeCosts measure_size(const std::string& precision, int64_t micro_batch);
+  SizeCosts trace_size(const std::string& precision, int64_t micro_batch);
   void measure_factors(CostProfile& profile, SizeCosts& size);
+  /// Into what trying may take; `first` as micro_batch_peak() has it.
+  bool fits(const CostProfile& profile, const SizeCosts& size,
+            const Schedule& schedule, bool first) const;
+  bool fits_graph(const CostProfile& profile, const SizeCosts& size,
+                  const Schedule& schedule) const;
   /// Milliseconds of a micro-batch in the midst of others. Nothing where there
   /// is no room for it.
   std::optional<double> run_schedule(const CostProfile& profile,
                                      const SizeCosts& size,
-                                     const Schedule& schedule);
+                                     const Schedule& schedule, bool graph);
   double time_of_row(const CostProfile& profile, int64_t micro_batch,
-                     const Schedule& schedule, bool accumulate);
+                     const Schedule& schedule, bool accumulate, bool graph);
   Batch make_batch(int64_t samples) const;
   int64_t data_bytes(int64_t micro_batch, const Batch& prepared) const;
   void say(const std::string& text) const;
@@ -78,6 +84,7 @@ class TrainingCosts final : public CostSource {
   CostParts parts_;
   Options options_;
   std::map<std::string, CostProfile> profiles_;
+  std::string workspaces_of_;  // the precision that libraries took theirs for
 };
 
 }  // namespace reprise::train_detail

@@ -53,6 +53,19 @@ TEST(Group, AddsUpAndSendsOn) {
   }));
 }
 
+TEST(Group, ABrokenConnectionIsAnErrorAndNoSignal) {
+  expect_all_well(in_ranks({.ranks = 2}, [] {
+    const auto group = RankGroup::join(group_options());
+    int ends[2] = {};
+    ASSERT_EQ(pipe(ends), 0);
+    close(ends[0]);
+    EXPECT_EQ(write(ends[1], "x", 1), -1);
+    EXPECT_EQ(errno, EPIPE);
+    close(ends[1]);
+    group->leave();
+  }));
+}
+
 TEST(Group, RefusesAnotherConfigurationByName) {
   const auto ends = in_ranks({.ranks = 3}, [] {
     auto options = group_options();
@@ -148,7 +161,7 @@ void expect_named(const Fated& fated, int but, const std::string& text) {
   for (int r = 0; r < static_cast<int>(fated.ends.size()); ++r) {
     if (r == but) continue;
     const RankEnd& end = fated.ends[static_cast<size_t>(r)];
-    EXPECT_EQ(end.status, 1) << end.error;
+    EXPECT_EQ(end.status, 1) << "signal " << end.signal << ": " << end.error;
     EXPECT_NE(end.error.find(text), std::string::npos)
         << "rank " << r << ": " << end.error;
   }

@@ -38,7 +38,7 @@ inline int child_rank() {
 }
 
 struct RankEnd {
-  int status = -1;  ///< of its exit
+  int status = -1;  ///< of its exit; -1: by a signal
   int signal = 0;   ///< that ended it
   std::chrono::steady_clock::time_point at{};
   std::string error;  ///< what it printed

@@ -45,20 +45,29 @@ class MadeUp final : public CostSource {
     TORCH_CHECK(b >= smallest, "as BatchNorm with one value");
     if (b > room_) return false;
     asked.insert(b);
-    profiles_.at(precision).add(costs(precision, b));
+    SizeCosts size = costs(precision, b);
+    // Factors are measured with a graph where there is one.
+    size.cut_factor = size.joined_factor = 1 / faster_with_graph;
+    profiles_.at(precision).add(std::move(size));
     return true;
   }
 
-  std::optional<double> try_schedule(const std::string& precision, int64_t b,
-                                     const Schedule& schedule) override {
-    CostProfile& profile = profiles_.at(precision);
-    const std::string text = schedule.to_text();
-    if (const auto known = profile.tried_ms(b, text)) return known;
-    const auto ms = truth ? truth(b, schedule) : std::nullopt;
+  std::optional<double> try_plan(const Plan& plan) override {
+    CostProfile& profile = profiles_.at(plan.precision);
+    const int64_t b = plan.micro_batch;
+    const std::string text = plan.schedule.to_text();
+    const auto known = profile.tried_ms(b, text, plan.graph);
+    if (known) return known;
+    auto ms = truth ? truth(b, plan.schedule) : std::nullopt;
     if (!ms) return std::nullopt;
+    if (plan.graph) *ms /= faster_with_graph;
     ++tries;
-    profile.add(TriedSchedule{b, text, *ms});
+    profile.add(TriedSchedule{b, text, *ms, plan.graph});
     return ms;
+  }
+
+  void set_graph(const std::string& graph) {
+    for (auto& [precision, profile] : profiles_) profile.graph = graph;
   }
 
   /// What the sum of the stages' times says of a micro-batch.
@@ -87,6 +96,7 @@ class MadeUp final : public CostSource {
   int64_t smallest = 1;
   /// What a micro-batch takes where it is tried; without it none can be.
   std::function<std::optional<double>(int64_t, const Schedule&)> truth;
+  double faster_with_graph = 1;
   int tries = 0;
 
  private:
@@ -108,12 +118,14 @@ struct Window {
   double ms = 0;
 };
 
-Window window_of(int64_t global, int64_t b, const Schedule& schedule) {
+Window window_of(int64_t global, int64_t b, const Schedule& schedule,
+                 bool graph = false) {
   const int64_t k = (global + b - 1) / b;
   const int64_t rest = global - (k - 1) * b;
   ChainFigures figures = MadeUp::costs("fp32", b).figures;
   int64_t fixed = 12 * kMiB + 24 * kMiB + b * 1000;
-  if (k == 1) {  // gradients of parameters come one by one
+  if (graph) fixed += b * 1000 + 2 * kMiB;  // what it reads; the update's
+  if (k == 1 && !graph) {  // gradients of parameters come one by one
     for (int i = 0; i < kStages; ++i) {
       figures.stages[size_t(i)].input_gradient_bytes +=
           (kStages - i) * 2 * kMiB;
@@ -130,6 +142,15 @@ Window window_of(int64_t global, int64_t b, const Schedule& schedule) {
   return window;
 }
 
+/// Into segments, a bit for each place between two stages.
+Schedule cut(unsigned bits) {
+  std::vector<int> starts{0};
+  for (int i = 1; i < kStages; ++i) {
+    if ((bits >> (i - 1)) & 1U) starts.push_back(i);
+  }
+  return make_segments("cut", kStages, starts);
+}
+
 TEST(Planner, FindsTheBestOfAllSizesAndSchedules) {
   for (const int64_t global : {1, 7, 12, 32}) {
     for (const int64_t memory :
@@ -140,12 +161,7 @@ TEST(Planner, FindsTheBestOfAllSizesAndSchedules) {
       for (int64_t b = 1; b <= global; ++b) {
         // Every cut into segments, none and all among them.
         for (unsigned bits = 0; bits < (1U << (kStages - 1)); ++bits) {
-          std::vector<int> starts{0};
-          for (int i = 1; i < kStages; ++i) {
-            if ((bits >> (i - 1)) & 1U) starts.push_back(i);
-          }
-          const Window window =
-              window_of(global, b, make_segments("cut", kStages, starts));
+          const Window window = window_of(global, b, cut(bits));
           if (window.peak <= memory && (best == 0 || window.ms < best)) {
             best = window.ms;
           }
@@ -162,6 +178,65 @@ TEST(Planner, FindsTheBestOfAllSizesAndSchedules) {
       EXPECT_LE(window.peak, memory);
       EXPECT_EQ(costs.asked.count(result.plan.micro_batch), 1u);
     }
+  }
+}
+
+TEST(Planner, AGraphIsPartOfThePeak) {
+  for (const char* mode : {"auto", "on"}) {
+    int with = 0, without = 0;
+    for (const int64_t global : {1, 12}) {
+      for (int64_t mib = 48; mib < 108; ++mib) {
+        MadeUp costs;
+        costs.set_graph(mode);
+        costs.truth = MadeUp::sum_ms;
+        costs.faster_with_graph = 3;
+        const int64_t memory = mib * kMiB;
+        const PlanResult result = make_plan(request_for(global, memory), costs);
+        // Of each size the schedule that needs least.
+        bool graph_fits = false, fits = false;
+        for (int64_t b = 1; b <= global; ++b) {
+          for (unsigned bits = 0; bits < (1U << (kStages - 1)); ++bits) {
+            const Schedule schedule = cut(bits);
+            graph_fits |= window_of(global, b, schedule, true).peak <= memory;
+            fits |= window_of(global, b, schedule).peak <= memory;
+          }
+        }
+        if (std::string(mode) == "on") fits = graph_fits;
+        // Segments are not all schedules.
+        EXPECT_TRUE(result.feasible || !fits) << mode << " " << mib;
+        if (!result.feasible) continue;
+        const Plan& plan = result.plan;
+        const Window window =
+            window_of(global, plan.micro_batch, plan.schedule, plan.graph);
+        EXPECT_EQ(plan.peak_bytes, window.peak) << mode << " " << mib;
+        EXPECT_LE(plan.peak_bytes, memory);
+        const PeakReport& peak = plan.peak;
+        EXPECT_EQ(peak.parameters + peak.gradients + peak.optimizer +
+                      peak.data + peak.kept + peak.in_flight + peak.workspace,
+                  plan.peak_bytes);
+        // Three times as fast: worth any recomputation here.
+        EXPECT_TRUE(plan.graph || !graph_fits) << global << " " << mib;
+        (plan.graph ? with : without) += 1;
+      }
+    }
+    EXPECT_GT(with, 0) << mode;
+    EXPECT_EQ(without > 0, std::string(mode) == "auto");
+  }
+}
+
+TEST(Planner, AGraphThatGainsNothingTakesNoMemoryFromKeeping) {
+  MadeUp costs;
+  costs.set_graph("auto");
+  costs.truth = MadeUp::sum_ms;
+  MadeUp plain;
+  plain.truth = MadeUp::sum_ms;
+  for (int64_t mib = 66; mib < 130; mib += 2) {
+    const auto request = request_for(8, mib * kMiB);
+    const PlanResult result = make_plan(request, costs);
+    const PlanResult expected = make_plan(request, plain);
+    ASSERT_EQ(result.feasible, expected.feasible) << mib;
+    if (!result.feasible) continue;
+    EXPECT_LE(result.plan.step_ms, expected.plan.step_ms * (1 + 1e-9)) << mib;
   }
 }
 

@@ -271,6 +271,22 @@ TEST(Graph, IsGivenUpWhereItsMemoryPassesTheBudget) {
   EXPECT_TRUE(stepper.graphs.active());
 }
 
+TEST(Graph, WhatComesBetweenStepsHasToFitBesideIt) {
+  const RecordedInstead instead(repeated());
+  for (const bool room : {true, false}) {
+    torch::nn::Linear linear(4, 4);
+    linear->to(device());
+    Stepper stepper(summed(make_stage("linear", linear)),
+                    make_schedule("none", 2));
+    stepper.graphs.set_limit(int64_t{1} << 40);
+    stepper.graphs.set_between(int64_t{1} << (room ? 30 : 40));
+    const Tensors batch = {torch::ones({2, 4}, on_device())};
+    EXPECT_FALSE(stepper.run(batch));
+    EXPECT_EQ(stepper.run(batch), room);
+    EXPECT_EQ(stepper.graphs.active(), room);
+  }
+}
+
 TEST(Graph, ItsMemoryCountsAsLiveAllTheTime) {
   struct Held final : Recorded {
     void capture(const std::function<void()>&) override {}
@@ -303,8 +319,9 @@ TEST(Graph, ItsMemoryCountsAsLiveAllTheTime) {
 /// Plans "none" first, then what is left of a list.
 class Listed final : public BudgetPlanner {
  public:
-  Listed(const TrainConfig& config, std::vector<std::string> later)
-      : config_(config), later_(std::move(later)) {}
+  Listed(const TrainConfig& config, std::vector<std::string> later,
+         bool graph = true)
+      : config_(config), later_(std::move(later)), graph_(graph) {}
   Decision decide() override { return plan("none"); }
   std::optional<Decision> tighten(const Decision&, int64_t) override {
     if (next_ == later_.size()) return std::nullopt;
@@ -320,10 +337,13 @@ class Listed final : public BudgetPlanner {
             make_schedule(strategy, stages),
             1,
             1,
-            strategy};
+            strategy,
+            "",
+            graph_};
   }
   TrainConfig config_;
   std::vector<std::string> later_;
+  bool graph_;
   size_t next_ = 0;
 };
 
@@ -378,18 +398,17 @@ TEST(Graph, WithoutRatherThanOverTheBudget) {
   EXPECT_LT(ended.result.summary.peak_bytes, config.memory_limit);
 }
 
-TEST(Graph, GradientsThatStayMustFitAPlanOfOneMicroBatch) {
+TEST(Graph, IsLeftOutWhereThePlanHasNoRoomForIt) {
   const RecordedInstead instead(repeated());
   auto config = small();
   config.batch = 8;
   config.accumulate = 1;
   config.recompute = "optimal";
   for (const bool room : {false, true}) {
-    // The planner below predicts a peak of one byte.
-    config.memory_limit = room ? int64_t{1} << 40 : 2;
-    const auto planner = [config]() mutable {
+    config.memory_limit = int64_t{1} << 40;
+    const auto planner = [config, room]() mutable {
       config.resolve();
-      return std::make_unique<Listed>(config, std::vector<std::string>{});
+      return std::make_unique<Listed>(config, std::vector<std::string>{}, room);
     };
     config.graph = "off";
     const Ended plain = run(config, {}, nullptr, {}, planner);
@@ -398,7 +417,7 @@ TEST(Graph, GradientsThatStayMustFitAPlanOfOneMicroBatch) {
     expect_same(ended, plain, room ? "with room" : "without room");
     const std::string& graph = ended.result.summary.graph;
     EXPECT_EQ(graph == "on", room) << graph;
-    EXPECT_EQ(graph.find("gradients that stay") != std::string::npos, !room);
+    EXPECT_EQ(graph.find("beside the plan's") != std::string::npos, !room);
   }
 }
 

@@ -130,6 +130,14 @@ void add_machine_flags(CLI::App& app, TrainConfig& c) {
 
 }  // namespace
 
+void add_graph_flag(CLI::App& app, TrainConfig& config) {
+  app.add_option("--graph", config.graph,
+                 "Run the micro-step as a CUDA graph: auto (on CUDA, where it "
+                 "can be), on, off")
+      ->group("Machine")
+      ->capture_default_str();
+}
+
 CLI::App* add_configured(CLI::App& app, const char* name, const char* text,
                          TrainConfig& config) {
   CLI::App* command = app.add_subcommand(name, text);

@@ -15,6 +15,9 @@ namespace reprise::command {
 CLI::App* add_configured(CLI::App& app, const char* name, const char* text,
                          TrainConfig& config);
 
+/// For those that run whole micro-steps.
+void add_graph_flag(CLI::App& app, TrainConfig& config);
+
 /// What the model is trained on where nobody says: images, or noise. Throws
 /// c10::Error on an unknown model.
 std::string default_data(const TrainConfig& config);

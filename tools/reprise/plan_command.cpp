@@ -138,6 +138,7 @@ void add_plan(CLI::App& app, Action& action) {
       "that fit into a memory budget",
       flags->config);
   describe_choices(*plan);
+  add_graph_flag(*plan, flags->config);
   plan->add_option("--memory", flags->memory,
                    "Budget, such as 8GiB (default: what the device has free)")
       ->group("Machine");

@@ -26,9 +26,7 @@ CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags) {
   option("Machine", "--memory", flags.memory,
          "Budget that the peak stays within, such as 8GiB; with --global-batch "
          "alone the micro-batch is chosen for it too");
-  option("Machine", "--graph", c.graph,
-         "Run the micro-step as a CUDA graph: auto (on CUDA, where it can be), "
-         "on, off");
+  add_graph_flag(*train, c);
   train
       ->add_option("--observe", flags.observe_ms,
                    "Look at the device every so many milliseconds (default "

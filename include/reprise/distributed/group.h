@@ -40,7 +40,8 @@ struct RankGroupOptions {
 class RankGroup {
  public:
   /// Waits for all ranks. Throws c10::Error, on every rank, where one has not arrived
-  /// or differs in `same`, with its number.
+  /// or differs in `same`, with its number. From now on this process ignores SIGPIPE,
+  /// unless it has a handler: connections to ranks that are gone are errors.
   static std::shared_ptr<RankGroup> join(const RankGroupOptions& options);
   ~RankGroup();
   RankGroup(const RankGroup&) = delete;

@@ -42,6 +42,7 @@ struct TriedSchedule {
   int64_t micro_batch = 0;
   std::string schedule;  ///< Schedule::to_text()
   double ms = 0;
+  bool graph = false;  ///< as a CUDA graph
 };
 
 /// What a training costs, measured at some sizes of the micro-batch. Plain
@@ -57,6 +58,10 @@ struct CostProfile {
   FixedMemory fixed;
   double update_ms = 0;          ///< the optimizer's step
   int64_t update_bytes = 0;      ///< its temporaries
+  /// Whether a micro-batch runs as a CUDA graph: "off", "auto" (where it fits), "on".
+  /// Nobody else can have its memory, so the update's temporaries and a second place
+  /// for the batch come on top of it, and gradients stay from window to window.
+  std::string graph = "off";
   std::vector<SizeCosts> sizes;  ///< rising
   std::vector<TriedSchedule> tried{};
 
@@ -70,9 +75,9 @@ struct CostProfile {
   /// Adds a size, or replaces what was measured at it.
   void add(SizeCosts costs);
 
-  /// Nothing where that schedule was not tried at that size.
+  /// Nothing where that schedule was not tried at that size, with or without a graph.
   std::optional<double> tried_ms(int64_t micro_batch,
-                                 const std::string& schedule) const;
+                                 const std::string& schedule, bool graph) const;
 
   /// Adds what was tried, or replaces what is known of the same.
   void add(TriedSchedule one);

@@ -13,6 +13,8 @@
 /// the precision and the schedule that train fastest and fit.
 namespace reprise {
 
+struct Plan;
+
 /// Where costs come from: measurements, or figures in a test.
 class CostSource {
  public:
@@ -26,13 +28,11 @@ class CostSource {
   /// BatchNorm cannot with one value a channel.
   virtual bool measure(const std::string& precision, int64_t micro_batch) = 0;
 
-  /// Milliseconds of one micro-batch by this schedule, as it runs in the middle
-  /// of a training, its batch moved and prepared; in the profile from then on.
-  /// Nothing where it cannot be tried: there is no room for it, or the source has
-  /// nothing but figures.
-  virtual std::optional<double> try_schedule(const std::string& /*precision*/,
-                                             int64_t /*micro_batch*/,
-                                             const Schedule& /*schedule*/) {
+  /// Milliseconds of one micro-batch by this plan, as it runs in the middle of a
+  /// training, its batch moved and prepared; in the profile from then on. Nothing
+  /// where it cannot be tried: there is no room for it, or the source has nothing
+  /// but figures.
+  virtual std::optional<double> try_plan(const Plan& /*plan*/) {
     return std::nullopt;
   }
 };
@@ -81,6 +81,7 @@ struct Plan {
   double micro_ms = 0;     ///< one micro-batch; as tried, where it was
   double step_ms = 0;      ///< a whole window with its update
   PeakReport peak{};
+  bool graph = false;  ///< counts on a CUDA graph of the micro-step
   /// The training's --weight-copies that it counts on; empty: as configured.
   std::string weight_copies{};
 };
@@ -144,7 +145,7 @@ std::string to_json(const Plan& plan);
 /// The same as JSON: feasible, budget (null: none), smallest_bytes; the plan's
 /// micro_batch, accumulate, last_micro_batch, global_batch, precision, recompute
 /// (a strategy, or "optimal"), schedule, weight_copies (where the plan counts on a
-/// certain one), runs_again and predicted{peak_bytes, kept_bytes, host_bytes, step_ms,
+/// certain one), graph, runs_again and predicted{peak_bytes, kept_bytes, host_bytes, step_ms,
 /// micro_ms, samples_per_s}; memory by category;
 /// peak_at{phase, stage, stage_name, kept_by_stage, is_floor};
 /// measured{peak_bytes, step_ms, step_ms_spread} where it was; alternatives[],

@@ -34,6 +34,11 @@ class GraphStreamScope {
   std::unique_ptr<Impl> impl_;  // null: nothing to put back
 };
 
+/// Lets go of what libraries (cuBLAS) keep to work in, of all threads and streams; each
+/// takes its own again when it needs it. Waits for the device. Does nothing while there
+/// is a graph, which may use it, or for the CPU.
+void release_workspaces(c10::Device device);
+
 /// Device memory that graphs share. What one graph uses while it runs, the next one
 /// uses too, so results have to leave it: into tensors made before the capture.
 /// Goes back to the allocator with the last graph.

@@ -86,6 +86,7 @@ class BudgetPlanner {
     double predicted_step_ms = 0;
     std::string text{};           ///< in words
     std::string weight_copies{};  ///< that it counts on; empty: as configured
+    bool graph = true;  ///< a CUDA graph of the micro-step has room in it
   };
 
   /// The first one. Throws c10::Error with what would fit where nothing does.
