@@ -194,7 +194,6 @@ class ScoreBackward {
       const auto type = loss_gradient_.options();
       largest_ = torch::empty({scores_.rows(), 1}, type);
       rest_ = torch::empty_like(largest_);
-      at_target_ = torch::empty_like(largest_);
     }
     for_parts(scores_.rows(), scores_.rows_at_a_time(),
               [&](int64_t first, int64_t count) { add_rows(first, count); });
@@ -208,12 +207,6 @@ class ScoreBackward {
   void add_rows(int64_t first, int64_t count) {
     const Tensor targets = scores_.targets(first, count);
     Tensor gradient = of_rows(first, count, targets);  // of the scores
-    if (largest_.defined()) {
-      const Tensor place =
-          targets.masked_fill(targets.eq(settings_.ignore_index), 0);
-      at_target_.narrow(0, first, count)
-          .copy_(gradient.gather(1, place.unsqueeze(1)));
-    }
     if (bias.defined()) bias.add_(gradient.sum(0));
     gradient = scores_.padded(gradient);
     if (hidden.defined()) {
@@ -255,32 +248,45 @@ class ScoreBackward {
     targets_ = scores_.targets(0, scores_.rows())
                    .unsqueeze(1)
                    .masked_fill(ignored, -1);
-    row_gradient_ =
-        loss_gradient_.expand({scores_.rows(), 1}).masked_fill(ignored, 0);
+    at_target_ =
+        loss_gradient_.neg().expand({scores_.rows(), 1}).masked_fill(ignored, 0);
   }
 
-  /// The softmax of some columns from what the rows left: the same operations on
-  /// each score, in the same order.
+  /// By the operator that rows go through, of the same values: libraries have more than
+  /// one exponential. To it a row is the columns here and one more, for a target that
+  /// is elsewhere.
   void add_columns(int64_t first, int64_t count) {
-    Tensor values = scores_.of_columns(first, count);
-    values = values.to(settings_.loss_type);
-    values.sub_(largest_).sub_(rest_).exp_().mul_(row_gradient_);
-    const Tensor place = (targets_ - first).clamp_(0, count - 1);
-    const Tensor here = targets_.eq(place + first);
-    values.scatter_(1, place,
-                    torch::where(here, at_target_, values.gather(1, place)));
+    Tensor values;  // logarithms of the softmax
+    {
+      const Tensor scores =
+          scores_.of_columns(first, count).to(settings_.loss_type);
+      values = torch::empty({scores_.rows(), count + 1}, scores.options());
+      Tensor here = values.narrow(1, 0, count);
+      torch::sub_out(here, scores, largest_);
+      here.sub_(rest_);
+      values.select(1, count).zero_();
+    }
+    const Tensor elsewhere = targets_.lt(first).logical_or_(
+        targets_.ge(first + count));
+    const Tensor place = (targets_ - first).masked_fill_(elsewhere, count);
+    Tensor gradient = torch::zeros_like(values).scatter_(1, place, at_target_);
+    gradient = torch::_log_softmax_backward_data(gradient, values, 1,
+                                                 settings_.loss_type);
+    values.reset();
+    gradient = gradient.narrow(1, 0, count)
+                   .to(settings_.product_type)
+                   .contiguous();
     weight.narrow(0, first, count)
-        .copy_(
-            torch::mm(values.to(settings_.product_type).t(), scores_.hidden()));
+        .copy_(torch::mm(gradient.t(), scores_.hidden()));
   }
 
   const Scores& scores_;
   ScoreSettings settings_;
   Tensor loss_gradient_;
   // By row, for columns: the largest score, the logarithm of the sum of the
-  // exponentials of the differences from it, and the gradient at the target.
-  Tensor largest_, rest_, at_target_;
-  Tensor targets_, row_gradient_;
+  // exponentials of the differences from it, the target and the loss's gradient there.
+  Tensor largest_, rest_;
+  Tensor targets_, at_target_;
 };
 
 HalfCrossEntropy half_of(const Tensor& hidden, const Tensor& weight,

@@ -104,31 +104,24 @@ class Filler {
  public:
   explicit Filler(torch::Device device) : device_(device) {
     if (!device.is_cuda()) return;
-    constexpr int64_t kSide = 2048;
-    const auto options = torch::TensorOptions(device).dtype(torch::kFloat);
-    a_ = torch::zeros({kSide, kSide}, options);
-    b_ = torch::empty_like(a_);
-    run(2);
+    constexpr int64_t kCycles = 1'000'000;
+    compat::spin_cuda(device.index(), kCycles);
     const compat::CudaMoment start(device.index());
-    run(4);
+    compat::spin_cuda(device.index(), kCycles);
     const compat::CudaMoment end(device.index());
-    each_ms_ = end.milliseconds_since(start) / 4;
+    cycles_per_ms_ = kCycles / end.milliseconds_since(start);
   }
 
-  /// At least so many milliseconds of it.
+  /// So many milliseconds of it. Takes no memory, nor makes a library take some.
   void fill(double ms) {
-    if (device_.is_cuda()) run(static_cast<int>(ms / each_ms_) + 1);
+    if (!device_.is_cuda()) return;
+    compat::spin_cuda(device_.index(),
+                      static_cast<int64_t>(ms * cycles_per_ms_) + 1);
   }
 
  private:
-  void run(int times) {
-    const torch::NoGradGuard no_grad;
-    for (int i = 0; i < times; ++i) torch::mm_out(b_, a_, a_);
-  }
-
   torch::Device device_;
-  torch::Tensor a_, b_;
-  double each_ms_ = 1;
+  double cycles_per_ms_ = 0;
 };
 
 /// Times of the runs of one stage.

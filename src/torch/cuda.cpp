@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -101,6 +102,11 @@ CudaDeviceMemory cuda_device_memory(int device) {
   size_t total = 0;
   C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
   return {static_cast<int64_t>(total), static_cast<int64_t>(free)};
+}
+
+void spin_cuda(int device, int64_t cycles) {
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  at::cuda::sleep(cycles);
 }
 
 void empty_cuda_cache() {

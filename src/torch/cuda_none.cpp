@@ -65,6 +65,7 @@ CudaDeviceMemory cuda_device_memory(int) {
   no_cuda();
 }
 
+void spin_cuda(int, int64_t) {}
 void empty_cuda_cache() {}
 
 void set_cuda_deterministic(bool) {}

@@ -61,6 +61,9 @@ struct CudaDeviceMemory {
 };
 CudaDeviceMemory cuda_device_memory(int device);
 
+/// Keeps the current stream busy for about so many of the device's cycles, with nothing.
+void spin_cuda(int device, int64_t cycles);
+
 /// Gives cached, unused memory back to the driver.
 void empty_cuda_cache();
 
