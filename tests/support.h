@@ -1,9 +1,8 @@
 #pragma once
 
-#include <reprise/recompute/execution.h>
+#include "libtorch.h"
 
-#include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <reprise/recompute/execution.h>
 
 #include <functional>
 #include <string>

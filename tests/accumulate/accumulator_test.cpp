@@ -4,6 +4,11 @@
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
 
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
 namespace reprise {
 namespace {
 

@@ -3,6 +3,7 @@
 #include <reprise/data/loader.h>
 
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include <algorithm>
 #include <atomic>

@@ -3,6 +3,8 @@
 #include <reprise/lean/add_norm.h>
 #include <reprise/torch/autocast.h>
 
+#include <torch/nn/modules/normalization.h>
+
 namespace reprise {
 namespace {
 

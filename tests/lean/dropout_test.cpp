@@ -6,6 +6,8 @@
 #include <reprise/recompute/checkpoint.h>
 #include <reprise/torch/rng.h>
 
+#include <torch/autograd.h>
+
 namespace reprise {
 namespace {
 

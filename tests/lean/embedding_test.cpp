@@ -3,6 +3,8 @@
 #include <reprise/lean/embedding.h>
 #include <reprise/lean/weight_copies.h>
 
+#include <torch/nn/modules/embedding.h>
+
 namespace reprise {
 namespace {
 

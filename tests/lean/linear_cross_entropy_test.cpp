@@ -6,6 +6,9 @@
 #include <reprise/recompute/checkpoint.h>
 #include <reprise/torch/autocast.h>
 
+#include <torch/autograd.h>
+#include <torch/nn/functional/loss.h>
+
 #include <cmath>
 
 namespace reprise {

@@ -5,6 +5,8 @@
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/checkpoint.h>
 
+#include <torch/autograd.h>
+
 #include <limits>
 #include <tuple>
 

@@ -3,6 +3,8 @@
 #include <reprise/lean/norm_relu.h>
 #include <reprise/memory/kept.h>
 
+#include <torch/nn/modules/normalization.h>
+
 namespace reprise {
 namespace {
 

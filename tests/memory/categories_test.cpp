@@ -3,6 +3,8 @@
 #include <reprise/memory/categories.h>
 #include <reprise/memory/meter.h>
 
+#include <torch/optim.h>
+
 namespace reprise {
 namespace {
 

@@ -3,6 +3,9 @@
 #include <reprise/recompute/chain.h>
 #include <reprise/recompute/strategy.h>
 
+#include <torch/autograd.h>
+#include <torch/nn/modules/dropout.h>
+
 namespace reprise {
 namespace {
 

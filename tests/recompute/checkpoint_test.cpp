@@ -5,6 +5,9 @@
 #include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/replay.h>
 
+#include <torch/autograd.h>
+#include <torch/nn/modules/dropout.h>
+
 #include <stdexcept>
 
 namespace reprise {

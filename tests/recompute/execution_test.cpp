@@ -6,6 +6,8 @@
 #include <reprise/recompute/replay.h>
 #include <reprise/recompute/strategy.h>
 
+#include <torch/nn/modules/dropout.h>
+
 namespace reprise {
 namespace {
 

@@ -2,6 +2,8 @@
 
 #include <reprise/torch/saved_tensors.h>
 
+#include <torch/autograd.h>
+
 #include <thread>
 
 namespace reprise::compat {

@@ -8,6 +8,7 @@
 #include <reprise/train/optimizer.h>
 
 #include <nlohmann/json.hpp>
+#include <torch/autograd.h>
 
 #include <bit>
 #include <cmath>
