@@ -248,8 +248,9 @@ class ScoreBackward {
     targets_ = scores_.targets(0, scores_.rows())
                    .unsqueeze(1)
                    .masked_fill(ignored, -1);
-    at_target_ =
-        loss_gradient_.neg().expand({scores_.rows(), 1}).masked_fill(ignored, 0);
+    at_target_ = loss_gradient_.neg()
+                     .expand({scores_.rows(), 1})
+                     .masked_fill(ignored, 0);
   }
 
   /// By the operator that rows go through, of the same values: libraries have more than
@@ -266,16 +267,15 @@ class ScoreBackward {
       here.sub_(rest_);
       values.select(1, count).zero_();
     }
-    const Tensor elsewhere = targets_.lt(first).logical_or_(
-        targets_.ge(first + count));
+    const Tensor elsewhere =
+        targets_.lt(first).logical_or_(targets_.ge(first + count));
     const Tensor place = (targets_ - first).masked_fill_(elsewhere, count);
     Tensor gradient = torch::zeros_like(values).scatter_(1, place, at_target_);
     gradient = torch::_log_softmax_backward_data(gradient, values, 1,
                                                  settings_.loss_type);
     values.reset();
-    gradient = gradient.narrow(1, 0, count)
-                   .to(settings_.product_type)
-                   .contiguous();
+    gradient =
+        gradient.narrow(1, 0, count).to(settings_.product_type).contiguous();
     weight.narrow(0, first, count)
         .copy_(torch::mm(gradient.t(), scores_.hidden()));
   }

@@ -45,10 +45,10 @@ std::string name_of_stage(const PlanResult& result, int stage) {
 std::string settings(const PlanResult& result,
                      const std::optional<Measured>& measured) {
   const Plan& plan = result.plan;
-  std::string text = fmt::format(
-      "{}, {}{}\nrecompute {}: {}\n", batches_in_words(plan), plan.precision,
-      plan.graph ? ", as a CUDA graph" : "", plan.schedule.name(),
-      schedule_in_words(plan.schedule));
+  std::string text =
+      fmt::format("{}, {}{}\nrecompute {}: {}\n", batches_in_words(plan),
+                  plan.precision, plan.graph ? ", as a CUDA graph" : "",
+                  plan.schedule.name(), schedule_in_words(plan.schedule));
   if (!plan.weight_copies.empty()) {
     text += fmt::format("with --weight-copies {}\n", plan.weight_copies);
   }

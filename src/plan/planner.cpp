@@ -468,8 +468,7 @@ class Planner {
     if (chosen.precision == "fp32" && (!chosen.plan || plan.peak.is_floor) &&
         can_measure("bf16", chosen.micro_batch)) {
       add("bf16 instead of fp32",
-          evaluator_for({"bf16", chosen.micro_batch, chosen.graph})
-              .smallest());
+          evaluator_for({"bf16", chosen.micro_batch, chosen.graph}).smallest());
     }
     const auto& profile = costs_.profile(chosen.precision);
     if (profile.fixed.optimizer > 0) {

@@ -164,8 +164,8 @@ class SessionPlanner final : public BudgetPlanner {
   }
 
   static Decision decision(const Plan& plan) {
-    return {plan.micro_batch,  plan.accumulate, plan.schedule,
-            plan.peak_bytes,   plan.step_ms,    how(plan),
+    return {plan.micro_batch,   plan.accumulate, plan.schedule,
+            plan.peak_bytes,    plan.step_ms,    how(plan),
             plan.weight_copies, plan.graph};
   }
 

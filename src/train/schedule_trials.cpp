@@ -32,7 +32,8 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
         (profile.graph == "auto" && fits_graph(profile, size, schedule));
     const auto ms = run_schedule(profile, size, schedule, graph);
     if (!ms) return std::nullopt;
-    profile.add(TriedSchedule{size.micro_batch, schedule.to_text(), *ms, graph});
+    profile.add(
+        TriedSchedule{size.micro_batch, schedule.to_text(), *ms, graph});
     // The rest may overlap with the chain's work; it is not all of the time.
     const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
     return chain_ms / simulate(schedule, size.figures).time_ms;

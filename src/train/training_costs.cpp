@@ -110,8 +110,8 @@ const CostProfile& TrainingCosts::profile(const std::string& precision) {
 std::string TrainingCosts::graph() const {
   const TrainConfig& config = parts_.config;
   const bool waits = config.sync_norm && config.ranks > 1;
-  const bool can = parts_.device.is_cuda() && !waits &&
-                   compat::cuda_graph_refusal().empty();
+  const bool can =
+      parts_.device.is_cuda() && !waits && compat::cuda_graph_refusal().empty();
   return can ? config.graph : "off";
 }
 
@@ -158,8 +158,8 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   const std::string text = plan.schedule.to_text();
   const auto known = profile.tried_ms(micro_batch, text, plan.graph);
   if (known || options_.memory_only) return known;
-  const auto ms = run_schedule(profile, profile.at(micro_batch), plan.schedule,
-                               plan.graph);
+  const auto ms =
+      run_schedule(profile, profile.at(micro_batch), plan.schedule, plan.graph);
   if (!ms) return std::nullopt;
   profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph});
   keep(profile);

@@ -56,8 +56,8 @@ struct CostProfile {
   std::vector<int64_t> gradient_bytes;
   std::vector<int64_t> tied_bytes;
   FixedMemory fixed;
-  double update_ms = 0;          ///< the optimizer's step
-  int64_t update_bytes = 0;      ///< its temporaries
+  double update_ms = 0;      ///< the optimizer's step
+  int64_t update_bytes = 0;  ///< its temporaries
   /// Whether a micro-batch runs as a CUDA graph: "off", "auto" (where it fits), "on".
   /// Nobody else can have its memory, so the update's temporaries and a second place
   /// for the batch come on top of it, and gradients stay from window to window.
