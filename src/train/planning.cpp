@@ -3,7 +3,6 @@
 #include "training_costs.h"
 
 #include <reprise/memory/bytes.h>
-#include <reprise/torch/cuda_graph.h>
 #include <reprise/train/planning.h>
 
 #include <fmt/format.h>
@@ -71,7 +70,8 @@ class CopyChoice {
   PlanResult plan(const PlanRequest& request) {
     PlanResult result = choose(request);
     // The training takes what it needs itself, and no more.
-    compat::release_workspaces(parts_.device);
+    usual_.release_workspaces();
+    if (each_) each_->release_workspaces();
     return result;
   }
 

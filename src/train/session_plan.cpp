@@ -100,7 +100,7 @@ void Session::fit_graphs() {
   graphs_.set_limit(config_.memory_limit);
   if (!graphs_.active() || decision_->graph) return;
   graphs_.give_up_memory(
-      fmt::format("what it takes beside the plan's {} does not fit into {}",
+      fmt::format("the plan, of {} within {}, leaves no room for it",
                   format_bytes(predicted_peak_bytes()),
                   format_bytes(config_.memory_limit)));
 }

@@ -138,8 +138,10 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
   say(fmt::format("measuring a micro-batch of {} in {}", micro_batch,
                   precision));
   try {
+    const bool first = profile.sizes.empty();
     SizeCosts size = measure_size(precision, micro_batch);
-    measure_workspace(profile);
+    if (first) measure_workspace(profile);
+    profile.fixed.workspace = std::max(profile.fixed.workspace, workspaces_);
     if (!options_.memory_only) measure_factors(profile, size);
     profile.add(std::move(size));
   } catch (const c10::Error& error) {
@@ -281,7 +283,7 @@ void TrainingCosts::measure_workspace(CostProfile& profile) {
   const auto made = copies(profile.precision);
   const int64_t known = profile.fixed.parameters + profile.fixed.data;
   const int64_t live = live_bytes(parts_.device);
-  profile.fixed.workspace = std::max(profile.fixed.workspace, live - known);
+  profile.fixed.workspace = std::max<int64_t>(0, live - known);
 }
 
 Batch TrainingCosts::make_batch(int64_t samples) const {
@@ -305,19 +307,25 @@ int64_t TrainingCosts::data_bytes(int64_t micro_batch,
   return bytes + 2 * parts_.config.workers * each;
 }
 
+void TrainingCosts::release_workspaces() {
+  compat::release_workspaces(parts_.device);
+  workspaces_of_.clear();
+  workspaces_ = 0;
+}
+
 SizeCosts TrainingCosts::measure_size(const std::string& precision,
                                       int64_t micro_batch) {
   // Of another precision, or of whatever ran before: not the training's.
-  if (std::exchange(workspaces_of_, precision) != precision) {
-    compat::release_workspaces(parts_.device);
-  }
+  if (workspaces_of_ != precision) release_workspaces();
+  workspaces_of_ = precision;
   const int64_t before = live_bytes(parts_.device);
   SizeCosts size = trace_size(precision, micro_batch);
+  if (!parts_.device.is_cuda()) return size;
   // What stays is a library's, taken in the midst of a stage; it was no part of it.
-  if (parts_.device.is_cuda() && live_bytes(parts_.device) > before) {
-    size = trace_size(precision, micro_batch);
-  }
-  return size;
+  const int64_t taken = live_bytes(parts_.device) - before;
+  if (taken <= 0) return size;
+  workspaces_ += taken;
+  return trace_size(precision, micro_batch);
 }
 
 SizeCosts TrainingCosts::trace_size(const std::string& precision,

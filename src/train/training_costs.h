@@ -47,6 +47,9 @@ class TrainingCosts final : public CostSource {
   bool measure(const std::string& precision, int64_t micro_batch) override;
   std::optional<double> try_plan(const Plan& plan) override;
 
+  /// Lets go of what libraries took to be measured with.
+  void release_workspaces();
+
  private:
   CostProfile& entry(const std::string& precision);
   /// As CostProfile::graph.
@@ -85,6 +88,7 @@ class TrainingCosts final : public CostSource {
   Options options_;
   std::map<std::string, CostProfile> profiles_;
   std::string workspaces_of_;  // the precision that libraries took theirs for
+  int64_t workspaces_ = 0;     // bytes of them
 };
 
 }  // namespace reprise::train_detail

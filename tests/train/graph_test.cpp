@@ -417,7 +417,7 @@ TEST(Graph, IsLeftOutWhereThePlanHasNoRoomForIt) {
     expect_same(ended, plain, room ? "with room" : "without room");
     const std::string& graph = ended.result.summary.graph;
     EXPECT_EQ(graph == "on", room) << graph;
-    EXPECT_EQ(graph.find("beside the plan's") != std::string::npos, !room);
+    EXPECT_EQ(graph.find("leaves no room") != std::string::npos, !room);
   }
 }
 
