@@ -1,3 +1,4 @@
+#include "candidate_sizes.h"
 #include "evaluation.h"
 
 #include <reprise/memory/bytes.h>
@@ -18,37 +19,15 @@
 namespace reprise {
 namespace {
 
+using plan_detail::candidate_sizes;
 using plan_detail::Evaluator;
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
-// Sizes tried at most; beyond that they are thinned out evenly by ratio.
-constexpr size_t kMostSizes = 20;
 // How often the choice may lead to a measurement that changes the choice.
 constexpr int kMostRounds = 6;
 // Of the sizes, those predicted fastest that may be tried.
 constexpr size_t kMostTried = 4;
 constexpr int kFrontierPoints = 24;  // of each micro-batch size
-
-/// Sizes b with which N samples make ceil(N/b) micro-batches, for every number
-/// of micro-batches: any other size makes as many, and larger ones.
-std::vector<int64_t> candidate_sizes(const PlanRequest& request) {
-  if (request.micro_batch > 0) return {request.micro_batch};
-  const int64_t n = request.global_batch;
-  std::set<int64_t> sizes;
-  for (int64_t k = 1; k <= n; ++k) sizes.insert((n + k - 1) / k);
-  std::vector<int64_t> list(sizes.begin(), sizes.end());
-  if (list.size() <= kMostSizes) return list;
-  std::vector<int64_t> thinned;
-  const double ratio =
-      std::pow(static_cast<double>(n), 1.0 / double(kMostSizes - 1));
-  double next = 1;
-  for (const int64_t size : list) {
-    if (static_cast<double>(size) < next && size != n) continue;
-    thinned.push_back(size);
-    next = static_cast<double>(size) * ratio;
-  }
-  return thinned;
-}
 
 /// A precision and a micro-batch size, with a CUDA graph or without.
 using Key = std::tuple<std::string, int64_t, bool>;

@@ -99,10 +99,11 @@ void Session::adopt(BudgetPlanner::Decision decision) {
 void Session::fit_graphs() {
   graphs_.set_limit(config_.memory_limit);
   if (!graphs_.active() || decision_->graph) return;
-  graphs_.give_up_memory(
-      fmt::format("the plan, of {} within {}, leaves no room for it",
-                  format_bytes(predicted_peak_bytes()),
-                  format_bytes(config_.memory_limit)));
+  graphs_.give_up_memory(fmt::format(
+      "the plan, of {} within {}, leaves no room for it; --graph on "
+      "plans for one",
+      format_bytes(predicted_peak_bytes()),
+      format_bytes(config_.memory_limit)));
 }
 
 void Session::keep_config() {

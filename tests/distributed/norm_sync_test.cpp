@@ -170,9 +170,7 @@ TEST(NormSync, TrainsLikeOneProcess) {
   const Ended alone = child_rank() < 0 ? run(cnn_config(1)) : Ended{};
   for (const int ranks : {2, 4}) {
     const TemporaryDirectory folder;
-    InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
-    how.folder = folder.path();
-    const auto ends = in_ranks(how, [&] {
+    const auto ends = in_ranks(ranks_in(folder.path(), ranks), [&] {
       const auto group = RankGroup::join(group_options());
       train(group, {.config = cnn_config(ranks)});
       TrainConfig own = cnn_config(ranks);

@@ -21,9 +21,7 @@ TEST(RankedTraining, HasTheLossesOfOneProcess) {
   const Ended alone = child_rank() < 0 ? run(config_of(1)) : Ended{};
   for (const int ranks : {2, 4}) {
     const TemporaryDirectory folder;
-    InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
-    how.folder = folder.path();
-    const auto ends = in_ranks(how, [&] {
+    const auto ends = in_ranks(ranks_in(folder.path(), ranks), [&] {
       const auto result = train({.config = config_of(ranks)});
       EXPECT_EQ(result.summary.ranks, ranks);
       EXPECT_EQ(result.summary.steps, 50);
@@ -63,9 +61,7 @@ TEST(RankedTraining, HasTheLossesOfOneProcessForEveryStrategy) {
   const Ended alone = child_rank() < 0 ? run(config_with("none", 1)) : Ended{};
   for (const int ranks : {2, 4}) {
     const TemporaryDirectory folder;
-    InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
-    how.folder = folder.path();
-    const auto ends = in_ranks(how, [&] {
+    const auto ends = in_ranks(ranks_in(folder.path(), ranks), [&] {
       const auto group = RankGroup::join(group_options());
       for (const auto& strategy : strategies) {
         train(group,
@@ -175,9 +171,7 @@ TEST(RankedTraining, GoesOnWithAnotherNumberOfRanks) {
   const TemporaryDirectory folder;
   int stop_at = 9;
   for (const int ranks : {4, 1, 3}) {
-    InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
-    how.folder = folder.path();
-    const auto ends = in_ranks(how, [&] {
+    const auto ends = in_ranks(ranks_in(folder.path(), ranks), [&] {
       TrainConfig config = config_of(4);
       config.share_among(ranks);
       train({.config = config,

@@ -53,6 +53,13 @@ struct InRanks {
   std::string folder{};  ///< for files; child_folder() in the ranks
 };
 
+/// So many, told apart by how many they are.
+inline InRanks ranks_in(const std::string& folder, int ranks) {
+  InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
+  how.folder = folder;
+  return how;
+}
+
 inline std::string child_folder() {
   const char* text = std::getenv("REPRISE_TEST_FOLDER");
   return text == nullptr ? "" : text;

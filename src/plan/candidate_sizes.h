@@ -1,0 +1,16 @@
+#pragma once
+
+#include <reprise/plan/planner.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace reprise::plan_detail {
+
+/// The micro-batch sizes worth a thought, rising: those b with which N samples make
+/// ceil(N/b) micro-batches, for every number of micro-batches, since any other size makes
+/// as many, and larger ones. Of many, some, evenly by ratio. The given one alone where
+/// one is given.
+std::vector<int64_t> candidate_sizes(const PlanRequest& request);
+
+}  // namespace reprise::plan_detail

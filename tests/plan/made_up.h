@@ -1,0 +1,160 @@
+#pragma once
+
+#include <reprise/plan/planner.h>
+#include <reprise/recompute/simulate.h>
+#include <reprise/recompute/strategy.h>
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// Costs of a device that there is not, and what a training on it takes.
+namespace reprise::testing {
+
+inline constexpr int kStages = 6;
+inline constexpr int64_t kMiB = 1 << 20;
+
+/// A made-up device: bytes rise with the size, times have a part that does not,
+/// as launches have. Notes what it was asked to measure.
+class MadeUp final : public CostSource {
+ public:
+  explicit MadeUp(int64_t room = 1 << 20) : room_(room) {
+    for (const char* precision : {"fp32", "bf16"}) {
+      CostProfile& profile = profiles_[precision];
+      profile.precision = precision;
+      for (int i = 0; i < kStages; ++i) {
+        profile.stages.push_back("s" + std::to_string(i));
+        profile.gradient_bytes.push_back(2 * kMiB);
+        profile.tied_bytes.push_back(i == kStages - 1 ? kMiB : 0);
+      }
+      profile.fixed.parameters = 12 * kMiB;
+      profile.fixed.gradients = 12 * kMiB;
+      profile.fixed.optimizer = 24 * kMiB;
+      profile.update_ms = 3;
+      profile.update_bytes = 2 * kMiB;
+    }
+  }
+
+  const CostProfile& profile(const std::string& precision) override {
+    return profiles_.at(precision);
+  }
+
+  bool measure(const std::string& precision, int64_t b) override {
+    TORCH_CHECK(b >= smallest, "as BatchNorm with one value");
+    if (b > room_) return false;
+    asked.insert(b);
+    SizeCosts size = costs(precision, b);
+    // Factors are measured with a graph where there is one.
+    size.cut_factor = size.joined_factor = 1 / faster_with_graph;
+    profiles_.at(precision).add(std::move(size));
+    return true;
+  }
+
+  std::optional<double> try_plan(const Plan& plan) override {
+    CostProfile& profile = profiles_.at(plan.precision);
+    const int64_t b = plan.micro_batch;
+    const std::string text = plan.schedule.to_text();
+    const auto known = profile.tried_ms(b, text, plan.graph);
+    if (known) return known;
+    auto ms = truth ? truth(b, plan.schedule) : std::nullopt;
+    if (!ms) return std::nullopt;
+    if (plan.graph) *ms /= faster_with_graph;
+    ++tries;
+    profile.add(TriedSchedule{b, text, *ms, plan.graph});
+    return ms;
+  }
+
+  void set_graph(const std::string& graph) {
+    for (auto& [precision, profile] : profiles_) profile.graph = graph;
+  }
+
+  /// What the sum of the stages' times says of a micro-batch.
+  static double sum_ms(int64_t b, const Schedule& schedule) {
+    return simulate(schedule, costs("fp32", b).figures).time_ms + 0.1;
+  }
+
+  static SizeCosts costs(const std::string& precision, int64_t b) {
+    const int64_t unit = (precision == "bf16" ? kMiB / 2 : kMiB);
+    SizeCosts size;
+    size.micro_batch = b;
+    std::vector<StageFigures> stages;
+    for (int i = 0; i < kStages; ++i) {
+      StageFigures stage = StageFigures::simple(
+          b * unit, b * unit * (1 + i % 3), 0.4 + 0.1 * double(b * (1 + i % 2)),
+          0.8 + 0.2 * double(b));
+      stages.push_back(stage);
+    }
+    size.figures = ChainFigures::simple(b * 1000, std::move(stages));
+    size.data_bytes = b * 1000;
+    size.other_ms = 0.1;
+    return size;
+  }
+
+  std::set<int64_t> asked;
+  int64_t smallest = 1;
+  /// What a micro-batch takes where it is tried; without it none can be.
+  std::function<std::optional<double>(int64_t, const Schedule&)> truth;
+  double faster_with_graph = 1;
+  int tries = 0;
+
+ private:
+  std::map<std::string, CostProfile> profiles_;
+  int64_t room_;
+};
+
+inline PlanRequest request_for(int64_t global_batch, int64_t memory) {
+  PlanRequest request;
+  request.global_batch = global_batch;
+  request.memory = memory;
+  request.margin = 0;
+  return request;
+}
+
+/// What a window costs, written down once more and without the planner's parts.
+struct Window {
+  int64_t peak = 0;
+  double ms = 0;
+};
+
+inline Window window_of(int64_t global, int64_t b, const Schedule& schedule,
+                        bool graph = false) {
+  const int64_t k = (global + b - 1) / b;
+  const int64_t rest = global - (k - 1) * b;
+  ChainFigures figures = MadeUp::costs("fp32", b).figures;
+  int64_t fixed = 12 * kMiB + 24 * kMiB + b * 1000;
+  if (graph) fixed += b * 1000 + 2 * kMiB;  // what it reads; the update's
+  if (k == 1 && !graph) {  // gradients of parameters come one by one
+    for (int i = 0; i < kStages; ++i) {
+      figures.stages[size_t(i)].input_gradient_bytes +=
+          (kStages - i) * 2 * kMiB;
+    }
+  } else {
+    fixed += 12 * kMiB;  // and the last stage's tied weights apart
+    for (auto& stage : figures.stages) stage.input_gradient_bytes += kMiB;
+  }
+  Window window;
+  window.peak = std::max(fixed + simulate(schedule, figures).peak_bytes,
+                         48 * kMiB + b * 1000 + 2 * kMiB);
+  window.ms = double(k - 1) * MadeUp::sum_ms(b, schedule) +
+              MadeUp::sum_ms(rest, schedule) + 3;
+  return window;
+}
+
+/// Into segments, a bit for each place between two stages.
+inline Schedule cut(unsigned bits) {
+  std::vector<int> starts{0};
+  for (int i = 1; i < kStages; ++i) {
+    if ((bits >> (i - 1)) & 1U) starts.push_back(i);
+  }
+  return make_segments("cut", kStages, starts);
+}
+
+}  // namespace reprise::testing

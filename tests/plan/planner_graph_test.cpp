@@ -1,0 +1,75 @@
+#include "made_up.h"
+#include "support.h"
+
+namespace reprise {
+namespace {
+
+using testing::cut;
+using testing::kMiB;
+using testing::kStages;
+using testing::MadeUp;
+using testing::request_for;
+using testing::Window;
+using testing::window_of;
+
+TEST(PlannerGraph, IsPartOfThePeak) {
+  for (const char* mode : {"auto", "on"}) {
+    int with = 0, without = 0;
+    for (const int64_t global : {1, 12}) {
+      for (int64_t mib = 48; mib < 108; ++mib) {
+        MadeUp costs;
+        costs.set_graph(mode);
+        costs.truth = MadeUp::sum_ms;
+        costs.faster_with_graph = 3;
+        const int64_t memory = mib * kMiB;
+        const PlanResult result = make_plan(request_for(global, memory), costs);
+        // Of each size the schedule that needs least.
+        bool graph_fits = false, fits = false;
+        for (int64_t b = 1; b <= global; ++b) {
+          for (unsigned bits = 0; bits < (1U << (kStages - 1)); ++bits) {
+            const Schedule schedule = cut(bits);
+            graph_fits |= window_of(global, b, schedule, true).peak <= memory;
+            fits |= window_of(global, b, schedule).peak <= memory;
+          }
+        }
+        if (std::string(mode) == "on") fits = graph_fits;
+        // Segments are not all schedules.
+        EXPECT_TRUE(result.feasible || !fits) << mode << " " << mib;
+        if (!result.feasible) continue;
+        const Plan& plan = result.plan;
+        const Window window =
+            window_of(global, plan.micro_batch, plan.schedule, plan.graph);
+        EXPECT_EQ(plan.peak_bytes, window.peak) << mode << " " << mib;
+        EXPECT_LE(plan.peak_bytes, memory);
+        const PeakReport& peak = plan.peak;
+        EXPECT_EQ(peak.parameters + peak.gradients + peak.optimizer +
+                      peak.data + peak.kept + peak.in_flight + peak.workspace,
+                  plan.peak_bytes);
+        // Three times as fast: worth any recomputation here.
+        EXPECT_TRUE(plan.graph || !graph_fits) << global << " " << mib;
+        (plan.graph ? with : without) += 1;
+      }
+    }
+    EXPECT_GT(with, 0) << mode;
+    EXPECT_EQ(without > 0, std::string(mode) == "auto");
+  }
+}
+
+TEST(PlannerGraph, OneThatGainsNothingTakesNoMemoryFromKeeping) {
+  MadeUp costs;
+  costs.set_graph("auto");
+  costs.truth = MadeUp::sum_ms;
+  MadeUp plain;
+  plain.truth = MadeUp::sum_ms;
+  for (int64_t mib = 66; mib < 130; mib += 2) {
+    const auto request = request_for(8, mib * kMiB);
+    const PlanResult result = make_plan(request, costs);
+    const PlanResult expected = make_plan(request, plain);
+    ASSERT_EQ(result.feasible, expected.feasible) << mib;
+    if (!result.feasible) continue;
+    EXPECT_LE(result.plan.step_ms, expected.plan.step_ms * (1 + 1e-9)) << mib;
+  }
+}
+
+}  // namespace
+}  // namespace reprise
