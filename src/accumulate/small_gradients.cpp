@@ -2,16 +2,16 @@
 #include <reprise/lean/weight_copies.h>
 #include <reprise/torch/lists.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace reprise {
 
-SmallGradients::SmallGradients(const std::vector<torch::Tensor>& parameters,
-                               int64_t most) {
+SmallGradients::SmallGradients(const std::vector<torch::Tensor>& parameters) {
   for (torch::Tensor parameter : parameters) {
     torch::Tensor& gradient = parameter.mutable_grad();
-    if (!gradient.defined() || gradient.numel() > most ||
-        gradient.layout() != torch::kStrided || WeightCopies::has(parameter)) {
+    if (!gradient.defined() || gradient.layout() != torch::kStrided ||
+        WeightCopies::has(parameter)) {
       continue;
     }
     auto before = std::exchange(gradient, {});
@@ -35,6 +35,28 @@ void SmallGradients::add() {
   }
   compat::add_list(sums, terms);
   aside_.clear();
+}
+
+std::vector<torch::Tensor> smallest_of(std::vector<torch::Tensor> parameters,
+                                       double share) {
+  std::stable_sort(parameters.begin(), parameters.end(),
+                   [](const torch::Tensor& a, const torch::Tensor& b) {
+                     return a.numel() < b.numel();
+                   });
+  constexpr int64_t kMost = int64_t{1}
+                            << 16;  // more take longer to run than to start
+  double left = 0;
+  for (const auto& parameter : parameters) {
+    left += share * static_cast<double>(parameter.numel());
+  }
+  const auto end = std::find_if(parameters.begin(), parameters.end(),
+                                [&left](const torch::Tensor& parameter) {
+                                  left -=
+                                      static_cast<double>(parameter.numel());
+                                  return left < 0 || parameter.numel() > kMost;
+                                });
+  parameters.erase(end, parameters.end());
+  return parameters;
 }
 
 }  // namespace reprise

@@ -11,7 +11,7 @@ MicroStep::MicroStep(torch::Device device,
                      std::vector<torch::Tensor> parameters)
     : device_(device),
       autocast_(autocast),
-      parameters_(std::move(parameters)) {}
+      small_(smallest_of(std::move(parameters))) {}
 
 void MicroStep::set_weight(double weight) {
   if (weight_on_device_.defined() && weight == weight_) return;
@@ -35,7 +35,7 @@ void MicroStep::run(Execution& execution, const Tensors& batch,
   Tensors gradients(1);
   gradients[0] = torch::empty_like(outputs[0]).copy_(weight_on_device_);
   SmallGradients small(final_on_the_way ? std::vector<torch::Tensor>{}
-                                        : parameters_);
+                                        : small_);
   execution.backward(std::move(gradients));
   small.add();
   if (!loss_.defined()) loss_ = torch::zeros_like(outputs[0]);

@@ -16,7 +16,7 @@ namespace reprise::train_detail {
 /// every later micro-batch of its shape.
 class MicroStep {
  public:
-  /// The small gradients of `parameters` are added up together, see SmallGradients.
+  /// The smallest gradients of `parameters` are added up together, see SmallGradients.
   /// None on the CPU, where starting a kernel costs nothing.
   MicroStep(torch::Device device, const compat::AutocastState& autocast,
             std::vector<torch::Tensor> parameters);
@@ -40,7 +40,7 @@ class MicroStep {
  private:
   torch::Device device_;
   compat::AutocastState autocast_;
-  std::vector<torch::Tensor> parameters_;
+  std::vector<torch::Tensor> small_;  // parameters
   double weight_ = 0;
   torch::Tensor weight_on_device_;  // in double precision
   torch::Tensor loss_;

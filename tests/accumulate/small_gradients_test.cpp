@@ -30,7 +30,7 @@ TEST(SmallGradients, SameSumsInTheSamePlaces) {
   const void* place = nullptr;
   for (int i = 0; i < 3; ++i) {
     backward(wanted, i);
-    SmallGradients small({got.small, got.large}, 100);
+    SmallGradients small(smallest_of({got.large, got.small}, 0.1));
     backward(got, i);
     // The large one is not aside: its sum is there already.
     EXPECT_TRUE(same(got.large.grad(), wanted.large.grad())) << i;
@@ -49,7 +49,7 @@ TEST(SmallGradients, WithoutAddNothingChanges) {
   backward(two, 0);
   const Tensor before = two.small.grad().clone();
   {
-    const SmallGradients small({two.small}, 100);
+    const SmallGradients small({two.small});
     backward(two, 1);
   }
   EXPECT_TRUE(same(two.small.grad(), before));
@@ -59,10 +59,29 @@ TEST(SmallGradients, AParameterThatGotNoneKeepsItsOwn) {
   const Two two = make_two();
   backward(two, 0);
   const Tensor before = two.small.grad().clone();
-  SmallGradients small({two.small, two.large}, 1000);
+  SmallGradients small({two.small, two.large});
   small.add();
   EXPECT_TRUE(same(two.small.grad(), before));
   EXPECT_TRUE(two.large.grad().defined());
+}
+
+TEST(SmallGradients, AreTheSmallestWithAShareOfAllValues) {
+  const auto of = [](int64_t count) { return torch::zeros({count}); };
+  // 1,000 values in all.
+  const std::vector<Tensor> parameters = {of(900), of(40), of(10), of(50)};
+  const auto sizes = [&](double share) {
+    std::vector<int64_t> list;
+    for (const Tensor& one : smallest_of(parameters, share)) {
+      list.push_back(one.numel());
+    }
+    return list;
+  };
+  EXPECT_EQ(sizes(0.005), std::vector<int64_t>{});
+  EXPECT_EQ(sizes(0.055), (std::vector<int64_t>{10, 40}));
+  EXPECT_EQ(sizes(0.5), (std::vector<int64_t>{10, 40, 50}));
+  EXPECT_EQ(sizes(1.01).size(), 4u);
+  EXPECT_EQ(smallest_of({of(65537), of(65536)}, 2.0).size(), 1u);
+  EXPECT_TRUE(smallest_of({}).empty());
 }
 
 }  // namespace

@@ -15,15 +15,18 @@ namespace reprise {
 /// their gradients so far are aside, and the backward leaves the new ones behind as
 /// they are; add() puts the sums in place. The same additions, so the same bits.
 ///
+///     const auto parameters = smallest_of(model->parameters());
+///     …
 ///     SmallGradients small(parameters);
 ///     loss.backward();
 ///     small.add();
+///
+/// Costs their memory a second time from their backward to add().
 class SmallGradients {
  public:
-  /// Takes aside the gradients of those of `parameters` with at most `most` values,
-  /// but not where a copy (WeightCopies) makes its layer add to them.
-  explicit SmallGradients(const std::vector<torch::Tensor>& parameters,
-                          int64_t most = int64_t{1} << 16);
+  /// Takes aside the gradients of `parameters`, but not where a copy (WeightCopies)
+  /// makes its layer add to them.
+  explicit SmallGradients(const std::vector<torch::Tensor>& parameters);
   /// Without add(), the gradients are what they were.
   ~SmallGradients();
   SmallGradients(const SmallGradients&) = delete;
@@ -35,5 +38,10 @@ class SmallGradients {
  private:
   std::vector<std::pair<torch::Tensor, torch::Tensor>> aside_;
 };
+
+/// The smallest of `parameters`, as many as have `share` of all their values together,
+/// and none with more than 65,536. By itself so few that no plan has to count them.
+std::vector<torch::Tensor> smallest_of(std::vector<torch::Tensor> parameters,
+                                       double share = 1.0 / 64);
 
 }  // namespace reprise
