@@ -18,6 +18,7 @@
 #include <reprise/lean/linear_cross_entropy.h>
 #include <reprise/lean/max_pool.h>
 #include <reprise/lean/shared_norm.h>
+#include <reprise/lean/split_products.h>
 #include <reprise/lean/weight_copies.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/memory/categories.h>

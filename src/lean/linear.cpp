@@ -1,4 +1,5 @@
 #include "kernels/column_sums.h"
+#include "products.h"
 
 #include <reprise/lean/linear.h>
 #include <reprise/lean/weight_copies.h>
@@ -46,9 +47,9 @@ Tensor plain(const Tensor& x, const Tensor& weight, const Tensor& bias,
 void add_to_gradient(Tensor& weight, const Tensor& a, const Tensor& b) {
   Tensor& gradient = weight.mutable_grad();
   if (gradient.defined()) {
-    compat::add_product(gradient, a, b);
+    lean::add_product(gradient, a, b);
   } else {
-    gradient = compat::product_as(a, b, weight.scalar_type());
+    gradient = lean::product_as(a, b, weight.scalar_type());
   }
 }
 
@@ -149,16 +150,6 @@ Tensor kept_copy(AutogradContext& context, const std::vector<Tensor>& weights,
                                 : as_one(weights).to(type);
 }
 
-/// In single precision a product that also adds a bias is not cut along its inner
-/// dimension, which leaves a GPU idle where that is by far the longest.
-Tensor product_and_bias(const Tensor& rows, const Tensor& matrix,
-                        const Tensor& bias) {
-  const bool cut = rows.is_cuda() && rows.scalar_type() == torch::kFloat &&
-                   matrix.size(0) > 2 * matrix.size(1);
-  return cut ? torch::mm(rows, matrix).add_(bias)
-             : torch::addmm(bias, rows, matrix);
-}
-
 class LinearOperator : public torch::autograd::Function<LinearOperator> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x,
@@ -180,8 +171,8 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     const Tensor matrix = in_out ? copy : copy.t();
     const Tensor added =
         bias_copy.defined() ? bias_copy : bias.to(copy.scalar_type());
-    const Tensor y = bias.numel() > 0 ? product_and_bias(rows, matrix, added)
-                                      : torch::mm(rows, matrix);
+    const Tensor y =
+        lean::product(rows, matrix, bias.numel() > 0 ? added : Tensor());
     if (x.dim() == 2) return y;
     auto sizes = x.sizes().vec();
     sizes.back() = matrix.size(1);
@@ -212,7 +203,7 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     Tensor dx, db;
     if (context->needs_input_grad(0)) {
       const Tensor copy = kept_copy(*context, {weight}, rows.scalar_type());
-      dx = torch::mm(dy, in_out ? copy.t() : copy)
+      dx = lean::product(dy, in_out ? copy.t() : copy)
                .view(data["sizes"].toIntVector())
                .to(static_cast<torch::ScalarType>(data["type"].toInt()));
     }
@@ -240,7 +231,7 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
     keep_copy(*context, copy, weight0);
     data["sizes"] = x.sizes();
     data["type"] = static_cast<int64_t>(x.scalar_type());
-    const Tensor y = torch::addmm(bias_copy, rows, copy.t());
+    const Tensor y = lean::product(rows, copy.t(), bias_copy);
     auto sizes = x.sizes().vec();
     sizes.back() = copy.size(0);
     return torch::_unsafe_view(y, sizes);
@@ -258,9 +249,9 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
     const Tensor dy = as_matrix(gradients[0]).to(rows.scalar_type());
     run_alone(weights[0], {rows, dy}, [&] {
       add_to_all(
-          weights, [&](Tensor& sum) { compat::add_product(sum, dy.t(), rows); },
+          weights, [&](Tensor& sum) { lean::add_product(sum, dy.t(), rows); },
           [&] {
-            return compat::product_as(dy.t(), rows, weights[0].scalar_type());
+            return lean::product_as(dy.t(), rows, weights[0].scalar_type());
           });
       add_to_all(
           biases, [&](Tensor& sum) { add_to_bias(sum, dy, weights[0]); },
@@ -268,7 +259,7 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
     });
     Tensor dx;
     if (context->needs_input_grad(0)) {
-      dx = torch::mm(dy, kept_copy(*context, weights, rows.scalar_type()))
+      dx = lean::product(dy, kept_copy(*context, weights, rows.scalar_type()))
                .view(data["sizes"].toIntVector())
                .to(static_cast<torch::ScalarType>(data["type"].toInt()));
     }

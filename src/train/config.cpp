@@ -51,6 +51,7 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("resize", c.resize, false);
   visit("layout", c.layout, false);
   visit("tf32", c.tf32, false);
+  visit("fp32_products", c.fp32_products, false);
   visit("autotune", c.autotune, false);
   visit("workers", c.workers, false);
   visit("batch", c.batch, true);
@@ -173,6 +174,7 @@ void TrainConfig::resolve() {
               ", --epochs ", epochs);
   check_word(precision, "--precision", {"fp32", "bf16", "fp16"});
   check_word(graph, "--graph", {"auto", "on", "off"});
+  check_word(fp32_products, "--fp32-products", {"auto", "library"});
   check_word(weight_copies, "--weight-copies", {"auto", "on", "each", "off"});
   check_word(shard, "--shard", {"", "optimizer"});
   check_word(reduce, "--reduce", {"fp32", "bf16"});
@@ -219,8 +221,9 @@ TrainConfig config_from_json(const std::string& text) {
   TrainConfig config;
   try {
     const json source = json::parse(text);
-    for_each_field(config, [&](const char* name, auto& field, bool) {
-      source.at(name).get_to(field);
+    // Runs that were saved before a field was there go on with its default.
+    for_each_field(config, [&](const char* name, auto& field, bool identity) {
+      if (identity || source.contains(name)) source.at(name).get_to(field);
     });
   } catch (const json::exception& error) {
     TORCH_CHECK(false, "[config] not a configuration of a run: ", error.what());

@@ -3,6 +3,7 @@
 #include "../recompute/tied_gradients.h"
 
 #include <reprise/lean/linear.h>
+#include <reprise/lean/split_products.h>
 #include <reprise/memory/process.h>
 #include <reprise/models/weights.h>
 #include <reprise/observe/limits.h>
@@ -68,6 +69,7 @@ Model build_model(const TrainConfig& config, torch::Device device,
   if (!config.weights.empty()) load_weights(model, config.weights);
   if (device.is_cuda()) {
     compat::set_cuda_libraries({config.tf32, config.autotune});
+    allow_split_products(config.fp32_products == "auto" && !config.tf32);
   }
   model.root->to(device);
   if (config.layout == "channels-last") lay_channels_last(model);

@@ -192,8 +192,10 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
       at::get_num_threads(), c.weight_copies, c.graph, c.layout,
-      c.tf32 ? " tf32" : "", c.autotune ? " autotune" : "",
-      compat::libtorch_version());
+      c.tf32                         ? " tf32"
+      : c.fp32_products == "library" ? " library"
+                                     : "",
+      c.autotune ? " autotune" : "", compat::libtorch_version());
 }
 
 std::unique_ptr<WeightCopies> TrainingCosts::copies(

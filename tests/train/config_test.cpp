@@ -165,6 +165,13 @@ TEST(Config, JsonAndBack) {
   config.resolve();
   EXPECT_EQ(to_json(config_from_json(to_json(config))), to_json(config));
   EXPECT_THROW(config_from_json("{}"), c10::Error);
+  // Of a run that was saved before a field was there.
+  std::string older = to_json(config);
+  const std::string field = "\"fp32_products\"";
+  const auto at = older.find(field);
+  ASSERT_NE(at, std::string::npos);
+  older.replace(at, field.size(), "\"another\"");
+  EXPECT_EQ(to_json(config_from_json(older)), to_json(config));
   EXPECT_THROW(config_from_json("no"), c10::Error);
 }
 

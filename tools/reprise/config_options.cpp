@@ -123,6 +123,9 @@ void add_machine_flags(CLI::App& app, TrainConfig& c) {
   app.add_flag("--tf32", c.tf32,
                "Products and convolutions of fp32 in TF32, on CUDA")
       ->group("Machine");
+  option("--fp32-products", c.fp32_products,
+         "Products of fp32 on CUDA: auto (on tensor cores where that is as "
+         "exact), library");
   app.add_flag("--autotune", c.autotune,
                "Let cuDNN try its algorithms; takes more memory")
       ->group("Machine");

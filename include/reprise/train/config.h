@@ -77,7 +77,10 @@ struct TrainConfig {
   /// How images and the weights of convolutions lie: "planes" (NCHW), or
   /// "channels-last" (NHWC), which tensor cores want. The same values.
   std::string layout = "planes";
-  bool tf32 = false;         ///< products of single precision in TF32, on CUDA
+  bool tf32 = false;  ///< products of single precision in TF32, on CUDA
+  /// Products of single precision on CUDA: "auto" (on tensor cores where they are no
+  /// less exact so, see split_products.h) or "library". With `tf32` the library's.
+  std::string fp32_products = "auto";
   bool autotune = false;     ///< cuDNN tries its algorithms; takes more memory
   int64_t memory_limit = 0;  ///< bytes the peak should not pass; 0: none given
   uint64_t seed = 1;
