@@ -6,8 +6,9 @@ Ours and every peer start from the same weights and see the same samples; an upd
 window is the whole data, so that the losses of the first updates must agree whatever the
 order of the samples. Only then are times printed: medians of several updates, how many
 times as fast ours is, the peak of tensors, and the distance to the floor: the step's
-products at the rate of a large product measured here, plus its weights' and gradients'
-traffic at the rate of a large copy. BERT-Large stands beside Hugging Face's Trainer, whose
+products at the rate of a large product measured here (in single precision a third of
+TF32's), plus the least traffic of weights and gradients, of the networks' images, at the
+rate of a large copy. BERT-Large stands beside Hugging Face's Trainer, whose
 losses cannot be compared so (it has dropout); scripts/compare_models.sh compares the model
 itself.
 """
@@ -95,8 +96,35 @@ class Cnn:
         peer_script("cnn.py", "data", path, "--samples", window)
         return path / "train-images-idx3-ubyte", ["--data", path]
 
+    def blocks(self):
+        """Channels and side before and after each convolution, its kernel's side, and the
+        side after the pool."""
+        side, channels = self.size, 1
+        if self.model == "cnn-blocks":
+            for following in (16, 32, 64, 64, 64):
+                yield channels, side, following, side, 3, side // 2
+                side, channels = side // 2, following
+            return
+        for following in range(8 * (self.WHOLE // self.size).bit_length(), 97, 8):
+            after = (side + 2 * (following == 80)) // 2
+            yield channels, side, following, after, 2, after
+            side, channels = after, following
+
+    WHOLE = 3584  # of cnn-basic; smaller images enter at a later block
+
     def floor_seconds(self, rates, micro, accumulate, recompute):
-        return None  # bound by neither at these sizes
+        """Of a block's tensors the convolution's output is written and read by the norm,
+        read again by its backward, whose gradient is written and read; the block's input is
+        read forth and back, and has a gradient but for the image; its output is written
+        and its gradient read."""
+        flops = values = 0
+        for i, (before, side, after, out, kernel, pooled) in enumerate(self.blocks()):
+            first = i == 0
+            flops += 2 * kernel**2 * before * after * out**2 * (2 if first else 3)
+            values += (5 * after * out**2 + (2 if first else 3) * before * side**2 +
+                       2 * after * pooled**2)
+        samples = micro * accumulate
+        return samples * (flops / rates["tf32"] + 4 * values / rates["bytes"])
 
 
 class Bert:
@@ -116,14 +144,14 @@ class Bert:
         return "random", []
 
     def floor_seconds(self, rates, micro, accumulate, recompute):
-        if self.precision != "bf16":
-            return None
+        half = self.precision == "bf16"
         matrices, attention = 24 * 12 * 1024 * 1024, 24 * 2 * 512 * 1024
         forward = 2 * (matrices + attention)
         tokens = micro * accumulate * 512
-        traffic = accumulate * matrices * 12 + 335e6 * 4 * 7
+        traffic = accumulate * matrices * (2 * (2 if half else 4) + 8) + 335e6 * 4 * 7
         flops = tokens * forward * (4 if recompute else 3)
-        return flops / rates["flops"] + traffic / rates["bytes"]
+        rate = rates["flops"] if half else rates["tf32"] / 3
+        return flops / rate + traffic / rates["bytes"]
 
 
 # name, family, micro-batch, accumulation, ours' flags, peers' techniques. A budget is
@@ -318,7 +346,8 @@ def main():
         work = arguments.work or pathlib.Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         bench = Bench(arguments, work)
-        print(f"products {bench.rates['flops'] / 1e12:.0f} TFLOP/s, "
+        print(f"products {bench.rates['flops'] / 1e12:.0f} TFLOP/s, in TF32 "
+              f"{bench.rates['tf32'] / 1e12:.0f}, "
               f"copies {bench.rates['bytes'] / 1e12:.2f} TB/s")
         print(f"{'case':20} {'':16} {'a second':>12} {'ours/it':>7} {'peak GiB':>8} "
               f"{'of floor':>8}")

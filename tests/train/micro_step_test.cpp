@@ -11,16 +11,19 @@ namespace {
 
 using train_detail::MicroStep;
 
+// So wide that the biases have less than a 64th of all values.
+constexpr int64_t kWidth = 80;
+
 struct Small {
-  torch::nn::Linear first{4, 4}, last{4, 4};
+  torch::nn::Linear first{nullptr}, last{nullptr};
   Chain chain;
 
   Small() : chain(stages()) {}
 
   std::vector<Stage> stages() {
     torch::manual_seed(5);
-    first = torch::nn::Linear(4, 4);
-    last = torch::nn::Linear(4, 4);
+    first = torch::nn::Linear(kWidth, kWidth);
+    last = torch::nn::Linear(kWidth, kWidth);
     first->to(device());
     last->to(device());
     return {make_stage("first", first), make_stage("last", last),
@@ -41,7 +44,7 @@ std::pair<torch::Tensor, torch::Tensor> gradients(bool final_on_the_way) {
   MicroStep step(device(), {}, small.chain.parameters());
   step.set_weight(1);
   for (int i = 0; i < 2; ++i) {
-    step.run(execution, {torch::full({2, 4}, i + 0.5, on_device())}, nullptr,
+    step.run(execution, {torch::full({2, kWidth}, i + 0.5, on_device())}, nullptr,
              final_on_the_way);
   }
   return {told, small.last->bias.grad()};
