@@ -12,7 +12,8 @@
 #include <CLI/CLI.hpp>
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
-#include <torch/torch.h>
+#include <torch/nn.h>
+#include <torch/types.h>
 
 #include <malloc.h>
 

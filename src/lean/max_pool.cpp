@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <utility>

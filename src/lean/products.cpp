@@ -6,7 +6,7 @@
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/products.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <atomic>

@@ -2,7 +2,7 @@
 #include <reprise/torch/lists.h>
 
 #include <c10/util/Exception.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <optional>
 #include <shared_mutex>

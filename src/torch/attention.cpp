@@ -1,7 +1,7 @@
 #include <reprise/torch/attention.h>
 
 #include <c10/util/Exception.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <torch/version.h>
 
 #include <cmath>
