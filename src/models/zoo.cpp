@@ -290,6 +290,33 @@ Model make_model(std::string_view name, const ModelOptions& options) {
                groups};
 }
 
+Tensors random_batch(const Model& model, int64_t samples,
+                     torch::Device device) {
+  const ModelOptions& o = model.options;
+  const auto image = [&] {
+    return torch::randn({samples, o.channels, o.image_size, o.image_size},
+                        torch::device(device));
+  };
+  const auto whole = [&](int64_t below, torch::IntArrayRef sizes) {
+    return torch::randint(below, sizes,
+                          torch::dtype(torch::kLong).device(device));
+  };
+  switch (model.task) {
+    case Task::kImages:
+      return {image(), whole(o.classes, {samples})};
+    case Task::kPixels:
+      return {image(), whole(o.classes, {samples, o.image_size, o.image_size})};
+    case Task::kSequences:
+      return {whole(o.vocab, {samples, o.seq}), whole(o.classes, {samples})};
+    case Task::kLanguage: {
+      torch::Tensor targets = whole(o.vocab, {samples, o.seq});
+      targets.select(1, 0).fill_(-100);
+      return {whole(o.vocab, {samples, o.seq}), targets};
+    }
+  }
+  return {};
+}
+
 int64_t parameter_count(const Model& model) {
   std::set<const void*> seen;
   int64_t count = 0;

@@ -41,7 +41,7 @@ torch::Tensor copy_of(const torch::Tensor& tensor) {
 }
 
 /// Trains with `step`, which runs one forward and backward and returns the
-/// loss sum and the count.
+/// loss sum first.
 template <class Step>
 Outcome train(const Chain& chain, const Tensors& inputs, int updates,
               Step&& step) {
@@ -80,12 +80,14 @@ Outcome train(const Chain& chain, const Tensors& inputs, int updates,
 }
 
 /// d(loss sum / count) / d(loss sum); the count is a constant of the batch.
-torch::Tensor loss_weight(const Tensors& results) {
-  TORCH_CHECK(results.size() == 2,
-              "[verify] expected the last stage to return the loss sum and its "
-              "count, got ",
+torch::Tensor loss_weight(const Tensors& results, int64_t count) {
+  TORCH_CHECK(results.size() == 1 || results.size() == 2,
+              "[verify] expected the last stage to return the loss sum, with "
+              "its count or without, got ",
               results.size(), " tensors");
-  return torch::ones_like(results[0]) / results[1].detach();
+  const torch::Tensor one = torch::ones_like(results[0]);
+  return results.size() == 2 ? one / results[1].detach()
+                             : one / static_cast<double>(count);
 }
 
 bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
@@ -156,7 +158,7 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
   const Outcome expected = train(reference, inputs, options.updates, [&] {
     Tensors current = inputs;
     for (int i = 0; i < reference.size(); ++i) current = reference[i](current);
-    current.at(0).backward(loss_weight(current));
+    current.at(0).backward(loss_weight(current, subject.count));
     return current;
   });
 
@@ -170,7 +172,9 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
   torch::manual_seed(options.seed + 1);
   const Outcome got = train(chain, inputs, options.updates, [&] {
     Tensors results = execution.forward(inputs);
-    execution.backward({loss_weight(results), torch::Tensor()});
+    Tensors gradients(results.size());
+    gradients[0] = loss_weight(results, subject.count);
+    execution.backward(std::move(gradients));
     return results;
   });
 

@@ -67,29 +67,7 @@ const std::vector<SmallModel>& small_models() {
 }
 
 Tensors small_inputs(const Model& model) {
-  constexpr int64_t kBatch = 3;
-  const auto& options = model.options;
-  const auto whole = on_device(torch::kLong);
-  const int64_t side = options.image_size;
-  switch (model.task) {
-    case Task::kImages:
-      return {torch::randn({kBatch, options.channels, side, side}, on_device()),
-              torch::randint(options.classes, {kBatch}, whole)};
-    case Task::kPixels:
-      return {torch::randn({kBatch, options.channels, side, side}, on_device()),
-              torch::randint(options.classes, {kBatch, side, side}, whole)};
-    case Task::kSequences:
-      return {torch::randint(options.vocab, {kBatch, options.seq}, whole),
-              torch::randint(options.classes, {kBatch}, whole)};
-    case Task::kLanguage: {
-      torch::Tensor targets =
-          torch::randint(options.vocab, {kBatch, options.seq}, whole);
-      targets.select(1, 0).fill_(-100);
-      return {torch::randint(options.vocab, {kBatch, options.seq}, whole),
-              targets};
-    }
-  }
-  return {};
+  return random_batch(model, 3, device());
 }
 
 }  // namespace reprise::testing

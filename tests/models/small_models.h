@@ -15,7 +15,7 @@ struct SmallModel {
 /// Every model of the zoo, so small that a step takes milliseconds.
 const std::vector<SmallModel>& small_models();
 
-/// A random batch on the test's device; some tokens of a language are ignored.
+/// A random batch on the test's device.
 Tensors small_inputs(const Model& model);
 
 }  // namespace reprise::testing

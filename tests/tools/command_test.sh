@@ -39,6 +39,19 @@ lacks out DIFFERENT
 has err "verify tiny-mlp sqrt: same"
 lacks out "verify tiny-mlp"
 
+expect 0 verify --device "$device" --model gpt2 --depth 3 --width 16 --heads 2 --vocab 50 \
+  --seq 12 --recompute all,revolve:1
+has out "gpt2 "
+lacks out DIFFERENT
+expect 2 verify --model resnet18 --heads 3
+has err "heads"
+expect 2 verify --model tiny-mlp --depth 3
+has err "no sizes"
+expect 2 verify --depth 3
+has err "expected one beside its sizes"
+expect 2 verify --model resnet18 --nested
+has err "nested"
+
 expect 0 verify --device "$device" --model tiny-cnn --recompute all --nested --format json
 python3 - "$work/out" <<'PY' || fail "JSON is not as documented"
 import json, sys

@@ -1,3 +1,4 @@
+#include "../models/small_models.h"
 #include "support.h"
 
 #include <reprise/models/builtin.h>
@@ -116,6 +117,30 @@ TEST(Verify, FindsOutWhateverDiffers) {
     return torch::sin(x);
   });
   EXPECT_FALSE(random.rows[3].same);
+}
+
+// The sum of the losses alone.
+TEST(Verify, ModelsOfTheZooAreTheSame) {
+  for (const testing::SmallModel& small : testing::small_models()) {
+    const Model model = make_model(small.name, small.options);
+    const VerifySubject subject{
+        .name = small.name,
+        .make_chain =
+            [&] {
+              const Model made = make_model(small.name, small.options);
+              made.root->to(device());
+              made.root->train();
+              return made.chain;
+            },
+        .make_inputs = [&] { return random_batch(model, 3, device()); },
+        .count = 3};
+    for (const char* strategy : {"all", "every:2"}) {
+      const VerifyReport report =
+          verify(subject, Strategy::parse(strategy), how());
+      EXPECT_TRUE(report.same) << text_of(report);
+      EXPECT_GT(report.rows.at(1).tensors, 0);
+    }
+  }
 }
 
 }  // namespace

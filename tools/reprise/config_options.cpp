@@ -16,26 +16,14 @@ std::string known_models() {
 }
 
 void add_model_flags(CLI::App& app, TrainConfig& c) {
-  const auto option = [&](const char* flag, auto& value, const char* text) {
-    return app.add_option(flag, value, text)->group("Model");
-  };
   app.add_option("--model", c.model, "One of:" + known_models())
       ->group("Model")
       ->capture_default_str();
-  ModelOptions& m = c.model_options;
-  option("--depth", m.depth, "Blocks");
-  option("--width", m.width, "Hidden size or channels");
-  option("--heads", m.heads, "Attention heads");
-  option("--classes", m.classes, "Classes");
-  option("--vocab", m.vocab, "Tokens of the vocabulary");
-  option("--seq", m.seq, "Tokens of a sequence");
-  option("--image-size", m.image_size, "Side of the images in pixels");
-  option("--channels", m.channels, "Colours of the images");
-  option("--norm", m.norm, "batch or group");
-  option("--dropout", m.dropout, "Share of values dropped");
-  option("--weights", c.weights,
-         "Start from this safetensors file (Hugging Face's or torchvision's "
-         "names)");
+  add_model_sizes(app, c.model_options);
+  app.add_option("--weights", c.weights,
+                 "Start from this safetensors file (Hugging Face's or "
+                 "torchvision's names)")
+      ->group("Model");
 }
 
 void add_training_flags(CLI::App& app, TrainConfig& c) {
@@ -132,6 +120,22 @@ void add_machine_flags(CLI::App& app, TrainConfig& c) {
 }
 
 }  // namespace
+
+void add_model_sizes(CLI::App& app, ModelOptions& sizes) {
+  const auto option = [&](const char* flag, auto& value, const char* text) {
+    return app.add_option(flag, value, text)->group("Model");
+  };
+  option("--depth", sizes.depth, "Blocks");
+  option("--width", sizes.width, "Hidden size or channels");
+  option("--heads", sizes.heads, "Attention heads");
+  option("--classes", sizes.classes, "Classes");
+  option("--vocab", sizes.vocab, "Tokens of the vocabulary");
+  option("--seq", sizes.seq, "Tokens of a sequence");
+  option("--image-size", sizes.image_size, "Side of the images in pixels");
+  option("--channels", sizes.channels, "Colours of the images");
+  option("--norm", sizes.norm, "batch or group");
+  option("--dropout", sizes.dropout, "Share of values dropped");
+}
 
 void add_graph_flag(CLI::App& app, TrainConfig& config) {
   app.add_option("--graph", config.graph,

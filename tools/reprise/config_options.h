@@ -15,6 +15,9 @@ namespace reprise::command {
 CLI::App* add_configured(CLI::App& app, const char* name, const char* text,
                          TrainConfig& config);
 
+/// The flags of a model's sizes.
+void add_model_sizes(CLI::App& app, ModelOptions& sizes);
+
 /// For those that run whole micro-steps.
 void add_graph_flag(CLI::App& app, TrainConfig& config);
 

@@ -3,6 +3,7 @@
 
 #include <reprise/memory/bytes.h>
 #include <reprise/models/builtin.h>
+#include <reprise/models/model.h>
 #include <reprise/torch/cuda.h>
 #include <reprise/verify/verify.h>
 
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <numeric>
@@ -24,6 +26,8 @@ constexpr double kCudaTolerance = 1e-5;
 
 struct Flags {
   std::vector<std::string> models;
+  ModelOptions sizes{};  // of the zoo's
+  bool sized = false;    // whether one was given
   std::vector<std::string> strategies;
   std::string device = "cpu";
   std::string format = "table";
@@ -93,29 +97,83 @@ nlohmann::json to_json(const VerifyReport& report) {
   return json;
 }
 
+VerifySubject subject_of(const Builtin& builtin, const Flags& flags,
+                         torch::Device device) {
+  BuiltinOptions options;
+  options.device = device;
+  options.batch = flags.batch;
+  BuiltinOptions tested = options;
+  tested.nested_checkpoint = flags.nested;
+  return {builtin.name, [=] { return builtin.make_chain(tested); },
+          [=] { return builtin.make_inputs(options); },
+          [=] { return builtin.make_chain(options); }};
+}
+
+/// A model of the zoo.
+VerifySubject subject_of(const std::string& name, const Flags& flags,
+                         torch::Device device) {
+  TORCH_CHECK(!flags.nested,
+              "[--nested] expected models that begin with tiny-, got ", name);
+  const ModelOptions sizes = flags.sizes;
+  // Sizes that do not fit are found here.
+  const auto model = std::make_shared<Model>(make_model(name, sizes));
+  const auto make_chain = [name, sizes, device] {
+    const Model made = make_model(name, sizes);
+    made.root->to(device);
+    made.root->train();
+    return made.chain;
+  };
+  return {
+      .name = name,
+      .make_chain = make_chain,
+      .make_inputs =
+          [=, batch = flags.batch] {
+            return random_batch(*model, batch, device);
+          },
+      .count = flags.batch *
+               (model->task == Task::kLanguage ? model->options.seq - 1 : 1)};
+}
+
+std::vector<VerifySubject> subjects_of(const Flags& flags,
+                                       torch::Device device) {
+  std::vector<VerifySubject> subjects;
+  const auto& zoo = model_list();
+  for (const auto& name : flags.models) {
+    const bool in_zoo =
+        std::any_of(zoo.begin(), zoo.end(),
+                    [&](const ModelInfo& info) { return info.name == name; });
+    TORCH_CHECK(in_zoo || !flags.sized, "[--model] ", name,
+                " has no sizes to choose");
+    subjects.push_back(in_zoo ? subject_of(name, flags, device)
+                              : subject_of(find_builtin(name), flags, device));
+  }
+  if (!subjects.empty()) return subjects;
+  TORCH_CHECK(!flags.sized, "[--model] expected one beside its sizes");
+  for (const Builtin& builtin : builtins()) {
+    subjects.push_back(subject_of(builtin, flags, device));
+  }
+  return subjects;
+}
+
 int verify_all(const Flags& flags) {
   if (flags.threads > 0) at::set_num_threads(flags.threads);
-  BuiltinOptions options;
-  options.device = device_of(flags.device);
-  options.batch = flags.batch;
+  const torch::Device device = device_of(flags.device);
   VerifyOptions how;
   how.updates = flags.updates;
   how.seed = flags.seed;
-  how.tolerance = options.device.is_cuda() ? kCudaTolerance : 0;
-  if (options.device.is_cuda()) compat::set_cuda_deterministic(true);
+  how.tolerance = device.is_cuda() ? kCudaTolerance : 0;
+  if (device.is_cuda()) compat::set_cuda_deterministic(true);
 
-  std::vector<const Builtin*> models;
+  std::vector<VerifySubject> subjects;
   std::vector<Strategy> strategies;
   try {
-    for (const auto& name : flags.models) models.push_back(&find_builtin(name));
-    if (models.empty()) {
-      for (const Builtin& builtin : builtins()) models.push_back(&builtin);
-    }
+    subjects = subjects_of(flags, device);
     for (const auto& text : flags.strategies) {
       strategies.push_back(Strategy::parse(text));
-      for (const Builtin* model : models) {  // a K too large is found here
-        make_schedule(strategies.back(), model->make_chain({}).size());
-      }
+    }
+    for (const auto& subject : subjects) {  // a K too large is found here
+      const int stages = subject.make_chain().size();
+      for (const auto& strategy : strategies) make_schedule(strategy, stages);
     }
   } catch (const c10::Error& error) {
     throw CLI::ValidationError(error.what_without_backtrace());
@@ -123,17 +181,11 @@ int verify_all(const Flags& flags) {
 
   std::vector<VerifyReport> reports;
   bool same = true;
-  for (const Builtin* model : models) {
+  for (const VerifySubject& subject : subjects) {
     for (const Strategy& strategy : strategies) {
-      BuiltinOptions tested = options;
-      tested.nested_checkpoint = flags.nested;
-      const VerifySubject subject{model->name,
-                                  [&] { return model->make_chain(tested); },
-                                  [&] { return model->make_inputs(options); },
-                                  [&] { return model->make_chain(options); }};
       reports.push_back(verify(subject, strategy, how));
       same &= reports.back().same;
-      std::cerr << fmt::format("verify {} {}: {}\n", model->name,
+      std::cerr << fmt::format("verify {} {}: {}\n", subject.name,
                                strategy.to_text(),
                                reports.back().same ? "same" : "DIFFERENT");
     }
@@ -172,7 +224,9 @@ void add_verify(CLI::App& app, Action& action) {
       "compare loss, gradients, buffers, random numbers and parameters");
   verify->add_option(
       "--model", flags->models,
-      "Models to verify (default: all of them):" + known_models());
+      "Models to verify (default: all of these):" + known_models() +
+          "\nor any of train's, as large as they are unless said otherwise");
+  add_model_sizes(*verify, flags->sizes);
   verify
       ->add_option("--recompute", flags->strategies,
                    "Strategies: none, all, sqrt, every:K, checkpoints:K, "
@@ -202,8 +256,12 @@ void add_verify(CLI::App& app, Action& action) {
       "On the CPU no bit may differ. On CUDA, where some kernels add up in a\n"
       "changing order, a relative difference of 1e-5 is allowed.\n"
       "Exit status: 0 the same, 1 different, 2 wrong usage.");
-  verify->callback(
-      [flags, &action] { action = [flags] { return verify_all(*flags); }; });
+  verify->callback([flags, verify, &action] {
+    for (const CLI::Option* option : verify->get_options()) {
+      flags->sized |= option->get_group() == "Model" && option->count() > 0;
+    }
+    action = [flags] { return verify_all(*flags); };
+  });
 }
 
 }  // namespace reprise::command

@@ -12,14 +12,16 @@ namespace reprise {
 
 /// A model to verify. Both functions are called after the default generators
 /// were seeded and must depend on nothing else. The chain's last stage returns
-/// the sum of the losses and the count they are of.
+/// the sum of the losses and the count they are of, or the sum alone.
 struct VerifySubject {
   std::string name;
   std::function<Chain()> make_chain;
   std::function<Tensors()> make_inputs;
   /// The chain to compare with, run stage by stage without an executor; the
   /// same as `make_chain` unless given.
-  std::function<Chain()> make_reference;
+  std::function<Chain()> make_reference{};
+  /// What the losses are a sum of, where the chain does not say.
+  int64_t count = 1;
 };
 
 struct VerifyOptions {
