@@ -134,12 +134,12 @@ TEST(Verify, ModelsOfTheZooAreTheSame) {
             },
         .make_inputs = [&] { return random_batch(model, 3, device()); },
         .count = 3};
-    for (const char* strategy : {"all", "every:2"}) {
-      const VerifyReport report =
-          verify(subject, Strategy::parse(strategy), how());
-      EXPECT_TRUE(report.same) << text_of(report);
-      EXPECT_GT(report.rows.at(1).tensors, 0);
-    }
+    VerifyOptions options = how();
+    options.updates = 2;
+    const VerifyReport report =
+        verify(subject, Strategy::parse("every:2"), options);
+    EXPECT_TRUE(report.same) << text_of(report);
+    EXPECT_GT(report.rows.at(1).tensors, 0);
   }
 }
 
