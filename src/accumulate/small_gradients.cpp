@@ -43,19 +43,18 @@ std::vector<torch::Tensor> smallest_of(std::vector<torch::Tensor> parameters,
                    [](const torch::Tensor& a, const torch::Tensor& b) {
                      return a.numel() < b.numel();
                    });
-  constexpr int64_t kMost = int64_t{1}
-                            << 16;  // more take longer to run than to start
+  constexpr int64_t kMost = 65'536;  // more take longer to run than to start
   double left = 0;
   for (const auto& parameter : parameters) {
     left += share * static_cast<double>(parameter.numel());
   }
-  const auto end = std::find_if(parameters.begin(), parameters.end(),
-                                [&left](const torch::Tensor& parameter) {
-                                  left -=
-                                      static_cast<double>(parameter.numel());
-                                  return left < 0 || parameter.numel() > kMost;
-                                });
-  parameters.erase(end, parameters.end());
+  size_t count = 0;
+  for (; count < parameters.size(); ++count) {
+    const int64_t values = parameters[count].numel();
+    left -= static_cast<double>(values);
+    if (left < 0 || values > kMost) break;
+  }
+  parameters.resize(count);
   return parameters;
 }
 

@@ -290,9 +290,8 @@ Model make_model(std::string_view name, const ModelOptions& options) {
                groups};
 }
 
-Tensors random_batch(const Model& model, int64_t samples,
+Tensors random_batch(Task task, const ModelOptions& o, int64_t samples,
                      torch::Device device) {
-  const ModelOptions& o = model.options;
   const auto image = [&] {
     return torch::randn({samples, o.channels, o.image_size, o.image_size},
                         torch::device(device));
@@ -301,7 +300,7 @@ Tensors random_batch(const Model& model, int64_t samples,
     return torch::randint(below, sizes,
                           torch::dtype(torch::kLong).device(device));
   };
-  switch (model.task) {
+  switch (task) {
     case Task::kImages:
       return {image(), whole(o.classes, {samples})};
     case Task::kPixels:

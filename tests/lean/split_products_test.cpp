@@ -14,6 +14,9 @@ using testing::on_device;
 using testing::take_gradients;
 using torch::Tensor;
 
+constexpr char kNeeds[] =
+    "needs a device of compute capability 9.0, and nvcc when it was built";
+
 struct Shape {
   int64_t rows, in, out;
 };
@@ -78,7 +81,7 @@ const std::vector<Shape> kShapes = {
     {500, 1028, 1000}, {772, 500, 1004},  {68, 2052, 2500}};
 
 TEST(SplitProducts, AreAsExactAsTheLibrarys) {
-  if (!takes_split_products(device())) GTEST_SKIP() << "not on this device";
+  if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
   for (const Shape& shape : kShapes) {
     for (const auto layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
       const Layer layer(shape, layout);
@@ -97,7 +100,7 @@ TEST(SplitProducts, AreAsExactAsTheLibrarys) {
 }
 
 TEST(SplitProducts, GiveTheSameBitsAgain) {
-  if (!takes_split_products(device())) GTEST_SKIP() << "not on this device";
+  if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
   const Layer layer({512, 4096, 1024}, WeightLayout::kOutIn);
   const Tensors first = layer.run(true);
   for (int i = 0; i < 20; ++i) {
@@ -109,7 +112,7 @@ TEST(SplitProducts, GiveTheSameBitsAgain) {
 }
 
 TEST(SplitProducts, KeepTheRangeOfSinglePrecision) {
-  if (!takes_split_products(device())) GTEST_SKIP() << "not on this device";
+  if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
   const Layer layer({512, 1024, 1024}, WeightLayout::kOutIn);
   const torch::NoGradGuard none;
   for (const double scale : {1e-30, 1e30}) {
@@ -133,7 +136,7 @@ TEST(SplitProducts, KeepTheRangeOfSinglePrecision) {
 
 // What does not fit is the library's, to the bit.
 TEST(SplitProducts, LeaveTheRestToTheLibrary) {
-  if (!takes_split_products(device())) GTEST_SKIP() << "not on this device";
+  if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
   for (const Shape& shape :
        std::vector<Shape>{{510, 1022, 1026}, {32, 4096, 1024}, {64, 64, 64}}) {
     const Layer layer(shape, WeightLayout::kOutIn);

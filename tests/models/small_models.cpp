@@ -67,7 +67,7 @@ const std::vector<SmallModel>& small_models() {
 }
 
 Tensors small_inputs(const Model& model) {
-  return random_batch(model, 3, device());
+  return random_batch(model.task, model.options, 3, device());
 }
 
 }  // namespace reprise::testing

@@ -46,9 +46,11 @@ lacks out DIFFERENT
 expect 2 verify --model resnet18 --heads 3
 has err "heads"
 expect 2 verify --model tiny-mlp --depth 3
-has err "no sizes"
+has err "sizes such as --depth are for train's models, got tiny-mlp"
 expect 2 verify --depth 3
-has err "expected one beside its sizes"
+has err "sizes such as --depth are for train's models"
+expect 2 verify --model resnet5
+has err "did you mean resnet50?"
 expect 2 verify --model resnet18 --nested
 has err "nested"
 

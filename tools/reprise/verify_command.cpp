@@ -1,6 +1,7 @@
 #include "commands.h"
 #include "config_options.h"
 
+#include <reprise/data/nearest.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/models/builtin.h>
 #include <reprise/models/model.h>
@@ -9,6 +10,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -97,60 +99,74 @@ nlohmann::json to_json(const VerifyReport& report) {
   return json;
 }
 
-VerifySubject subject_of(const Builtin& builtin, const Flags& flags,
-                         torch::Device device) {
+struct Subject {
+  VerifySubject subject;
+  int stages = 0;
+};
+
+Subject subject_of(const Builtin& builtin, const Flags& flags,
+                   torch::Device device) {
+  TORCH_CHECK(!flags.sized,
+              "[--model] sizes such as --depth are for train's models, got ",
+              builtin.name);
   BuiltinOptions options;
   options.device = device;
   options.batch = flags.batch;
   BuiltinOptions tested = options;
   tested.nested_checkpoint = flags.nested;
-  return {builtin.name, [=] { return builtin.make_chain(tested); },
-          [=] { return builtin.make_inputs(options); },
-          [=] { return builtin.make_chain(options); }};
+  return {{builtin.name, [=] { return builtin.make_chain(tested); },
+           [=] { return builtin.make_inputs(options); },
+           [=] { return builtin.make_chain(options); }},
+          builtin.make_chain({}).size()};
 }
 
 /// A model of the zoo.
-VerifySubject subject_of(const std::string& name, const Flags& flags,
-                         torch::Device device) {
+Subject subject_of(const std::string& name, const Flags& flags,
+                   torch::Device device) {
   TORCH_CHECK(!flags.nested,
-              "[--nested] expected models that begin with tiny-, got ", name);
-  const ModelOptions sizes = flags.sizes;
-  // Sizes that do not fit are found here.
-  const auto model = std::make_shared<Model>(make_model(name, sizes));
-  const auto make_chain = [name, sizes, device] {
-    const Model made = make_model(name, sizes);
+              "[--nested] is for models that begin with tiny-, got ", name);
+  const Model first = make_model(name, flags.sizes);
+  const ModelOptions sizes = first.options;
+  const Task task = first.task;
+  const int64_t batch = flags.batch;
+  const auto make_chain = [name, given = flags.sizes, device] {
+    const Model made = make_model(name, given);
     made.root->to(device);
     made.root->train();
     return made.chain;
   };
+  const int64_t losses = task == Task::kLanguage ? sizes.seq - 1 : 1;
   return {
-      .name = name,
-      .make_chain = make_chain,
-      .make_inputs =
-          [=, batch = flags.batch] {
-            return random_batch(*model, batch, device);
-          },
-      .count = flags.batch *
-               (model->task == Task::kLanguage ? model->options.seq - 1 : 1)};
+      {.name = name,
+       .make_chain = make_chain,
+       .make_inputs = [=] { return random_batch(task, sizes, batch, device); },
+       .count = std::max<int64_t>(1, batch * losses)},
+      first.chain.size()};
 }
 
-std::vector<VerifySubject> subjects_of(const Flags& flags,
-                                       torch::Device device) {
-  std::vector<VerifySubject> subjects;
-  const auto& zoo = model_list();
-  for (const auto& name : flags.models) {
-    const bool in_zoo =
-        std::any_of(zoo.begin(), zoo.end(),
-                    [&](const ModelInfo& info) { return info.name == name; });
-    TORCH_CHECK(in_zoo || !flags.sized, "[--model] ", name,
-                " has no sizes to choose");
-    subjects.push_back(in_zoo ? subject_of(name, flags, device)
-                              : subject_of(find_builtin(name), flags, device));
+std::vector<Subject> subjects_of(const Flags& flags, torch::Device device) {
+  std::vector<Subject> subjects;
+  if (flags.models.empty()) {
+    for (const Builtin& builtin : builtins()) {
+      subjects.push_back(subject_of(builtin, flags, device));
+    }
   }
-  if (!subjects.empty()) return subjects;
-  TORCH_CHECK(!flags.sized, "[--model] expected one beside its sizes");
-  for (const Builtin& builtin : builtins()) {
-    subjects.push_back(subject_of(builtin, flags, device));
+  std::vector<std::string> known;
+  for (const Builtin& builtin : builtins()) known.push_back(builtin.name);
+  const size_t tiny = known.size();
+  for (const ModelInfo& info : model_list()) known.push_back(info.name);
+  for (const auto& name : flags.models) {
+    const auto at = static_cast<size_t>(
+        std::find(known.begin(), known.end(), name) - known.begin());
+    if (at < tiny) {
+      subjects.push_back(subject_of(builtins()[at], flags, device));
+      continue;
+    }
+    const std::string near = nearest(name, known);
+    TORCH_CHECK(at < known.size(), "[--model] expected one of ",
+                fmt::format("{}", fmt::join(known, ", ")), ", got '", name, "'",
+                near.empty() ? "" : "; did you mean " + near + "?");
+    subjects.push_back(subject_of(name, flags, device));
   }
   return subjects;
 }
@@ -164,16 +180,15 @@ int verify_all(const Flags& flags) {
   how.tolerance = device.is_cuda() ? kCudaTolerance : 0;
   if (device.is_cuda()) compat::set_cuda_deterministic(true);
 
-  std::vector<VerifySubject> subjects;
+  std::vector<Subject> subjects;
   std::vector<Strategy> strategies;
   try {
     subjects = subjects_of(flags, device);
     for (const auto& text : flags.strategies) {
       strategies.push_back(Strategy::parse(text));
     }
-    for (const auto& subject : subjects) {  // a K too large is found here
-      const int stages = subject.make_chain().size();
-      for (const auto& strategy : strategies) make_schedule(strategy, stages);
+    for (const Subject& one : subjects) {  // a K too large is found here
+      for (const auto& how : strategies) make_schedule(how, one.stages);
     }
   } catch (const c10::Error& error) {
     throw CLI::ValidationError(error.what_without_backtrace());
@@ -181,7 +196,7 @@ int verify_all(const Flags& flags) {
 
   std::vector<VerifyReport> reports;
   bool same = true;
-  for (const VerifySubject& subject : subjects) {
+  for (const auto& [subject, stages] : subjects) {
     for (const Strategy& strategy : strategies) {
       reports.push_back(verify(subject, strategy, how));
       same &= reports.back().same;

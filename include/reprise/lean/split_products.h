@@ -17,7 +17,7 @@ namespace reprise {
 /// that of the library's products, which round after each term, and the speed about
 /// twice theirs; see docs/lean.md.
 ///
-/// An infinite value gives NaN, as does one within 1/2048 of the largest.
+/// An infinite value gives NaN, as does one within 1/4096 of the largest.
 ///
 /// For lean_linear() where WeightCopies has the weight in single precision, on devices
 /// of compute capability 9.0 (H100, H200), for products that are large enough and whose

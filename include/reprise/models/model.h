@@ -76,9 +76,10 @@ Task task_of(std::string_view name);
 /// (with the nearest one) and on options it cannot take.
 Model make_model(std::string_view name, const ModelOptions& options = {});
 
-/// {x, targets} of noise, from LibTorch's default generator. Of a language's targets
-/// the first of each sequence is ignored.
-Tensors random_batch(const Model& model, int64_t samples,
+/// {x, targets} of noise for a model of that task and these options, as resolved, from
+/// LibTorch's default generator. Of a language's targets the first of each sequence is
+/// ignored.
+Tensors random_batch(Task task, const ModelOptions& options, int64_t samples,
                      torch::Device device = torch::kCPU);
 
 /// Number of parameters, shared ones once.
