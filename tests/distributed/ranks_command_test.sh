@@ -68,8 +68,9 @@ status=$?
 last="an interrupted launch"
 [ $status = 0 ] || fail "exit status $status"
 has err "stopped; go on with: reprise train --resume"
-expect 0 launch -n 3 -- train --resume "$work/stop" --steps 200
-expect 0 train --resume "$work/stop" --steps 230
+# Several ranks on one GPU is something to ask for, each time.
+expect 0 launch -n 3 -- train --resume "$work/stop" --steps 200 --device "$device"
+expect 0 train --resume "$work/stop" --steps 230 --device "$device"
 
 # A rank that dies, stops or breaks ends all; the run resumes as if nothing was.
 short=("${flags[@]}" --steps 300 --save-every 15 --rank-timeout 3)
@@ -96,7 +97,7 @@ for round in $(seq "$rounds"); do
   # The time-out, and what a busy machine adds to it.
   [ $took_ms -lt 8000 ] || fail "ended after $took_ms ms"
   has err "rank $victim"
-  expect 0 launch -n 3 -- train --resume "$dir" --rank-timeout 3
+  expect 0 launch -n 3 -- train --resume "$dir" --rank-timeout 3 --device "$device"
   last="resumed after SIG$how"
   [ "$(state "$dir")" = "$expected" ] || fail "the last state differs"
   cmp -s "$dir/metrics.jsonl" "$work/whole/metrics.jsonl" || fail "the metrics differ"
