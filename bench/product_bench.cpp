@@ -2,13 +2,12 @@
 // library's. For each layer, forward and backward (three products) with gradients that
 // are added to, as in a window; and how far its output is from that in double precision.
 // On other devices than those they are for, both are the library's.
+#include "repeated.h"
 #include "side_by_side.h"
 
 #include <reprise/lean/linear.h>
 #include <reprise/lean/split_products.h>
 #include <reprise/lean/weight_copies.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/version.h>
 
 #include <CLI/CLI.hpp>
@@ -36,65 +35,38 @@ std::vector<Layer> layers_of(int64_t width) {
           {"MLP, second", 4 * width, width}};
 }
 
-/// One layer, ready to run many times.
-class Run {
- public:
-  Run(const Layer& layer, int64_t rows, torch::Device device, bool split)
-      : device_(device), split_(split), stream_(device, device.is_cuda()) {
+/// One layer.
+struct Layered {
+  Layered(const Layer& layer, int64_t rows, torch::Device device, bool split)
+      : split(split) {
     torch::manual_seed(1);
     const auto options = torch::device(device);
-    x_ = torch::randn({rows, layer.in}, options).requires_grad_();
-    weight_ = torch::randn({layer.out, layer.in}, options).requires_grad_();
-    bias_ = torch::randn({layer.out}, options).requires_grad_();
-    slope_ = torch::randn({rows, layer.out}, options);
-    copies_ = std::make_unique<reprise::WeightCopies>(
-        std::vector<Tensor>{weight_, bias_}, torch::kFloat);
-    step();
-    step();
-    if (!device.is_cuda()) return;
-    graph_ = std::make_unique<reprise::compat::CudaGraph>(
-        device.index(), std::make_shared<reprise::compat::CudaGraphPool>());
-    graph_->capture([this] { steps(); });
+    x = torch::randn({rows, layer.in}, options).requires_grad_();
+    weight = torch::randn({layer.out, layer.in}, options).requires_grad_();
+    bias = torch::randn({layer.out}, options).requires_grad_();
+    slope = torch::randn({rows, layer.out}, options);
+    copies = std::make_unique<reprise::WeightCopies>(
+        std::vector<Tensor>{weight, bias}, torch::kFloat);
   }
 
-  /// kSteps times, to the end.
-  void operator()() {
-    if (graph_) {
-      graph_->replay();
-      reprise::compat::cuda_synchronize(device_.index());
-    } else {
-      steps();
-    }
+  void step() const {
+    reprise::allow_split_products(split);
+    reprise::lean_linear(x, weight, bias).backward(slope);
   }
-
-  double error() {
+  double error() const {
     const torch::NoGradGuard no_grad;
-    reprise::allow_split_products(split_);
+    reprise::allow_split_products(split);
     const auto wide = [](const Tensor& tensor) {
       return tensor.to(torch::kDouble);
     };
-    const Tensor exact = torch::addmm(wide(bias_), wide(x_), wide(weight_).t());
-    const Tensor y = reprise::lean_linear(x_, weight_, bias_);
+    const Tensor exact = torch::addmm(wide(bias), wide(x), wide(weight).t());
+    const Tensor y = reprise::lean_linear(x, weight, bias);
     return ((wide(y) - exact).norm() / exact.norm()).item<double>();
   }
 
-  static constexpr int kSteps = 10;
-
- private:
-  void step() {
-    reprise::allow_split_products(split_);
-    reprise::lean_linear(x_, weight_, bias_).backward(slope_);
-  }
-  void steps() {
-    for (int i = 0; i < kSteps; ++i) step();
-  }
-
-  torch::Device device_;
-  bool split_;
-  reprise::compat::GraphStreamScope stream_;
-  Tensor x_, weight_, bias_, slope_;
-  std::unique_ptr<reprise::WeightCopies> copies_;
-  std::unique_ptr<reprise::compat::CudaGraph> graph_;
+  bool split;
+  Tensor x, weight, bias, slope;
+  std::unique_ptr<reprise::WeightCopies> copies;
 };
 
 }  // namespace
@@ -123,10 +95,13 @@ int main(int argc, char** argv) {
   fmt::print("{:<24}{:>14}{:>12}{:>10}{:>12}{:>12}\n", "layer", "library, µs",
              "ours, µs", "ratio", "error", "ours");
   for (const Layer& layer : layers_of(width)) {
-    Run ours(layer, rows, device, true), library(layer, rows, device, false);
-    const auto times = reprise::bench::side_by_side(
-        [&] { ours(); }, [&] { library(); }, repeats);
-    const double each = 1000.0 / Run::kSteps;
+    const Layered ours(layer, rows, device, true);
+    const Layered library(layer, rows, device, false);
+    reprise::bench::Repeated first(device, 10, [&] { ours.step(); });
+    reprise::bench::Repeated second(device, 10, [&] { library.step(); });
+    const auto times = reprise::bench::side_by_side([&] { first(); },
+                                                    [&] { second(); }, repeats);
+    const double each = 1000.0 / first.times();
     fmt::print("{:<24}{:>14.1f}{:>12.1f}{:>10.2f}{:>12.1e}{:>12.1e}\n",
                layer.name, times.second_ms.median * each,
                times.first_ms.median * each, times.ratio.median,

@@ -2,6 +2,7 @@
 #include "family.h"
 #include "loss.h"
 
+#include <reprise/lean/image_conv.h>
 #include <reprise/lean/max_pool.h>
 #include <reprise/lean/norm_relu.h>
 
@@ -92,7 +93,7 @@ Built build_cnn_basic(const std::string& name, const ModelOptions& options) {
     built.stages.push_back(
         make_stage(block,
                    [conv, norm_relu](const Tensor& x) mutable {
-                     return norm_relu(conv->forward(x));
+                     return norm_relu(lean_image_conv(conv, x));
                    },
                    {part})
             .on_first());
@@ -122,15 +123,15 @@ Built build_cnn_blocks(const std::string& name, const ModelOptions& options) {
     built.stages.push_back(
         make_stage(block,
                    [conv, norm](const Tensor& x) mutable {
-                     return lean_norm_relu(norm, conv->forward(x),
+                     return lean_norm_relu(norm, lean_image_conv(conv, x),
                                            AfterNorm::kReluMaxPool);
                    },
                    {part})
             .with_variant("lean pool",
                           [conv, norm](const Tensors& in) mutable {
-                            return Tensors{
-                                lean_norm_relu(norm, conv->forward(in.at(0)),
-                                               AfterNorm::kReluLeanMaxPool)};
+                            return Tensors{lean_norm_relu(
+                                norm, lean_image_conv(conv, in.at(0)),
+                                AfterNorm::kReluLeanMaxPool)};
                           })
             .on_first());
     channels = next;

@@ -2,6 +2,7 @@
 #include "family.h"
 #include "loss.h"
 
+#include <reprise/lean/image_conv.h>
 #include <reprise/lean/max_pool.h>
 
 #include <torch/nn.h>
@@ -25,7 +26,9 @@ class ConvBlockImpl : public torch::nn::Module {
                                      torch::kReLU);
   }
 
-  Tensor forward(const Tensor& x) { return relu_over(norm_(conv_(x))); }
+  Tensor forward(const Tensor& x) {
+    return relu_over(norm_(lean_image_conv(conv_, x)));
+  }
 
  private:
   Conv2d conv_;

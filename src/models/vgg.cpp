@@ -1,6 +1,7 @@
 #include "family.h"
 #include "loss.h"
 
+#include <reprise/lean/image_conv.h>
 #include <reprise/lean/max_pool.h>
 
 #include <torch/nn.h>
@@ -52,7 +53,8 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
     const bool pool = kPlan[i + 1] == 0;
     Stage stage = make_stage("features." + number,
                              [conv, pool](const Tensor& x) mutable {
-                               const Tensor y = relu_over(conv->forward(x));
+                               const Tensor y =
+                                   relu_over(lean_image_conv(conv, x));
                                return pool ? torch::max_pool2d(y, 2) : y;
                              },
                              {conv});
