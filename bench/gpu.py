@@ -24,16 +24,21 @@ HERE = pathlib.Path(__file__).resolve().parent
 GIB = 2**30
 
 
-def run(command):
-    answer = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+def run(command, seconds=None):
+    """What it printed; no longer than `seconds`."""
+    try:
+        answer = subprocess.run([str(word) for word in command], capture_output=True,
+                                text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not done after {seconds} s") from None
     if answer.returncode != 0:
         words = (answer.stderr or answer.stdout).strip().splitlines()
         raise RuntimeError(words[-1][:200] if words else f"status {answer.returncode}")
     return answer.stdout
 
 
-def peer_script(name, *words):
-    return run([sys.executable, HERE / "peers" / name, *words])
+def peer_script(name, *words, seconds=None):
+    return run([sys.executable, HERE / "peers" / name, *words], seconds)
 
 
 class Gpt2:
@@ -187,6 +192,7 @@ class Bench:
         self.reprise, self.work = arguments.reprise, work
         self.answers = {}  # of peers, and files that were made
         self.keep = arguments.keep
+        self.patience = arguments.patience
         self.kept_answers = {}
         if self.keep and self.keep.exists():
             self.kept_answers = json.loads(self.keep.read_text())
@@ -195,6 +201,7 @@ class Bench:
     def answer(self, key, ask):
         """Of a peer, asked once; with --keep once for several calls."""
         if key not in self.kept_answers:
+            print(f"… {key}", file=sys.stderr, flush=True)
             self.kept_answers[key] = ask()
             if self.keep:
                 self.keep.write_text(json.dumps(self.kept_answers))
@@ -230,13 +237,15 @@ class Bench:
             return json.loads(peer_script(
                 script, "train", *words, *weights, *self.data(family, window)[1],
                 "--micro", micro, "--accumulate", accumulate,
-                "--technique", technique).splitlines()[-1])
+                "--technique", technique, seconds=self.patience).splitlines()[-1])
         key = " ".join(str(word) for word in (script, *words, micro, accumulate, technique))
         return self.answer(key, ask)
 
     def ours(self, family, micro, accumulate, flags, losses):
         """With `losses` also those of each update, which costs a saved state."""
         window = micro * accumulate
+        print(f"… {family.model} {micro} x {accumulate} by ours", file=sys.stderr,
+              flush=True)
         folder = tempfile.TemporaryDirectory(dir=self.work)
         out = pathlib.Path(folder.name) / "run" if losses else "none"
         # Another micro-batch would be another BatchNorm, and for BERT another question.
@@ -339,6 +348,8 @@ def main():
     parser.add_argument("--work", type=pathlib.Path,
                         help="for weights and data, which stay there; default: a folder of "
                         "this call's own")
+    parser.add_argument("--patience", type=float, metavar="SECONDS",
+                        help="for a peer; compiling can take minutes")
     parser.add_argument("--peers-only", action="store_true",
                         help="ask the peers and end, with --keep for a later call")
     arguments = parser.parse_args()

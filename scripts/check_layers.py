@@ -1,5 +1,5 @@
-"""Fails where an include points up the layers, or where LibTorch's version is
-asked for outside torch/. The order is that of docs/design.md."""
+"""Fails where an include points up the layers, where LibTorch's version is asked for
+outside torch/, or where reprise.h lacks a header. The order is that of docs/design.md."""
 import pathlib
 import re
 import sys
@@ -41,6 +41,14 @@ for folder in ("include/reprise", "src"):
                 problems.append(f"{path}: {layer}/ includes {used}/, above it")
         if layer != "torch" and VERSION.search(text):
             problems.append(f"{path}: asks for LibTorch's version")
+public = root / "include"
+everything = (public / "reprise/reprise.h").read_text()
+for path in sorted(public.rglob("*.h")):
+    name = path.relative_to(public).as_posix()
+    if name == "reprise/reprise.h" or name.startswith("reprise/torch/"):
+        continue
+    if f"#include <{name}>" not in everything:
+        problems.append(f"{public}/reprise/reprise.h: lacks {name}")
 for problem in problems:
     print(problem, file=sys.stderr)
 sys.exit(1 if problems else 0)

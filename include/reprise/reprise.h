@@ -1,11 +1,16 @@
 #pragma once
 
-/// Everything of the library.
+/// Everything of the library but reprise/torch/, which is what it makes of LibTorch's
+/// versions. A program that needs little of it compiles faster with the headers it needs.
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/accumulate/small_gradients.h>
 #include <reprise/data/dataset.h>
+#include <reprise/data/entropy.h>
+#include <reprise/data/file.h>
+#include <reprise/data/hash.h>
 #include <reprise/data/loader.h>
+#include <reprise/data/nearest.h>
 #include <reprise/data/prepare.h>
 #include <reprise/data/safetensors.h>
 #include <reprise/distributed/group.h>
@@ -13,10 +18,14 @@
 #include <reprise/distributed/norm_sync.h>
 #include <reprise/distributed/place.h>
 #include <reprise/distributed/reducer.h>
+#include <reprise/lean/add_norm.h>
 #include <reprise/lean/dropout.h>
+#include <reprise/lean/embedding.h>
+#include <reprise/lean/image_conv.h>
 #include <reprise/lean/linear.h>
 #include <reprise/lean/linear_cross_entropy.h>
 #include <reprise/lean/max_pool.h>
+#include <reprise/lean/norm_relu.h>
 #include <reprise/lean/shared_norm.h>
 #include <reprise/lean/split_products.h>
 #include <reprise/lean/weight_copies.h>
@@ -26,6 +35,7 @@
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
 #include <reprise/memory/process.h>
+#include <reprise/models/builtin.h>
 #include <reprise/models/model.h>
 #include <reprise/models/weights.h>
 #include <reprise/observe/devices.h>
@@ -33,6 +43,9 @@
 #include <reprise/observe/observation.h>
 #include <reprise/observe/observer.h>
 #include <reprise/observe/probe.h>
+#include <reprise/plan/costs.h>
+#include <reprise/plan/planner.h>
+#include <reprise/plan/solver.h>
 #include <reprise/recompute/chain.h>
 #include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/execution.h>
@@ -44,13 +57,19 @@
 #include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
 #include <reprise/report/report.h>
+#include <reprise/study/process.h>
+#include <reprise/study/results.h>
+#include <reprise/study/runner.h>
+#include <reprise/study/study_file.h>
 #include <reprise/train/config.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/planning.h>
+#include <reprise/train/prediction.h>
 #include <reprise/train/profile.h>
 #include <reprise/train/rate.h>
 #include <reprise/train/run_directory.h>
 #include <reprise/train/scaler.h>
 #include <reprise/train/summary.h>
+#include <reprise/train/tensorboard.h>
 #include <reprise/train/trainer.h>
 #include <reprise/verify/verify.h>
