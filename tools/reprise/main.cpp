@@ -1,4 +1,5 @@
 #include "commands.h"
+#include "version.h"
 
 #include <reprise/data/nearest.h>
 #include <reprise/memory/meter.h>
@@ -46,7 +47,8 @@ int main(int argc, char** argv) {
       "instead of keeping them, and accumulates gradients over micro-batches.",
       "reprise");
   app.require_subcommand(1);
-  app.set_version_flag("--version", "reprise " REPRISE_VERSION ", LibTorch " +
+  app.set_version_flag("--version", "reprise " + reprise::command::version() +
+                                        ", LibTorch " +
                                         reprise::compat::libtorch_version());
   app.footer(
       "Results go to standard output, progress to standard error.\n"

@@ -3,6 +3,7 @@
 #include "signals.h"
 #include "study_progress.h"
 #include "train_flags.h"
+#include "version.h"
 
 #include <reprise/data/nearest.h>
 #include <reprise/memory/bytes.h>
@@ -178,7 +179,7 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
   options.device_json = to_json(info);
   options.device_name = info.name;
   options.device_memory = info.memory_bytes;
-  options.version = REPRISE_VERSION;
+  options.version = version();
   options.resume = flags.resume || flags.retry;
   options.retry = flags.retry;
   if (options.device == "cpu") {

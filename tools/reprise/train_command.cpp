@@ -3,6 +3,7 @@
 #include "progress.h"
 #include "signals.h"
 #include "train_flags.h"
+#include "version.h"
 
 #include <reprise/data/file.h>
 #include <reprise/distributed/group.h>
@@ -93,7 +94,7 @@ std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
   options.device = device_of(config.device);
   options.backend = flags.backend;
   options.timeout_s = flags.rank_timeout_s;
-  options.same = {{"reprise", REPRISE_VERSION},
+  options.same = {{"reprise", version()},
                   {"LibTorch", compat::libtorch_version()}};
   return RankGroup::join(options);
 }

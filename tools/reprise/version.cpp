@@ -1,0 +1,9 @@
+#include "version.h"
+
+namespace reprise::command {
+
+std::string version() {
+  return REPRISE_VERSION;
+}
+
+}  // namespace reprise::command
