@@ -30,7 +30,7 @@ def run(command, seconds=None):
         answer = subprocess.run([str(word) for word in command], capture_output=True,
                                 text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"not done after {seconds} s") from None
+        raise RuntimeError(f"not done after {seconds:g} s; --patience gives it longer") from None
     if answer.returncode != 0:
         words = (answer.stderr or answer.stdout).strip().splitlines()
         raise RuntimeError(words[-1][:200] if words else f"status {answer.returncode}")

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/lean/image_conv.h>
 #include <reprise/lean/linear.h>
 #include <reprise/models/model.h>
 #include <reprise/recompute/checkpoint.h>
@@ -59,6 +60,12 @@ void zero_init(torch::Tensor bias);
 /// returned, which none of them saves. Never for the input of a stage.
 inline torch::Tensor relu_over(torch::Tensor x) {
   return x.relu_();
+}
+
+/// What `conv` gives; `first`: it is the network's first, of images.
+inline torch::Tensor run_conv(torch::nn::Conv2d conv, const torch::Tensor& x,
+                              bool first) {
+  return first ? lean_image_conv(conv, x) : conv->forward(x);
 }
 
 /// What `layer` gives, by its weight's copy where there is one.

@@ -2,7 +2,6 @@
 #include "family.h"
 #include "loss.h"
 
-#include <reprise/lean/image_conv.h>
 #include <reprise/lean/max_pool.h>
 #include <reprise/lean/norm_relu.h>
 
@@ -72,6 +71,7 @@ Built build_cnn_basic(const std::string& name, const ModelOptions& options) {
   for (const auto& [next, side] : kSteps) {
     entered = entered || side == options.image_size;
     if (!entered) continue;
+    const bool first = built.stages.empty();
     const std::string block = "block" + std::to_string(built.stages.size());
     const auto part = add_container(*built.root, block);
     auto conv =
@@ -92,8 +92,8 @@ Built build_cnn_basic(const std::string& name, const ModelOptions& options) {
     }
     built.stages.push_back(
         make_stage(block,
-                   [conv, norm_relu](const Tensor& x) mutable {
-                     return norm_relu(lean_image_conv(conv, x));
+                   [conv, norm_relu, first](const Tensor& x) {
+                     return norm_relu(run_conv(conv, x, first));
                    },
                    {part})
             .on_first());
@@ -115,6 +115,7 @@ Built build_cnn_blocks(const std::string& name, const ModelOptions& options) {
   for (int64_t i = 0; i < options.depth; ++i) {
     // Doubled twice, then the same.
     const int64_t next = options.width << std::min<int64_t>(i, 2);
+    const bool first = i == 0;
     const std::string block = "block" + std::to_string(i);
     const auto part = add_container(*built.root, block);
     auto conv = part->register_module(
@@ -122,15 +123,15 @@ Built build_cnn_blocks(const std::string& name, const ModelOptions& options) {
     auto norm = part->register_module("norm", BatchNorm2d(next));
     built.stages.push_back(
         make_stage(block,
-                   [conv, norm](const Tensor& x) mutable {
-                     return lean_norm_relu(norm, lean_image_conv(conv, x),
+                   [conv, norm, first](const Tensor& x) {
+                     return lean_norm_relu(norm, run_conv(conv, x, first),
                                            AfterNorm::kReluMaxPool);
                    },
                    {part})
             .with_variant("lean pool",
-                          [conv, norm](const Tensors& in) mutable {
+                          [conv, norm, first](const Tensors& in) {
                             return Tensors{lean_norm_relu(
-                                norm, lean_image_conv(conv, in.at(0)),
+                                norm, run_conv(conv, in.at(0), first),
                                 AfterNorm::kReluLeanMaxPool)};
                           })
             .on_first());

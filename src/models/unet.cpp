@@ -2,7 +2,6 @@
 #include "family.h"
 #include "loss.h"
 
-#include <reprise/lean/image_conv.h>
 #include <reprise/lean/max_pool.h>
 
 #include <torch/nn.h>
@@ -18,8 +17,9 @@ using torch::nn::ConvTranspose2d;
 /// Convolution 3×3, norm, ReLU.
 class ConvBlockImpl : public torch::nn::Module {
  public:
-  ConvBlockImpl(int64_t from, int64_t to)
-      : conv_(register_module(
+  ConvBlockImpl(int64_t from, int64_t to, bool first = false)
+      : first_(first),
+        conv_(register_module(
             "conv", Conv2d(Conv2dOptions(from, to, 3).padding(1).bias(false)))),
         norm_(register_module("norm", BatchNorm2d(to))) {
     torch::nn::init::kaiming_normal_(conv_->weight, 0, torch::kFanIn,
@@ -27,10 +27,11 @@ class ConvBlockImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& x) {
-    return relu_over(norm_(lean_image_conv(conv_, x)));
+    return relu_over(norm_(run_conv(conv_, x, first_)));
   }
 
  private:
+  bool first_;  // of the network
   Conv2d conv_;
   BatchNorm2d norm_;
 };
@@ -52,7 +53,8 @@ Built build_unet(const std::string& name, const ModelOptions& options) {
                              const char* block, int64_t from, int64_t to) {
     built.stages.push_back(
         make_stage(stage + "." + block,
-                   level->register_module(block, ConvBlock(from, to)))
+                   level->register_module(
+                       block, ConvBlock(from, to, built.stages.empty())))
             .on_first());
   };
 

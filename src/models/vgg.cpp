@@ -1,7 +1,6 @@
 #include "family.h"
 #include "loss.h"
 
-#include <reprise/lean/image_conv.h>
 #include <reprise/lean/max_pool.h>
 
 #include <torch/nn.h>
@@ -50,11 +49,11 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
     const int64_t next = kPlan[i] * width;
     const std::string number = std::to_string(place);
     auto conv = features->register_module(number, make_conv(channels, next));
-    const bool pool = kPlan[i + 1] == 0;
+    const bool first = i == 0, pool = kPlan[i + 1] == 0;
     Stage stage = make_stage("features." + number,
-                             [conv, pool](const Tensor& x) mutable {
+                             [conv, first, pool](const Tensor& x) {
                                const Tensor y =
-                                   relu_over(lean_image_conv(conv, x));
+                                   relu_over(run_conv(conv, x, first));
                                return pool ? torch::max_pool2d(y, 2) : y;
                              },
                              {conv});

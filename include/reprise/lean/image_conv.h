@@ -15,7 +15,8 @@ namespace reprise {
 /// up to the order of additions, in single precision even where TF32 is allowed; the same
 /// bits in every run. No second derivative.
 ///
-/// Elsewhere it is conv->forward(x), so that every block of a chain may call it.
+/// Elsewhere it is conv->forward(x). Not for later layers: in a pass that keeps nothing
+/// their inputs ask for no gradient either, and its recomputation would be another one's.
 torch::Tensor lean_image_conv(torch::nn::Conv2d conv, const torch::Tensor& x);
 
 }  // namespace reprise

@@ -162,12 +162,11 @@ __global__ void merge_kernel(Sizes s, const float* scratch, float* mean,
       static_cast<float>((1 - m) * running.variance[statistic] + m * unbiased);
 }
 
-template <bool kRelu>
+/// ReLU; what is no number stays none.
 __device__ float through(float value) {
-  return kRelu ? (value > 0 ? value : (value != value ? value : 0)) : value;
+  return value > 0 ? value : (value != value ? value : 0);
 }
 
-template <bool kRelu>
 __global__ void apply_kernel(Sizes s, NormTensors t, float* y) {
   const long long p = blockIdx.x / s.parts;
   const int part = blockIdx.x % s.parts;
@@ -179,16 +178,16 @@ __global__ void apply_kernel(Sizes s, NormTensors t, float* y) {
   if (s.plane % 4 == 0) {
     for (long long i = begin / 4 + threadIdx.x; i < end / 4; i += kThreads) {
       float4 v = reinterpret_cast<const float4*>(from)[i];
-      v.x = through<kRelu>(line.at(v.x));
-      v.y = through<kRelu>(line.at(v.y));
-      v.z = through<kRelu>(line.at(v.z));
-      v.w = through<kRelu>(line.at(v.w));
+      v.x = through(line.at(v.x));
+      v.y = through(line.at(v.y));
+      v.z = through(line.at(v.z));
+      v.w = through(line.at(v.w));
       reinterpret_cast<float4*>(to)[i] = v;
     }
     return;
   }
   for (long long i = begin + threadIdx.x; i < end; i += kThreads) {
-    to[i] = through<kRelu>(line.at(from[i]));
+    to[i] = through(line.at(from[i]));
   }
 }
 
@@ -221,7 +220,6 @@ __global__ void apply_pool_kernel(Sizes s, NormTensors t, int parts, float* y,
 
 /// The gradient that passes the ReLU, and its product with the normalised value:
 /// their sums over one part of one plane.
-template <bool kRelu>
 __global__ void sums_kernel(Sizes s, NormTensors t, const float* dy,
                             float* scratch) {
   const long long p = blockIdx.x / s.parts;
@@ -234,7 +232,7 @@ __global__ void sums_kernel(Sizes s, NormTensors t, const float* dy,
   const float* gradient = dy + p * s.plane;
   float sum = 0, product = 0;
   const auto take = [&](float value, float g) {
-    if (kRelu && !(line.at(value) > 0)) return;
+    if (!(line.at(value) > 0)) return;
     sum += g;
     product = fmaf(g, (value - mean) * inverse, product);
   };
@@ -350,7 +348,6 @@ __device__ Slope slope_of(const NormTensors& t, const float* sums,
           sums[2 * statistic], sums[2 * statistic + 1]};
 }
 
-template <bool kRelu>
 __global__ void slope_kernel(Sizes s, NormTensors t, const float* dy,
                              const float* sums, float* dx) {
   const long long p = blockIdx.x / s.parts;
@@ -364,7 +361,7 @@ __global__ void slope_kernel(Sizes s, NormTensors t, const float* dy,
   const float* gradient = dy + p * s.plane;
   float* to = dx + p * s.plane;
   const auto one = [&](float value, float g) {
-    const bool passes = !kRelu || line.at(value) > 0;
+    const bool passes = line.at(value) > 0;
     return slope.at(value, passes ? g : 0);
   };
   if (s.plane % 4 == 0) {
@@ -452,10 +449,8 @@ void norm_forward(const NormShape& shape, const NormTensors& tensors,
     apply_pool_kernel<<<static_cast<unsigned>(shape.planes() * parts), kThreads,
                         0, on>>>(sizes, tensors, static_cast<int>(parts), y,
                                  places);
-  } else if (shape.relu) {
-    apply_kernel<true><<<blocks, kThreads, 0, on>>>(sizes, tensors, y);
   } else {
-    apply_kernel<false><<<blocks, kThreads, 0, on>>>(sizes, tensors, y);
+    apply_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, y);
   }
   check_launch("norm_relu");
 }
@@ -470,11 +465,8 @@ void norm_backward(const NormShape& shape, const NormTensors& tensors,
   if (shape.pool) {
     pool_sums_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, places,
                                                   scratch);
-  } else if (shape.relu) {
-    sums_kernel<true><<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, scratch);
   } else {
-    sums_kernel<false>
-        <<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, scratch);
+    sums_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, scratch);
   }
   merge_sums_kernel<<<static_cast<unsigned>(shape.statistics() +
                                             shape.channels),
@@ -488,12 +480,8 @@ void norm_backward(const NormShape& shape, const NormTensors& tensors,
     pool_slope_kernel<<<static_cast<unsigned>(shape.planes() * parts), kThreads,
                         0, on>>>(sizes, tensors, static_cast<int>(parts), dy,
                                  places, sums, dx);
-  } else if (shape.relu) {
-    slope_kernel<true>
-        <<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, sums, dx);
   } else {
-    slope_kernel<false>
-        <<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, sums, dx);
+    slope_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, sums, dx);
   }
   check_launch("norm_relu");
 }

@@ -12,8 +12,7 @@ struct NormShape {
   int64_t samples = 0, channels = 0, height = 0, width = 0;
   int64_t groups =
       0;  ///< of channels, normalised a sample; 0: a channel over all
-  bool relu = true;
-  bool pool = false;  ///< the maximum of 2 × 2 follows; only with relu
+  bool pool = false;  ///< the maximum of 2 × 2 follows the ReLU
 
   int64_t planes() const { return samples * channels; }
   int64_t plane() const { return height * width; }
