@@ -1,6 +1,7 @@
 // What the executor costs: the same model as a bare LibTorch loop and as a
 // chain with the schedule "none", forward and backward, side by side in one
 // run. And what counting costs: the counting allocator against LibTorch's own.
+#include "options.h"
 #include "side_by_side.h"
 
 #include <reprise/memory/meter.h>
@@ -9,7 +10,6 @@
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/version.h>
 
-#include <CLI/CLI.hpp>
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
 #include <torch/nn.h>
@@ -122,19 +122,20 @@ void print_row(const std::string& name,
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Executor with the schedule none against a bare LibTorch loop");
   std::string device_name = "cpu";
   int repeats = 21;
   int threads = 1;
   double limit = 0;
   bool small = false;
-  app.add_option("--device", device_name, "cpu or cuda")->capture_default_str();
-  app.add_option("--repeats", repeats, "Pairs of runs")->capture_default_str();
-  app.add_option("--threads", threads, "CPU threads")->capture_default_str();
-  app.add_option("--limit", limit,
-                 "Exit 1 where a median ratio is above this (0: never)");
-  app.add_flag("--small", small, "Tiny models, to see that it runs");
-  CLI11_PARSE(app, argc, argv);
+  reprise::bench::Options(
+      "Executor with the schedule none against a bare LibTorch loop")
+      .add_device(device_name)
+      .add_positive("--repeats", &repeats, "Pairs of runs")
+      .add_positive("--threads", &threads, "CPU threads")
+      .add("--limit", &limit,
+           "Exit 1 where a median ratio is above this (0: never)")
+      .add_flag("--small", small, "Tiny models, to see that it runs")
+      .parse(argc, argv);
 
   // Otherwise page faults of freed and taken memory drown what is measured.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);

@@ -4,6 +4,7 @@
 // within it. By default the model, batch and checkpoint counts of a table that
 // is widely read (26 layers, 16 images of 256², SGD), with what it reports for
 // its own implementation as the limits of ours.
+#include "options.h"
 #include "side_by_side.h"
 
 #include <reprise/memory/bytes.h>
@@ -17,7 +18,6 @@
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/version.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <torch/types.h>
@@ -208,28 +208,21 @@ class Report {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Strategies against the optimal frontier, on a model");
   Settings settings;
-  app.add_option("--model", settings.model, "Images in, classes out")
-      ->capture_default_str();
-  app.add_option("--device", settings.device, "cpu or cuda")
-      ->capture_default_str();
-  app.add_option("--batch", settings.batch, "Samples")->capture_default_str();
-  app.add_option("--image-size", settings.image_size, "0: the model's own");
-  app.add_option("--repeats", settings.repeats, "Pairs of runs")
-      ->capture_default_str();
-  app.add_option("--points", settings.points,
-                 "Points of the frontier besides; 0: none")
-      ->capture_default_str();
-  app.add_option("--recompute", settings.strategies, "Strategies, none first")
-      ->capture_default_str();
-  app.add_option("--threads", settings.threads, "Of the CPU; 0: LibTorch's");
-  app.add_flag("!--strategies-only", settings.solve,
-               "Without the optimal schedules");
-  app.add_option("--format", settings.format, "table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  reprise::bench::Options("Strategies against the optimal frontier, on a model")
+      .add("--model", &settings.model, "Images in, classes out")
+      .add_device(settings.device)
+      .add_positive("--batch", &settings.batch, "Samples")
+      .add("--image-size", &settings.image_size, "0: the model's own")
+      .add_positive("--repeats", &settings.repeats, "Pairs of runs")
+      .add("--points", &settings.points,
+           "Points of the frontier besides; 0: none")
+      .add("--recompute", &settings.strategies, "Strategies, none first")
+      .add("--threads", &settings.threads, "Of the CPU; 0: LibTorch's")
+      .add_flag("!--strategies-only", settings.solve,
+                "Without the optimal schedules")
+      .add_format(settings.format)
+      .parse(argc, argv);
 
   reprise::count_cpu_memory();
   if (settings.threads > 0) at::set_num_threads(settings.threads);

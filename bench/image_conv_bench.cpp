@@ -3,13 +3,13 @@
 // the one in double precision. A copy of the outputs is the least either could take: they
 // are written once and their gradient is read once. On other devices than CUDA both are
 // the library's.
+#include "options.h"
 #include "repeated.h"
 #include "side_by_side.h"
 
 #include <reprise/lean/image_conv.h>
 #include <reprise/torch/version.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <torch/types.h>
 
@@ -100,19 +100,16 @@ class Conv {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("The first convolutions of networks, ours and the library's");
   std::string place = "cpu";
   int64_t most = int64_t{1} << 40;
   int repeats = 7;
-  app.add_option("--device", place, "cpu or cuda")->capture_default_str();
-  app.add_option("--most-pixels", most,
-                 "Leave out what has more in its images");
-  app.add_option("--repeats", repeats, "Of both, in turn")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  torch::Device device(place);
-  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+  reprise::bench::Options(
+      "The first convolutions of networks, ours and the library's")
+      .add_device(place)
+      .add("--most-pixels", &most, "Leave out what has more in its images")
+      .add_positive("--repeats", &repeats, "Of both, in turn")
+      .parse(argc, argv);
+  const torch::Device device = reprise::bench::device_named(place);
 
   fmt::print("LibTorch {}, {}, forward and backward\n\n",
              reprise::compat::libtorch_version(), place);

@@ -2,6 +2,7 @@
 // time that a step waits for data, with images enlarged on the device (bytes
 // travel) and in the loader's workers (floats travel). The training step itself
 // is a pause of --step-ms.
+#include "options.h"
 #include "side_by_side.h"
 
 #include <reprise/data/loader.h>
@@ -9,7 +10,6 @@
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/version.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <torch/types.h>
@@ -86,29 +86,19 @@ Row measure(const std::shared_ptr<const reprise::Dataset>& data,
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Samples a second, and how long a step waits for data");
   Settings settings;
   std::string format = "table";
-  app.add_option("--data", settings.data, "As for the command")
-      ->capture_default_str();
-  app.add_option("--device", settings.device, "cpu or cuda")
-      ->capture_default_str();
-  app.add_option("--image-size", settings.image_size, "Side to enlarge to")
-      ->capture_default_str();
-  app.add_option("--batch", settings.batch, "Samples a step")
-      ->capture_default_str();
-  app.add_option("--workers", settings.workers, "Threads that read")
-      ->capture_default_str();
-  app.add_option("--steps", settings.steps, "Steps measured")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--step-ms", settings.step_ms, "Pause for the training step")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--format", format, "table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  reprise::bench::Options(
+      "Samples a second, and how long a step waits for data")
+      .add("--data", &settings.data, "As for the command")
+      .add_device(settings.device)
+      .add_positive("--image-size", &settings.image_size, "Side to enlarge to")
+      .add_positive("--batch", &settings.batch, "Samples a step")
+      .add("--workers", &settings.workers, "Threads that read")
+      .add_positive("--steps", &settings.steps, "Steps measured")
+      .add("--step-ms", &settings.step_ms, "Pause for the training step")
+      .add_format(format)
+      .parse(argc, argv);
 
   const auto data = reprise::open_dataset(
       {.name = settings.data, .classes = 10, .random_samples = 4096});

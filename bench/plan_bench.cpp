@@ -3,12 +3,13 @@
 // and measured peak and time. With --sweep, the plan against the best of every
 // micro-batch × strategy that fits, each measured.
 // Exit status: 1 where a peak passes its budget or a prediction is too far off.
+#include "options.h"
+
 #include <reprise/memory/bytes.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/torch/version.h>
 #include <reprise/train/planning.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -302,24 +303,20 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Plans: predicted against measured, and against a sweep");
   Settings settings;
   std::string json_path;
-  app.add_option("--device", settings.device, "cpu or cuda")
-      ->capture_default_str();
-  app.add_option("--models", settings.models, "Only these")->delimiter(',');
-  app.add_option("--budgets", settings.budgets, "Budgets a model")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--windows", settings.windows, "Windows measured")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--threads", settings.threads, "Of the CPU");
-  app.add_flag("--sweep", settings.sweep,
-               "Against every micro-batch × strategy");
-  app.add_flag("--fresh", settings.fresh, "Measure costs again");
-  app.add_option("--json", json_path, "Also write the rows here");
-  CLI11_PARSE(app, argc, argv);
+  reprise::bench::Options(
+      "Plans: predicted against measured, and against a sweep")
+      .add_device(settings.device)
+      .add("--models", &settings.models, "Only these")
+      .add_positive("--budgets", &settings.budgets, "Budgets a model")
+      .add_positive("--windows", &settings.windows, "Windows measured")
+      .add("--threads", &settings.threads, "Of the CPU")
+      .add_flag("--sweep", settings.sweep,
+                "Against every micro-batch × strategy")
+      .add_flag("--fresh", settings.fresh, "Measure costs again")
+      .add("--json", &json_path, "Also write the rows here")
+      .parse(argc, argv);
 
   const bool cuda = settings.device.rfind("cuda", 0) == 0;
   fmt::print("LibTorch {}, {}\n\n", reprise::compat::libtorch_version(),

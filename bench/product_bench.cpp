@@ -2,6 +2,7 @@
 // library's. For each layer, forward and backward (three products) with gradients that
 // are added to, as in a window; and how far its output is from that in double precision.
 // On other devices than those they are for, both are the library's.
+#include "options.h"
 #include "repeated.h"
 #include "side_by_side.h"
 
@@ -10,7 +11,6 @@
 #include <reprise/lean/weight_copies.h>
 #include <reprise/torch/version.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <torch/types.h>
 
@@ -72,20 +72,17 @@ struct Layered {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
-      "Products of single precision on tensor cores, and the library's");
   std::string place = "cpu";
   int64_t rows = 512, width = 1024;
   int repeats = 31;
-  app.add_option("--device", place, "cpu or cuda")->capture_default_str();
-  app.add_option("--rows", rows, "Tokens")->capture_default_str();
-  app.add_option("--width", width, "Of the block")->capture_default_str();
-  app.add_option("--repeats", repeats, "Of both, in turn")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  torch::Device device(place);
-  if (device.is_cuda() && !device.has_index()) device.set_index(0);
+  reprise::bench::Options(
+      "Products of single precision on tensor cores, and the library's")
+      .add_device(place)
+      .add_positive("--rows", &rows, "Tokens")
+      .add_positive("--width", &width, "Of the block")
+      .add_positive("--repeats", &repeats, "Of both, in turn")
+      .parse(argc, argv);
+  const torch::Device device = reprise::bench::device_named(place);
 
   fmt::print("LibTorch {}, {}, {} rows, forward and backward{}\n\n",
              reprise::compat::libtorch_version(), place, rows,

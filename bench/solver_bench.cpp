@@ -3,6 +3,7 @@
 // costs are made up: stages as uneven as those of a network whose sizes fall
 // while its widths grow. Times of training are simulated; see tradeoff_bench
 // for how well that predicts.
+#include "options.h"
 #include "side_by_side.h"
 
 #include <reprise/memory/bytes.h>
@@ -10,7 +11,6 @@
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/strategy.h>
 
-#include <CLI/CLI.hpp>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -128,20 +128,17 @@ nlohmann::json to_json(const Result& result) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Time and memory of the solver, and what its schedules gain");
   std::vector<int> stages = {100, 300, 1000};
   std::vector<std::string> strategies = {
       "none", "every:2",    "every:4",   "sqrt",      "every:20",
       "all",  "revolve:20", "revolve:8", "revolve:4", "revolve:3"};
   std::string format = "table";
-  app.add_option("--stages", stages, "Lengths of chains")
-      ->capture_default_str();
-  app.add_option("--recompute", strategies, "Strategies")
-      ->capture_default_str();
-  app.add_option("--format", format, "table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  reprise::bench::Options(
+      "Time and memory of the solver, and what its schedules gain")
+      .add("--stages", &stages, "Lengths of chains")
+      .add("--recompute", &strategies, "Strategies")
+      .add_format(format)
+      .parse(argc, argv);
 
   nlohmann::json list = nlohmann::json::array();
   for (const int count : stages) {

@@ -1,6 +1,7 @@
 // What each strategy keeps, how often it runs stages again, and what that costs
 // in time, on a chain of equal stages; the simulator's prediction beside the
 // measurement. Time is the ratio to "none", run in turn with it.
+#include "options.h"
 #include "side_by_side.h"
 
 #include <reprise/memory/bytes.h>
@@ -12,7 +13,6 @@
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/version.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <torch/nn/modules/container/sequential.h>
@@ -103,7 +103,6 @@ nlohmann::json to_json(const Row& row) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Memory and time of every strategy on a chain of equal stages");
   std::string device_name = "cpu", format = "table";
   int stages = 100, repeats = 9;
   int64_t width = 128, rows = 4096;
@@ -111,17 +110,16 @@ int main(int argc, char** argv) {
       "none",          "every:2",       "every:4",   "sqrt",       "every:20",
       "checkpoints:4", "checkpoints:9", "all",       "revolve:20", "revolve:12",
       "revolve:8",     "revolve:6",     "revolve:4", "revolve:3"};
-  app.add_option("--device", device_name, "cpu or cuda")->capture_default_str();
-  app.add_option("--stages", stages, "Stages")->capture_default_str();
-  app.add_option("--width", width, "Width of a stage")->capture_default_str();
-  app.add_option("--rows", rows, "Rows of the batch")->capture_default_str();
-  app.add_option("--repeats", repeats, "Pairs of runs")->capture_default_str();
-  app.add_option("--recompute", strategies, "Strategies")
-      ->capture_default_str();
-  app.add_option("--format", format, "table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  reprise::bench::Options(
+      "Memory and time of every strategy on a chain of equal stages")
+      .add_device(device_name)
+      .add_positive("--stages", &stages, "Stages")
+      .add_positive("--width", &width, "Width of a stage")
+      .add_positive("--rows", &rows, "Rows of the batch")
+      .add_positive("--repeats", &repeats, "Pairs of runs")
+      .add("--recompute", &strategies, "Strategies")
+      .add_format(format)
+      .parse(argc, argv);
 
   reprise::count_cpu_memory();
   const torch::Device device(device_name);
