@@ -8,14 +8,19 @@
 
 namespace reprise::testing {
 
-/// A directory that is gone when the test ends. (Not std::filesystem's
+/// A directory in TMPDIR, or /tmp, that is gone when the test ends. (Not std::filesystem's
 /// remove_all: PyTorch's own builds of LibTorch export parts of another
 /// libstdc++'s, and the mixture crashes.)
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
-    char name[] = "/tmp/reprise-test-XXXXXX";
-    path_ = mkdtemp(name);
+    const char* base = std::getenv("TMPDIR");
+    path_ =
+        std::string(base == nullptr ? "/tmp" : base) + "/reprise-test-XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr) {
+      std::perror(path_.c_str());
+      std::abort();
+    }
   }
   ~TemporaryDirectory() {
     const auto remove_one = [](const char* path, const struct stat*, int,

@@ -1,3 +1,4 @@
+#include "environment.h"
 #include "files.h"
 #include "support.h"
 
@@ -5,9 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <numeric>
-#include <optional>
 
 namespace {
 
@@ -15,33 +14,6 @@ using namespace reprise::testing;
 using reprise::DataOptions;
 using reprise::open_dataset;
 using reprise::Split;
-
-std::string error_of_opening(const DataOptions& options) {
-  return error_of([&] { open_dataset(options); });
-}
-
-/// Sets or clears (null) a variable of the environment for one test.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* before = std::getenv(name)) before_ = before;
-    set(value);
-  }
-  ~Variable() { set(before_ ? before_->c_str() : nullptr); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  void set(const char* value) {
-    if (value == nullptr) {
-      unsetenv(name_);
-    } else {
-      setenv(name_, value, 1);
-    }
-  }
-  const char* name_;
-  std::optional<std::string> before_;
-};
 
 void write_four(const std::string& folder, int count) {
   write_bytes(folder + "/train-images-idx3-ubyte", images(count));
@@ -52,8 +24,8 @@ void write_four(const std::string& folder, int count) {
 
 TEST(Dataset, FindsByNameInOrder) {
   const Folder folder;
-  const Variable cache("XDG_CACHE_HOME", (folder / "cache").c_str());
-  const Variable own("REPRISE_DATA", (folder / "own").c_str());
+  const Environment cache("XDG_CACHE_HOME", (folder / "cache").c_str());
+  const Environment own("REPRISE_DATA", (folder / "own").c_str());
   write_four(folder / "cache/reprise/mnist", 4);
   EXPECT_EQ(open_dataset({.name = "mnist"})->size(), 4);
   write_four(folder / "own/mnist", 5);
@@ -69,17 +41,17 @@ TEST(Dataset, FindsByNameInOrder) {
 
 TEST(Dataset, LooksInTheHomeWithoutACacheOfItsOwn) {
   const Folder folder;
-  const Variable own("REPRISE_DATA", nullptr);
-  const Variable cache("XDG_CACHE_HOME", nullptr);
-  const Variable home("HOME", (folder / "home").c_str());
+  const Environment own("REPRISE_DATA", nullptr);
+  const Environment cache("XDG_CACHE_HOME", nullptr);
+  const Environment home("HOME", (folder / "home").c_str());
   write_four(folder / "home/.cache/reprise/mnist", 3);
   EXPECT_EQ(open_dataset({.name = "mnist"})->size(), 3);
 }
 
 TEST(Dataset, MissingSaysHowToGetIt) {
   const Folder folder;
-  const Variable own("REPRISE_DATA", (folder / "own").c_str());
-  const Variable cache("XDG_CACHE_HOME", (folder / "cache").c_str());
+  const Environment own("REPRISE_DATA", (folder / "own").c_str());
+  const Environment cache("XDG_CACHE_HOME", (folder / "cache").c_str());
   if (std::filesystem::exists("/usr/share/datasets/mnist")) {
     GTEST_SKIP() << "this machine has mnist";
   }

@@ -1,6 +1,9 @@
 #pragma once
 
+#include "support.h"
 #include "temporary.h"
+
+#include <reprise/data/dataset.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -24,6 +27,10 @@ inline void write_gzipped(const std::string& path, const std::string& bytes) {
   const gzFile file = gzopen(path.c_str(), "wb");
   gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
   gzclose_w(file);
+}
+
+inline std::string error_of_opening(const DataOptions& options) {
+  return error_of([&] { open_dataset(options); });
 }
 
 /// An IDX file of bytes: magic number, dimensions, values.

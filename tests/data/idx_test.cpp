@@ -25,10 +25,6 @@ AssertionResult has(const std::string& text, const std::string& part) {
   return AssertionFailure() << "no \"" << part << "\" in: " << text;
 }
 
-std::string error_of_opening(const DataOptions& options) {
-  return error_of([&] { open_dataset(options); });
-}
-
 TEST(Idx, ImagesAndLabelsInTheOrderAsked) {
   const Folder folder;
   write_bytes(folder / kImages, images(5));

@@ -15,10 +15,6 @@ using reprise::DataOptions;
 using reprise::open_dataset;
 using reprise::Split;
 
-std::string error_of_opening(const DataOptions& options) {
-  return error_of([&] { open_dataset(options); });
-}
-
 std::string uint16_bytes(const std::vector<uint16_t>& tokens) {
   return {reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()};
 }

@@ -94,9 +94,9 @@ TEST(Group, NamesARankThatDoesNotArrive) {
 }
 
 /// Seconds without a sign of life that these tests allow.
-constexpr double kTimeoutS = 1.5;
+constexpr double kSilenceS = 1.5;
 
-struct Fate {
+struct Accident {
   int rank = 0;
   int signal = 0;
   std::function<void(RankGroup&)> does{};
@@ -108,7 +108,7 @@ struct Fated {
 };
 
 /// All ranks add up for ever; one of them meets its fate.
-Fated with_fault(int ranks, const Fate& fate) {
+Fated with_fault(int ranks, const Accident& fate) {
   const TemporaryDirectory folder;
   InRanks how{.ranks = ranks};
   how.folder = folder.path();
@@ -129,14 +129,14 @@ Fated with_fault(int ranks, const Fate& fate) {
     for (const pid_t other : pids) {
       while (other != pid && kill(other, 0) == 0 &&
              std::chrono::steady_clock::now() - began <
-                 std::chrono::duration<double>(kTimeoutS + 5)) {
+                 std::chrono::duration<double>(kSilenceS + 5)) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
     }
     kill(pid, SIGKILL);
   };
   fated.ends = in_ranks(how, [&] {
-    const auto group = RankGroup::join(group_options(kTimeoutS));
+    const auto group = RankGroup::join(group_options(kSilenceS));
     auto tensor = torch::zeros({1000});
     for (int i = 0;; ++i) {
       if (i == 20) {
@@ -166,7 +166,7 @@ void expect_named(const Fated& fated, int but, const std::string& text) {
         << "rank " << r << ": " << end.error;
   }
   // The time-out, and what a busy machine adds to it.
-  EXPECT_LT(fated.after_s, kTimeoutS + 2.5);
+  EXPECT_LT(fated.after_s, kSilenceS + 2.5);
 }
 
 TEST(Group, EndsWithOneThatIsKilled) {

@@ -90,7 +90,7 @@ void compare(const std::shared_ptr<RankGroup>& group, torch::ScalarType type,
   EXPECT_EQ(norms->calls(), 2 * (runs + 1)) << strategy;
 }
 
-void compare_all() {
+void compare_norms() {
   const auto group = RankGroup::join(group_options());
   for (const char* strategy : {"none", "all", "sqrt", "revolve:2"}) {
     compare(group, torch::kDouble, strategy, 11, 1e-11);
@@ -101,12 +101,12 @@ void compare_all() {
 }
 
 TEST(NormSync, GradientsAndStatisticsAreThoseOfOneProcess) {
-  expect_all_well(in_ranks({.ranks = 2}, compare_all));
+  expect_all_well(in_ranks({.ranks = 2}, compare_norms));
 }
 
 // Of three samples one of them has none.
 TEST(NormSync, GradientsAndStatisticsAreThoseOfOneProcessOnFour) {
-  expect_all_well(in_ranks({.ranks = 4}, compare_all));
+  expect_all_well(in_ranks({.ranks = 4}, compare_norms));
 }
 
 TEST(NormSync, AFailureReachesAllWhereverTheyAre) {

@@ -191,7 +191,7 @@ void compare(const std::string& name, const std::string& strategy,
   }
 }
 
-void compare_all() {
+void compare_gradients() {
   const auto group = RankGroup::join(group_options());
   for (const char* strategy :
        {"none", "all", "sqrt", "every:2", "checkpoints:2", "revolve:2"}) {
@@ -204,16 +204,16 @@ void compare_all() {
 }
 
 TEST(RankedGradients, AreThoseOfOneProcess) {
-  expect_all_well(in_ranks({.ranks = 1}, compare_all));
+  expect_all_well(in_ranks({.ranks = 1}, compare_gradients));
 }
 
 TEST(RankedGradients, AreThoseOfOneProcessOnTwo) {
-  expect_all_well(in_ranks({.ranks = 2}, compare_all));
+  expect_all_well(in_ranks({.ranks = 2}, compare_gradients));
 }
 
 // A last window of two samples leaves two of them without any.
 TEST(RankedGradients, AreThoseOfOneProcessOnFour) {
-  expect_all_well(in_ranks({.ranks = 4}, compare_all));
+  expect_all_well(in_ranks({.ranks = 4}, compare_gradients));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "support.h"
+#include "temporary.h"
 
 #include <reprise/distributed/group.h>
 #include <reprise/distributed/launch.h>
@@ -13,7 +14,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <fcntl.h>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -99,15 +100,17 @@ inline std::vector<RankEnd> in_ranks(const InRanks& how,
     std::_Exit(::testing::Test::HasFailure() ? 4 : 0);
   }
 
+  // Theirs too: none of them lives to remove it.
+  const TemporaryDirectory scratch;
   const int port = free_port();
   const std::string filter = "--gtest_filter=" + name;
   std::vector<pid_t> pids;
   std::vector<std::string> logs;
   const auto start = std::chrono::steady_clock::now();
   for (int rank = 0; rank < how.ranks; ++rank) {
-    char log[] = "/tmp/reprise-rank-XXXXXX";
-    const int file = mkstemp(log);
-    logs.emplace_back(log);
+    logs.push_back(scratch / "log-" + std::to_string(rank));
+    const int file =
+        open(logs.back().c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
     std::vector<std::pair<std::string, std::string>> variables = {
         {"RANK", std::to_string(rank)},
         {"WORLD_SIZE", std::to_string(how.ranks)},
@@ -118,6 +121,7 @@ inline std::vector<RankEnd> in_ranks(const InRanks& how,
         {"REPRISE_TEST_RANK", std::to_string(rank)},
         {"REPRISE_TEST_VARIANT", how.variant},
         {"REPRISE_TEST_FOLDER", how.folder},
+        {"TMPDIR", scratch.path()},
         {"OMP_NUM_THREADS", "1"}};
     const pid_t pid = fork();
     if (pid == 0) {
@@ -165,7 +169,6 @@ inline std::vector<RankEnd> in_ranks(const InRanks& how,
   for (size_t i = 0; i < logs.size(); ++i) {
     std::ifstream file(logs[i]);
     ends[i].error.assign(std::istreambuf_iterator<char>(file), {});
-    std::remove(logs[i].c_str());
   }
   return ends;
 }

@@ -14,14 +14,14 @@ using testing::same;
 using testing::take_gradients;
 using torch::Tensor;
 
-struct Case {
+struct AddCase {
   std::vector<int64_t> sizes;
   torch::ScalarType branch;
   bool adds, uses_sum;
 };
 
 // Rows of several parts, and fewer than a block takes; columns that fill no block.
-const Case kCases[] = {
+const AddCase kAddCases[] = {
     {{3, 70, 768}, torch::kBFloat16, true, true},
     {{2, 5, 64}, torch::kFloat, true, true},
     {{130, 132}, torch::kHalf, true, false},
@@ -31,13 +31,13 @@ const Case kCases[] = {
     {{3, 4096}, torch::kFloat, true, true},
 };
 
-struct Outcome {
+struct Added {
   Tensor sum, normal;
   Tensors gradients;
 };
 
-Outcome run(const Case& c, bool lean, bool autocast,
-            torch::nn::LayerNorm norm) {
+Added run(const AddCase& c, bool lean, bool autocast,
+          torch::nn::LayerNorm norm) {
   torch::manual_seed(2);
   const Tensor x =
       torch::randn(c.sizes, on_device(torch::kFloat)).add_(3).requires_grad_();
@@ -77,13 +77,13 @@ torch::nn::LayerNorm make_norm(int64_t width) {
 }
 
 TEST(AddNorm, AsLibTorchs) {
-  for (const Case& c : kCases) {
+  for (const AddCase& c : kAddCases) {
     for (const bool autocast : {false, true}) {
       SCOPED_TRACE(::testing::Message()
                    << torch::IntArrayRef(c.sizes) << " autocast " << autocast);
       const auto norm = make_norm(c.sizes.back());
-      const Outcome wanted = run(c, false, autocast, norm);
-      const Outcome got = run(c, true, autocast, norm);
+      const Added wanted = run(c, false, autocast, norm);
+      const Added got = run(c, true, autocast, norm);
       const bool rounds = got.normal.element_size() == 2;
       EXPECT_EQ(rounds, autocast && testing::device().is_cuda());
       EXPECT_TRUE(same(got.sum, wanted.sum));
@@ -99,7 +99,7 @@ TEST(AddNorm, AsLibTorchs) {
                   half ? 8e-3 : 1e-5)
             << i;
       }
-      const Outcome again = run(c, true, autocast, norm);
+      const Added again = run(c, true, autocast, norm);
       for (size_t i = 0; i < got.gradients.size(); ++i) {
         EXPECT_TRUE(same(got.gradients[i], again.gradients[i])) << i;
       }

@@ -13,13 +13,13 @@ using torch::Tensor;
 using torch::nn::Conv2d;
 using torch::nn::Conv2dOptions;
 
-struct Size {
+struct ConvSize {
   int64_t samples, channels, height, width, filters, side, stride, padding;
 };
 
 // Rows that four do not divide, one value, less than a filter's eight and more, several
 // parts; filters that leave a border of the image unseen.
-const Size kSizes[] = {
+const ConvSize kConvSizes[] = {
     {2, 1, 8, 8, 8, 3, 1, 1},      {3, 1, 7, 9, 16, 3, 1, 1},
     {2, 1, 6, 8, 8, 2, 2, 0},      {2, 1, 9, 11, 5, 2, 2, 0},
     {1, 3, 12, 10, 20, 3, 2, 1},   {2, 4, 5, 6, 3, 2, 1, 1},
@@ -27,12 +27,12 @@ const Size kSizes[] = {
     {2, 1, 160, 144, 16, 3, 1, 1}, {3, 3, 97, 103, 9, 3, 1, 0},
 };
 
-struct Outcome {
+struct Convolved {
   Tensor y;
   Tensors gradients;
 };
 
-Conv2d make_conv(const Size& size, bool bias = true) {
+Conv2d make_conv(const ConvSize& size, bool bias = true) {
   Conv2d conv(Conv2dOptions(size.channels, size.filters, size.side)
                   .stride(size.stride)
                   .padding(size.padding)
@@ -41,14 +41,14 @@ Conv2d make_conv(const Size& size, bool bias = true) {
   return conv;
 }
 
-Tensor draw_images(const Size& size) {
+Tensor draw_images(const ConvSize& size) {
   return torch::randn({size.samples, size.channels, size.height, size.width},
                       on_device(torch::kFloat));
 }
 
 template <class F>
-Outcome run(Conv2d conv, const F& forward) {
-  Outcome outcome;
+Convolved run(Conv2d conv, const F& forward) {
+  Convolved outcome;
   outcome.y = forward(conv);
   (outcome.y * (outcome.y.detach() + 0.5)).sum().backward();
   outcome.gradients = take_gradients(conv->parameters());
@@ -58,7 +58,7 @@ Outcome run(Conv2d conv, const F& forward) {
 
 TEST(ImageConv, AsLibTorchsInDoublePrecision) {
   torch::manual_seed(3);
-  for (const Size& size : kSizes) {
+  for (const ConvSize& size : kConvSizes) {
     for (const bool bias : {true, false}) {
       const Conv2d conv = make_conv(size, bias);
       const Tensor x = draw_images(size);
@@ -72,9 +72,9 @@ TEST(ImageConv, AsLibTorchsInDoublePrecision) {
         exact->weight.copy_(conv->weight);
         if (bias) exact->bias.copy_(conv->bias);
       }
-      const Outcome got =
+      const Convolved got =
           run(conv, [&](Conv2d c) { return lean_image_conv(c, x); });
-      const Outcome wanted = run(exact, [&](Conv2d c) {
+      const Convolved wanted = run(exact, [&](Conv2d c) {
         return c->forward(x.cpu().to(torch::kDouble));
       });
       EXPECT_EQ(got.y.sizes(), wanted.y.sizes());
@@ -92,10 +92,10 @@ TEST(ImageConv, AsLibTorchsInDoublePrecision) {
 
 TEST(ImageConv, GradientsOfAViewAndOfAnExpandedOutput) {
   torch::manual_seed(4);
-  const Size size{2, 1, 8, 8, 8, 3, 1, 1};
+  const ConvSize size{2, 1, 8, 8, 8, 3, 1, 1};
   Conv2d conv = make_conv(size);
   const Tensor x = draw_images(size);
-  const Outcome wanted = run(conv, [&](Conv2d c) { return c->forward(x); });
+  const Convolved wanted = run(conv, [&](Conv2d c) { return c->forward(x); });
   lean_image_conv(conv, x).sum().backward();  // one value, expanded
   const Tensors expanded = take_gradients(conv->parameters());
   conv->forward(x).sum().backward();
@@ -115,11 +115,11 @@ TEST(ImageConv, GradientsOfAViewAndOfAnExpandedOutput) {
 
 TEST(ImageConv, TheSameBitsEveryTime) {
   torch::manual_seed(5);
-  const Size size{2, 1, 300, 290, 16, 3, 1, 1};
+  const ConvSize size{2, 1, 300, 290, 16, 3, 1, 1};
   const Conv2d conv = make_conv(size);
   const Tensor x = draw_images(size);
   const auto once = [&](Conv2d c) { return lean_image_conv(c, x); };
-  const Outcome first = run(conv, once), second = run(conv, once);
+  const Convolved first = run(conv, once), second = run(conv, once);
   EXPECT_TRUE(torch::equal(first.y, second.y));
   for (size_t i = 0; i < first.gradients.size(); ++i) {
     EXPECT_TRUE(torch::equal(first.gradients[i], second.gradients[i])) << i;
@@ -128,7 +128,7 @@ TEST(ImageConv, TheSameBitsEveryTime) {
 
 TEST(ImageConv, ElsewhereItIsTheConvolution) {
   torch::manual_seed(6);
-  const Size size{2, 1, 8, 8, 8, 3, 1, 1};
+  const ConvSize size{2, 1, 8, 8, 8, 3, 1, 1};
   Conv2d conv = make_conv(size);
   const Tensor x = draw_images(size).requires_grad_();
   lean_image_conv(conv, x).square().sum().backward();
@@ -155,7 +155,7 @@ TEST(ImageConv, ElsewhereItIsTheConvolution) {
 }
 
 TEST(ImageConv, KeepsTheImagesAlone) {
-  const Size size{2, 1, 16, 16, 8, 3, 1, 1};
+  const ConvSize size{2, 1, 16, 16, 8, 3, 1, 1};
   const Conv2d conv = make_conv(size);
   const Tensor x = draw_images(size);
   const KeptMeter meter(conv->parameters());

@@ -23,14 +23,14 @@ using testing::same_in_parts;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
-struct Case {
+struct HeadCase {
   Tensor hidden, weight, bias, targets;
 };
 
-Case make_case(int64_t rows, int64_t width, int64_t columns, bool bias,
-               torch::ScalarType type = torch::kFloat) {
+HeadCase make_case(int64_t rows, int64_t width, int64_t columns, bool bias,
+                   torch::ScalarType type = torch::kFloat) {
   torch::manual_seed(3);
-  Case c;
+  HeadCase c;
   const auto options = on_device(type);
   c.hidden = torch::randn({rows, width}, options).requires_grad_();
   c.weight = torch::randn({columns, width}, options).mul_(0.3).requires_grad_();
@@ -40,13 +40,14 @@ Case make_case(int64_t rows, int64_t width, int64_t columns, bool bias,
   return c;
 }
 
-struct Outcome {
+struct HeadOutcome {
   Tensor loss, right, hidden, weight, bias;
 };
 
 /// As the zoo's own head and loss compute it. The loss is divided, so that its
 /// gradient is not 1.
-Outcome plain(const Case& c, torch::ScalarType loss_type = torch::kFloat) {
+HeadOutcome plain(const HeadCase& c,
+                  torch::ScalarType loss_type = torch::kFloat) {
   const Tensor scores = c.bias.defined()
                             ? torch::addmm(c.bias, c.hidden, c.weight.t())
                             : torch::mm(c.hidden, c.weight.t());
@@ -62,7 +63,7 @@ Outcome plain(const Case& c, torch::ScalarType loss_type = torch::kFloat) {
           gradients[1], gradients[2]};
 }
 
-Outcome chunked(const Case& c, LinearCrossEntropyOptions options) {
+HeadOutcome chunked(const HeadCase& c, LinearCrossEntropyOptions options) {
   options.count_right = true;
   const auto [loss, right] =
       linear_cross_entropy(c.hidden, c.weight, c.bias, c.targets, options);
@@ -82,7 +83,7 @@ LinearCrossEntropyOptions with(int64_t chunk_scores,
   return options;
 }
 
-void expect_near(const Outcome& a, const Outcome& b, double tolerance) {
+void expect_near(const HeadOutcome& a, const HeadOutcome& b, double tolerance) {
   EXPECT_LE(relative_error(a.loss, b.loss), tolerance);
   EXPECT_LE(relative_error(a.hidden, b.hidden), tolerance);
   EXPECT_LE(relative_error(a.weight, b.weight), tolerance);
@@ -97,10 +98,10 @@ constexpr WeightGradient kBoth[] = {WeightGradient::kByColumns,
                                     WeightGradient::kByRows};
 
 TEST(LinearCrossEntropy, OneChunkIsThePlainOneInEveryBit) {
-  const Case c = make_case(30, 16, 50, /*bias=*/false);
-  const Outcome a = plain(c);
+  const HeadCase c = make_case(30, 16, 50, /*bias=*/false);
+  const HeadOutcome a = plain(c);
   for (const auto how : kBoth) {
-    const Outcome b = chunked(c, with(1 << 20, how));
+    const HeadOutcome b = chunked(c, with(1 << 20, how));
     EXPECT_TRUE(same(a.loss, b.loss));
     EXPECT_TRUE(same(a.hidden, b.hidden));
     EXPECT_TRUE(same(a.weight, b.weight));
@@ -110,9 +111,10 @@ TEST(LinearCrossEntropy, OneChunkIsThePlainOneInEveryBit) {
 
 TEST(LinearCrossEntropy, LargeChunksAreThePlainOne) {
   // Many chunks; none so small that OpenBLAS takes another kernel for it.
-  const Case c = make_case(900, 64, 5003, /*bias=*/false);
-  const Outcome a = plain(c);
-  const Outcome b = chunked(c, with(128 * 5003, WeightGradient::kByColumns));
+  const HeadCase c = make_case(900, 64, 5003, /*bias=*/false);
+  const HeadOutcome a = plain(c);
+  const HeadOutcome b =
+      chunked(c, with(128 * 5003, WeightGradient::kByColumns));
   EXPECT_TRUE(same_in_parts(a.loss, b.loss));
   EXPECT_TRUE(same_in_parts(a.hidden, b.hidden));
   EXPECT_TRUE(same_in_parts(a.weight, b.weight));
@@ -121,8 +123,8 @@ TEST(LinearCrossEntropy, LargeChunksAreThePlainOne) {
 
 TEST(LinearCrossEntropy, RaggedChunksInSinglePrecision) {
   for (const bool bias : {false, true}) {
-    const Case c = make_case(53, 24, 101, bias);
-    const Outcome a = plain(c);
+    const HeadCase c = make_case(53, 24, 101, bias);
+    const HeadOutcome a = plain(c);
     for (const auto how : kBoth) {
       for (const int64_t scores : {1, 101, 7 * 101, 20 * 101 + 5}) {
         expect_near(a, chunked(c, with(scores, how)), 1e-6);
@@ -133,17 +135,17 @@ TEST(LinearCrossEntropy, RaggedChunksInSinglePrecision) {
 
 TEST(LinearCrossEntropy, RaggedChunksInDoublePrecision) {
   for (const bool bias : {false, true}) {
-    const Case c = make_case(53, 24, 101, bias, torch::kDouble);
-    const Outcome a = plain(c, torch::kDouble);
+    const HeadCase c = make_case(53, 24, 101, bias, torch::kDouble);
+    const HeadOutcome a = plain(c, torch::kDouble);
     for (const auto how : kBoth) {
-      const Outcome b = chunked(c, with(7 * 101, how));
+      const HeadOutcome b = chunked(c, with(7 * 101, how));
       EXPECT_EQ(b.loss.scalar_type(), torch::kDouble);
       expect_near(a, b, 1e-12);
     }
     // The loss in single precision, whatever the model's is.
     auto options = with(7 * 101);
     options.loss_type = torch::kFloat;
-    const Outcome single = chunked(c, options);
+    const HeadOutcome single = chunked(c, options);
     EXPECT_EQ(single.loss.scalar_type(), torch::kFloat);
     EXPECT_EQ(single.weight.scalar_type(), torch::kDouble);
     expect_near(plain(c), single, 1e-6);
@@ -151,14 +153,14 @@ TEST(LinearCrossEntropy, RaggedChunksInDoublePrecision) {
 }
 
 TEST(LinearCrossEntropy, FiniteDifferences) {
-  const Case c = make_case(6, 4, 9, /*bias=*/true, torch::kDouble);
+  const HeadCase c = make_case(6, 4, 9, /*bias=*/true, torch::kDouble);
   const auto options = with(2 * 9);
   const auto loss = [&] {
     const torch::NoGradGuard no_grad;
     return linear_cross_entropy(c.hidden, c.weight, c.bias, c.targets, options)
         .loss.item<double>();
   };
-  const Outcome got = chunked(c, options);
+  const HeadOutcome got = chunked(c, options);
   const std::pair<Tensor, Tensor> pairs[] = {
       {c.hidden, got.hidden}, {c.weight, got.weight}, {c.bias, got.bias}};
   for (const auto& [variable, gradient] : pairs) {
@@ -184,15 +186,15 @@ TEST(LinearCrossEntropy, AutocastToBFloat16) {
   state.cuda_dtype = torch::kBFloat16;
   for (const bool bias : {false, true}) {
     // A vocabulary that is padded: 101 of 128.
-    const Case c = make_case(70, 32, 101, bias);
-    Outcome a;
+    const HeadCase c = make_case(70, 32, 101, bias);
+    HeadOutcome a;
     {
       const compat::AutocastGuard autocast(state);
       a = plain(c);
     }
-    const Outcome exact = plain(c);
+    const HeadOutcome exact = plain(c);
     for (const auto how : kBoth) {
-      Outcome b;
+      HeadOutcome b;
       {
         const compat::AutocastGuard autocast(state);
         b = chunked(c, with(20 * 101, how));
@@ -218,10 +220,10 @@ TEST(LinearCrossEntropy, AutocastToBFloat16) {
 }
 
 TEST(LinearCrossEntropy, WeightsInHalfPrecisionAddUpInSingle) {
-  const Case c = make_case(256, 16, 10, /*bias=*/true, torch::kBFloat16);
-  const Outcome a = plain(c);
+  const HeadCase c = make_case(256, 16, 10, /*bias=*/true, torch::kBFloat16);
+  const HeadOutcome a = plain(c);
   // One row at a time: in half precision the sums would be off by a percent.
-  const Outcome b = chunked(c, with(10, WeightGradient::kByRows));
+  const HeadOutcome b = chunked(c, with(10, WeightGradient::kByRows));
   EXPECT_EQ(b.weight.scalar_type(), torch::kBFloat16);
   EXPECT_LE(
       relative_error(a.weight.to(torch::kFloat), b.weight.to(torch::kFloat)),
@@ -234,7 +236,7 @@ TEST(LinearCrossEntropy, BackwardOutsideOfAutocastUsesTheForwardsType) {
   compat::AutocastState state;
   state.cpu_enabled = state.cuda_enabled = true;
   state.cuda_dtype = torch::kBFloat16;
-  const Case c = make_case(20, 16, 33, false);
+  const HeadCase c = make_case(20, 16, 33, false);
   Tensor inside, outside;
   {
     const compat::AutocastGuard autocast(state);
@@ -250,21 +252,21 @@ TEST(LinearCrossEntropy, BackwardOutsideOfAutocastUsesTheForwardsType) {
 
 TEST(LinearCrossEntropy, HalfPrecisionWhereOnePartIsAll) {
   // Classes that are no round number, more than a block of threads takes at once.
-  const Case c = make_case(70, 64, 5003, /*bias=*/false, torch::kBFloat16);
-  const Case exact{c.hidden.detach().to(torch::kDouble).requires_grad_(),
-                   c.weight.detach().to(torch::kDouble).requires_grad_(),
-                   {},
-                   c.targets};
-  const Outcome a = plain(exact, torch::kDouble);
-  const auto expect_right = [&](const Outcome& b) {
+  const HeadCase c = make_case(70, 64, 5003, /*bias=*/false, torch::kBFloat16);
+  const HeadCase exact{c.hidden.detach().to(torch::kDouble).requires_grad_(),
+                       c.weight.detach().to(torch::kDouble).requires_grad_(),
+                       {},
+                       c.targets};
+  const HeadOutcome a = plain(exact, torch::kDouble);
+  const auto expect_right = [&](const HeadOutcome& b) {
     EXPECT_LE(relative_error(a.loss, b.loss.to(torch::kDouble)), 2e-3);
     EXPECT_LE(relative_error(a.hidden, b.hidden.to(torch::kDouble)), 1e-2);
     EXPECT_LE(relative_error(a.weight, b.weight.to(torch::kDouble)), 1e-2);
   };
   const auto rows = WeightGradient::kByRows;
-  const Outcome whole = chunked(c, with(0, rows));
+  const HeadOutcome whole = chunked(c, with(0, rows));
   expect_right(whole);
-  const Outcome parts = chunked(c, with(8 * 5003, rows));
+  const HeadOutcome parts = chunked(c, with(8 * 5003, rows));
   expect_right(parts);
   EXPECT_TRUE(torch::equal(whole.right, parts.right));
   // A second backward of the same graph finds what the first one had.
@@ -282,15 +284,15 @@ TEST(LinearCrossEntropy, HalfPrecisionWhereOnePartIsAll) {
 }
 
 TEST(LinearCrossEntropy, AllIgnoredAndEmpty) {
-  Case c = make_case(8, 4, 5, true);
+  HeadCase c = make_case(8, 4, 5, true);
   c.targets.fill_(-100);
   for (const auto how : kBoth) {
-    const Outcome ignored = chunked(c, with(10, how));
+    const HeadOutcome ignored = chunked(c, with(10, how));
     EXPECT_EQ(ignored.loss.item<float>(), 0);
     EXPECT_EQ(ignored.right.item<int64_t>(), 0);
     EXPECT_EQ(ignored.hidden.abs().sum().item<float>(), 0);
     EXPECT_EQ(ignored.weight.abs().sum().item<float>(), 0);
-    const Outcome empty = chunked(make_case(0, 4, 5, true), with(10, how));
+    const HeadOutcome empty = chunked(make_case(0, 4, 5, true), with(10, how));
     EXPECT_EQ(empty.loss.item<float>(), 0);
     EXPECT_EQ(empty.hidden.sizes(), (std::vector<int64_t>{0, 4}));
     EXPECT_EQ(empty.weight.abs().sum().item<float>(), 0);
@@ -298,20 +300,20 @@ TEST(LinearCrossEntropy, AllIgnoredAndEmpty) {
 }
 
 TEST(LinearCrossEntropy, AnotherIndexIsIgnored) {
-  Case c = make_case(12, 4, 5, false);
-  const Outcome a = chunked(c, with(10));
+  HeadCase c = make_case(12, 4, 5, false);
+  const HeadOutcome a = chunked(c, with(10));
   c.targets.masked_fill_(c.targets.eq(-100), 4321);
   auto options = with(10);
   options.ignore_index = 4321;
-  const Outcome b = chunked(c, options);
+  const HeadOutcome b = chunked(c, options);
   EXPECT_TRUE(same(a.loss, b.loss));
   EXPECT_TRUE(same(a.weight, b.weight));
 }
 
 TEST(LinearCrossEntropy, GradientsThatAreNotWanted) {
   for (const auto how : kBoth) {
-    Case c = make_case(12, 4, 5, true);
-    const Outcome a = chunked(c, with(10, how));
+    HeadCase c = make_case(12, 4, 5, true);
+    const HeadOutcome a = chunked(c, with(10, how));
     c.weight = c.weight.detach();
     auto loss = linear_cross_entropy(c.hidden, c.weight, c.bias, c.targets,
                                      with(10, how))
@@ -336,7 +338,7 @@ TEST(LinearCrossEntropy, GradientsThatAreNotWanted) {
 
 TEST(LinearCrossEntropy, ASharedWeightAddsUp) {
   // As in GPT-2: the weight is also that of an embedding.
-  const Case c = make_case(20, 8, 30, false, torch::kDouble);
+  const HeadCase c = make_case(20, 8, 30, false, torch::kDouble);
   const Tensor tokens = torch::randint(30, {20}, on_device(torch::kLong));
   const auto gradient = [&](bool lean) {
     const Tensor x = torch::embedding(c.weight, tokens);
@@ -353,7 +355,7 @@ TEST(LinearCrossEntropy, ASharedWeightAddsUp) {
 
 TEST(LinearCrossEntropy, NothingIsKeptAndTheScoresAreNeverWhole) {
   const int64_t rows = 512, columns = 4096, chunk = 32 * columns;
-  const Case c = make_case(rows, 16, columns, false);
+  const HeadCase c = make_case(rows, 16, columns, false);
   const int64_t whole = rows * columns * 4;
   const Tensor state[] = {c.hidden, c.weight, c.targets};
   const auto measure = [&](auto&& run) {
@@ -391,8 +393,8 @@ TEST(LinearCrossEntropy, NothingIsKeptAndTheScoresAreNeverWhole) {
 }
 
 TEST(LinearCrossEntropy, UnderCheckpointNothingIsKept) {
-  const Case c = make_case(40, 8, 30, false);
-  const Outcome a = chunked(c, with(90));
+  const HeadCase c = make_case(40, 8, 30, false);
+  const HeadOutcome a = chunked(c, with(90));
   const auto run = [&](const Tensor& x) {
     return linear_cross_entropy(x * 1, c.weight, {}, c.targets, with(90)).loss;
   };
@@ -402,7 +404,7 @@ TEST(LinearCrossEntropy, UnderCheckpointNothingIsKept) {
 }
 
 TEST(LinearCrossEntropy, NoSecondDerivative) {
-  const Case c = make_case(4, 4, 5, false);
+  const HeadCase c = make_case(4, 4, 5, false);
   const auto loss =
       linear_cross_entropy(c.hidden, c.weight, {}, c.targets).loss;
   const auto error = error_of([&] {
@@ -414,7 +416,7 @@ TEST(LinearCrossEntropy, NoSecondDerivative) {
 }
 
 TEST(LinearCrossEntropy, RefusesWhatDoesNotFit) {
-  const Case c = make_case(4, 4, 5, true);
+  const HeadCase c = make_case(4, 4, 5, true);
   const auto refused = [](const Tensor& hidden, const Tensor& weight,
                           const Tensor& bias, const Tensor& targets,
                           int64_t scores = 10) {

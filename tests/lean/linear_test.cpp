@@ -48,12 +48,12 @@ Layer make_layer(WeightLayout layout, bool bias = true) {
 }
 
 /// Result and gradients of two micro-batches.
-struct Outcome {
+struct LinearOutcome {
   Tensor y;
   Tensors gradients;
 };
 
-Outcome run(const Layer& layer, bool autocast) {
+LinearOutcome run(const Layer& layer, bool autocast) {
   Tensor y;
   for (int i = 0; i < 2; ++i) {
     {
@@ -87,10 +87,10 @@ TEST(Linear, WithCopiesAsUnderAutocast) {
   for (const bool bias : {true, false}) {
     for (const auto layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
       const Layer layer = make_layer(layout, bias);
-      const Outcome exact = run(layer, /*autocast=*/false);
-      const Outcome wanted = run(layer, /*autocast=*/true);
+      const LinearOutcome exact = run(layer, /*autocast=*/false);
+      const LinearOutcome wanted = run(layer, /*autocast=*/true);
       const WeightCopies copies({layer.weight}, torch::kBFloat16);
-      const Outcome got = run(layer, /*autocast=*/true);
+      const LinearOutcome got = run(layer, /*autocast=*/true);
       EXPECT_EQ(got.y.scalar_type(), torch::kBFloat16);
       EXPECT_EQ(got.y.sizes(), wanted.y.sizes());
       // The same product of the same numbers.
@@ -112,10 +112,10 @@ TEST(Linear, WithCopiesAsUnderAutocast) {
 TEST(Linear, StraightInSinglePrecision) {
   for (const auto layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
     const Layer layer = make_layer(layout);
-    const Outcome wanted = run(layer, /*autocast=*/false);
+    const LinearOutcome wanted = run(layer, /*autocast=*/false);
     const WeightCopies none({layer.weight}, torch::kFloat);
     EXPECT_TRUE(none.copies().empty());
-    const Outcome got = run(layer, /*autocast=*/false);
+    const LinearOutcome got = run(layer, /*autocast=*/false);
     EXPECT_LT(relative_error(got.y, wanted.y), 1e-6);
     for (size_t i = 0; i < wanted.gradients.size(); ++i) {
       EXPECT_LT(relative_error(got.gradients[i], wanted.gradients[i]), 1e-5);
@@ -164,7 +164,7 @@ TEST(Linear, ACopyOlderThanItsWeightIsNotTaken) {
     layer.weight.mul_(2);
   }
   EXPECT_FALSE(found());
-  const Outcome now = run(layer, true);
+  const LinearOutcome now = run(layer, true);
   copies.refresh();
   // In the same place.
   EXPECT_EQ(WeightCopies::find(layer.weight, torch::kBFloat16).data_ptr(),
@@ -243,7 +243,7 @@ TEST(Linear, ACopyForEachUse) {
     const Layer layer = make_layer(layout);
     std::optional<WeightCopies> copies;
     copies.emplace(Tensors{layer.weight, layer.bias}, torch::kBFloat16);
-    const Outcome wanted = run(layer, /*autocast=*/true);
+    const LinearOutcome wanted = run(layer, /*autocast=*/true);
     copies.reset();
     WeightCopiesOptions each;
     each.each_use = true;
@@ -258,7 +258,7 @@ TEST(Linear, ACopyForEachUse) {
         WeightCopies::find(layer.weight, torch::kBFloat16, /*padded=*/true);
     EXPECT_EQ(padded.size(0) % 128, 0);
     EXPECT_TRUE(same(padded.narrow(0, 0, one.size(0)), one));
-    const Outcome got = run(layer, /*autocast=*/true);
+    const LinearOutcome got = run(layer, /*autocast=*/true);
     EXPECT_TRUE(same(got.y, wanted.y));
     for (size_t i = 0; i < wanted.gradients.size(); ++i) {
       EXPECT_TRUE(same(got.gradients[i], wanted.gradients[i])) << i;
@@ -297,14 +297,14 @@ TEST(Linear, ThreeAsOne) {
       }
       (y.to(torch::kFloat).sin().sum() / 3).backward();
     }
-    return Outcome{y.detach(), take_gradients(parameters)};
+    return LinearOutcome{y.detach(), take_gradients(parameters)};
   };
   const Tensors before = {weights[0].detach().clone(),
                           biases[2].detach().clone()};
   for (const auto type : {torch::kFloat, torch::kBFloat16}) {
     const bool autocast = type == torch::kBFloat16;
     const WeightCopies copies(copied, type);
-    const Outcome wanted = run_three(false, autocast);
+    const LinearOutcome wanted = run_three(false, autocast);
     if (type == torch::kFloat) {
       // Not before they lie together.
       EXPECT_FALSE(lean_linears(x, weights, biases).defined());
@@ -315,7 +315,7 @@ TEST(Linear, ThreeAsOne) {
       EXPECT_TRUE(same(biases[2].detach(), before[1]));
       continue;  // the copies are of what was there before
     }
-    const Outcome got = run_three(true, autocast);
+    const LinearOutcome got = run_three(true, autocast);
     EXPECT_LT(relative_error(got.y, wanted.y), 1e-2);
     for (size_t i = 0; i < parameters.size(); ++i) {
       ASSERT_TRUE(got.gradients[i].defined()) << i;
@@ -325,8 +325,8 @@ TEST(Linear, ThreeAsOne) {
     }
   }
   const WeightCopies copies(copied, torch::kFloat);
-  const Outcome wanted = run_three(false, false);
-  const Outcome got = run_three(true, false);
+  const LinearOutcome wanted = run_three(false, false);
+  const LinearOutcome got = run_three(true, false);
   for (size_t i = 0; i < parameters.size(); ++i) {
     EXPECT_LT(relative_error(got.gradients[i], wanted.gradients[i]), 1e-5) << i;
   }
@@ -334,7 +334,7 @@ TEST(Linear, ThreeAsOne) {
   for (const Tensor& parameter : copied) {
     Tensor(parameter).mutable_grad() = torch::ones_like(parameter.detach());
   }
-  const Outcome apart = run_three(true, false);
+  const LinearOutcome apart = run_three(true, false);
   for (size_t i = 1; i < 7; ++i) {
     EXPECT_LT(relative_error(apart.gradients[i] - 1, wanted.gradients[i]),
               1e-5);

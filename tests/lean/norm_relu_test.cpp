@@ -14,18 +14,18 @@ using testing::same;
 using testing::take_gradients;
 using torch::Tensor;
 
-struct Size {
+struct NormSize {
   int64_t samples, channels, height, width, groups;  // 0: BatchNorm
 };
 
 // Sides that are odd, a plane of several parts, of less than a block, of one value.
-const Size kSizes[] = {
+const NormSize kNormSizes[] = {
     {3, 4, 5, 6, 0},     {3, 4, 5, 7, 0},     {2, 8, 7, 9, 2},
     {3, 6, 8, 8, 0},     {2, 3, 150, 140, 0}, {1, 16, 6, 6, 2},
     {2, 2, 131, 133, 1}, {4, 3, 1, 1, 0},     {1, 8, 2, 2, 1},
 };
 
-struct Outcome {
+struct Normed {
   Tensor y;
   Tensors gradients;
   Tensors buffers;
@@ -40,9 +40,9 @@ void draw(Norm& norm) {
 
 /// Two passes, so that running statistics move twice.
 template <class Norm, class F>
-Outcome run(Norm norm, const Tensor& values, const F& forward) {
+Normed run(Norm norm, const Tensor& values, const F& forward) {
   const Tensor x = values.detach().clone().requires_grad_();
-  Outcome outcome;
+  Normed outcome;
   for (int i = 0; i < 2; ++i) {
     outcome.y = forward(norm, x * (1 + i));
     (outcome.y * (outcome.y.detach() + 0.5)).sum().backward();
@@ -64,11 +64,11 @@ void expect_like_plain(const Norm& make, const Tensor& values,
     other->weight.copy_(one->weight);
     other->bias.copy_(one->bias);
   }
-  const Outcome wanted = run(one, values, [&](auto norm, const Tensor& x) {
+  const Normed wanted = run(one, values, [&](auto norm, const Tensor& x) {
     const Tensor y = torch::relu(norm->forward(x));
     return after == AfterNorm::kRelu ? y : torch::max_pool2d(y, 2);
   });
-  const Outcome got = run(other, values, [&](auto norm, const Tensor& x) {
+  const Normed got = run(other, values, [&](auto norm, const Tensor& x) {
     return lean_norm_relu(norm, x, after);
   });
   EXPECT_EQ(got.y.sizes(), wanted.y.sizes());
@@ -84,7 +84,7 @@ void expect_like_plain(const Norm& make, const Tensor& values,
 
 TEST(NormRelu, AsLibTorchs) {
   torch::manual_seed(3);
-  for (const Size& size : kSizes) {
+  for (const NormSize& size : kNormSizes) {
     const Tensor values =
         torch::randn({size.samples, size.channels, size.height, size.width},
                      on_device(torch::kFloat))
@@ -128,8 +128,8 @@ TEST(NormRelu, TheSameBitsEveryTime) {
   const auto once = [&](const torch::nn::BatchNorm2d& n, const Tensor& values) {
     return lean_norm_relu(n, values, AfterNorm::kReluMaxPool);
   };
-  const Outcome first = run(norm, x, once);
-  const Outcome second = run(norm, x, once);
+  const Normed first = run(norm, x, once);
+  const Normed second = run(norm, x, once);
   EXPECT_TRUE(same(first.y, second.y));
   for (size_t i = 0; i < first.gradients.size(); ++i) {
     EXPECT_TRUE(same(first.gradients[i], second.gradients[i])) << i;

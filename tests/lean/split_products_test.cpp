@@ -17,14 +17,14 @@ using torch::Tensor;
 constexpr char kNeeds[] =
     "needs a device of compute capability 9.0, and nvcc when it was built";
 
-struct Shape {
+struct SplitShape {
   int64_t rows, in, out;
 };
 
 /// A layer with WeightCopies in single precision: y, and the gradients of x, weight and
 /// bias, of two micro-batches.
-struct Layer {
-  Layer(const Shape& shape, WeightLayout layout) : layout(layout) {
+struct SplitLayer {
+  SplitLayer(const SplitShape& shape, WeightLayout layout) : layout(layout) {
     torch::manual_seed(3);
     const auto options = on_device(torch::kFloat);
     x = torch::randn({shape.rows, shape.in}, options).requires_grad_();
@@ -76,15 +76,15 @@ double error_of_sum(const Tensor& got, const Tensor& wanted) {
 
 // Sizes of all three cuts, of one and two blocks along the depth, and with remains of
 // each direction.
-const std::vector<Shape> kShapes = {
+const std::vector<SplitShape> kSplitShapes = {
     {512, 1024, 1024}, {512, 1024, 3072}, {512, 1024, 4096}, {512, 4096, 1024},
     {500, 1028, 1000}, {772, 500, 1004},  {68, 2052, 2500}};
 
 TEST(SplitProducts, AreAsExactAsTheLibrarys) {
   if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
-  for (const Shape& shape : kShapes) {
+  for (const SplitShape& shape : kSplitShapes) {
     for (const auto layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
-      const Layer layer(shape, layout);
+      const SplitLayer layer(shape, layout);
       const Tensors wanted = layer.exact();
       const Tensors split = layer.run(true), library = layer.run(false);
       for (size_t i = 0; i < wanted.size(); ++i) {
@@ -101,7 +101,7 @@ TEST(SplitProducts, AreAsExactAsTheLibrarys) {
 
 TEST(SplitProducts, GiveTheSameBitsAgain) {
   if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
-  const Layer layer({512, 4096, 1024}, WeightLayout::kOutIn);
+  const SplitLayer layer({512, 4096, 1024}, WeightLayout::kOutIn);
   const Tensors first = layer.run(true);
   for (int i = 0; i < 20; ++i) {
     const Tensors again = layer.run(true);
@@ -113,7 +113,7 @@ TEST(SplitProducts, GiveTheSameBitsAgain) {
 
 TEST(SplitProducts, KeepTheRangeOfSinglePrecision) {
   if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
-  const Layer layer({512, 1024, 1024}, WeightLayout::kOutIn);
+  const SplitLayer layer({512, 1024, 1024}, WeightLayout::kOutIn);
   const torch::NoGradGuard none;
   for (const double scale : {1e-30, 1e30}) {
     layer.x.set_data(layer.x.detach() * scale);
@@ -137,9 +137,9 @@ TEST(SplitProducts, KeepTheRangeOfSinglePrecision) {
 // What does not fit is the library's, to the bit.
 TEST(SplitProducts, LeaveTheRestToTheLibrary) {
   if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
-  for (const Shape& shape :
-       std::vector<Shape>{{510, 1022, 1026}, {32, 4096, 1024}, {64, 64, 64}}) {
-    const Layer layer(shape, WeightLayout::kOutIn);
+  for (const SplitShape& shape : std::vector<SplitShape>{
+           {510, 1022, 1026}, {32, 4096, 1024}, {64, 64, 64}}) {
+    const SplitLayer layer(shape, WeightLayout::kOutIn);
     const Tensors split = layer.run(true), library = layer.run(false);
     for (size_t i = 0; i < split.size(); ++i) {
       EXPECT_TRUE(split[i].equal(library[i])) << shape.rows << " " << i;

@@ -7,11 +7,11 @@ namespace {
 
 using testing::on_device;
 
-constexpr int64_t kWidth = 1024;
-constexpr int64_t kBytes = kWidth * kWidth * 4;
+constexpr int64_t kSide = 1024;
+constexpr int64_t kSquareBytes = kSide * kSide * 4;
 
 torch::Tensor square_matrix() {
-  return torch::randn({kWidth, kWidth}, on_device());
+  return torch::randn({kSide, kSide}, on_device());
 }
 
 TEST(Kept, CountsSavedTensorsUntilTheGraphFreesThem) {
@@ -22,10 +22,10 @@ TEST(Kept, CountsSavedTensorsUntilTheGraphFreesThem) {
     const KeptMeter::Scope scope(meter, 0);
     y = x.exp().sum();  // saves its result
   }
-  EXPECT_EQ(meter.live_bytes(), kBytes);
+  EXPECT_EQ(meter.live_bytes(), kSquareBytes);
   y.backward();
   EXPECT_EQ(meter.live_bytes(), 0);
-  EXPECT_EQ(meter.peak_bytes(), kBytes);
+  EXPECT_EQ(meter.peak_bytes(), kSquareBytes);
 }
 
 TEST(Kept, SharedStorageCountsOnceForTheLowestStage) {
@@ -36,20 +36,20 @@ TEST(Kept, SharedStorageCountsOnceForTheLowestStage) {
     const KeptMeter::Scope scope(meter, 2);
     a = x * x.t();  // two views of one storage
   }
-  EXPECT_EQ(meter.live_bytes(), kBytes);
-  EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, 0, kBytes}));
+  EXPECT_EQ(meter.live_bytes(), kSquareBytes);
+  EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, 0, kSquareBytes}));
   {
     const KeptMeter::Scope scope(meter, 1);
     b = x.square();
   }
-  EXPECT_EQ(meter.live_bytes(), kBytes);
-  EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, kBytes, 0}));
+  EXPECT_EQ(meter.live_bytes(), kSquareBytes);
+  EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, kSquareBytes, 0}));
   b.reset();
-  EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, 0, kBytes}));
+  EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, 0, kSquareBytes}));
 }
 
 TEST(Kept, ParametersAndTheirViewsNeverCount) {
-  torch::nn::Linear linear(kWidth, kWidth);
+  torch::nn::Linear linear(kSide, kSide);
   linear->to(testing::device());
   const KeptMeter meter(linear->parameters());
   const auto x = square_matrix();
@@ -58,7 +58,7 @@ TEST(Kept, ParametersAndTheirViewsNeverCount) {
     const KeptMeter::Scope scope(meter, 0);
     y = linear(x);  // saves x, and a transposed view of the weight
   }
-  EXPECT_EQ(meter.live_bytes(), kBytes);
+  EXPECT_EQ(meter.live_bytes(), kSquareBytes);
 }
 
 TEST(Kept, HoldCountsByHand) {
@@ -66,10 +66,10 @@ TEST(Kept, HoldCountsByHand) {
   const auto x = square_matrix();
   auto first = meter.hold(x, 0);
   const auto second = meter.hold(x.t(), 3);
-  EXPECT_EQ(meter.live_bytes(), kBytes);
+  EXPECT_EQ(meter.live_bytes(), kSquareBytes);
   first.reset();
-  EXPECT_EQ(meter.live_by_stage().at(3), kBytes);
-  EXPECT_EQ(meter.peak_by_stage().at(0), kBytes);
+  EXPECT_EQ(meter.live_by_stage().at(3), kSquareBytes);
+  EXPECT_EQ(meter.peak_by_stage().at(0), kSquareBytes);
 }
 
 TEST(Kept, ChangesInPlaceAreStillFound) {

@@ -1,3 +1,4 @@
+#include "sleep.h"
 #include "support.h"
 
 #include <reprise/observe/observer.h>
@@ -14,11 +15,8 @@
 namespace reprise {
 namespace {
 
+using testing::sleep_ms;
 using Clock = std::chrono::steady_clock;
-
-void sleep_ms(int64_t milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
 
 /// What a test reads and writes of its probe, which the observer owns.
 struct Shown {

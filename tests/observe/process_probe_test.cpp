@@ -1,3 +1,4 @@
+#include "sleep.h"
 #include "support.h"
 
 #include <reprise/observe/limits.h>
@@ -13,11 +14,9 @@
 namespace reprise {
 namespace {
 
-constexpr int64_t kMb = 1000000;
+using testing::sleep_ms;
 
-void sleep_ms(int64_t milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
+constexpr int64_t kMb = 1000000;
 
 /// Not by the clock that the probe reads.
 double process_cpu_s() {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "examples.h"
+
 #include <reprise/plan/planner.h>
 #include <reprise/recompute/simulate.h>
 #include <reprise/recompute/strategy.h>
@@ -20,7 +22,6 @@
 namespace reprise::testing {
 
 inline constexpr int kStages = 6;
-inline constexpr int64_t kMiB = 1 << 20;
 
 /// A made-up device: bytes rise with the size, times have a part that does not,
 /// as launches have. Notes what it was asked to measure.

@@ -1,3 +1,5 @@
+#include "temporary.h"
+
 #include <reprise/report/report.h>
 
 #include <c10/util/Exception.h>
@@ -5,34 +7,21 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 
 namespace reprise {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 class Report : public ::testing::Test {
  protected:
-  Report() {
-    std::string name = (fs::temp_directory_path() / "report-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-    options_.page = write("page.html", "before @RESULTS@ after");
-  }
-  ~Report() override {
-    for (const auto& file : fs::directory_iterator(folder_)) {
-      fs::remove(file.path());
-    }
-    fs::remove(folder_);
-  }
+  Report() { options_.page = write("page.html", "before @RESULTS@ after"); }
 
   std::string write(const std::string& name, const std::string& text) {
-    const fs::path path = folder_ / name;
+    const std::string path = folder_ / name;
     std::ofstream(path) << text;
-    return path.string();
+    return path;
   }
 
   /// The page's records, as its script reads them.
@@ -40,13 +29,13 @@ class Report : public ::testing::Test {
     std::string text;
     for (const json& line : lines) text += line.dump() + "\n";
     write("results.jsonl", text);
-    html_ = make_report({folder_.string()}, options_);
+    html_ = make_report({folder_.path()}, options_);
     const size_t from = html_.find("before ") + 7;
     return json::parse(html_.substr(from, html_.find(" after") - from))
         .at("records");
   }
 
-  fs::path folder_;
+  testing::TemporaryDirectory folder_;
   ReportOptions options_;
   std::string html_;
 };
@@ -100,22 +89,22 @@ TEST_F(Report, ThinsSeriesButKeepsPeaks) {
 TEST_F(Report, RefusesWhatIsNoPage) {
   write("results.jsonl", run("a").dump() + "\n");
   options_.page = write("other.html", "nothing");
-  EXPECT_THROW(make_report({folder_.string()}, options_), c10::Error);
+  EXPECT_THROW(make_report({folder_.path()}, options_), c10::Error);
   options_.page = write("other.html", "@RESULTS@\n@library vega\n");
-  EXPECT_THROW(make_report({folder_.string()}, options_), c10::Error);
-  options_.page = (folder_ / "missing.html").string();
-  EXPECT_THROW(make_report({folder_.string()}, options_), c10::Error);
+  EXPECT_THROW(make_report({folder_.path()}, options_), c10::Error);
+  options_.page = folder_ / "missing.html";
+  EXPECT_THROW(make_report({folder_.path()}, options_), c10::Error);
 }
 
 TEST_F(Report, RefusesNoResults) {
   EXPECT_THROW(make_report({}, options_), c10::Error);
-  EXPECT_THROW(make_report({folder_.string()}, options_), c10::Error);
+  EXPECT_THROW(make_report({folder_.path()}, options_), c10::Error);
 }
 
 TEST_F(Report, HasAPageOrSaysWhyNot) {
   write("results.jsonl", run("a").dump() + "\n");
   try {
-    const std::string page = make_report({folder_.string()});
+    const std::string page = make_report({folder_.path()});
     EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
     EXPECT_NE(page.find("University of Washington"), std::string::npos);
   } catch (const c10::Error& error) {
@@ -124,7 +113,7 @@ TEST_F(Report, HasAPageOrSaysWhyNot) {
 }
 
 TEST_F(Report, NamesAMissingBrowser) {
-  EXPECT_THROW(save_plots(options_.page, folder_.string(), "no-such-browser"),
+  EXPECT_THROW(save_plots(options_.page, folder_.path(), "no-such-browser"),
                c10::Error);
 }
 

@@ -18,6 +18,7 @@ namespace reprise {
 namespace {
 
 using nlohmann::json;
+using testing::copy_of;
 using testing::error_of;
 using testing::on_device;
 using testing::optimizer_values;
@@ -50,15 +51,6 @@ NamedTensors make_parameters() {
       {"embedding", torch::randn({100, 64}, on_device())}};
   for (auto& item : parameters) item.second.requires_grad_();
   return parameters;
-}
-
-NamedTensors copy(const NamedTensors& tensors) {
-  NamedTensors copies;
-  for (const auto& [name, tensor] : tensors) {
-    copies.emplace_back(
-        name, tensor.detach().clone().requires_grad_(tensor.requires_grad()));
-  }
-  return copies;
 }
 
 /// Those of update `k`; values of a block differ by a factor of a million.
@@ -271,7 +263,7 @@ TEST(Adam8bit, KeepsTwoBytesAValue) {
 TEST(Adam8bit, WithoutQuantizationIsAdam) {
   for (const std::string name : {"adam", "adamw"}) {
     const auto parameters = make_parameters();
-    const auto others = copy(parameters);
+    const auto others = copy_of(parameters);
     auto options = options_of(name + "8bit");
     for (const auto& item : parameters) {
       options.unquantized.push_back(item.first);
@@ -346,9 +338,9 @@ TEST(Adam8bit, GoesOnBitByBitAfterSavingAndLoading) {
       set_gradients(parameters, k);
       optimizer->step(0.01);
     }
-    const auto others = copy(parameters);
+    const auto others = copy_of(parameters);
     const auto resumed = make_optimizer(options, others);
-    resumed->load(copy(optimizer->state()));
+    resumed->load(copy_of(optimizer->state()));
     for (uint64_t k = 3; k < 6; ++k) {
       set_gradients(parameters, k);
       set_gradients(others, k);
@@ -405,8 +397,8 @@ TEST(Adam8bit, AFailedAllocationChangesNothing) {
     set_gradients(whole, k);
     undisturbed->step(0.01);
     set_gradients(parameters, k);
-    const auto before = copy(parameters);
-    const auto state = copy(optimizer->state());
+    const auto before = copy_of(parameters);
+    const auto state = copy_of(optimizer->state());
     for (int64_t after = 0;; ++after) {
       const AllocationFailure failure(after);
       try {

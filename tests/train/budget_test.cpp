@@ -74,7 +74,7 @@ class Scripted : public BudgetPlanner {
   int stages_ = 0;
 };
 
-struct Warnings : testing::Warnings {
+struct PlannedWarnings : testing::Warnings {
   void started(const Start& start) override { how = start.how; }
   std::string how;
 };
@@ -82,7 +82,7 @@ struct Warnings : testing::Warnings {
 struct PlannedRun {
   Ended ended;
   Asked asked;
-  Warnings warnings;
+  PlannedWarnings warnings;
 };
 
 PlannedRun run_planned(TrainConfig config, const std::deque<Planned>& list,
@@ -143,7 +143,7 @@ TEST(Budget, PassedItPlansAgainAndTheResultStays) {
     EXPECT_EQ(planned.asked.present,
               (std::vector<std::string>{"none", "every:2", "all"}));
     for (const int64_t over : planned.asked.over_bytes) EXPECT_GT(over, 1000);
-    const Warnings& warnings = planned.warnings;
+    const PlannedWarnings& warnings = planned.warnings;
     EXPECT_EQ(warnings.list.size(), 3u);
     EXPECT_EQ(warnings.count("the budget is 1 B; from now on plan"), 2);
     EXPECT_EQ(warnings.count("nothing smaller is left"), 1);

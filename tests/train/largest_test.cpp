@@ -11,7 +11,7 @@ namespace {
 using testing::example_plan;
 using testing::kMiB;
 
-Largest example() {
+Largest example_largest() {
   Largest largest;
   largest.axis = "batch";
   largest.plain = 12;
@@ -23,7 +23,7 @@ Largest example() {
 }
 
 TEST(Largest, Text) {
-  EXPECT_EQ(to_text(example()),
+  EXPECT_EQ(to_text(example_largest()),
             "batch 96 fits, 8.0 times the 12 that fit with no technique\n"
             "  no technique        12  peak 500 MiB\n"
             "  planned             96  peak 510 MiB\n"
@@ -32,7 +32,7 @@ TEST(Largest, Text) {
 }
 
 TEST(Largest, WhatDoesNotFit) {
-  Largest largest = example();
+  Largest largest = example_largest();
   largest.plain = 0;
   EXPECT_EQ(to_text(largest).substr(0, to_text(largest).find('\n')),
             "batch 96 fits; with no technique not even the smallest does");
@@ -45,7 +45,7 @@ TEST(Largest, WhatDoesNotFit) {
 }
 
 TEST(Largest, Json) {
-  const auto json = nlohmann::json::parse(to_json(example()));
+  const auto json = nlohmann::json::parse(to_json(example_largest()));
   EXPECT_EQ(json["axis"], "batch");
   EXPECT_EQ(json["value"], 96);
   EXPECT_EQ(json["plain"], 12);

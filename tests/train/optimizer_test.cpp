@@ -14,6 +14,7 @@ namespace reprise {
 namespace {
 
 using nlohmann::json;
+using testing::copy_of;
 using testing::error_of;
 using testing::on_device;
 using testing::optimizer_values;
@@ -48,15 +49,6 @@ NamedTensors start(torch::ScalarType type = torch::kFloat) {
         name, read(optimizer_values()["start"], name, type).requires_grad_());
   }
   return parameters;
-}
-
-NamedTensors copy(const NamedTensors& tensors) {
-  NamedTensors copies;
-  for (const auto& [name, tensor] : tensors) {
-    copies.emplace_back(
-        name, tensor.detach().clone().requires_grad_(tensor.requires_grad()));
-  }
-  return copies;
 }
 
 std::map<std::string, Tensor> by_name(const NamedTensors& tensors) {
@@ -115,12 +107,12 @@ TEST(Optimizer, GoesOnBitByBitAfterSavingAndLoading) {
     const auto parameters = start();
     const auto optimizer = make_optimizer(options, parameters);
     for (int k = 0; k < 3; ++k) step(*optimizer, parameters, k);
-    const auto resumed_parameters = copy(parameters);
-    const auto saved = copy(optimizer->state());
+    const auto resumed_parameters = copy_of(parameters);
+    const auto saved = copy_of(optimizer->state());
     const auto resumed = make_optimizer(options, resumed_parameters);
     // Over a state of its own, which must not show through.
     if (name == "adam") {
-      const auto elsewhere = copy(parameters);
+      const auto elsewhere = copy_of(parameters);
       const auto used = make_optimizer(options, elsewhere);
       step(*used, elsewhere, 4);
       resumed->load(used->state());
@@ -190,7 +182,7 @@ TEST(Optimizer, AdafactorKeepsRowsAndColumns) {
 TEST(Optimizer, LeavesGradientsAndOthersAlone) {
   for (const auto& [name, test] : optimizer_values()["cases"].items()) {
     const auto parameters = start();
-    const auto before = copy(parameters);
+    const auto before = copy_of(parameters);
     const auto optimizer =
         make_optimizer(options_of(test["options"]), parameters);
     step(*optimizer, parameters, 0);
@@ -272,7 +264,7 @@ TEST(Optimizer, AFailedAllocationChangesNothing) {
     for (int k = 0; k < 2; ++k) {
       step(*undisturbed, whole, k);
       set_gradients(parameters, k);
-      const auto before = copy(parameters);
+      const auto before = copy_of(parameters);
       const double rate = optimizer_values()["rates"][k];
       for (int64_t after = 0;; ++after) {
         const AllocationFailure failure(after);
@@ -336,9 +328,9 @@ TEST(Optimizer, RefusesAnotherStateAndKeepsItsOwn) {
   const auto parameters = start();
   const auto optimizer = make_optimizer({}, parameters);
   for (int k = 0; k < 2; ++k) step(*optimizer, parameters, k);
-  const auto before = copy(optimizer->state());
+  const auto before = copy_of(optimizer->state());
   const auto expect_error = [&](const std::string& part, auto&& change) {
-    auto state = by_name(copy(optimizer->state()));
+    auto state = by_name(copy_of(optimizer->state()));
     for (auto& [name, tensor] : state) {
       if (name != "step" && name != "step.fc.bias") tensor.fill_(7);
     }

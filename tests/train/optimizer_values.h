@@ -1,9 +1,12 @@
 #pragma once
 
+#include <reprise/train/optimizer.h>
+
 #include <nlohmann/json.hpp>
 
 #include <fstream>
 
+/// For tests of optimizers.
 namespace reprise::testing {
 
 /// What fixtures/make_optimizer_values.py wrote.
@@ -13,6 +16,15 @@ inline const nlohmann::json& optimizer_values() {
     return nlohmann::json::parse(file);
   }();
   return values;
+}
+
+inline NamedTensors copy_of(const NamedTensors& tensors) {
+  NamedTensors copies;
+  for (const auto& [name, tensor] : tensors) {
+    copies.emplace_back(
+        name, tensor.detach().clone().requires_grad_(tensor.requires_grad()));
+  }
+  return copies;
 }
 
 }  // namespace reprise::testing

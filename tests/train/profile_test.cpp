@@ -13,7 +13,7 @@ namespace {
 using testing::device;
 using testing::error_of;
 
-TrainConfig small(const std::string& recompute = "none") {
+TrainConfig profiled(const std::string& recompute = "none") {
   TrainConfig config;
   config.model = "mlp";
   config.model_options.depth = 4;
@@ -33,7 +33,7 @@ TrainConfig small(const std::string& recompute = "none") {
 
 TEST(Profile, PhasesFollowEachOtherWithoutGaps) {
   for (const int64_t accumulate : {1, 2}) {
-    TrainConfig config = small("sqrt");
+    TrainConfig config = profiled("sqrt");
     config.accumulate = accumulate;
     config.global_batch = config.batch * accumulate;
     const auto phases = profile_training(config).phases;
@@ -62,7 +62,7 @@ TEST(Profile, PhasesFollowEachOtherWithoutGaps) {
 }
 
 TEST(Profile, PhasesHoldWhatTheyAreNamedFor) {
-  const TrainConfig config = small();
+  const TrainConfig config = profiled();
   const TrainingProfile profile = profile_training(config);
   const auto increment = [&](const std::string& name) {
     const auto found =
@@ -84,7 +84,7 @@ TEST(Profile, PhasesHoldWhatTheyAreNamedFor) {
 
 TEST(Profile, KeptBytesAreTheTrainings) {
   for (const char* recompute : {"none", "all", "sqrt"}) {
-    const TrainConfig config = small(recompute);
+    const TrainConfig config = profiled(recompute);
     const TrainingProfile profile = profile_training(config);
     const TrainSummary summary = Training(config).run().summary;
     EXPECT_EQ(profile.kept_bytes, summary.kept_bytes) << recompute;
@@ -103,7 +103,7 @@ TEST(Profile, KeptBytesAreTheTrainings) {
 }
 
 TEST(Profile, ThePeakIsThatOfThePhasesMeters) {
-  const TrainingProfile profile = profile_training(small("all"));
+  const TrainingProfile profile = profile_training(profiled("all"));
   int64_t highest = 0;
   bool window = false;
   for (const auto& phase : profile.phases) {
@@ -117,7 +117,7 @@ TEST(Profile, ThePeakIsThatOfThePhasesMeters) {
 }
 
 TEST(Profile, StagesHaveTheFiguresOfATrace) {
-  const TrainingProfile profile = profile_training(small());
+  const TrainingProfile profile = profile_training(profiled());
   ASSERT_FALSE(profile.stages.empty());
   // A hidden layer's output: 4 samples of 64 floats.
   EXPECT_EQ(profile.stages[1].output_bytes % (4 * 64 * 4), 0);

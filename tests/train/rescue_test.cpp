@@ -17,7 +17,7 @@ using testing::run;
 using testing::small;
 using testing::Warnings;
 
-TrainConfig images() {
+TrainConfig saved_images() {
   auto config = small("cnn-basic");
   config.model_options.norm = "batch";
   config.model_options.image_size = 28;
@@ -35,7 +35,7 @@ TrainConfig images() {
 }
 
 TrainConfig ragged_images() {
-  auto config = images();
+  auto config = saved_images();
   config.recompute = "all";
   config.batch = 6;
   config.accumulate = 0;
@@ -43,7 +43,7 @@ TrainConfig ragged_images() {
   return config;
 }
 
-TrainConfig tokens() {
+TrainConfig dropped_tokens() {
   auto config = small("gpt2");
   config.model_options.depth = 2;
   config.model_options.width = 16;
@@ -86,7 +86,7 @@ void fail_everywhere(const TrainConfig& config, int points,
 }
 
 TEST(Rescue, BatchNormAndClippingAreTheSame) {
-  fail_everywhere(images(), 30);
+  fail_everywhere(saved_images(), 30);
 }
 
 TEST(Rescue, ASmallerLastMicroBatchAndRecomputationAreTheSame) {
@@ -94,12 +94,12 @@ TEST(Rescue, ASmallerLastMicroBatchAndRecomputationAreTheSame) {
 }
 
 TEST(Rescue, DropoutIsTheSame) {
-  fail_everywhere(tokens(), 30);
+  fail_everywhere(dropped_tokens(), 30);
 }
 
 TEST(Rescue, OtherOptimizersAreTheSame) {
   for (const char* name : {"sgd", "adafactor", "adam8bit"}) {
-    auto config = tokens();
+    auto config = dropped_tokens();
     config.model_options.width = 32;  // enough for 8 bits
     config.optimizer.name = name;
     config.optimizer.momentum = name == std::string("sgd") ? 0.9 : 0;
@@ -131,7 +131,7 @@ TEST(Rescue, ResumingItselfCanFail) {
 
 TEST(Rescue, TheLastUpdateAndTheSaveCanFail) {
   if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
-  auto config = images();
+  auto config = saved_images();
   config.evaluate = false;
   config.random_samples = 16;
   config.workers = 0;

@@ -7,7 +7,7 @@
 namespace reprise {
 namespace {
 
-TrainSummary example() {
+TrainSummary example_summary() {
   TrainSummary s;
   s.model = "bert-large";
   s.device = "cuda";
@@ -30,7 +30,7 @@ TrainSummary example() {
 }
 
 TEST(Summary, JsonHasTheKeysOfTheDesignAndReadsBack) {
-  const auto json = nlohmann::json::parse(to_json(example()));
+  const auto json = nlohmann::json::parse(to_json(example_summary()));
   for (const char* key :
        {"model", "device", "precision", "optimizer", "time_s", "samples_per_s",
         "peak_bytes", "kept_bytes", "peak_at", "rss_peak_bytes", "steps",
@@ -45,12 +45,13 @@ TEST(Summary, JsonHasTheKeysOfTheDesignAndReadsBack) {
   EXPECT_EQ(json["peak_at"]["phase"], "backward");
   EXPECT_EQ(json["peak_at"]["stage"], "layer3");
   EXPECT_TRUE(json["eval_loss"].is_null());
-  EXPECT_EQ(to_json(summary_from_json(to_json(example()))), to_json(example()));
+  EXPECT_EQ(to_json(summary_from_json(to_json(example_summary()))),
+            to_json(example_summary()));
   EXPECT_THROW(summary_from_json("{}"), c10::Error);
 }
 
 TEST(Summary, APlansPredictionStandsBesideTheMeasurement) {
-  TrainSummary s = example();
+  TrainSummary s = example_summary();
   EXPECT_TRUE(nlohmann::json::parse(to_json(s))["predicted"].is_null());
   EXPECT_EQ(to_table(s).find("predicted"), std::string::npos);
   s.predicted = {950, 390.5};
@@ -69,7 +70,7 @@ TEST(Summary, APlansPredictionStandsBesideTheMeasurement) {
 }
 
 TEST(Summary, SaysWhetherGraphsRanAndWhyNot) {
-  TrainSummary s = example();
+  TrainSummary s = example_summary();
   EXPECT_EQ(to_table(s).find("CUDA graphs"), std::string::npos);
   s.graph = "on";
   s.graph_captures = 2;
@@ -85,7 +86,7 @@ TEST(Summary, SaysWhetherGraphsRanAndWhyNot) {
 }
 
 TEST(Summary, SaysWhatTheHostPins) {
-  TrainSummary s = example();
+  TrainSummary s = example_summary();
   EXPECT_EQ(to_table(s).find("on the host"), std::string::npos);
   s.host_bytes = 3 << 20;
   EXPECT_EQ(nlohmann::json::parse(to_json(s))["host_bytes"], 3 << 20);
@@ -94,14 +95,14 @@ TEST(Summary, SaysWhatTheHostPins) {
 }
 
 TEST(Summary, TableAndComparison) {
-  const std::string table = to_table(example());
+  const std::string table = to_table(example_summary());
   EXPECT_NE(table.find("Time"), std::string::npos);
   EXPECT_NE(table.find("Samples/second"), std::string::npos);
   EXPECT_NE(table.find("backward of layer3"), std::string::npos);
-  TrainSummary after = example();
+  TrainSummary after = example_summary();
   after.peak_bytes = 250;
   after.samples_per_s = 8;
-  const std::string text = compare(example(), after);
+  const std::string text = compare(example_summary(), after);
   EXPECT_NE(text.find("BEFORE"), std::string::npos);
   EXPECT_NE(text.find("×0.250"), std::string::npos);
   EXPECT_NE(text.find("×0.800"), std::string::npos);
