@@ -129,12 +129,12 @@ int main(int argc, char** argv) {
   bool small = false;
   reprise::bench::Options(
       "Executor with the schedule none against a bare LibTorch loop")
-      .add_device(device_name)
+      .add_device(&device_name)
       .add_positive("--repeats", &repeats, "Pairs of runs")
       .add_positive("--threads", &threads, "CPU threads")
       .add("--limit", &limit,
            "Exit 1 where a median ratio is above this (0: never)")
-      .add_flag("--small", small, "Tiny models, to see that it runs")
+      .add_flag("--small", &small, "Tiny models, to see that it runs")
       .parse(argc, argv);
 
   // Otherwise page faults of freed and taken memory drown what is measured.
@@ -143,9 +143,9 @@ int main(int argc, char** argv) {
   mallopt(M_TOP_PAD, 256 << 20);
   reprise::count_cpu_memory();
   at::set_num_threads(threads);
-  const torch::Device device(device_name);
+  const torch::Device device = reprise::bench::device_named(device_name);
   const auto wait = [&] {
-    if (device.is_cuda()) reprise::compat::cuda_synchronize(0);
+    if (device.is_cuda()) reprise::compat::cuda_synchronize(device.index());
   };
   bool good = true;
   fmt::print("LibTorch {}, {}, {} pairs\n\n",

@@ -68,7 +68,7 @@ class Bench {
  public:
   explicit Bench(const Settings& settings) : settings_(settings) {
     torch::manual_seed(0);
-    const torch::Device device(settings.device);
+    const torch::Device device = reprise::bench::device_named(settings.device);
     reprise::ModelOptions options;
     options.image_size = settings.image_size;
     model_ = reprise::make_model(settings.model, options);
@@ -211,7 +211,7 @@ int main(int argc, char** argv) {
   Settings settings;
   reprise::bench::Options("Strategies against the optimal frontier, on a model")
       .add("--model", &settings.model, "Images in, classes out")
-      .add_device(settings.device)
+      .add_device(&settings.device)
       .add_positive("--batch", &settings.batch, "Samples")
       .add("--image-size", &settings.image_size, "0: the model's own")
       .add_positive("--repeats", &settings.repeats, "Pairs of runs")
@@ -219,9 +219,9 @@ int main(int argc, char** argv) {
            "Points of the frontier besides; 0: none")
       .add("--recompute", &settings.strategies, "Strategies, none first")
       .add("--threads", &settings.threads, "Of the CPU; 0: LibTorch's")
-      .add_flag("!--strategies-only", settings.solve,
+      .add_flag("!--strategies-only", &settings.solve,
                 "Without the optimal schedules")
-      .add_format(settings.format)
+      .add_format(&settings.format)
       .parse(argc, argv);
 
   reprise::count_cpu_memory();

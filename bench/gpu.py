@@ -274,6 +274,11 @@ class Bench:
         return [real(word) for word in flags]
 
 
+def shown(rate):
+    """In at least three digits, so that a ratio can be checked by hand."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def apart(ours, theirs):
     return max((abs(a - b) / abs(b) for a, b in zip(ours, theirs)), default=0)
 
@@ -283,7 +288,7 @@ def ask_peers(bench, case):
     for technique in techniques:
         try:
             theirs = bench.peer(family, micro, accumulate, technique)
-            print(f"{name:20} {technique:16} {theirs['samples_per_s'] * family.scale:12,.0f} "
+            print(f"{name:20} {technique:16} {shown(theirs['samples_per_s'] * family.scale):>12} "
                   f"{'':7} {theirs['peak_bytes'] / GIB:8.2f}", flush=True)
         except RuntimeError as error:
             print(f"{name:20} {technique:16} failed: {error}", flush=True)
@@ -321,7 +326,7 @@ def show_case(bench, case, repeats):
                         f"{theirs['losses']} against {losses[:4]}")
             continue
         rate = theirs["samples_per_s"] * family.scale
-        rows.append(f"{name:20} {technique:16} {rate:12,.0f} {speed / rate:7.2f} "
+        rows.append(f"{name:20} {technique:16} {shown(rate):>12} {speed / rate:7.2f} "
                     f"{theirs['peak_bytes'] / GIB:8.2f}          " +
                     (f"losses within {worst:.1e}" if theirs["losses"] else ""))
     if good:
@@ -329,7 +334,7 @@ def show_case(bench, case, repeats):
         share = (f"{speed * floor / (micro * accumulate * family.scale):8.0%}" if floor
                  else " " * 8)
         peak = max(one["peak_bytes"] for one in ours)
-        print(f"{name:20} {'reprise':16} {speed:12,.0f} {'':7} "
+        print(f"{name:20} {'reprise':16} {shown(speed):>12} {'':7} "
               f"{peak / GIB:8.2f} {share} graph {first.get('graph')}, "
               f"{first['micro_batch']} × {first['accumulate']}, {first['recompute']}")
     print("\n".join(rows), flush=True)

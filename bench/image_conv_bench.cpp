@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
   int repeats = 7;
   reprise::bench::Options(
       "The first convolutions of networks, ours and the library's")
-      .add_device(place)
+      .add_device(&place)
       .add("--most-pixels", &most, "Leave out what has more in its images")
       .add_positive("--repeats", &repeats, "Of both, in turn")
       .parse(argc, argv);

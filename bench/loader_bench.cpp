@@ -43,7 +43,7 @@ constexpr int kWarmUpSteps = 5;
 
 Row measure(const std::shared_ptr<const reprise::Dataset>& data,
             const Settings& settings, bool in_workers) {
-  const torch::Device device(settings.device);
+  const torch::Device device = reprise::bench::device_named(settings.device);
   const reprise::PrepareOptions prepare{.image_size = settings.image_size,
                                         .mean = data->mean(),
                                         .deviation = data->deviation()};
@@ -64,10 +64,7 @@ Row measure(const std::shared_ptr<const reprise::Dataset>& data,
     reprise::prepare(*batch, prepare);
     std::this_thread::sleep_for(
         std::chrono::duration<double, std::milli>(settings.step_ms));
-    if (device.is_cuda()) {
-      reprise::compat::cuda_synchronize(device.has_index() ? device.index()
-                                                           : 0);
-    }
+    if (device.is_cuda()) reprise::compat::cuda_synchronize(device.index());
     samples += batch->samples;
   };
   for (int i = 0; i < kWarmUpSteps; ++i) step();
@@ -91,13 +88,13 @@ int main(int argc, char** argv) {
   reprise::bench::Options(
       "Samples a second, and how long a step waits for data")
       .add("--data", &settings.data, "As for the command")
-      .add_device(settings.device)
+      .add_device(&settings.device)
       .add_positive("--image-size", &settings.image_size, "Side to enlarge to")
       .add_positive("--batch", &settings.batch, "Samples a step")
       .add("--workers", &settings.workers, "Threads that read")
       .add_positive("--steps", &settings.steps, "Steps measured")
       .add("--step-ms", &settings.step_ms, "Pause for the training step")
-      .add_format(format)
+      .add_format(&format)
       .parse(argc, argv);
 
   const auto data = reprise::open_dataset(

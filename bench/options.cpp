@@ -1,16 +1,21 @@
 #include "options.h"
 
+#include <reprise/torch/cuda.h>
+
 #include <CLI/CLI.hpp>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <type_traits>
 
 namespace reprise::bench {
 namespace {
 
-std::function<std::string(const std::string&)> at_least(double least) {
+std::function<std::string(const std::string&)> at_least(int least) {
   return [least](const std::string& text) {
     double value = 0;
     const bool number = CLI::detail::lexical_cast(text, value);
@@ -18,6 +23,24 @@ std::function<std::string(const std::string&)> at_least(double least) {
                ? std::string()
                : fmt::format("{}: a number of at least {}", text, least);
   };
+}
+
+/// Says what was thrown, in place of LibTorch's backtrace.
+[[noreturn]] void end_with_message() {
+  std::fflush(nullptr);  // the rows before it
+  try {
+    if (const auto thrown = std::current_exception()) {
+      std::rethrow_exception(thrown);
+    }
+  } catch (const c10::Error& error) {
+    fmt::print(stderr, "error: {}\n", error.what_without_backtrace());
+    std::_Exit(1);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    std::_Exit(1);
+  } catch (...) {
+  }
+  std::abort();
 }
 
 }  // namespace
@@ -28,19 +51,23 @@ Options::Options(const std::string& about)
 Options::~Options() = default;
 
 CLI::Option* Options::option(const std::string& name, Target target,
-                             const std::string& about) {
+                             const std::string& about, int least) {
   return std::visit(
       [&](auto* value) {
-        CLI::Option* added = app_->add_option(name, *value, about);
         using Value = std::decay_t<decltype(*value)>;
-        if constexpr (std::is_same_v<Value, std::string>) {
-          return value->empty() ? added : added->capture_default_str();
-        } else if constexpr (std::is_arithmetic_v<Value>) {
-          return added->check(at_least(0))->capture_default_str();
-        } else {
-          added->delimiter(',');
-          return value->empty() ? added : added->capture_default_str();
+        CLI::Option* added = app_->add_option(name, *value, about);
+        bool has_default = true;
+        if constexpr (!std::is_arithmetic_v<Value>)
+          has_default = !value->empty();
+        if (has_default) added->capture_default_str();
+        constexpr bool list = std::is_same_v<Value, std::vector<int>> ||
+                              std::is_same_v<Value, std::vector<std::string>>;
+        if constexpr (list) added->delimiter(',');
+        if constexpr (std::is_arithmetic_v<Value> ||
+                      std::is_same_v<Value, std::vector<int>>) {
+          added->check(at_least(least));
         }
+        return added;
       },
       target);
 }
@@ -53,31 +80,36 @@ Options& Options::add(const std::string& name, Target target,
 
 Options& Options::add_positive(const std::string& name, Target target,
                                const std::string& about) {
-  option(name, target, about)->check(at_least(1));
+  option(name, target, about, 1);
   return *this;
 }
 
-Options& Options::add_flag(const std::string& name, bool& target,
+Options& Options::add_flag(const std::string& name, bool* target,
                            const std::string& about) {
-  app_->add_flag(name, target, about);
+  app_->add_flag(name, *target, about);
   return *this;
 }
 
-Options& Options::add_device(std::string& target) {
-  option("--device", &target, "cpu or cuda")
+Options& Options::add_device(std::string* target) {
+  option("--device", target, "cpu or cuda")
       ->check([](const std::string& name) -> std::string {
         try {
-          const c10::Device device(name);
-          if (device.is_cpu() || device.is_cuda()) return {};
-        } catch (const std::exception&) {
+          const c10::Device device = device_named(name);
+          if (device.is_cpu()) return {};
+          if (device.is_cuda()) {
+            const int count = compat::cuda_device_count();
+            if (device.index() < count) return {};
+            return fmt::format("{}: there are {} CUDA devices", name, count);
+          }
+        } catch (const c10::Error&) {
         }
         return fmt::format("{}: cpu, cuda or cuda:N", name);
       });
   return *this;
 }
 
-Options& Options::add_format(std::string& target) {
-  option("--format", &target, "table or json")
+Options& Options::add_format(std::string* target) {
+  option("--format", target, "table or json")
       ->check(CLI::IsMember({"table", "json"}));
   return *this;
 }
@@ -88,6 +120,7 @@ void Options::parse(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     std::exit(app_->exit(error));
   }
+  std::set_terminate(end_with_message);
 }
 
 c10::Device device_named(const std::string& name) {

@@ -300,6 +300,24 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
   if (!good) report.fail();
 }
 
+/// Those of these models; all where none is named.
+std::vector<Case> chosen(const std::vector<Case>& cases,
+                         const std::vector<std::string>& models) {
+  if (models.empty()) return cases;
+  std::vector<Case> found;
+  for (const std::string& model : models) {
+    const auto one =
+        std::find_if(cases.begin(), cases.end(),
+                     [&](const Case& c) { return c.model == model; });
+    std::string names;
+    for (const Case& c : cases) names += " " + c.model;
+    TORCH_CHECK(one != cases.end(), "--models: expected some of", names,
+                ", got ", model);
+    found.push_back(*one);
+  }
+  return found;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -307,14 +325,14 @@ int main(int argc, char** argv) {
   std::string json_path;
   reprise::bench::Options(
       "Plans: predicted against measured, and against a sweep")
-      .add_device(settings.device)
+      .add_device(&settings.device)
       .add("--models", &settings.models, "Only these")
       .add_positive("--budgets", &settings.budgets, "Budgets a model")
       .add_positive("--windows", &settings.windows, "Windows measured")
       .add("--threads", &settings.threads, "Of the CPU")
-      .add_flag("--sweep", settings.sweep,
+      .add_flag("--sweep", &settings.sweep,
                 "Against every micro-batch × strategy")
-      .add_flag("--fresh", settings.fresh, "Measure costs again")
+      .add_flag("--fresh", &settings.fresh, "Measure costs again")
       .add("--json", &json_path, "Also write the rows here")
       .parse(argc, argv);
 
@@ -323,12 +341,7 @@ int main(int argc, char** argv) {
              settings.device);
   Report report(cuda);
   if (!settings.sweep) report.head();
-  for (const Case& one : cases_for(cuda)) {
-    const auto& only = settings.models;
-    if (!only.empty() &&
-        std::find(only.begin(), only.end(), one.model) == only.end()) {
-      continue;
-    }
+  for (const Case& one : chosen(cases_for(cuda), settings.models)) {
     if (settings.sweep) {
       sweep(one, settings, report);
     } else {

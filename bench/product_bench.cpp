@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
   int repeats = 31;
   reprise::bench::Options(
       "Products of single precision on tensor cores, and the library's")
-      .add_device(place)
+      .add_device(&place)
       .add_positive("--rows", &rows, "Tokens")
       .add_positive("--width", &width, "Of the block")
       .add_positive("--repeats", &repeats, "Of both, in turn")

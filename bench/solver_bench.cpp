@@ -135,9 +135,9 @@ int main(int argc, char** argv) {
   std::string format = "table";
   reprise::bench::Options(
       "Time and memory of the solver, and what its schedules gain")
-      .add("--stages", &stages, "Lengths of chains")
+      .add_positive("--stages", &stages, "Lengths of chains")
       .add("--recompute", &strategies, "Strategies")
-      .add_format(format)
+      .add_format(&format)
       .parse(argc, argv);
 
   nlohmann::json list = nlohmann::json::array();

@@ -112,17 +112,17 @@ int main(int argc, char** argv) {
       "revolve:8",     "revolve:6",     "revolve:4", "revolve:3"};
   reprise::bench::Options(
       "Memory and time of every strategy on a chain of equal stages")
-      .add_device(device_name)
+      .add_device(&device_name)
       .add_positive("--stages", &stages, "Stages")
       .add_positive("--width", &width, "Width of a stage")
       .add_positive("--rows", &rows, "Rows of the batch")
       .add_positive("--repeats", &repeats, "Pairs of runs")
       .add("--recompute", &strategies, "Strategies")
-      .add_format(format)
+      .add_format(&format)
       .parse(argc, argv);
 
   reprise::count_cpu_memory();
-  const torch::Device device(device_name);
+  const torch::Device device = reprise::bench::device_named(device_name);
   torch::manual_seed(0);
   const Chain chain = equal_stages(stages, width, device);
   const Tensor x = torch::randn({rows, width}, device);

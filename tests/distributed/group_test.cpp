@@ -107,24 +107,24 @@ struct Fated {
   double after_s = 0;  ///< of the last one, after the signal
 };
 
-/// All ranks add up for ever; one of them meets its fate.
-Fated with_fault(int ranks, const Accident& fate) {
+/// All ranks add up for ever; one of them has an accident.
+Fated with_fault(int ranks, const Accident& accident) {
   const TemporaryDirectory folder;
   InRanks how{.ranks = ranks};
   how.folder = folder.path();
   Fated fated;
   std::chrono::steady_clock::time_point began;
   how.meanwhile = [&](const std::vector<pid_t>& pids) {
-    if (fate.signal == 0) return;
+    if (accident.signal == 0) return;
     for (int r = 0; r < ranks; ++r) {
       while (access((folder / std::to_string(r)).c_str(), F_OK) != 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
     }
-    const pid_t pid = pids[static_cast<size_t>(fate.rank)];
+    const pid_t pid = pids[static_cast<size_t>(accident.rank)];
     began = std::chrono::steady_clock::now();
-    kill(pid, fate.signal);
-    if (fate.signal != SIGSTOP) return;
+    kill(pid, accident.signal);
+    if (accident.signal != SIGSTOP) return;
     // Once the others are gone.
     for (const pid_t other : pids) {
       while (other != pid && kill(other, 0) == 0 &&
@@ -141,7 +141,8 @@ Fated with_fault(int ranks, const Accident& fate) {
     for (int i = 0;; ++i) {
       if (i == 20) {
         std::ofstream(child_folder() + "/" + std::to_string(group->rank()));
-        if (group->rank() == fate.rank && fate.does) fate.does(*group);
+        if (group->rank() == accident.rank && accident.does)
+          accident.does(*group);
       }
       auto work = group->sum(tensor);
       group->wait(work);
@@ -149,7 +150,7 @@ Fated with_fault(int ranks, const Accident& fate) {
     }
   });
   for (size_t r = 0; r < fated.ends.size(); ++r) {
-    if (static_cast<int>(r) == fate.rank || fate.signal == 0) continue;
+    if (static_cast<int>(r) == accident.rank || accident.signal == 0) continue;
     fated.after_s = std::max(
         fated.after_s,
         std::chrono::duration<double>(fated.ends[r].at - began).count());
