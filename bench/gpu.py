@@ -13,6 +13,7 @@ losses cannot be compared so (it has dropout); scripts/compare_models.sh compare
 itself.
 """
 import argparse
+import datetime
 import json
 import pathlib
 import statistics
@@ -264,6 +265,13 @@ class Bench:
         folder.cleanup()
         return {**summary, "losses": [json.loads(line)["loss"] for line in lines]}
 
+    def versions(self):
+        """Of the machine and of what is measured on it."""
+        import torch
+        version, libtorch = run([self.reprise, "--version"]).split(",")
+        return {"device_name": torch.cuda.get_device_name(),
+                "version": version.split()[-1], "libtorch": libtorch.split()[-1]}
+
     def flags(self, family, micro, accumulate, flags):
         """A share of a peer's peak becomes bytes."""
         def real(word):
@@ -294,8 +302,28 @@ def ask_peers(bench, case):
             print(f"{name:20} {technique:16} failed: {error}", flush=True)
 
 
-def show_case(bench, case, repeats):
-    """False where something failed or the losses differ."""
+def keep_line(path, case, technique, ours, theirs):
+    """Puts both figures into the line of `case` and `technique` in the file `path`, which
+    scripts/figures.py makes the tables of. A line that is not there yet is added."""
+    data = json.loads(path.read_text()) if path.exists() else {"lines": []}
+    data.update(device=ours["device_name"], libtorch=ours["libtorch"],
+                reprise=ours["version"], measured=datetime.date.today().isoformat())
+    name, family = case[:2]
+    for line in data["lines"]:
+        if (line["case"], line["technique"]) == (name, technique):
+            break
+    else:
+        line = {"case": name, "training": name, "unit": family.unit,
+                "technique": technique, "peer": technique}
+        data["lines"].append(line)
+    for key, one in (("ours", ours), ("theirs", theirs)):
+        line[key] = {"rate": float(f"{one['rate']:.6g}"),
+                     "peak_gib": float(f"{one['peak_bytes'] / GIB:.3g}")}
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def show_case(bench, case, repeats, json_path=None):
+    """False if something failed or the losses differ."""
     name, family, micro, accumulate, flags, techniques = case
     try:
         real = bench.flags(family, micro, accumulate, flags)
@@ -312,6 +340,7 @@ def show_case(bench, case, repeats):
         return False
     speed = statistics.median(one["samples_per_s"] for one in ours) * family.scale
     first = ours[0]
+    peak = max(one["peak_bytes"] for one in ours)
     rows, good = [], True
     for technique in techniques:
         try:
@@ -326,6 +355,10 @@ def show_case(bench, case, repeats):
                         f"{theirs['losses']} against {losses[:4]}")
             continue
         rate = theirs["samples_per_s"] * family.scale
+        if json_path:
+            keep_line(json_path, case, technique,
+                      {"rate": speed, "peak_bytes": peak, **bench.versions()},
+                      {"rate": rate, "peak_bytes": theirs["peak_bytes"]})
         rows.append(f"{name:20} {technique:16} {shown(rate):>12} {speed / rate:7.2f} "
                     f"{theirs['peak_bytes'] / GIB:8.2f}          " +
                     (f"losses within {worst:.1e}" if theirs["losses"] else ""))
@@ -333,7 +366,6 @@ def show_case(bench, case, repeats):
         floor = family.floor_seconds(bench.rates, micro, accumulate, "all" in flags)
         share = (f"{speed * floor / (micro * accumulate * family.scale):8.0%}" if floor
                  else " " * 8)
-        peak = max(one["peak_bytes"] for one in ours)
         print(f"{name:20} {'reprise':16} {shown(speed):>12} {'':7} "
               f"{peak / GIB:8.2f} {share} graph {first.get('graph')}, "
               f"{first['micro_batch']} × {first['accumulate']}, {first['recompute']}")
@@ -355,6 +387,9 @@ def main():
                         "this call's own")
     parser.add_argument("--patience", type=float, metavar="SECONDS",
                         help="for a peer; compiling can take minutes")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
+                        help="update the lines of this file, such as "
+                        "docs/results/speed-h200/speed.json")
     parser.add_argument("--peers-only", action="store_true",
                         help="ask the peers and end, with --keep for a later call")
     arguments = parser.parse_args()
@@ -376,7 +411,8 @@ def main():
             if arguments.peers_only:
                 ask_peers(bench, case)
             else:
-                wrong += not show_case(bench, case, arguments.repeats)
+                wrong += not show_case(bench, case, arguments.repeats,
+                                       arguments.json)
     return 1 if wrong else 0
 
 

@@ -67,14 +67,47 @@ install_test_tools() {
     python3 git chromium fonts-dejavu-core
 }
 
-# build PRESET: configures and compiles; quiet unless it fails.
+# build PRESET TARGET [CMAKE-OPTION…]: compiles TARGET, with its progress on standard
+# error; configures first if that was not done yet or options are given. The log is
+# build/PRESET.log.
 build() {
-  local log="build/$1.log"
+  local preset=$1 target=$2 log="build/$1.log" status=0
+  shift 2
   mkdir -p build
-  say "building ($1); the log is $log"
-  if ! { cmake --preset "$1" && cmake --build --preset "$1"; } >"$log" 2>&1; then
-    tail -n 60 "$log" >&2
-    say "the build failed; all of it is in $log"
-    return 1
+  : >"$log"
+  if [ $# -gt 0 ] || [ ! -f "build/$preset/build.ninja" ]; then
+    say "configuring; the log is $log"
+    cmake --preset "$preset" "$@" >>"$log" 2>&1 || status=$?
   fi
+  if [ $status -eq 0 ]; then
+    show_progress "$log" &
+    local shower=$!
+    cmake --build --preset "$preset" --target "$target" >>"$log" 2>&1 || status=$?
+    kill "$shower" 2>/dev/null
+    wait "$shower" 2>/dev/null || true
+  fi
+  [ $status -eq 0 ] && return 0
+  tail -n 60 "$log" >&2
+  say "the build failed; its whole output is in $log"
+  return 1
+}
+
+# show_progress LOG: the last step that ninja has written to LOG, until it is killed:
+# one line that changes on a terminal, else a line every 20 seconds. Shows nothing for
+# a build that is up to date.
+show_progress() {
+  local log=$1 start=$SECONDS next=0 step
+  # The build may end without killing this process if it is interrupted.
+  while kill -0 $$ 2>/dev/null; do
+    sleep 1
+    step=$(tail -n 5 "$log" | sed -n 's|^\[\([0-9]*\)/\([0-9]*\)\].*|step \1 of \2|p' | tail -n 1)
+    [ -n "$step" ] || continue
+    if [ -t 2 ]; then
+      printf '\rreprise: building, %s, %d s \033[K' "$step" $((SECONDS - start)) >&2
+      trap 'printf "\n" >&2; exit 0' TERM
+    elif [ $((SECONDS - start)) -ge $next ]; then
+      say "building, $step, $((SECONDS - start)) s"
+      next=$((SECONDS - start + 20))
+    fi
+  done
 }

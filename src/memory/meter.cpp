@@ -67,6 +67,13 @@ int64_t live_bytes(c10::Device device) {
   return g_cpu_live.load(std::memory_order_relaxed);
 }
 
+void exclude_from_count(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined() || !tensor.device().is_cpu()) continue;
+    compat::stop_reporting(tensor.storage().data_ptr());
+  }
+}
+
 int64_t allocated_bytes(int64_t bytes, c10::Device device) {
   constexpr int64_t kCudaBlock = 512;
   if (!device.is_cuda()) return bytes;

@@ -49,8 +49,13 @@ Built build_mlp(const std::string&, const ModelOptions& options) {
   Built built{std::make_shared<Module>(), {}};
   int64_t from = options.channels * options.image_size * options.image_size;
   for (int64_t i = 0; i < options.depth; ++i) {
-    add_hidden(built, "hidden" + std::to_string(i), Linear(from, options.width),
-               options.dropout);
+    Linear linear(from, options.width);
+    // For ReLU (He et al. 2015). LibTorch's default divides the variance of activations
+    // and gradients by six per layer: those of a deep chain become denormal numbers.
+    torch::nn::init::kaiming_uniform_(linear->weight, /*a=*/0, torch::kFanIn,
+                                      torch::kReLU);
+    torch::nn::init::zeros_(linear->bias);
+    add_hidden(built, "hidden" + std::to_string(i), linear, options.dropout);
     from = options.width;
   }
   add_head(built, "head", Linear(from, options.classes));

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 namespace reprise::compat {
 namespace {
@@ -95,6 +96,15 @@ void install_cpu_allocator(AllocationListener listener) {
   // Never freed: tensors may outlive every static object.
   static auto* allocator = new ReportingAllocator;
   c10::SetCPUAllocator(allocator, /*priority=*/100);
+}
+
+int64_t stop_reporting(const c10::DataPtr& data) {
+  if (data.get() == nullptr || data.get_deleter() != &give) return 0;
+  auto* header =
+      reinterpret_cast<int64_t*>(static_cast<char*>(data.get()) - kHeaderBytes);
+  const int64_t bytes = std::exchange(*header, 0);
+  if (bytes > 0) g_listener.load(std::memory_order_relaxed)(-bytes);
+  return bytes;
 }
 
 void inject_failure(int64_t after, int64_t min_bytes) {

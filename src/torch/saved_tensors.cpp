@@ -1,3 +1,4 @@
+#include <reprise/torch/cpu_isa.h>
 #include <reprise/torch/saved_tensors.h>
 
 #include <c10/util/Exception.h>
@@ -37,6 +38,7 @@ class HookedEngine final : public Engine {
 /// True where this process has LibTorch's own engine, now replaced by ours;
 /// false where Python's came first.
 bool install_engine() {
+  amx_support();  // limits oneDNN if need be, in every program linked with this file
   if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
   torch::autograd::set_default_engine_stub(&HookedEngine::instance);
   return true;

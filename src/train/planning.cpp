@@ -3,6 +3,7 @@
 #include "training_costs.h"
 
 #include <reprise/memory/bytes.h>
+#include <reprise/torch/denormals.h>
 #include <reprise/train/planning.h>
 
 #include <fmt/format.h>
@@ -68,6 +69,7 @@ class CopyChoice {
         usual_(parts_, options_) {}
 
   PlanResult plan(const PlanRequest& request) {
+    const compat::FlushDenormals flush(parts_.device);
     PlanResult result = choose(request);
     // The training takes what it needs itself, and no more.
     usual_.release_workspaces();

@@ -3,9 +3,11 @@
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/data/loader.h>
+#include <reprise/memory/meter.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/recompute/trace.h>
 #include <reprise/torch/cuda.h>
+#include <reprise/torch/denormals.h>
 #include <reprise/train/profile.h>
 
 #include <algorithm>
@@ -114,6 +116,10 @@ class Profiler {
   }
 
   TrainingProfile run() {
+    const compat::FlushDenormals flush(device_);
+    // The phase "data" shows the dataset; no training needs it to be resident.
+    log_.end();
+    exclude_from_count(data_->tensors());
     log_.begin("optimizer state");
     for (int i = 0; i < kWarmUpUpdates; ++i) {
       updated_window([this] { return plain_window(nullptr); });
@@ -151,10 +157,7 @@ class Profiler {
 
   void claim_memory() {
     ledger_.claim(Category::kData, [this] {
-      auto list = data_->tensors();
-      list.push_back(batch_.inputs);
-      list.push_back(batch_.targets);
-      return list;
+      return std::vector<torch::Tensor>{batch_.inputs, batch_.targets};
     });
     ledger_.claim_model(parameter_list_, model_.root->buffers());
     ledger_.claim(Category::kParameters, [this] {
@@ -289,6 +292,7 @@ class Profiler {
     result.parameters = parameter_count(model_);
     result.micro_batch = config_.batch;
     result.accumulate = config_.accumulate;
+    result.dataset_bytes = storage_bytes(data_->tensors());
     return result;
   }
 

@@ -102,7 +102,13 @@ std::string to_text(const TrainingProfile& profile) {
       profile.model, static_cast<double>(profile.parameters) / 1e6,
       profile.micro_batch, profile.accumulate, profile.data, profile.device,
       profile.precision, profile.optimizer, profile.recompute);
-  text += phases_table(profile) + stages_table(profile);
+  text += phases_table(profile);
+  if (profile.dataset_bytes > 0) {
+    text +=
+        fmt::format("data: the dataset, {}, is counted in that phase only\n",
+                    format_bytes(profile.dataset_bytes));
+  }
+  text += stages_table(profile);
   text += fmt::format(
       "\nThe peak of a window, {}, is in the {}{}\n",
       format_bytes(profile.peak_bytes), profile.peak_phase,
@@ -137,6 +143,7 @@ std::string to_json(const TrainingProfile& profile) {
   }
   result["total"] = stage_object(total_of(profile.stages));
   result["total"].erase("name");
+  result["dataset_bytes"] = profile.dataset_bytes;
   result["kept_bytes"] = profile.kept_bytes;
   result["peak_bytes"] = profile.peak_bytes;
   result["peak_at"] = {{"phase", profile.peak_phase},

@@ -1,8 +1,10 @@
 #include "session.h"
 
+#include <reprise/memory/meter.h>
 #include <reprise/memory/process.h>
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/cuda_graph.h>
+#include <reprise/torch/denormals.h>
 
 #include <fmt/format.h>
 #include <torch/cuda.h>
@@ -66,14 +68,9 @@ Session::Session(const TrainConfig& given,
                    : make_optimizer(config_.optimizer, reducer_->pieces());
   prepare_ = prepare_of(config_, model_, *train_data_);
 
+  leave_out_dataset();
   ledger_.claim(Category::kData, [this] {
-    auto list = train_data_->tensors();
-    if (test_data_) {
-      for (auto& tensor : test_data_->tensors()) list.push_back(tensor);
-    }
-    list.push_back(batch_.inputs);
-    list.push_back(batch_.targets);
-    return list;
+    return std::vector<torch::Tensor>{batch_.inputs, batch_.targets};
   });
   ledger_.claim_model(parameter_list_, model_.root->buffers());
   ledger_.claim(Category::kParameters, [this] {
@@ -82,6 +79,7 @@ Session::Session(const TrainConfig& given,
   ledger_.claim(Category::kOptimizer, [this] { return optimizer_->held(); });
   ledger_.claim_kept(kept_);
   state_.scaler = scaler_.state();  // its first scale is not the default one
+  const compat::FlushDenormals flush(device_);
   const compat::GraphStreamScope stream(device_, graphs_.active());
   plan(std::move(planner), planning);
 }
@@ -89,11 +87,17 @@ Session::Session(const TrainConfig& given,
 CostParts Session::cost_parts() const {
   CostParts parts{config_, device_, model_, parameters_, train_data_, prepare_};
   parts.host = host_;
-  if (device_.is_cpu()) {
-    parts.dataset_bytes = storage_bytes(train_data_->tensors());
-    if (test_data_) parts.dataset_bytes += storage_bytes(test_data_->tensors());
-  }
+  parts.dataset_bytes = dataset_bytes_;
   return parts;
+}
+
+void Session::leave_out_dataset() {
+  for (const auto& data : {train_data_, test_data_}) {
+    if (!data) continue;
+    const auto tensors = data->tensors();
+    dataset_bytes_ += storage_bytes(tensors);
+    exclude_from_count(tensors);
+  }
 }
 
 std::vector<double> Session::window_ms() const {
@@ -121,6 +125,7 @@ TrainResult Session::run(const TrainRun& run) {
 }
 
 TrainResult Session::run_all() {
+  const compat::FlushDenormals flush(device_);
   const compat::GraphStreamScope stream(device_, graphs_.active());
   const int64_t window = config_.global_batch;
   total_steps_ =
@@ -208,6 +213,7 @@ void Session::note_speed() {
   wait_for_device();
   steady_from_s_ = seconds();
   steady_from_samples_ = samples_here_;
+  audit_.start(seconds(), waited_s_ + loader_->waited_s());
   if (running_) return;
   running_ = true;
   tell_training(true);

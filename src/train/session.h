@@ -5,6 +5,7 @@
 #include "parts.h"
 #include "rescue.h"
 #include "step_graphs.h"
+#include "time_audit.h"
 #include "training_costs.h"
 #include "window_profile.h"
 #include "window_start.h"
@@ -62,6 +63,8 @@ class Session {
   TrainResult run_all();
   void start();
   void open_loader();
+  /// Leaves the resident dataset out of the memory that is counted.
+  void leave_out_dataset();
   /// Trains one window and updates; starts it again as long as allocations fail.
   /// False where it was told to stop before the window's end.
   bool train_window();
@@ -170,6 +173,7 @@ class Session {
   MicroStep step_;
   std::shared_ptr<const Dataset> train_data_;
   std::shared_ptr<const Dataset> test_data_;  // null: no evaluation
+  int64_t dataset_bytes_ = 0;  // resident in host memory, never counted
   PrepareOptions prepare_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Optimizer> optimizer_;
@@ -221,7 +225,9 @@ class Session {
   double waited_s_ = 0;  // for data, of loaders that are gone
   Clock::time_point last_save_;
   Clock::time_point last_show_;
-  int64_t samples_here_ = 0;         // trained on by this process
+  TimeAudit audit_;
+  double denormal_share_ = 0;  // of the gradients of the window looked into
+  int64_t samples_here_ = 0;   // trained on by this process
   int64_t steady_from_samples_ = 0;  // of these, before the speed counts
   double steady_from_s_ = 0;
   int64_t evaluated_at_ = -1;

@@ -194,6 +194,8 @@ TrainResult Session::finish() {
   running_ = false;
   const double trained = seconds();
   const double speed = samples_per_s();
+  const auto doubts = audit_.doubts(
+      {trained, waited_s_ + loader_->waited_s(), denormal_share_, device_});
   stopped_ = state_.step < total_steps_ && !time_is_up_;
   state_.finished = !stopped_;
   show(true);
@@ -236,6 +238,8 @@ TrainResult Session::finish() {
     s.eval_accuracy = evaluation_->accuracy;
   }
   s.peak_bytes = peak_bytes();
+  s.dataset_bytes = dataset_bytes_;
+  s.warnings = doubts;
   if (device_.is_cuda()) s.reserved_bytes = meter_.reserved_peak_bytes();
   s.rss_peak_bytes = process_memory().rss_peak;
   if (host_) s.host_bytes = host_->held_bytes();

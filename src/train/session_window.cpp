@@ -2,6 +2,8 @@
 // ran out.
 #include "session.h"
 
+#include <reprise/torch/denormals.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -191,6 +193,11 @@ bool Session::update(WindowProfile* profile) {
   within_update([&] {
     loss = (group_ ? window_loss_ : step_.loss()) / state_.total_count;
   });
+  if (profile != nullptr && device_.is_cpu()) {
+    std::vector<torch::Tensor> gradients;
+    for (const auto& p : parameter_list_) gradients.push_back(p.grad());
+    denormal_share_ = compat::denormal_share(gradients);
+  }
   if (copies_) copies_->expire();
   accumulator_.update([&] {
     if (finite) step_optimizer(rate);

@@ -42,7 +42,9 @@ void for_each_field(Summary& s, Visit&& visit) {
   visit("samples_per_s", s.samples_per_s);
   visit("wait_s", s.wait_s);
   visit("data_samples", s.data_samples);
+  visit("warnings", s.warnings);
   visit("peak_bytes", s.peak_bytes);
+  visit("dataset_bytes", s.dataset_bytes);
   visit("reserved_bytes", s.reserved_bytes);
   visit("kept_bytes", s.kept_bytes);
   visit("host_bytes", s.host_bytes);
@@ -167,6 +169,9 @@ std::string to_table(const TrainSummary& s) {
   if (s.reserved_bytes > 0) {
     text += row("  reserved", format_bytes(s.reserved_bytes));
   }
+  if (s.dataset_bytes > 0) {
+    text += row("  dataset beside it", format_bytes(s.dataset_bytes));
+  }
   if (s.replans > 0) text += row("  planned again", std::to_string(s.replans));
   if (s.graph_captures > 0) {
     text += row("CUDA graphs", fmt::format("{}, {} replays", s.graph_captures,
@@ -203,6 +208,9 @@ std::string to_table(const TrainSummary& s) {
   if (s.eval_accuracy) {
     text +=
         row("Test accuracy", fmt::format("{:.2f} %", 100 * *s.eval_accuracy));
+  }
+  for (const auto& warning : s.warnings) {
+    text += fmt::format("Time is doubtful: {}\n", warning);
   }
   if (s.peak_phase.empty()) return text;
   text +=

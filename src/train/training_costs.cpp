@@ -29,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 8;
+constexpr int kFormat = 9;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -255,7 +255,6 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
       profile.fixed.parameters += bytes_on(copy, parts_.device);
     }
   }
-  profile.fixed.data = parts_.dataset_bytes;
   measure_update(profile);
 }
 
@@ -283,9 +282,9 @@ void TrainingCosts::measure_update(CostProfile& profile) {
 void TrainingCosts::measure_workspace(CostProfile& profile) {
   // All that is neither model nor data when nothing runs: what libraries took.
   const auto made = copies(profile.precision);
-  const int64_t known = profile.fixed.parameters + profile.fixed.data;
   const int64_t live = live_bytes(parts_.device);
-  profile.fixed.workspace = std::max<int64_t>(0, live - known);
+  profile.fixed.workspace =
+      std::max<int64_t>(0, live - profile.fixed.parameters);
 }
 
 Batch TrainingCosts::make_batch(int64_t samples) const {

@@ -27,7 +27,7 @@ struct CostParts {
   NamedTensors parameters;
   std::shared_ptr<const Dataset> data;
   PrepareOptions prepare;
-  int64_t dataset_bytes = 0;                  // on the device
+  int64_t dataset_bytes = 0;  // resident in host memory, outside of all counts
   std::shared_ptr<compat::HostStore> host{};  // null: nothing is kept there
 };
 

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 /// Bytes counted where they are allocated.
 ///
@@ -23,6 +25,12 @@ int64_t live_bytes(c10::Device device);
 
 /// What a tensor of so many bytes takes of `device`, as live_bytes() counts it.
 int64_t allocated_bytes(int64_t bytes, c10::Device device);
+
+/// Leaves CPU tensors out of every count from now on, for as long as they live: a
+/// dataset that happens to be resident is no part of a training's memory. Tensors on
+/// other devices, and those left out already, are ignored. The tensors must own their
+/// storages for good; nobody may free them at the same time.
+void exclude_from_count(const std::vector<at::Tensor>& tensors);
 
 /// Live and peak bytes on one device over its own lifetime.
 ///

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Allocator.h>
+
 #include <cstdint>
 
 namespace reprise::compat {
@@ -13,6 +15,10 @@ using AllocationListener = void (*)(int64_t bytes);
 /// are never reported. Costs 64 bytes and some nanoseconds an allocation.
 /// Throws where a listener is installed already.
 void install_cpu_allocator(AllocationListener listener);
+
+/// Reports the bytes behind `data` as freed now, once, and never again. Returns their
+/// number; 0 if another allocator made them or they were left out before.
+int64_t stop_reporting(const c10::DataPtr& data);
 
 /// Behind memory/failure.h: makes allocation number `after` from now, of those of
 /// at least `min_bytes` outside a ReservedScope, fail. Costs a relaxed load an

@@ -45,6 +45,9 @@ struct TrainingProfile {
   };
   std::vector<Stage> stages;
 
+  /// Resident in host memory; only the phase "data" shows it, no other figure counts
+  /// it.
+  int64_t dataset_bytes = 0;
   int64_t kept_bytes = 0;  ///< held for the backward after a forward
   int64_t peak_bytes = 0;  ///< of a window
   std::string peak_phase;  ///< data, forward, backward, update

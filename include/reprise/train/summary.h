@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace reprise {
 
@@ -32,12 +33,18 @@ struct TrainSummary {
   double wait_s = 0;         ///< of time_s, waiting for data
   int64_t data_samples = 0;  ///< of the training data: an epoch
 
+  /// What makes the figures of time doubtful, one sentence each: denormal numbers,
+  /// waiting for data, other programs on the machine. Empty: nothing was found.
+  std::vector<std::string> warnings;
+
   std::optional<double> loss;  ///< of the last update
   std::optional<double> eval_loss, eval_accuracy;
 
-  /// Most live on the device at one moment. Where there are CUDA graphs, all that
-  /// they hold counts as live, whether they run or not.
+  /// Most live on the device at one moment. If there are CUDA graphs, all that they
+  /// hold counts as live, whether they run or not. A dataset that is resident in host
+  /// memory is not part of it.
   int64_t peak_bytes = 0;
+  int64_t dataset_bytes = 0;   ///< resident in host memory, beside the peak
   int64_t reserved_bytes = 0;  ///< most taken from the driver (CUDA)
   int64_t kept_bytes = 0;      ///< held for the backward after a forward
   int64_t host_bytes = 0;  ///< pinned by the host for activations moved there
