@@ -71,6 +71,8 @@ install_test_tools() {
 build() {
   local log="build/$1.log"
   mkdir -p build
+  # Before the build, whose messages nobody sees; without them it goes on.
+  scripts/page.sh --fetch || say "building without the report's page"
   say "building ($1); the log is $log"
   if ! { cmake --preset "$1" && cmake --build --preset "$1"; } >"$log" 2>&1; then
     tail -n 60 "$log" >&2
