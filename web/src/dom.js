@@ -51,3 +51,6 @@ function table(columns, rows, attributes = {}, box = "scroll") {
 function section(id, title, ...children) {
   return el("section", { id }, el("h2", {}, title), ...children);
 }
+
+/** Marks a difference that is no larger than that between repeats. */
+const noiseMark = () => el("span", { class: "noise" }, " no measurable difference");

@@ -65,3 +65,20 @@ function byColourAndShape(field, title, values) {
     shape: { field, type: "nominal", title, sort: values, scale: { domain: values } },
   };
 }
+
+/** How many columns a legend of these labels has, so that none leaves the plot. */
+function legendColumns(labels, width) {
+  const widest = 34 + 6.4 * Math.max(1, ...labels.map((label) => String(label).length));
+  return Math.max(1, Math.min(labels.length, Math.floor(width / widest)));
+}
+
+/** Upright bars from `low` to `high` of rows that have both: the range of repeats. */
+function repeatBars(x, y, color, mark = {}) {
+  const known = { filter: "isValid(datum.low) && isValid(datum.high)" };
+  return { transform: [known], mark: { type: "rule", strokeWidth: 1.5, clip: true, ...mark },
+    encoding: { x, y: { ...y, field: "low" }, y2: { field: "high" }, ...(color ? { color } : {}) } };
+}
+
+/** A time axis, which starts at zero: a height is a time. */
+const timeAxis = (title) => ({ type: "quantitative", title, scale: { zero: true, nice: true },
+  axis: { format: "~r", tickCount: 6 } });
