@@ -38,7 +38,7 @@ function checkpointTable(rows, at, source) {
       ...columns.map(([key, , format]) => [figure(`${at}.rows.${i}.${key}`, row[key], format),
         key === "time_ratio" && row.time_noise ? noiseMark() : null]),
       row.moment])),
-    source ? el("p", { class: "note" }, `Published: ${source}.`) : null);
+    source ? el("p", { class: "note" }, `Source of the published figures: ${source}.`) : null);
 }
 
 function checkpointPlots(study, { axes, rows }, words) {

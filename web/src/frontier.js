@@ -78,7 +78,7 @@ function frontierSpec(points, { width, narrow, colours }) {
   const rows = points.map((p) => frontierRow(p, unit, shown));
   const front = paretoOf(points).map((p) => frontierRow(p, unit, shown));
   const x = { field: "x", ...memoryAxis("peak of tensors", unit) };
-  const y = { field: "ms", ...timeAxis("time per sample, ms") };
+  const y = { field: "ms", ...timeAxis("time per sample, ms", rows.map((row) => row.high ?? row.ms)) };
   const color = { field: "way", type: "nominal", sort: ways, title: "recomputation",
     scale: { domain: ways }, legend: { columns: legendColumns(ways, width) } };
   // The shape tells systems apart, else optimizers.
@@ -95,12 +95,9 @@ function frontierSpec(points, { width, narrow, colours }) {
         opacity: 0.8, clip: true, color: colours.quiet }, encoding: { x, y } },
       ...(rows.some((row) => row.low != null)
         ? [{ data: { values: rows }, ...repeatBars(x, y, color) }] : []),
-      { data: { values: rows }, params: [ZOOM], mark: { type: "point", clip: true, size: 55,
-        cursor: "pointer" },
-      encoding: { x, y, color, ...(shape ? { shape } : {}),
-        fillOpacity: { condition: { test: "datum.warning !== ''", value: 0 }, value: 0.85 },
+      ...runPoints({ data: { values: rows } }, { x, y, color, ...(shape ? { shape } : {}),
         tooltip: tips("setting", "peak", "dataset", "time per sample", "what sets the peak",
-          "warning") } },
+          "warning") }, 55),
     ],
   };
 }

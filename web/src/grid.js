@@ -216,7 +216,7 @@ function timeSpec(points, page) {
     data: { values: rows },
     ...sideBySide(points, page, linesOf({
       x: { field: "accumulate", ...powersAxis("accumulation", valuesOf(points, "accumulate")) },
-      y: { field: "seconds", ...timeAxis("time per epoch, s") },
+      y: { field: "seconds", ...timeAxis("time per epoch, s", rows.map((row) => row.high ?? row.seconds)) },
       ...byColourAndShape("line", "micro-batch", batches.map(String)),
       tooltip: tips("way", "micro-batch", "accumulation", "time per epoch", "runs"),
     }, rows.some((row) => row.low != null))),

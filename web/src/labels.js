@@ -14,6 +14,10 @@ const PLACES = [
   { align: "left", dx: 7, dy: 13 },
   { align: "right", dx: -7, dy: -12 },
   { align: "right", dx: -7, dy: 13 },
+  { align: "right", dx: -4, dy: -28 },
+  { align: "right", dx: -4, dy: 28 },
+  { align: "left", dx: 4, dy: -28 },
+  { align: "left", dx: 4, dy: 28 },
 ];
 
 /** A place outside the ring around a point that must have its label. */

@@ -79,6 +79,18 @@ function repeatBars(x, y, color, mark = {}) {
     encoding: { x, y: { ...y, field: "low" }, y2: { field: "high" }, ...(color ? { color } : {}) } };
 }
 
-/** A time axis, which starts at zero: a height is a time. */
-const timeAxis = (title) => ({ type: "quantitative", title, scale: { zero: true, nice: true },
+/** Points of runs, hollow if they have warnings. */
+function runPoints(data, encoding, size) {
+  const mark = { type: "point", clip: true, size, cursor: "pointer" };
+  return [
+    { ...data, params: [ZOOM], transform: [{ filter: "datum.warning === ''" }], mark, encoding },
+    { ...data, transform: [{ filter: "datum.warning !== ''" }],
+      mark: { ...mark, filled: false, strokeWidth: 2 }, encoding },
+  ];
+}
+
+/** An axis of times from zero, so that heights are times, to a little above the highest
+ *  of `values`. */
+const timeAxis = (title, values) => ({ type: "quantitative", title,
+  scale: { domain: [0, 1.07 * Math.max(...values)], nice: false },
   axis: { format: "~r", tickCount: 6 } });

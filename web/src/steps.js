@@ -6,7 +6,7 @@ function stepsView(study, computed, at) {
     node.append(el("h3", {}, `${found.device} · ${found.model}`),
       beforeAfter(found), stepTable(found, `${at}.tables.${i}`),
       found.sources.some((s) => s.name === "published") && study.reference.source
-        ? el("p", { class: "note" }, `Published: ${study.reference.source}.`) : null,
+        ? el("p", { class: "note" }, `Source of the published figures: ${study.reference.source}.`) : null,
       el("div", { class: "plots" },
         stepPlot(study, found, "peak", "Memory", bytesText),
         stepPlot(study, found, "time_s", "Time", secondsText)));

@@ -60,7 +60,11 @@ function tradeoffLabels(rows, most, limit, width, height) {
     const sorted = [...own].sort((a, b) => a.batch - b.batch);
     return sorted.slice(1).map((p, i) => [sorted[i], p]);
   });
-  const y = height - limit / most.y * height;
+  const pixels = (ms) => height - ms / most.y * height;
+  for (const p of points.filter((row) => row.low != null)) {
+    lines.push([{ x: p.x, y: pixels(p.low) }, { x: p.x, y: pixels(p.high) }]);
+  }
+  const y = pixels(limit);
   const boxes = y < 0 ? [] : [{ left: width - CHARACTER * LIMIT_TEXT.length, right: width, top: y - 16, bottom: y }];
   if (y > 0) lines.push([{ x: 0, y }, { x: width, y }]);
   return placeLabels(points, { width, height, lines, boxes });
@@ -72,14 +76,13 @@ function tradeoffSpec(verdict, { width, narrow, colours }) {
   const plotWidth = width - 80;
   const height = narrow ? 230 : 300;
   const most = { x: Math.max(...rows.map((r) => r.x)) * 1.08,
-    y: Math.max(...rows.map((r) => r.high ?? r.y)) * 1.08 };
+    y: Math.max(...rows.map((r) => r.high ?? r.y)) * 1.07 };
   const limit = MOST_TIME * 1000 / verdict.base.samples_per_s;
   const labels = tradeoffLabels(rows, most, limit, plotWidth, height);
   const x = { field: "x", type: "quantitative", title: "peak memory",
     scale: { domain: [0, most.x], nice: false },
     axis: { labelExpr: unitLabel(unit, false), tickCount: Math.floor(plotWidth / 90) } };
-  const y = { field: "y", ...timeAxis("time per sample, ms"),
-    scale: { domain: [0, most.y], nice: false } };
+  const y = { field: "y", ...timeAxis("time per sample, ms", rows.map((r) => r.high ?? r.y)) };
   const ways = valuesOf(verdict.points, "recompute").map(wayName);
   const color = { field: "way", type: "nominal", sort: ways, title: null,
     scale: { domain: ways }, legend: { columns: legendColumns(ways, width), symbolOpacity: 1 } };
@@ -95,10 +98,8 @@ function tradeoffSpec(verdict, { width, narrow, colours }) {
       { transform: [{ filter: "datum.role !== ''" }], mark: { type: "point", filled: false, size: 230,
         strokeWidth: 2, color: colours.ink, clip: true }, encoding: { x, y,
         strokeDash: { condition: { test: "datum.role === 'baseline'", value: [3, 2] }, value: [1, 0] } } },
-      { params: [ZOOM], mark: { type: "point", size: 70, cursor: "pointer", clip: true },
-        encoding: { x, y, color, fillOpacity: { condition: { test: "datum.warning !== ''", value: 0 },
-          value: 1 }, tooltip: tips("setting", "peak", "dataset", "time per sample",
-          "what sets the peak", "warning") } },
+      ...runPoints({}, { x, y, color, tooltip: tips("setting", "peak", "dataset", "time per sample",
+        "what sets the peak", "warning") }, 70),
       ...labels.map((label) => ({ data: { values: [label.value] },
         mark: { type: "text", text: label.label, align: label.align, baseline: "middle",
           dx: label.dx, dy: label.dy, clip: true, color: label.role ? colours.ink : colours.quiet,

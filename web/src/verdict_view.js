@@ -37,29 +37,36 @@ function headline(found, at) {
     ...changeWords(found, at, "time", "more", "time"), size];
 }
 
+/** "peak 164 MiB instead of 513 MiB": a figure of the pick and of the baseline. */
+function insteadOf(found, at, key, format) {
+  return [figure(`${at}.pick.${key}`, found.pick[key], format), " instead of ",
+    figure(`${at}.base.${key}`, found.base[key], format)];
+}
+
 /** What was compared with what. */
 function basisWords(found, at, study) {
-  const point = (p, name) => [settingWords(p, [found.base, found.pick]), " (peak ",
-    figure(`${at}.${name}.peak`, p.peak, "bytes"),
-    ...(p.dataset == null ? [] : [" and ", figure(`${at}.${name}.dataset`, p.dataset, "bytes"),
-      " for the dataset"]), ", ", figure(`${at}.${name}.ms`, p.ms, "ms"), " per sample)"];
-  const parts = found.keep ? ["Of "] : ["Compared with ", ...point(found.base, "base"), "; this setting has ",
-    figure(`${at}.pick.peak`, found.pick.peak, "bytes"),
-    ...(found.pick.dataset == null ? [] : [" and ", figure(`${at}.pick.dataset`, found.pick.dataset, "bytes"),
-      " for the dataset"]), " and ", figure(`${at}.pick.ms`, found.pick.ms, "ms"), ". Best of "];
-  parts.push(figure(`${at}.settings`, found.settings, "count"), ` settings of the same work: ${workWords(found, study)}. `);
-  parts.push(found.repeats > 1 ? `Each figure is the median of up to ${found.repeats} repeats. `
+  const parts = [];
+  if (!found.keep) {
+    parts.push(`Compared with ${settingWords(found.base, [found.base, found.pick])}: peak `,
+      ...insteadOf(found, at, "peak", "bytes"), ", ", ...insteadOf(found, at, "ms", "ms"), " per sample. ");
+  }
+  if (found.pick.dataset != null) {
+    parts.push("The dataset takes another ", figure(`${at}.pick.dataset`, found.pick.dataset, "bytes"), ". ");
+  }
+  parts.push(found.keep ? "Of " : "Best of ", figure(`${at}.settings`, found.settings, "count"),
+    ` settings of the same work: ${workWords(found, study)}. `);
+  parts.push(found.repeats > 1 ? `Figures are medians of up to ${found.repeats} repeats. `
     : "Each setting was run once, so differences of a few percent may be noise. ");
   if (found.warned) {
-    parts.push(figure(`${at}.warned`, found.warned, "count"),
-      ` more ${found.warned > 1 ? "settings have" : "setting has"} warnings and took no part. `);
+    parts.push(figure(`${at}.warned`, found.warned, "count"), found.warned > 1
+      ? " more settings have warnings and are left out." : " more setting has warnings and is left out.");
   }
   return parts;
 }
 
 const RULE = "Recommended is the setting with the smallest product of peak and time, of those that " +
   `take at most ${moreText(MOST_TIME - 1)} time than the baseline: the largest micro-batch without ` +
-  `recomputation. If the product is less than ${percentText(LEAST_GAIN)} smaller, or the difference is ` +
+  `recomputation. If the product is less than ${100 * LEAST_GAIN}${NO_BREAK}% smaller, or the difference is ` +
   "within the repeats, the baseline stays.";
 
 /** One card: the verdict of a study, device and model. `group` has the points,
@@ -80,12 +87,10 @@ function verdictCard(group, stated, path, several) {
     el("p", { class: "of" }, `${model} on ${device}${several ? ` · ${study.name}` : ""}`), body);
   if (cases.length > 1) {
     node.append(el("details", {}, el("summary", {}, `All ${cases.length} sizes, optimizers and global batches`),
-      el("p", { class: "note" }, RULE), verdictTable(study, stated, path, (i) => {
+      verdictTable(study, stated, path, (i) => {
         show(i);
         node.scrollIntoView({ block: "start" });
       })));
-  } else {
-    node.append(el("p", { class: "note" }, RULE));
   }
   show(0);
   return node;
@@ -124,7 +129,8 @@ function verdictSection(data, computed) {
     return el("section", { id: "verdict" }, el("p", { class: "note" },
       "No verdict: it needs a run without recomputation and another setting with the same global batch."));
   }
-  return el("section", { id: "verdict", class: "verdicts" },
-    groups.map((group, i) => verdictCard(group, computed.verdicts[i], `verdicts.${i}`,
-      data.studies.length > 1)));
+  return el("section", { id: "verdict" },
+    el("div", { class: "verdicts" }, groups.map((group, i) => verdictCard(group, computed.verdicts[i],
+      `verdicts.${i}`, data.studies.length > 1))),
+    el("p", { class: "note" }, RULE));
 }
