@@ -4,7 +4,7 @@
 #   scripts/data.sh mnist            also: fashion-mnist; without a name both
 #   . scripts/data.sh                for fetch_mnist and fetch_fashion_mnist
 #
-#   REPRISE_DATA=DIR                 where to put them and to look first;
+#   REPRISE_DATA=DIR                 directory for them, searched first;
 #                                    default: ~/.cache/reprise
 #   REPRISE_SETUP=off                get nothing, take what is there
 #
@@ -33,7 +33,7 @@ has_idx_files() {
   done
 }
 
-# is_here NAME: in one of the places where the library looks.
+# is_here NAME: in one of the directories that the library searches.
 is_here() {
   has_idx_files "$(data_directory)/$1" ||
     has_idx_files "${XDG_CACHE_HOME:-${HOME:-}/.cache}/reprise/$1" ||

@@ -33,10 +33,11 @@ std::string page_of(const ReportOptions& options) {
                                                   : "";
   if (named.empty()) {
     std::string page(detail::built_in_page());
-    TORCH_CHECK(is_page(page), "[report] this build has no page: ",
-                page.substr(0, page.find('\n')),
-                "; make one with scripts/page.sh where there is a network, and "
-                "name it with --page or REPRISE_PAGE");
+    TORCH_CHECK(
+        is_page(page),
+        "[report] this build has no page: ", page.substr(0, page.find('\n')),
+        "; make one with scripts/page.sh on a machine with a network, and "
+        "name it with --page or REPRISE_PAGE");
     return page;
   }
   std::string page = read_text(named);

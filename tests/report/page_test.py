@@ -434,7 +434,7 @@ def main():
     args = parser.parse_args()
     if not chromium.find():
         print("Chromium is not here; on Debian: apt-get install chromium", file=sys.stderr)
-        # Skipped only where whoever runs the tests asked to install nothing.
+        # Skipped only if whoever runs the tests asked to install nothing.
         return SKIPPED if os.environ.get("REPRISE_SETUP") == "off" else 1
     if args.shots:
         args.shots.mkdir(parents=True, exist_ok=True)

@@ -348,6 +348,8 @@ def checkpoints(study, points):
             "peak_published": published.get("peak_ratio"), "step_ms": p.step_ms,
             "time_ratio": share(base and base.speed, p.speed),
             "time_published": published.get("time_ratio"), "dataset": p.dataset,
+            "step_low": min(p.repeats["step_ms"]) if len(p.repeats["step_ms"]) > 1 else None,
+            "step_high": max(p.repeats["step_ms"]) if len(p.repeats["step_ms"]) > 1 else None,
             "time_noise": verdict.within_noise(base, p, "speed")
             if base not in (None, p) else None,
             "time_low": base.speed / max(p.repeats["speed"])

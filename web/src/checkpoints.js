@@ -23,7 +23,7 @@ function checkpointTable(rows, at, source) {
     ["peak", "true peak", "bytes"],
     ["peak_ratio", "of none", "share"],
     ["peak_published", "published", "share"],
-    ["step_ms", "time of a step", "ms"],
+    ["step_ms", "time per step", "ms"],
     ["time_ratio", "× none", "number"],
     ["time_published", "published", "number"],
     ["dataset", "dataset, beside the peak", "bytes"],
@@ -36,9 +36,17 @@ function checkpointTable(rows, at, source) {
       })), { title: "what sets the peak" }],
     rows.map((row, i) => [row.recompute,
       ...columns.map(([key, , format]) => [figure(`${at}.rows.${i}.${key}`, row[key], format),
-        key === "time_ratio" && row.time_noise ? noiseMark() : null]),
+        key === "time_ratio" && row.time_noise ? noiseMark() : null,
+        key === "step_ms" ? stepRange(row, `${at}.rows.${i}`) : null]),
       row.moment])),
     source ? el("p", { class: "note" }, `Source of the published figures: ${source}.`) : null);
+}
+
+/** " (4.40 s to 4.48 s)" of a step's repeats; null if they read the same. */
+function stepRange(row, at) {
+  if (row.step_low == null || millisecondsText(row.step_low) === millisecondsText(row.step_high)) return null;
+  return el("span", { class: "range" }, " (", figure(`${at}.step_low`, row.step_low, "ms"), " to ",
+    figure(`${at}.step_high`, row.step_high, "ms"), ")");
 }
 
 function checkpointPlots(study, { axes, rows }, words) {
@@ -77,7 +85,7 @@ function checkpointPlots(study, { axes, rows }, words) {
       spec: spec("memory", [["kept_ratio", "kept after the forward", "share"],
         ["kept_published", "kept, published", "share"], ["peak_ratio", "true peak", "share"],
         ["peak_published", "peak, published", "share"]], "fraction of none") }),
-    plot({ name: name("time-by-checkpoints"), title: "Time of a step, × none",
+    plot({ name: name("time-by-checkpoints"), title: "Time per step, × none",
       context: `${words}, ${axes.device}`,
       rows: csv,
       note: rows.some((row) => row.time_low != null) ? "Upright bars span the repeats." : null,

@@ -133,8 +133,8 @@ function budgetSteps(peaks) {
   return [0, 1, 2, 3, 4, 5].map((i) => all[Math.round(i * step)]);
 }
 
-/** The fastest point inside each budget, a row for each size of the work. In a
- *  study of single steps the optimizer is one of the choices. */
+/** The fastest point inside each budget, one row per size of the work. In a study of
+ *  single techniques the optimizer is one of the choices. */
 function bestInBudgets(points, views) {
   const usable = points.filter((p) => p.peak != null && p.samples_per_s != null);
   const budgets = budgetSteps(usable.map((p) => p.peak));
@@ -285,6 +285,8 @@ function checkpointTables(study, points) {
         peak_ratio: base && base.peak && p.peak != null ? p.peak / base.peak : null,
         peak_published: number(published.peak_ratio),
         step_ms: p.step_ms,
+        step_low: repeatRange(p, "step_ms").low ?? null,
+        step_high: repeatRange(p, "step_ms").high ?? null,
         time_ratio: base && base.samples_per_s && p.samples_per_s
           ? base.samples_per_s / p.samples_per_s : null,
         time_published: number(published.time_ratio),
@@ -313,7 +315,7 @@ function stepTables(study, runs) {
       const published = (study.reference && study.reference.rows) || [];
       const labels = [];
       const add = (label) => labels.includes(label) || labels.push(label);
-      // A row that was run again keeps its place where the reference has it.
+      // Rows have the order of the reference, then that of the runs.
       const used = new Set(here.map(nameOf));
       published.filter((row) => used.has(row.label)).forEach((row) => add(row.label));
       here.forEach((p) => add(nameOf(p)));

@@ -18,7 +18,7 @@ function figure(path, value, format) {
   return el("span", { "data-figure": path, "data-format": format }, FORMATS[format](value));
 }
 
-/** Whether lowest and highest are worth writing: not where they read the same. */
+/** Whether lowest and highest are worth writing: not if they read the same. */
 function hasRange(values, format) {
   return values.n > 1 && FORMATS[format](values.min) !== FORMATS[format](values.max);
 }

@@ -241,7 +241,7 @@ function valueText(axis, value) {
   return String(value);
 }
 
-/** How large the work is: "448 px", "depth 64"; empty where nothing says so. */
+/** How large the work is: "448 px", "depth 64"; empty if it is not known. */
 function sizeText(axes) {
   return SIZE_AXES.filter((axis) => axes[axis] != null)
     .map((axis) => valueText(axis, axes[axis])).join(", ");
@@ -268,7 +268,7 @@ function settingText(axes, axesShown) {
   return words.join(" · ");
 }
 
-/** "the backward of block1"; null where it is not known. */
+/** "the backward of block1"; null if it is not known. */
 function momentText(peakAt) {
   if (!peakAt || !peakAt.phase) return null;
   return peakAt.stage ? `${peakAt.phase} of ${peakAt.stage}` : peakAt.phase;

@@ -8,7 +8,7 @@ const ZOOM = {
   bind: "scales",
 };
 
-/** {bytes, name} that ticks are round numbers in: GiB where the largest has one. */
+/** {bytes, name} in which ticks are round numbers: GiB if the largest value has one. */
 function unitFor(values) {
   const gib = Math.max(...values) >= 2 ** 30;
   return gib ? { bytes: 2 ** 30, name: "GiB" } : { bytes: 2 ** 20, name: "MiB" };
