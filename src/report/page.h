@@ -4,7 +4,7 @@
 
 namespace reprise::detail {
 
-/// Where results go in a page; it occurs once.
+/// The text that results replace in a page; it occurs once.
 inline constexpr std::string_view kResultsPlace = "@RESULTS@";
 
 /// The page that was built in. A build that could not make one has the reason

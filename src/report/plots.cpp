@@ -85,6 +85,7 @@ int64_t save_plots(const std::string& report, const std::string& directory,
     write_file(base.string() + ".svg", plot.at("svg").get<std::string>());
     write_file(base.string() + ".png",
                from_base64(plot.at("png").get<std::string>()));
+    write_file(base.string() + ".csv", plot.at("csv").get<std::string>());
     ++saved;
   }
   return saved;

@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <ctime>
+#include <filesystem>
 
 namespace reprise {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr size_t kFewestPoints = 30;
@@ -30,10 +33,11 @@ std::string page_of(const ReportOptions& options) {
                                                   : "";
   if (named.empty()) {
     std::string page(detail::built_in_page());
-    TORCH_CHECK(is_page(page), "[report] this build has no page: ",
-                page.substr(0, page.find('\n')),
-                "; make one with scripts/page.sh where there is a network, and "
-                "name it with --page or REPRISE_PAGE");
+    TORCH_CHECK(
+        is_page(page),
+        "[report] this build has no page: ", page.substr(0, page.find('\n')),
+        "; make one with scripts/page.sh on a machine with a network, and "
+        "name it with --page or REPRISE_PAGE");
     return page;
   }
   std::string page = read_text(named);
@@ -41,6 +45,58 @@ std::string page_of(const ReportOptions& options) {
               "[report] expected a page that scripts/page.sh made, got ",
               named);
   return page;
+}
+
+/// The directory of the results in `path`, absolute.
+std::string directory_of(const std::string& path) {
+  std::string text = fs::absolute(path).string();
+  for (const std::string end : {"/results.jsonl", "/.", "/"}) {
+    while (text.size() > end.size() && text.ends_with(end)) {
+      text.resize(text.size() - end.size());
+    }
+  }
+  return text;
+}
+
+std::string last_part(const std::string& path) {
+  return path.substr(path.rfind('/') + 1);
+}
+
+/// The name in the page for the directory of `path`: its last part, or all of it
+/// if the directories of several paths end alike.
+std::string source_of(const std::string& path,
+                      const std::vector<std::string>& paths) {
+  const std::string mine = directory_of(path);
+  const bool is_alone =
+      std::none_of(paths.begin(), paths.end(), [&](const std::string& other) {
+        const std::string theirs = directory_of(other);
+        return theirs != mine && last_part(theirs) == last_part(mine);
+      });
+  return is_alone ? last_part(mine) : mine;
+}
+
+/// All records of `paths`, each with the name of its directory in `source`.
+std::vector<ordered_json> records_of(const std::vector<std::string>& paths) {
+  std::vector<ordered_json> records;
+  for (const std::string& path : paths) {
+    const std::string source = source_of(path, paths);
+    for (const std::string& line : read_results({path})) {
+      records.push_back(ordered_json::parse(line));
+      records.back()["source"] = source;
+    }
+  }
+  return records;
+}
+
+/// UTC, ISO 8601.
+std::string now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  std::string text(32, '\0');
+  text.resize(
+      std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts));
+  return text;
 }
 
 /// How many of a run's points stand for one.
@@ -108,12 +164,9 @@ std::string make_report(const std::vector<std::string>& paths,
                         const ReportOptions& options) {
   TORCH_CHECK(!paths.empty(), "[report] expected results, got no path");
   std::string page = page_of(options);
-  std::vector<ordered_json> records;
-  size_t series = 0;
-  for (const std::string& line : read_results(paths)) {
-    records.push_back(ordered_json::parse(line));
-    series += has_series(records.back()) ? 1 : 0;
-  }
+  std::vector<ordered_json> records = records_of(paths);
+  const auto series = static_cast<size_t>(
+      std::count_if(records.begin(), records.end(), has_series));
   const size_t most =
       std::max(kFewestPoints, static_cast<size_t>(options.series_points) /
                                   std::max<size_t>(series, 1));
@@ -121,6 +174,7 @@ std::string make_report(const std::vector<std::string>& paths,
     if (has_series(record)) thin(record["series"], most);
   }
   ordered_json all;
+  all["made"] = now();
   all["records"] = std::move(records);
   page.replace(page.find(detail::kResultsPlace), detail::kResultsPlace.size(),
                in_script(all.dump()));

@@ -6,8 +6,9 @@
     --shots DIR                              also saves pictures of it there
 
 Every plot has marks; filters, scales and the theme change what is drawn; a run's
-series opens; figures equal those that recompute.py finds; nothing is requested,
-nothing complains, nothing is wider than a phone.
+series opens; figures equal those that recompute.py finds; the first screen has the
+verdict and its chart; nothing is requested, nothing complains, nothing is wider than
+a phone.
 """
 import argparse
 import json
@@ -19,6 +20,7 @@ import tempfile
 import time
 
 import chromium
+import page_layout
 import recompute
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -31,6 +33,12 @@ def check(condition, text):
     if not condition:
         failures.append(text)
         print(f"FAILED: {text}", file=sys.stderr)
+
+
+def check_all(found, where):
+    """`found`: texts of what is wrong."""
+    for text in found:
+        check(False, f"{where}: {text}")
 
 
 def close(a, b):
@@ -59,6 +67,13 @@ def compare_computed(page, wanted):
     """The page's figures, by name, with those found apart from it."""
     same(page["counts"], wanted["counts"], "counts")
     check(page["points"] == wanted["points"], "how many points")
+    check(page["warned"] == wanted["warned"], "how many runs have warnings")
+    verdicts = {(v["study"], v["device"], v["model"]): v["cases"] for v in page["verdicts"]}
+    same_keys(verdicts, wanted["verdicts"], "verdicts")
+    for key, want in wanted["verdicts"].items():
+        check(len(verdicts[key]) == len(want), f"{key}: {len(verdicts[key])} cases")
+        for i, (found, case) in enumerate(zip(verdicts[key], want)):
+            same(found, case, f"verdict {key} {i}")
     summaries = {(s["study"], s["device"], s["model"]): s for s in page["summaries"]}
     same_keys(summaries, wanted["summaries"], "summaries")
     for key, want in wanted["summaries"].items():
@@ -81,13 +96,13 @@ def compare_computed(page, wanted):
         for what, want in wanted["grid"][study["study"]].items():
             rows = {}
             for row in study[what]:
-                value, n, size = (row.pop(k) for k in ("value", "n", "size"))
+                figures = {k: row.pop(k, None) for k in ("value", "n", "low", "high")}
+                size = row.pop("size")
                 axes = list(row.values())
-                rows[(*axes[:4], size, *axes[4:])] = (value, n)
+                rows[(*axes[:4], size, *axes[4:])] = figures
             same_keys(rows, want, f"{study['study']} {what}")
-            for key, (value, n) in want.items():
-                check(close(rows[key][0], value) and rows[key][1] == n,
-                      f"{study['study']} {what} {key}")
+            for key, figures in want.items():
+                same(rows[key], figures, f"{study['study']} {what} {key}")
     for study in page["checkpoints"]:
         rows = {(t["axes"]["device"], t["axes"]["model"], size_of(t["axes"]),
                  row["recompute"]): row for t in study["tables"] for row in t["rows"]}
@@ -274,20 +289,29 @@ def check_zoom(browser):
     browser.evaluate("document.getElementById('run').close()")
 
 
-def check_saved(browser):
-    """Every plot as a picture, with its title in it."""
+def check_saved(browser, verdicts):
+    """Every plot as a picture, with its title in it, and as a table."""
     saved = browser.evaluate("reprise.savedPlots()")
     check(len(saved) == browser.evaluate("document.querySelectorAll('figure.plot').length"),
           "not every plot can be saved")
     for plot in saved:
         check(plot["svg"].startswith("<svg") and len(plot["png"]) > 2000,
               f"{plot['name']} is not saved")
+    check_all(page_layout.exports(saved, verdicts), "CSV")
 
 
 def check_print(browser):
     """Plots that nobody has scrolled to are on paper as well."""
     answer = browser.send("Page.printToPDF", preferCSSPageSize=True)
     check(len(answer["data"]) > 100_000, "the printout is too small to have its plots")
+
+
+def check_explained(browser):
+    """A plot of utilisation says what it shows."""
+    notes = browser.evaluate(
+        "[...document.querySelectorAll('figure[data-plot*=utilisation]')]"
+        ".map(f => (f.querySelector('.note') || {textContent: ''}).textContent)")
+    check(all("share of" in note for note in notes), f"utilisation is not explained: {notes}")
 
 
 def check_phone(browser, where):
@@ -313,25 +337,34 @@ def test_page(path, results, shots):
     check("default-src 'none'" in html.split("</head>")[0],
           "no Content-Security-Policy that forbids requests")
     wanted = recompute.expected(results)
+    studies, runs = recompute.load(results)
     url = path.resolve().as_uri()
     with chromium.Browser(chromium.find()) as browser:
         began = time.monotonic()
-        browser.open(url, 1280)
+        browser.open(url, 1280, 800)
         loaded = time.monotonic() - began
+        check_all(page_layout.first_screen(browser), "desktop")
         computed = json.loads(browser.evaluate(
             "document.getElementById('computed').textContent"))
         compare_computed(computed, wanted)
         written = compare_written(browser, computed)
         plots = check_plots(browser, "desktop")
+        check_all(page_layout.headlines(browser, computed, wanted["verdicts"]), "verdict")
+        check_all(page_layout.axes(browser), "desktop")
+        check_all(page_layout.outcomes(browser, wanted), "desktop")
+        check_all(page_layout.provenance(browser, studies, runs), "desktop")
+        check_explained(browser)
         take_shots(browser, shots, "desktop")
         check_sorting(browser)
         check_run(browser, shots)
         check_tip(browser)
         check_zoom(browser)
         check_filters(browser)
-        check_saved(browser)
+        check_saved(browser, wanted["verdicts"])
+        check_all(page_layout.tables(browser), "desktop")
         check_quiet(browser, url, "desktop")
-        browser.open(url, 1280, dark=True)
+        browser.open(url, 1280, 800, dark=True)
+        check_all(page_layout.first_screen(browser), "dark")
         check(browser.evaluate("document.documentElement.dataset.theme") == "dark",
               "a dark system has a light page")
         check_plots(browser, "dark")
@@ -343,6 +376,7 @@ def test_page(path, results, shots):
         for dark in (False, True):
             where = "phone, dark" if dark else "phone"
             browser.open(url, 390, 844, dark=dark, phone=True)
+            check_all(page_layout.first_screen(browser), where)
             check_plots(browser, where)
             check_phone(browser, where)
             browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -400,7 +434,7 @@ def main():
     args = parser.parse_args()
     if not chromium.find():
         print("Chromium is not here; on Debian: apt-get install chromium", file=sys.stderr)
-        # Skipped only where whoever runs the tests asked to install nothing.
+        # Skipped only if whoever runs the tests asked to install nothing.
         return SKIPPED if os.environ.get("REPRISE_SETUP") == "off" else 1
     if args.shots:
         args.shots.mkdir(parents=True, exist_ok=True)
@@ -411,7 +445,7 @@ def main():
         work = pathlib.Path(work)
         subprocess.run([sys.executable, HERE / "make_results.py", work], check=True)
         studies = [work / name for name in ("mnist-gpu", "mnist-cpu", "checkpoints",
-                                            "steps", "frontier", "deep")]
+                                            "steps", "frontier", "deep", "checkpoints-again")]
         # All studies in one page; and one study, whose page is another.
         for name, results in (("all.html", studies), ("one.html", studies[:1])):
             subprocess.run([args.reprise, "report", *results, "-o", work / name],
@@ -426,14 +460,14 @@ def main():
 
 
 def test_plots(reprise, work, study):
-    """What --plots saves are whole pictures."""
+    """What --plots saves are pictures and tables."""
     subprocess.run([reprise, "report", study, "--plots", work / "plots"], check=True)
     saved = sorted((work / "plots").iterdir())
-    check(len(saved) >= 6, f"only {len(saved)} files are saved")
+    check(len(saved) >= 9, f"only {len(saved)} files are saved")
+    begins = {".svg": b"<svg", ".png": b"\x89PNG", ".csv": b"study,device,"}
     for file in saved:
-        begin = file.read_bytes()[:8]
-        check(begin.startswith(b"<svg" if file.suffix == ".svg" else b"\x89PNG"),
-              f"{file.name} is no picture")
+        check(file.read_bytes().startswith(begins[file.suffix]),
+              f"{file.name} has other contents than its name says")
 
 
 if __name__ == "__main__":

@@ -11,30 +11,45 @@ import pathlib
 import re
 import statistics
 
+import verdict
+
 SIZES = {"image_size": "{}\u00a0px", "seq": "{} tokens", "depth": "depth {}",
          "width": "width {}"}
-CHOICES = ("recompute", "memory", "batch", "accumulate", "global_batch", "steps",
-           "epochs", "seconds")
+CHOICES = verdict.CHOICES
 
 
-def load(paths):
-    """(studies by name, runs) of whole lines; the last run of an id."""
-    studies, runs = {}, {}
+def read(paths):
+    """Records of whole lines, each with its directory's name."""
     for path in map(pathlib.Path, paths):
         file = path / "results.jsonl" if path.is_dir() else path
         for line in file.read_bytes().split(b"\n")[:-1]:
-            if not line:
-                continue
-            record = json.loads(line)
-            if record["type"] == "study":
-                before = studies.get(record["study"], {"views": []})
-                record["views"] = sorted(set(before["views"]) |
-                                         set(record["views"]))
-                record["reference"] = (record.get("reference")
-                                       or before.get("reference"))
-                studies[record["study"]] = record
-            elif record["type"] == "run":
-                runs[record["id"]] = record
+            if line:
+                yield json.loads(line) | {"source": file.resolve().parent.name}
+
+
+def load(paths):
+    """(studies by name, runs); the last run of an id. A study that two directories
+    have on one device, of one system, has the directory in its name."""
+    studies, runs, places = {}, {}, {}
+    records = list(read(paths))
+    for record in records:
+        if record["type"] == "run":
+            place = record["study"], record["device"]["name"], record["system"]
+            places.setdefault(place, set()).add(record["source"])
+    again = {place[0] for place, sources in places.items() if len(sources) > 1}
+    for record in records:
+        source = record["source"] if record["study"] in again else ""
+        if source:
+            record["study"] += f" ({source})"
+        if record["type"] == "study":
+            before = studies.get(record["study"], {"views": []})
+            record["views"] = sorted(set(before["views"]) |
+                                     set(record["views"]))
+            record["reference"] = (record.get("reference")
+                                   or before.get("reference"))
+            studies[record["study"]] = record
+        elif record["type"] == "run":
+            runs[source, record["id"]] = record
     return studies, list(runs.values())
 
 
@@ -73,22 +88,31 @@ class Point:
         self.device = first["device"]["name"]
         self.label = first["label"]
 
-        def of(*keys):
+        self.repeats = {}
+
+        def of(name, *keys):
             found = []
             for run in runs:
                 value = run
                 for key in keys:
                     value = (value or {}).get(key)
                 found.append(value)
+            self.repeats[name] = [v for v in found if v is not None]
             return middle(found)
 
-        self.peak = of("figures", "peak_bytes")
-        self.kept = of("figures", "kept_bytes")
-        self.speed = of("figures", "samples_per_s")
-        self.step_ms = of("figures", "step_ms")
-        self.epoch_s = of("figures", "epoch_s")
-        self.time_s = of("figures", "time_s")
-        self.utilisation = of("observed", "average", "utilisation")
+        self.warnings = {w for run in runs for w in run["figures"].get("warnings", [])}
+        self.dataset = of("dataset", "figures", "dataset_bytes")
+        self.global_batch = first["figures"].get("global_batch")
+        if self.global_batch is None and "batch" in self.case:
+            self.global_batch = (self.case["batch"] * self.case["accumulate"]
+                                 * self.case["ranks"])
+        self.peak = of("peak", "figures", "peak_bytes")
+        self.kept = of("kept", "figures", "kept_bytes")
+        self.speed = of("speed", "figures", "samples_per_s")
+        self.step_ms = of("step_ms", "figures", "step_ms")
+        self.epoch_s = of("epoch_s", "figures", "epoch_s")
+        self.time_s = of("time_s", "figures", "time_s")
+        self.utilisation = of("utilisation", "observed", "average", "utilisation")
         top = max(run["figures"].get("peak_bytes") or 0 for run in runs)
         at = next(run["figures"].get("peak_at") for run in runs
                   if (run["figures"].get("peak_bytes") or 0) == top)
@@ -175,6 +199,10 @@ def pair_figures(pairs):
             "kept": spread([fell(a.kept, b.kept) for a, b in pairs]),
             "peak": spread([fell(a.peak, b.peak) for a, b in pairs]),
             "time": spread([dearer(a.speed, b.speed) for a, b in pairs]),
+            "repeated": sum(verdict.within_noise(a, b, "speed") is not None
+                            for a, b in pairs),
+            "within_noise": sum(bool(verdict.within_noise(a, b, "speed"))
+                                for a, b in pairs),
             "without_at": moment([a for a, _ in pairs]),
             "with_at": moment([b for _, b in pairs])}
 
@@ -185,7 +213,7 @@ def levers(points):
     groups = {}
     for p in points:
         if "batch" in p.case and p.way() and p.peak is not None:
-            key = (p.without(*CHOICES), p.case["batch"] * p.case["accumulate"])
+            key = (p.without(*CHOICES), p.global_batch)
             groups.setdefault(key, []).append(p)
     for group in groups.values():
         plain = [p for p in group if p.way() == "none" and "memory" not in p.case]
@@ -275,9 +303,15 @@ def grid(points):
                 key = (p.device, p.case["model"], p.case.get("optimizer"),
                        p.case["ranks"], size,
                        *(p.case.get(a) for a in (size, "recompute", "batch", *axes)))
-                groups.setdefault(key, []).append(getattr(p, value))
-        out[what] = {key: (statistics.median(v), len(v))
-                     for key, v in groups.items()}
+                groups.setdefault(key, []).append(p)
+        out[what] = {}
+        for key, alike in groups.items():
+            # The range of repeats, if the value is that of one case.
+            repeats = alike[0].repeats[value] if len(alike) == 1 else []
+            out[what][key] = {"value": middle(getattr(p, value) for p in alike),
+                              "n": len(alike),
+                              "low": min(repeats) if len(repeats) > 1 else None,
+                              "high": max(repeats) if len(repeats) > 1 else None}
     return out
 
 
@@ -313,7 +347,15 @@ def checkpoints(study, points):
             "peak_ratio": share(p.peak, base and base.peak),
             "peak_published": published.get("peak_ratio"), "step_ms": p.step_ms,
             "time_ratio": share(base and base.speed, p.speed),
-            "time_published": published.get("time_ratio")}
+            "time_published": published.get("time_ratio"), "dataset": p.dataset,
+            "step_low": min(p.repeats["step_ms"]) if len(p.repeats["step_ms"]) > 1 else None,
+            "step_high": max(p.repeats["step_ms"]) if len(p.repeats["step_ms"]) > 1 else None,
+            "time_noise": verdict.within_noise(base, p, "speed")
+            if base not in (None, p) else None,
+            "time_low": base.speed / max(p.repeats["speed"])
+            if base and len(p.repeats["speed"]) > 1 else None,
+            "time_high": base.speed / min(p.repeats["speed"])
+            if base and len(p.repeats["speed"]) > 1 else None}
     return out
 
 
@@ -323,14 +365,19 @@ def steps(study, points, runs):
     reference = study.get("reference") or {}
     for p in points:
         out[p.device, p.case["model"], p.system, p.label] = {
-            "time_s": p.time_s if p.epoch_s is None else p.epoch_s, "samples_per_s": p.speed, "peak": p.peak}
+            "time_s": p.time_s if p.epoch_s is None else p.epoch_s,
+            "samples_per_s": p.speed, "peak": p.peak, "low": None, "high": None}
+        times = p.repeats["time_s" if p.epoch_s is None else "epoch_s"]
+        if len(times) > 1:
+            out[p.device, p.case["model"], p.system, p.label] |= {
+                "low": min(times), "high": max(times)}
     for run in runs:
         case = settings(run)
         place = (run["device"]["name"], case["model"])
         labels.setdefault(place, []).append(run["label"])
         row = matching(reference, case, run["label"])
         if row:
-            out[(*place, reference["source"], run["label"])] = {
+            out[(*place, "published", run["label"])] = {
                 "time_s": row.get("time_s"), "peak": row.get("peak_bytes"),
                 "samples_per_s": row.get("samples_per_s")}
     named = [row.get("label") for row in reference.get("rows", [])]
@@ -341,6 +388,9 @@ def steps(study, points, runs):
         for ratio, value in (("time_ratio", "time_s"), ("peak_ratio", "peak")):
             known = row[value] is not None and base.get(value)
             row[ratio] = row[value] / base[value] if known else None
+        row["time_noise"] = None
+        if row is not base and row.get("low") and base.get("low"):
+            row["time_noise"] = (row["low"] <= base["high"] and base["low"] <= row["high"])
     return out
 
 
@@ -349,7 +399,9 @@ def expected(paths):
     points = points_of(runs)
     out = {"counts": {s: sum(r["status"] == s for r in runs)
                       for s in ("done", "oom", "failed", "skipped")},
-           "points": len(points), "summaries": {}, "grid": {}, "checkpoints": {},
+           "points": len(points), "verdicts": verdict.verdicts(studies, points),
+           "warned": sum(bool((r["figures"] or {}).get("warnings")) for r in runs),
+           "summaries": {}, "grid": {}, "checkpoints": {},
            "steps": {}, "frontier": {}}
     for name, study in studies.items():
         own = [p for p in points if p.study == name]
@@ -418,6 +470,12 @@ def written(value, form):
         if seconds < 0.9995:
             return three(1000 * seconds) + space + "ms"
         return three(seconds) + space + "s"
+    if form in ("lower", "more"):
+        amount = written(abs(value), "percent")
+        up, down = {"lower": ("lower", "higher"), "more": ("more", "less")}[form]
+        if amount.startswith("0.0"):
+            return "unchanged"
+        return f"{amount} {up if value > 0 else down}"
     if form == "fall":
         return written(-value, "change")
     assert form in ("percent", "change"), form

@@ -7,11 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdlib>
+#include <ctime>
+#include <filesystem>
 #include <fstream>
 
 namespace reprise {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
 class Report : public ::testing::Test {
@@ -30,9 +33,13 @@ class Report : public ::testing::Test {
     for (const json& line : lines) text += line.dump() + "\n";
     write("results.jsonl", text);
     html_ = make_report({folder_.path()}, options_);
-    const size_t from = html_.find("before ") + 7;
-    return json::parse(html_.substr(from, html_.find(" after") - from))
-        .at("records");
+    return parsed(html_).at("records");
+  }
+
+  /// What stands in the place of results.
+  static json parsed(const std::string& html) {
+    const size_t from = html.find("before ") + 7;
+    return json::parse(html.substr(from, html.find(" after") - from));
   }
 
   testing::TemporaryDirectory folder_;
@@ -51,6 +58,34 @@ TEST_F(Report, PutsRecordsIntoThePage) {
   EXPECT_EQ(found[0]["study"], "s");  // studies first
   EXPECT_EQ(found[1]["id"], "a");
   EXPECT_EQ(found[2]["id"], "b");
+}
+
+TEST_F(Report, NamesTheDirectoryOfEachRun) {
+  const std::string line = run("a").dump() + "\n";
+  std::vector<std::string> paths;
+  for (const std::string name : {"one", "two/same", "three/same"}) {
+    const fs::path directory = fs::path(folder_.path()) / name;
+    fs::create_directories(directory);
+    paths.push_back(directory);
+    std::ofstream(directory / "results.jsonl") << line;
+  }
+  paths[0] += "/results.jsonl";
+  paths[1] += "/";
+  const json page = parsed(make_report(paths, options_));
+  const json& found = page.at("records");
+  ASSERT_EQ(found.size(), 3);  // of one id, but of three directories
+  EXPECT_EQ(found[0]["source"], "one");
+  EXPECT_EQ(found[1]["source"], fs::path(folder_.path()) / "two/same");
+  EXPECT_EQ(found[2]["source"], fs::path(folder_.path()) / "three/same");
+}
+
+TEST_F(Report, SaysWhenItWasMade) {
+  write("results.jsonl", run("a").dump() + "\n");
+  std::tm parts{};
+  const std::string made =
+      parsed(make_report({folder_.path()}, options_)).at("made");
+  ASSERT_NE(strptime(made.c_str(), "%Y-%m-%dT%H:%M:%SZ", &parts), nullptr);
+  EXPECT_LT(std::abs(std::difftime(timegm(&parts), std::time(nullptr))), 60);
 }
 
 TEST_F(Report, CannotEndItsScript) {

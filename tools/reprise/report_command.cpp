@@ -37,7 +37,7 @@ int report_with(ReportFlags& flags) {
   std::cout << flags.out << ", " << format_bytes(bytes) << std::endl;
   if (!flags.plots.empty()) {
     const int64_t saved = save_plots(flags.out, flags.plots, flags.browser);
-    std::cout << flags.plots << ", " << saved << " plots as SVG and PNG"
+    std::cout << flags.plots << ", " << saved << " plots as SVG, PNG and CSV"
               << std::endl;
   }
   return 0;
@@ -60,8 +60,9 @@ void add_report(CLI::App& app, Action& action) {
                    "Where the page goes; default: report.html in the first DIR")
       ->type_name("FILE");
   report
-      ->add_option("--plots", flags->plots,
-                   "Also save every plot as SVG and PNG there, with Chromium")
+      ->add_option(
+          "--plots", flags->plots,
+          "Also save every plot as SVG, PNG and CSV there, with Chromium")
       ->type_name("DIR");
   report
       ->add_option("--browser", flags->browser,

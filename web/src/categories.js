@@ -3,8 +3,8 @@
 const CATEGORIES = ["parameters", "gradients", "optimizer", "activations", "workspace", "data"];
 const allBars = new Set();
 
-/** One setting a size and optimizer where there are too many: the one that needs
- *  most without recomputation, with all ways to recompute beside it. */
+/** One setting per size and optimizer if there are too many: the one that needs most
+ *  without recomputation, with all ways to recompute beside it. */
 function chosenBars(points) {
   const pairing = SETTING_AXES.filter((axis) => axis !== "batch" && axis !== "accumulate");
   const alike = [...groupBy(points, (p) => axesKey(p.axes, pairing)).values()];
@@ -23,7 +23,7 @@ function categoriesView(study, points, rerender) {
   const node = el("div", { class: "plots wide" });
   for (const device of valuesOf(usable, "device")) {
     const here = usable.filter((p) => p.axes.device === device);
-    const key = `${study.study} ${device}`;
+    const key = `${study.key} ${device}`;
     const many = here.length > 24;
     const bars = many && !allBars.has(key) ? chosenBars(here) : here;
     const shown = varyingAxes(here);
@@ -34,11 +34,14 @@ function categoriesView(study, points, rerender) {
       (b.axes.recompute === "none") - (a.axes.recompute === "none") ||
       compareNatural(a.axes.recompute, b.axes.recompute));
     node.append(plot({
-      name: slug(study.study, "categories", device),
+      name: slug(study.key, "categories", device),
       title: "Memory at the peak by what it is for",
       context: device,
       height: 70 + bars.length * 20,
       spec: (page) => categoriesSpec(bars, shown, page),
+      rows: () => bars.map((p) => ({ ...caseColumns(p.axes), label: p.label,
+        ...Object.fromEntries(CATEGORIES.map((c) => [`${c}_bytes`, p.memory[c] || 0])),
+        peak_bytes: p.peak, dataset_bytes: p.dataset, set_by: momentText(p.peak_at) })),
     }));
     if (many) {
       node.append(el("p", { class: "note" },

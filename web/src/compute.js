@@ -7,6 +7,20 @@ const fall = (before, after) =>
 const paid = (before, after) =>
   (before == null || after == null ? null : before / after - 1);
 
+/** Whether two points differ in a figure by no more than its repeats do: their ranges
+ *  overlap. Null if neither was repeated, so that nothing is known of the noise. */
+function withinNoise(a, b, name) {
+  const [x, y] = [a.ranges[name], b.ranges[name]];
+  if (!x || !y || (x.n < 2 && y.n < 2)) return null;
+  return Math.max(x.min, y.min) <= Math.min(x.max, y.max);
+}
+
+/** The lowest and the highest of a figure's repeats; empty if there is one run. */
+function repeatRange(point, name) {
+  const range = point.ranges[name];
+  return range && range.n > 1 ? { low: range.min, high: range.max } : {};
+}
+
 /** Each point that recomputes with the one that does not and is otherwise alike. */
 function pairsOf(points) {
   const pairs = [];
@@ -23,6 +37,7 @@ function pairsOf(points) {
         kept: fall(base.kept, point.kept),
         peak: fall(base.peak, point.peak),
         time: paid(base.samples_per_s, point.samples_per_s),
+        time_noise: withinNoise(base, point, "samples_per_s"),
       });
     }
   }
@@ -40,11 +55,14 @@ function commonMoment(points) {
 }
 
 function pairSummary(pairs) {
+  const repeated = pairs.filter((p) => p.time_noise != null);
   return {
     n: pairs.length,
     kept: spread(pairs.map((p) => p.kept)),
     peak: spread(pairs.map((p) => p.peak)),
     time: spread(pairs.map((p) => p.time)),
+    repeated: repeated.length,
+    within_noise: repeated.filter((p) => p.time_noise).length,
     without_at: commonMoment(pairs.map((p) => p.base)),
     with_at: commonMoment(pairs.map((p) => p.point)),
   };
@@ -65,8 +83,7 @@ const LEVERS = {
 function leversOf(points) {
   const usable = points.filter((p) =>
     p.axes.batch != null && p.axes.recompute != null && p.peak != null);
-  const samples = (p) => p.axes.batch * (p.axes.accumulate ?? 1);
-  const groups = groupBy(usable, (p) => axesKey(p.axes, SETTING_AXES) + samples(p));
+  const groups = groupBy(usable, (p) => axesKey(p.axes, SETTING_AXES) + p.global_batch);
   const found = { recompute: [], "micro-batch": [], both: [], planned: [] };
   for (const alike of groups.values()) {
     const plain = alike.filter((p) =>
@@ -116,8 +133,8 @@ function budgetSteps(peaks) {
   return [0, 1, 2, 3, 4, 5].map((i) => all[Math.round(i * step)]);
 }
 
-/** The fastest point inside each budget, a row for each size of the work. In a
- *  study of single steps the optimizer is one of the choices. */
+/** The fastest point inside each budget, one row per size of the work. In a study of
+ *  single techniques the optimizer is one of the choices. */
 function bestInBudgets(points, views) {
   const usable = points.filter((p) => p.peak != null && p.samples_per_s != null);
   const budgets = budgetSteps(usable.map((p) => p.peak));
@@ -152,7 +169,7 @@ function summariesOf(studies, points) {
   const out = [];
   for (const study of studies) {
     const own = points.filter((p) =>
-      p.axes.study === study.study && p.axes.system === "reprise");
+      p.axes.study === study.key && p.axes.system === "reprise");
     for (const model of valuesOf(own, "model")) {
       for (const device of valuesOf(own, "device")) {
         const here = own.filter((p) =>
@@ -172,7 +189,7 @@ function summaryOf(study, device, model, points) {
   const sizes = [...new Set(pairs.map((p) => sizeText(p.point.axes)))];
   sizes.sort(compareNatural);
   return {
-    study: study.study,
+    study: study.key,
     device,
     model,
     points: points.length,
@@ -212,7 +229,8 @@ function gridRows(points, axes, value) {
   });
 }
 
-/** Lines of plots: the median over all that is not on an axis. */
+/** Lines of plots: the median over all that is not on an axis; `low` and `high` of a
+ *  single case's repeats. */
 function lineRows(points, axes, value) {
   const usable = points.filter((p) => p[value] != null);
   return [...groupBy(usable, (p) => JSON.stringify(axes.map((a) => p.axes[a] ?? null))).values()]
@@ -220,6 +238,7 @@ function lineRows(points, axes, value) {
       ...Object.fromEntries(axes.map((a) => [a, group[0].axes[a] ?? null])),
       value: median(group.map((p) => p[value])),
       n: group.length,
+      ...(group.length === 1 ? repeatRange(group[0], value) : {}),
     }));
 }
 
@@ -242,6 +261,13 @@ function publishedFor(reference, { axes, label }) {
   return ((reference && reference.rows) || []).find(isFor) || null;
 }
 
+/** The range of a point's time ratio over its repeats. */
+function timeRatioRange(base, point) {
+  const { low, high } = repeatRange(point, "samples_per_s");
+  if (low == null || !base || !base.samples_per_s) return {};
+  return { time_low: base.samples_per_s / high, time_high: base.samples_per_s / low };
+}
+
 /** A table of ways to recompute for each thing that is otherwise alike. */
 function checkpointTables(study, points) {
   const groups = groupBy(points, (p) => axesKey(p.axes, ["recompute", "memory"]));
@@ -259,9 +285,14 @@ function checkpointTables(study, points) {
         peak_ratio: base && base.peak && p.peak != null ? p.peak / base.peak : null,
         peak_published: number(published.peak_ratio),
         step_ms: p.step_ms,
+        step_low: repeatRange(p, "step_ms").low ?? null,
+        step_high: repeatRange(p, "step_ms").high ?? null,
         time_ratio: base && base.samples_per_s && p.samples_per_s
           ? base.samples_per_s / p.samples_per_s : null,
         time_published: number(published.time_ratio),
+        time_noise: base && base !== p ? withinNoise(base, p, "samples_per_s") : null,
+        ...timeRatioRange(base, p),
+        dataset: p.dataset,
         moment: momentText(p.peak_at),
       };
     });
@@ -269,7 +300,7 @@ function checkpointTables(study, points) {
   });
 }
 
-/** Rows by label, a column a source: systems measured, then what is published. A
+/** Rows by label, one column per source: systems measured, then what is published. A
  *  run that is not done has its status there. */
 function stepTables(study, runs) {
   const out = [];
@@ -284,7 +315,7 @@ function stepTables(study, runs) {
       const published = (study.reference && study.reference.rows) || [];
       const labels = [];
       const add = (label) => labels.includes(label) || labels.push(label);
-      // A row that was run again keeps its place where the reference has it.
+      // Rows have the order of the reference, then that of the runs.
       const used = new Set(here.map(nameOf));
       published.filter((row) => used.has(row.label)).forEach((row) => add(row.label));
       here.forEach((p) => add(nameOf(p)));
@@ -298,10 +329,11 @@ function stepTables(study, runs) {
           time_s: found.epoch_s ?? found.time_s,
           samples_per_s: found.samples_per_s,
           peak: found.peak,
+          ...repeatRange(found, found.epoch_s == null ? "time_s" : "epoch_s"),
         };
       })));
       if (published.length) {
-        sources.push(stepSource(study.reference.source || "published", labels.map((label) => {
+        sources.push(stepSource("published", labels.map((label) => {
           const found = here.filter((p) => nameOf(p) === label)
             .map((p) => publishedFor(study.reference, p)).find(Boolean);
           return found && {
@@ -325,6 +357,8 @@ function stepSource(name, rows) {
     rows: rows.map((row) => (row && !row.status ? {
       ...row,
       time_ratio: ratio(row.time_s, first.time_s),
+      time_noise: row === first || row.low == null || first.low == null ? null
+        : Math.max(row.low, first.low) <= Math.min(row.high, first.high),
       peak_ratio: ratio(row.peak, first.peak),
     } : row || null)),
   };
@@ -338,12 +372,14 @@ function computeAll(data) {
   const ofView = (view, make) => data.studies
     .filter((study) => study.views.includes(view))
     .map((study) => ({
-      study: study.study,
-      ...make(study, points.filter((p) => p.axes.study === study.study)),
+      study: study.key,
+      ...make(study, points.filter((p) => p.axes.study === study.key)),
     }));
   return {
     counts,
     points: points.length,
+    warned: data.runs.filter((run) => run.warnings.length > 0).length,
+    verdicts: verdictsOf(data.studies, points),
     summaries: summariesOf(data.studies, points),
     grid: ofView("grid", (study, own) => {
       return {
@@ -357,11 +393,11 @@ function computeAll(data) {
       tables: checkpointTables(study, own),
     })),
     steps: ofView("steps", (study) => ({
-      tables: stepTables(study, data.runs.filter((run) => run.axes.study === study.study)),
+      tables: stepTables(study, data.runs.filter((run) => run.axes.study === study.key)),
     })),
     frontier: data.studies.map((study) => ({
-      study: study.study,
-      front: frontGroups(points.filter((p) => p.axes.study === study.study))
+      study: study.key,
+      front: frontGroups(points.filter((p) => p.axes.study === study.key))
         .flatMap((group) => paretoOf(group).map((p) => ({
           device: p.axes.device,
           model: p.axes.model,
@@ -373,8 +409,10 @@ function computeAll(data) {
   };
 }
 
-/** Points that can be compared in time and memory: one device, model and size. */
+/** Points that can be compared in time and memory: one device, model and size, in
+ *  their order. */
 function frontGroups(points) {
-  return [...groupBy(points, (p) =>
-    JSON.stringify([p.axes.device, p.axes.model, sizeText(p.axes)])).values()];
+  const groups = [...groupBy(points, (p) =>
+    JSON.stringify([p.axes.device, p.axes.model, sizeText(p.axes)])).entries()];
+  return groups.sort((a, b) => compareNatural(a[0], b[0])).map(([, group]) => group);
 }

@@ -18,7 +18,7 @@ function figure(path, value, format) {
   return el("span", { "data-figure": path, "data-format": format }, FORMATS[format](value));
 }
 
-/** Whether lowest and highest are worth writing: not where they read the same. */
+/** Whether lowest and highest are worth writing: not if they read the same. */
 function hasRange(values, format) {
   return values.n > 1 && FORMATS[format](values.min) !== FORMATS[format](values.max);
 }
@@ -51,3 +51,6 @@ function table(columns, rows, attributes = {}, box = "scroll") {
 function section(id, title, ...children) {
   return el("section", { id }, el("h2", {}, title), ...children);
 }
+
+/** Marks a difference that is no larger than that between repeats. */
+const noiseMark = () => el("span", { class: "noise" }, " no measurable difference");

@@ -42,6 +42,20 @@ function fallText(fraction) {
   return changeText(-fraction);
 }
 
+/** A change in words: its amount and one of two words; "unchanged" if it rounds to
+ *  nothing. */
+function inWords(fraction, above, below) {
+  const amount = percentText(Math.abs(fraction));
+  if (amount.startsWith("0.0")) return "unchanged";
+  return `${amount} ${fraction > 0 ? above : below}`;
+}
+
+/** What something fell by: 0.39 → 39 % lower. */
+const lowerText = (fraction) => inWords(fraction, "lower", "higher");
+
+/** What was paid for it: 0.25 → 25 % more. */
+const moreText = (fraction) => inWords(fraction, "more", "less");
+
 function secondsText(seconds) {
   return seconds < 0.9995
     ? `${figures3(1000 * seconds)}${NO_BREAK}ms`
@@ -65,6 +79,8 @@ const FORMATS = {
   percent: percentText,
   change: changeText,
   fall: fallText,
+  lower: lowerText,
+  more: moreText,
   seconds: secondsText,
   ms: millisecondsText,
   ratio: ratioText,
@@ -73,7 +89,7 @@ const FORMATS = {
   count: (n) => String(n),
 };
 
-/** A size as users write it: 8GiB, 8000MB, 2g. Null where it is none. */
+/** A size as users write it: 8GiB, 8000MB, 2g. Null if it is none. */
 function parseBytes(text) {
   const found = /^\s*([0-9.eE+]+)\s*([kmgt]?)(i?b?)\s*$/i.exec(String(text));
   if (!found) return null;
@@ -82,7 +98,7 @@ function parseBytes(text) {
   return Math.round(Number(found[1]) * base ** power);
 }
 
-/** Where text has numbers in it, by them: every:2 before every:10. */
+/** Orders text by the numbers in it: every:2 before every:10. */
 function compareNatural(a, b) {
   return String(a).localeCompare(String(b), "en", { numeric: true });
 }
@@ -93,4 +109,25 @@ function slug(...words) {
     .toLowerCase()
     .replace(/[^a-z0-9]+/g, "-")
     .replace(/^-|-$/g, "");
+}
+
+/** A time of the records (UTC, ISO 8601) for people: 16 Nov 2026, 23:05 UTC. */
+function dateText(iso) {
+  const date = new Date(iso);
+  if (!iso || Number.isNaN(date.getTime())) return null;
+  const month = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ")[date.getUTCMonth()];
+  const two = (n) => String(n).padStart(2, "0");
+  return `${date.getUTCDate()}${NO_BREAK}${month}${NO_BREAK}${date.getUTCFullYear()}, ` +
+    `${two(date.getUTCHours())}:${two(date.getUTCMinutes())}${NO_BREAK}UTC`;
+}
+
+/** Rows ({name: value}) as CSV (RFC 4180), with a column for every name. */
+function csvText(rows) {
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
+  const cell = (value) => {
+    const text = value == null ? "" : String(value);
+    return /[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+  };
+  return [names, ...rows.map((row) => names.map((name) => row[name]))]
+    .map((cells) => `${cells.map(cell).join(",")}\r\n`).join("");
 }

@@ -48,7 +48,7 @@ function gridView(study, runs, points, rerender) {
 function gridPlots(grid) {
   const { study, size, device, model, optimizer, among, points } = grid;
   const words = [model, optimizer, ...among, device].join(", ");
-  const name = (what) => slug(study.study, what, device, model, optimizer, ...among);
+  const name = (what) => slug(study.key, what, device, model, optimizer, ...among);
   const figures = [
     plot({
       name: name("memory"),
@@ -59,6 +59,7 @@ function gridPlots(grid) {
           "peak predicted for it." : null,
       height: 330,
       spec: (page) => memorySpec(grid, page),
+      rows: () => gridCsv(lineRows(points, [size, "recompute", "batch"], memoryKind), `${memoryKind}_bytes`),
     }),
   ];
   if (points.some((p) => p.utilisation != null)) {
@@ -66,8 +67,10 @@ function gridPlots(grid) {
       name: name("utilisation"),
       title: "Utilisation against micro-batch",
       context: words,
+      note: utilisationNote(points),
       height: 330,
       spec: (page) => utilisationSpec(grid, page),
+      rows: () => gridCsv(lineRows(points, [size, "recompute", "batch"], "utilisation"), "utilisation"),
     }));
   }
   for (const value of valuesOf(points, size)) {
@@ -75,16 +78,18 @@ function gridPlots(grid) {
     if (here.length === 0) continue;
     figures.push(plot({
       name: name(`time-${value}`),
-      title: `Time an epoch at ${valueText(size, value)}`,
+      title: `Time per epoch at ${valueText(size, value)}`,
       context: words,
+      note: here.some((p) => p.runs.length > 1) ? "Upright bars span the repeats." : null,
       height: 330,
       spec: (page) => timeSpec(here, page),
+      rows: () => gridCsv(lineRows(here, ["recompute", "batch", "accumulate"], "epoch_s"), "epoch_s"),
     }));
   }
   return el("div", { class: "plots" }, figures);
 }
 
-/** Plots for each way to recompute, with the same axes. */
+/** One panel per way to recompute, with the same axes. */
 function sideBySide(points, page, layers) {
   const ways = valuesOf(points, "recompute").map(wayText);
   const size = facetSize(page, ways.length);
@@ -97,12 +102,30 @@ function sideBySide(points, page, layers) {
   };
 }
 
-function linesOf(encoding) {
-  const { shape, ...line } = encoding;
+function linesOf(encoding, bars = false) {
+  const { shape, tooltip, ...line } = encoding;
   return [
-    { mark: { type: "line", clip: true }, encoding: line, params: [ZOOM] },
+    { mark: { type: "line", clip: true }, encoding: { ...line, tooltip }, params: [ZOOM] },
     { mark: { type: "point", clip: true }, encoding },
+    ...(bars ? [repeatBars(line.x, line.y, line.color)] : []),
   ];
+}
+
+/** Lines of a plot for CSV: their axes, the figure, the repeats and how many cases. */
+function gridCsv(rows, name) {
+  return rows.map(({ value, n, low, high, ...axes }) => ({ ...axes, [name]: value,
+    ...(low == null ? {} : { [`${name}_low`]: low, [`${name}_high`]: high }), cases: n }));
+}
+
+/** What utilisation means depends on who measured it. */
+function utilisationNote(points) {
+  const sources = new Set(points.flatMap((p) => p.runs)
+    .map((run) => run.record.observed && run.record.observed.source));
+  return sources.has("nvml")
+    ? "The share of the training time in which the GPU ran at least one kernel (NVML). 100 % means " +
+      "that it never waited for the host, not that all of it was busy."
+    : "The share of all cores' time that the process used during the training. Below 100 %, cores " +
+      "waited: for data, for memory, or because the work was too small to share.";
 }
 
 function memorySpec(grid, page) {
@@ -182,7 +205,9 @@ function timeSpec(points, page) {
     line: String(row.batch),
     way: wayText(row.recompute),
     seconds: row.value,
-    "time an epoch": secondsText(row.value),
+    low: row.low,
+    high: row.high,
+    "time per epoch": secondsText(row.value),
     "micro-batch": row.batch,
     accumulation: row.accumulate,
     runs: row.n,
@@ -191,10 +216,9 @@ function timeSpec(points, page) {
     data: { values: rows },
     ...sideBySide(points, page, linesOf({
       x: { field: "accumulate", ...powersAxis("accumulation", valuesOf(points, "accumulate")) },
-      y: { field: "seconds", type: "quantitative", title: "time an epoch, s",
-        scale: { zero: false, padding: 8 } },
+      y: { field: "seconds", ...timeAxis("time per epoch, s", rows.map((row) => row.high ?? row.seconds)) },
       ...byColourAndShape("line", "micro-batch", batches.map(String)),
-      tooltip: tips("way", "micro-batch", "accumulation", "time an epoch", "runs"),
-    })),
+      tooltip: tips("way", "micro-batch", "accumulation", "time per epoch", "runs"),
+    }, rows.some((row) => row.low != null))),
   };
 }

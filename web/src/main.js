@@ -7,7 +7,8 @@ const VIEW_TITLES = {
   frontier: "Time against memory",
 };
 
-const data = readRecords(JSON.parse(document.getElementById("results").textContent).records);
+const results = JSON.parse(document.getElementById("results").textContent);
+const data = readRecords(results.records);
 allRuns = new Map(data.runs.map((run) => [run.id, run]));
 const computed = computeAll(data);
 document.body.append(el("script", { type: "application/json", id: "computed" },
@@ -15,18 +16,18 @@ document.body.append(el("script", { type: "application/json", id: "computed" },
 
 /** The views of one study, of the runs that the filters leave. */
 function studyViews(study, runs, rerender) {
-  const own = runs.filter((run) => run.axes.study === study.study);
+  const own = runs.filter((run) => run.axes.study === study.key);
   const points = pointsOf(own);
   const parts = [];
-  // What a view cannot show of these runs has no heading either.
+  // A view that cannot show these runs has no heading either.
   const part = (title, node) => node.childElementCount && parts.push(
     el("div", { class: "view" }, el("h3", { class: "view-title" }, title), node));
   if (own.length === 0) return [el("p", { class: "note" }, "The filters leave no run of this study.")];
   if (points.length === 0) return [el("p", { class: "note" }, "No run of this study is done.")];
-  const all = own.length === data.runs.filter((run) => run.axes.study === study.study).length;
+  const all = own.length === data.runs.filter((run) => run.axes.study === study.key).length;
   // Under a filter the tables are of what is shown, and so not those computed above.
   const at = (view) => (all
-    ? `${view}.${computed[view].findIndex((c) => c.study === study.study)}` : "filtered");
+    ? `${view}.${computed[view].findIndex((c) => c.study === study.key)}` : "filtered");
   if (study.views.includes("steps")) {
     part(VIEW_TITLES.steps, stepsView(study, { tables: stepTables(study, own) }, at("steps")));
   }
@@ -40,10 +41,21 @@ function studyViews(study, runs, rerender) {
   return parts;
 }
 
+/** What the page is of: the study, or how many; each study's section says more. */
+function aboutPage() {
+  const several = data.studies.length > 1;
+  const [study] = data.studies;
+  const made = dateText(results.made);
+  return el("div", { class: "about" },
+    study ? el("p", {}, el("b", {}, several ? `${data.studies.length} studies` : study.name),
+      ` · ${provenanceText(several ? null : study, data.runs)}`) : null,
+    made ? el("p", {}, `Page made on ${made}.`) : null);
+}
+
 function makePage() {
   const main = document.getElementById("page");
   const bodies = data.studies.map((study) => ({ study, node: el("div", { class: "study-body" }) }));
-  const unfit = el("div", {});
+  const unfinished = el("div", {});
   const runs = el("div", {});
   let now = data.runs;
   const renderStudies = () => {
@@ -55,30 +67,28 @@ function makePage() {
   const filters = makeFilters(data.runs, (shown) => {
     now = shown;
     renderStudies();
-    unfit.replaceChildren(unfitView(shown));
+    unfinished.replaceChildren(...unfinishedView(shown));
     runs.replaceChildren(runsView(shown));
   });
-  const devices = valuesOf(data.runs, "device");
-  const versions = [...new Set(data.runs.map((run) => run.record.versions)
-    .filter(Boolean).map((v) => Object.entries(v)
-      .map(([name, version]) => `${name === "libtorch" ? "LibTorch" : name} ${version}`)
-      .join(", ")))];
-  const links = [["summary", "Summary"], ...data.studies.map((s) => [`study-${slug(s.study)}`,
-    s.title || s.study]), ["not-fit", "What did not fit"], ["all-runs", "All runs"]];
+  const runsOf = (study) => data.runs.filter((run) => run.axes.study === study.key);
+  const idOf = (study) => `study-${slug(study.key)}`;
+  const links = [["summary", "Summary"], ...data.studies.map((s) => [idOf(s), s.name]),
+    ["unfinished", "Not done, warnings"], ["all-runs", "All runs"]];
   main.replaceChildren(
-    el("p", { class: "about" }, `${data.studies.map((s) => s.title || s.study).join(" · ")} — ` +
-      `${devices.join(" · ")}`),
+    aboutPage(),
+    verdictSection(data, computed),
     el("nav", {}, links.map(([id, text]) => el("a", { href: `#${id}` }, text))),
     summarySection(data, computed),
     filters.node,
     el("p", { class: "note help" }, "Plots: point at a mark for its figures, drag to move, Ctrl and " +
-      "the wheel to zoom, double click to go back; a click on a point of the frontier opens its run."),
-    ...bodies.map(({ study, node }) => section(`study-${slug(study.study)}`, study.title || study.study,
+      "the wheel to zoom, double click to go back; a click on a point of time against memory opens its run."),
+    ...bodies.map(({ study, node }) => section(idOf(study), study.name,
+      el("p", { class: "provenance" }, provenanceText(study, runsOf(study))),
       study.question ? el("p", { class: "question" }, study.question) : null, node)),
-    section("not-fit", "What did not fit", unfit),
+    section("unfinished", "Runs that are not done, and warnings", unfinished),
     section("all-runs", "All runs", el("p", { class: "note" },
       "A heading sorts. Each run opens with the command that repeats it and what the observer saw."), runs),
-    el("footer", {}, el("p", {}, `Made from results.jsonl alone. ${versions.join("; ")}. Drawn with ` +
+    el("footer", {}, el("p", {}, "Made from results.jsonl alone. Drawn with " +
       `Vega ${vega.version} and Vega-Lite ${vegaLite.version} (BSD 3-Clause), whose notices are in ` +
       "this page's source.")));
   filters.changed();

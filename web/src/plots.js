@@ -37,7 +37,7 @@ function configOf(colours, narrow) {
     legend: { labelColor: colours.ink, titleColor: colours.quiet, labelFontSize: 11,
       titleFontSize: 11, titleFontWeight: "normal", orient: "top", symbolSize: 60,
       symbolBaseFillColor: colours.quiet, symbolBaseStrokeColor: colours.quiet,
-      columnPadding: 12, rowPadding: 2, labelLimit: 240,
+      columnPadding: 12, rowPadding: 2, labelLimit: 0,
       // Two legends side by side would be wider than a phone.
       layout: { top: { direction: narrow ? "vertical" : "horizontal", anchor: "start", margin: 8 } } },
     title: { color: colours.ink, subtitleColor: colours.quiet, fontSize: 13,
@@ -56,17 +56,20 @@ const drawSoon = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "600px" });
 
-/** A plot's figure. `spec({width, narrow, colours})` gives a Vega-Lite specification;
- *  `name` becomes the file's when it is saved, `context` says what all of it is of. */
-function plot({ name, title, context, note, height = 300, spec, onclick }) {
+/** A plot's figure. `spec({width, narrow, colours})` gives a Vega-Lite specification,
+ *  `rows()` the figures that it draws, for CSV; `name` becomes the file's name when it
+ *  is saved, `context` says what all of it is of, `saved` says so in the saved file
+ *  if the page says it elsewhere. */
+function plot({ name, title, context, saved, note, height = 300, spec, rows, onclick }) {
   const body = el("div", { class: "drawing", style: `min-height:${height}px` });
   const save = (kind) => el("button", { type: "button", class: "small",
     title: `Save as ${kind}`, onclick: () => savePlot(it, kind) }, kind);
   const node = el("figure", { class: "plot", "data-plot": name },
     el("figcaption", {}, el("span", { class: "title" }, title,
-      context ? el("span", { class: "context" }, ` ${context}`) : null), save("SVG"), save("PNG")),
+      context ? el("span", { class: "context" }, ` ${context}`) : null),
+    el("span", { class: "saves" }, save("SVG"), save("PNG"), save("CSV"))),
     body, note ? el("p", { class: "note" }, note) : null);
-  const it = { name, title, context, spec, onclick, node, body, view: null, width: 0, theme: null, draw() {
+  const it = { name, title, context: saved || context, spec, rows, onclick, node, body, view: null, width: 0, theme: null, draw() {
     const width = Math.floor(body.clientWidth);
     if (width === 0 || (it.view && it.width === width && it.theme === theme)) return;
     drawPlot(it, width);
@@ -162,16 +165,17 @@ function savedView(it) {
 }
 
 async function savePlot(it, kind) {
-  const view = savedView(it);
-  const href = kind === "PNG" ? await view.toImageURL("png", 2)
-    : `data:image/svg+xml;charset=utf-8,${encodeURIComponent(await view.toSVG())}`;
+  const text = (type, content) => `data:${type};charset=utf-8,${encodeURIComponent(content)}`;
+  const href = kind === "CSV" ? text("text/csv", csvText(it.rows()))
+    : kind === "PNG" ? await savedView(it).toImageURL("png", 2)
+    : text("image/svg+xml", await savedView(it).toSVG());
   const link = el("a", { href, download: `${it.name}.${kind.toLowerCase()}` });
   document.body.append(link);
   link.click();
   link.remove();
 }
 
-/** Every plot as {name, svg, png}; png in base 64. */
+/** Every plot as {name, svg, png, csv}; png in base 64. */
 async function savedPlots() {
   const saved = [];
   for (const it of plots) {
@@ -180,6 +184,7 @@ async function savedPlots() {
       name: it.name,
       svg: await view.toSVG(),
       png: (await view.toImageURL("png", 2)).split(",")[1],
+      csv: csvText(it.rows()),
     });
   }
   return saved;

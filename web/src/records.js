@@ -26,6 +26,9 @@ const SETTING_AXES = [
   "recompute", "memory", "batch", "accumulate", "global_batch", "steps", "epochs", "seconds",
 ];
 
+/** Settings that a study of single techniques varies as well. */
+const TECHNIQUE_AXES = ["optimizer", "precision"];
+
 const STATUS_WORDS = { oom: "out of memory", failed: "failed", skipped: "skipped" };
 
 const number = (x) => (typeof x === "number" && Number.isFinite(x) ? x : null);
@@ -34,9 +37,10 @@ function axisName(axis) {
   return AXIS_NAMES[axis] || axis.replace(/_/g, " ");
 }
 
-/** One record of a run, flat. What the case leaves open its figures say; the
- *  micro-batch is what was run, even where the case asked for another. */
-function runOf(record) {
+/** One record of a run, flat. Values that the case leaves open come from the figures;
+ *  the micro-batch is the one that was run, even if the case asked for another.
+ *  `study` is the study's key, `prefix` makes ids of several directories differ. */
+function runOf(record, study, prefix) {
   const figures = record.figures || {};
   const observed = record.observed || {};
   const axes = { ...record.case };
@@ -54,12 +58,12 @@ function runOf(record) {
   axes.ranks = figures.ranks ?? axes.ranks ?? 1;
   // It follows from the other two, and would only be one filter more.
   if (axes.batch != null) delete axes.global_batch;
-  axes.study = record.study;
+  axes.study = study;
   axes.system = record.system || "reprise";
   axes.device = (record.device && record.device.name) || "unknown device";
   return {
     record,
-    id: record.id,
+    id: prefix + record.id,
     axes,
     label: record.label || null,
     status: record.status,
@@ -73,37 +77,69 @@ function runOf(record) {
       step_ms: number(figures.step_ms),
       epoch_s: number(figures.epoch_s),
       time_s: number(figures.time_s),
+      dataset: number(figures.dataset_bytes) || null,
     },
+    // What an update is of: a plan's micro-batches need not divide it.
+    global_batch: number(figures.global_batch) ?? number(record.case && record.case.global_batch) ??
+      (axes.batch == null ? null : axes.batch * axes.accumulate * axes.ranks),
+    warnings: Array.isArray(figures.warnings) ? figures.warnings.map(String) : [],
     memory: figures.memory || null,
     peak_at: figures.peak_at || null,
   };
 }
 
-/** {studies, runs} of all records; of runs with one id the last counts. */
+/** Names the study of a record. Directories that have one study on different devices
+ *  or with different systems are parts of it. If two have the same, one was run again,
+ *  and the directory becomes part of the name. */
+function studyKeys(records) {
+  const places = new Map();
+  for (const record of records.filter((r) => r.type === "run")) {
+    const place = JSON.stringify([record.study, record.device && record.device.name,
+      record.system || "reprise"]);
+    if (!places.has(place)) places.set(place, new Set());
+    places.get(place).add(record.source);
+  }
+  const again = new Set([...places].filter(([, sources]) => sources.size > 1)
+    .map(([place]) => JSON.parse(place)[0]));
+  return ({ study, source }) => (again.has(study) ? `${study} (${source})` : study);
+}
+
+/** {studies, runs} of all records; of runs with one id in one study the last counts. A
+ *  study has a `key` and a `name`, neither of which another study has. */
 function readRecords(records) {
+  const keyOf = studyKeys(records);
   const studies = new Map();
   const runs = new Map();
   for (const record of records) {
+    const key = keyOf(record);
     if (record.type === "study") {
-      const before = studies.get(record.study);
+      const before = studies.get(key);
       const views = new Set([...(before ? before.views : []), ...(record.views || [])]);
-      studies.set(record.study, {
+      studies.set(key, {
         ...record,
+        key,
         reference: record.reference || (before && before.reference) || null,
         views: [...views],
+        sources: [...new Set([...(before ? before.sources : []), record.source])],
       });
     } else if (record.type === "run") {
-      // A run that was made again stays where it stood.
-      runs.set(record.id, runOf(record));
+      const prefix = key === record.study ? "" : `${record.source}/`;
+      // A run that was made again keeps its place.
+      runs.set(prefix + record.id, runOf(record, key, prefix));
+      if (!studies.has(key)) {
+        studies.set(key, { study: record.study, key, title: record.study, views: [],
+          reference: null, sources: [record.source] });
+      }
     }
   }
-  for (const run of runs.values()) {
-    const name = run.axes.study;
-    if (!studies.has(name)) {
-      studies.set(name, { study: name, title: name, views: [], reference: null });
+  const all = [...studies.values()];
+  for (const study of all) {
+    study.name = study.title || study.study;
+    if (all.some((s) => s !== study && (s.title || s.study) === study.name)) {
+      study.name += ` (${study.key === study.study ? study.study : study.sources[0]})`;
     }
   }
-  return { studies: [...studies.values()], runs: [...runs.values()] };
+  return { studies: all, runs: [...runs.values()] };
 }
 
 function median(values) {
@@ -144,8 +180,9 @@ function axesKey(axes, without = []) {
   );
 }
 
-/** Runs that are done, repeats of one case together: the median of every figure;
- *  what set the peak is from the repeat whose peak was highest. */
+/** Runs that are done, repeats of one case together: the median of every figure, and
+ *  in `ranges` the lowest and the highest; what set the peak is from the repeat with
+ *  the highest peak. */
 function pointsOf(runs) {
   const done = runs.filter((run) => run.status === "done" && run.record.figures);
   const points = [];
@@ -156,12 +193,16 @@ function pointsOf(runs) {
       axes: repeats[0].axes,
       label: repeats[0].label,
       runs: repeats,
+      ranges: {},
+      global_batch: repeats[0].global_batch,
+      warnings: [...new Set(repeats.flatMap((run) => run.warnings))],
       memory: highest.memory,
       peak_at: highest.peak_at,
     };
     for (const name of Object.keys(repeats[0].figures)) {
       const known = repeats.map((run) => run.figures[name]).filter((x) => x != null);
       point[name] = known.length ? median(known) : null;
+      point.ranges[name] = spread(known);
     }
     points.push(point);
   }
@@ -200,7 +241,7 @@ function valueText(axis, value) {
   return String(value);
 }
 
-/** How large the work is: "448 px", "depth 64"; empty where nothing says so. */
+/** How large the work is: "448 px", "depth 64"; empty if it is not known. */
 function sizeText(axes) {
   return SIZE_AXES.filter((axis) => axes[axis] != null)
     .map((axis) => valueText(axis, axes[axis])).join(", ");
@@ -227,8 +268,13 @@ function settingText(axes, axesShown) {
   return words.join(" · ");
 }
 
-/** "the backward of block1"; null where it is not known. */
+/** "the backward of block1"; null if it is not known. */
 function momentText(peakAt) {
   if (!peakAt || !peakAt.phase) return null;
   return peakAt.stage ? `${peakAt.phase} of ${peakAt.stage}` : peakAt.phase;
+}
+
+/** What a row of a CSV file says of its case. */
+function caseColumns(axes) {
+  return Object.fromEntries(AXES.filter((axis) => axes[axis] != null).map((axis) => [axis, axes[axis]]));
 }

@@ -1,5 +1,7 @@
-// What did not fit; every run, sortable; one run with what the observer saw.
+// Every run, sortable; one run with what the observer saw.
 
+/** Columns of long names, which may have several lines. */
+const WRAPPED = ["setting", "study", "device", "system"];
 let allRuns = new Map();
 let sortBy = { key: "order", down: false };
 
@@ -7,26 +9,6 @@ let sortBy = { key: "order", down: false };
 function studyAxes(runs) {
   return new Map([...groupBy(runs, (run) => run.axes.study).entries()].map(([study, own]) =>
     [study, varyingAxes(own).filter((axis) => axis !== "system")]));
-}
-
-function unfitView(runs) {
-  const unfit = runs.filter((run) => run.status !== "done");
-  if (unfit.length === 0) return el("p", {}, "Everything that was run fitted.");
-  const shown = studyAxes(runs);
-  const several = varyingAxes(runs);
-  return table([
-    { title: "setting" }, ...(several.includes("study") ? [{ title: "study" }] : []),
-    ...(several.includes("device") ? [{ title: "device" }] : []),
-    { title: "what happened" }, { title: "predicted peak", number: true }, { title: "reason" },
-  ], unfit.map((run) => [
-    el("button", { type: "button", class: "link", onclick: () => openRun(run.id) },
-      run.label || settingText(run.axes, shown.get(run.axes.study))),
-    ...(several.includes("study") ? [run.axes.study] : []),
-    ...(several.includes("device") ? [run.axes.device] : []),
-    el("span", { class: `status ${run.status}` }, STATUS_WORDS[run.status] || run.status),
-    run.record.predicted ? bytesText(run.record.predicted.peak_bytes) : null,
-    el("span", { class: "reason" }, run.record.reason || ""),
-  ]), { id: "unfit" }, "scroll tall");
 }
 
 function runColumns(runs) {
@@ -49,11 +31,14 @@ function runColumns(runs) {
   return [
     ...columns,
     { title: "status", key: "status", value: (run) => run.status,
-      show: (run) => el("span", { class: `status ${run.status}` }, run.status) },
+      show: (run) => [el("span", { class: `status ${run.status}` }, run.status),
+        run.warnings.length ? el("span", { class: "status warned", title: run.warnings.join("; ") },
+          " warning") : null] },
     figureColumn("samples_per_s", "samples/s", "number"),
     figureColumn("step_ms", "step", "ms"),
     figureColumn("epoch_s", "epoch", "seconds"),
     figureColumn("peak", "peak", "bytes"),
+    ...(runs.some((run) => run.figures.dataset != null) ? [figureColumn("dataset", "dataset", "bytes")] : []),
     figureColumn("kept", "kept", "bytes"),
     { title: "utilisation", key: "utilisation", number: true,
       value: (run) => run.figures.utilisation,
@@ -91,7 +76,7 @@ function runsView(runs) {
     el("tbody", {}, sorted.map((run) => el("tr", { "data-id": run.id },
       el("td", {}, el("button", { type: "button", class: "small open", onclick: () => openRun(run.id) },
         run.record.series ? "series" : "open")),
-      columns.map((c) => el("td", { class: c.number ? "number" : null }, c.show(run)))))))));
+      columns.map((c) => el("td", { class: c.number ? "number" : WRAPPED.includes(c.key) ? "wraps" : null }, [c.show(run)].flat()))))))));
   return box;
 }
 
@@ -124,7 +109,7 @@ function rankRows(run) {
   ];
 }
 
-/** One run: its command, its figures, and its series where there is one. */
+/** Opens one run: its command, its figures, and its series if it has one. */
 function openRun(id) {
   const run = allRuns.get(id);
   const dialog = document.getElementById("run");
@@ -136,18 +121,21 @@ function openRun(id) {
     onclick: () => copyText(record.command, copy) }, "Copy");
   const rows = [
     ["status", run.status], ["reason", record.reason],
+    ["warning", run.warnings.length ? run.warnings.join("; ") : null],
     ["predicted peak", record.predicted && bytesText(record.predicted.peak_bytes)],
     ["peak", run.figures.peak, bytesText], ["what sets it", momentText(run.peak_at)],
+    ["dataset, beside the peak", run.figures.dataset, bytesText],
     ["kept after the forward", run.figures.kept, bytesText],
     ["reserved", run.figures.reserved, bytesText],
     ["seen by the observer", run.figures.seen, bytesText],
     ["before the run, taken off", observed.baseline && observed.baseline.memory_bytes, bytesText],
     ["average utilisation", run.figures.utilisation, (v) => `${figures3(v)}${NO_BREAK}%`],
-    ["samples a second", run.figures.samples_per_s, figures3],
-    ["a step", run.figures.step_ms, millisecondsText], ["an epoch", run.figures.epoch_s, secondsText],
+    ["samples/s", run.figures.samples_per_s, figures3],
+    ["time per step", run.figures.step_ms, millisecondsText],
+    ["time per epoch", run.figures.epoch_s, secondsText],
     ...rankRows(run),
-    ["device", run.axes.device], ["host", record.host], ["started", record.started],
-    ["LibTorch", record.versions && record.versions.libtorch],
+    ["device", run.axes.device], ["host", record.host], ["started", dateText(record.started)],
+    ["versions", versionsText(record.versions)],
   ].filter(([, value]) => value != null)
     .map(([name, value, text]) => [name, text ? text(value) : String(value)]);
   const shown = ["model", "optimizer", "precision", "system", ...SIZE_AXES];
@@ -179,6 +167,8 @@ function seriesPlot(run) {
     title: "What the observer saw",
     context: source,
     height: kinds.length * 130,
+    rows: () => series.t_s.map((t, i) => ({ t_s: t,
+      ...Object.fromEntries(kinds.map(([key]) => [key, series[key][i]])) })),
     spec: ({ width, colours }) => ({
       vconcat: kinds.map(([key, title], i) => ({
         width: width - 80,

@@ -8,7 +8,7 @@ const ZOOM = {
   bind: "scales",
 };
 
-/** {bytes, name} that ticks are round numbers in: GiB where the largest has one. */
+/** {bytes, name} in which ticks are round numbers: GiB if the largest value has one. */
 function unitFor(values) {
   const gib = Math.max(...values) >= 2 ** 30;
   return gib ? { bytes: 2 ** 30, name: "GiB" } : { bytes: 2 ** 20, name: "MiB" };
@@ -65,3 +65,32 @@ function byColourAndShape(field, title, values) {
     shape: { field, type: "nominal", title, sort: values, scale: { domain: values } },
   };
 }
+
+/** How many columns a legend of these labels has, so that none leaves the plot. */
+function legendColumns(labels, width) {
+  const widest = 34 + 6.4 * Math.max(1, ...labels.map((label) => String(label).length));
+  return Math.max(1, Math.min(labels.length, Math.floor(width / widest)));
+}
+
+/** Upright bars from `low` to `high` of rows that have both: the range of repeats. */
+function repeatBars(x, y, color, mark = {}) {
+  const known = { filter: "isValid(datum.low) && isValid(datum.high)" };
+  return { transform: [known], mark: { type: "rule", strokeWidth: 1.5, clip: true, ...mark },
+    encoding: { x, y: { ...y, field: "low" }, y2: { field: "high" }, ...(color ? { color } : {}) } };
+}
+
+/** Points of runs, hollow if they have warnings. */
+function runPoints(data, encoding, size) {
+  const mark = { type: "point", clip: true, size, cursor: "pointer" };
+  return [
+    { ...data, params: [ZOOM], transform: [{ filter: "datum.warning === ''" }], mark, encoding },
+    { ...data, transform: [{ filter: "datum.warning !== ''" }],
+      mark: { ...mark, filled: false, strokeWidth: 2 }, encoding },
+  ];
+}
+
+/** An axis of times from zero, so that heights are times, to a little above the highest
+ *  of `values`. */
+const timeAxis = (title, values) => ({ type: "quantitative", title,
+  scale: { domain: [0, 1.07 * Math.max(...values)], nice: false },
+  axis: { format: "~r", tickCount: 6 } });

@@ -5,6 +5,8 @@ function stepsView(study, computed, at) {
   computed.tables.forEach((found, i) => {
     node.append(el("h3", {}, `${found.device} · ${found.model}`),
       beforeAfter(found), stepTable(found, `${at}.tables.${i}`),
+      found.sources.some((s) => s.name === "published") && study.reference.source
+        ? el("p", { class: "note" }, `Source of the published figures: ${study.reference.source}.`) : null,
       el("div", { class: "plots" },
         stepPlot(study, found, "peak", "Memory", bytesText),
         stepPlot(study, found, "time_s", "Time", secondsText)));
@@ -32,8 +34,8 @@ function beforeAfter({ labels, sources }) {
       a && b && a[key] && b[key] != null ? changeText(b[key] / a[key] - 1) : "–"];
     body.replaceChildren(table([{ title: "" }, { title: "BEFORE", number: true },
       { title: "AFTER", number: true }, { title: "change", number: true }], [
-      line("Time an epoch", "time_s", secondsText),
-      line("Samples/second", "samples_per_s", figures3),
+      line("Time per epoch", "time_s", secondsText),
+      line("Samples/s", "samples_per_s", figures3),
       line("Memory", "peak", bytesText),
     ], { class: "before-after" }));
   }
@@ -62,7 +64,8 @@ function stepTable({ labels, sources }, at) {
         }
         return columns.map(([key, , format], i) =>
           el("td", { class: `number${i === 0 ? " first" : ""}` }, found
-            ? figure(`${at}.sources.${s}.rows.${row}.${key}`, found[key], format) : "–"));
+            ? [figure(`${at}.sources.${s}.rows.${row}.${key}`, found[key], format),
+              key === "time_ratio" && found.time_noise ? noiseMark() : null] : "–"));
       }))))));
 }
 
@@ -72,31 +75,39 @@ function stepPlot(study, found, key, title, text) {
   const unit = key === "peak" ? unitFor(all) : { bytes: 1 };
   const values = found.sources.flatMap((source) => source.rows.flatMap((row, i) =>
     (row && row[key] != null ? [{ step: found.labels[i], source: source.name,
-      value: row[key] / unit.bytes, figure: text(row[key]) }] : [])));
+      value: row[key] / unit.bytes, figure: text(row[key]),
+      ...(key === "time_s" && row.low != null ? { low: row.low, high: row.high } : {}) }] : [])));
   return plot({
-    name: slug(study.study, key === "peak" ? "memory" : "time", "by-step", found.device, found.model),
+    name: slug(study.key, key === "peak" ? "memory" : "time", "by-step", found.device, found.model),
     title: `${title} of each step`,
     context: `${found.model}, ${found.device}`,
     height: 60 + found.labels.length * 50,
-    spec: ({ width, narrow }) => {
+    rows: () => values.map(({ value, figure: shown, ...row }) => ({ ...row,
+      [key === "peak" ? "peak_bytes" : "time_s"]: value * unit.bytes })),
+    spec: ({ width, colours }) => {
       const label = Math.min(240, width * 0.4);
       return {
         data: { values },
         width: width - label - 40,
         height: { step: 13 },
-        mark: { type: "bar" },
         encoding: {
           y: { field: "step", type: "nominal", sort: found.labels, title: null,
             scale: { paddingInner: 0.25 },
             axis: { labelExpr: wrappedLabels(found.labels, Math.floor(label / 6)),
               labelLimit: label + 20, labelOverlap: false } },
           yOffset: { field: "source", type: "nominal", sort: names },
-          x: { field: "value", type: "quantitative", title: key === "peak" ? "peak memory" : "time an epoch, s",
+          x: { field: "value", type: "quantitative", title: key === "peak" ? "peak memory" : "time per epoch, s",
             axis: key === "peak" ? { labelExpr: unitLabel(unit, false), tickCount: 5 } : { tickCount: 5 } },
           color: { field: "source", type: "nominal", sort: names, title: null,
-            scale: { domain: names }, legend: { columns: narrow ? 1 : 3 } },
-          tooltip: tips("step", "source", "figure"),
+            scale: { domain: names }, legend: { columns: legendColumns(names, width) } },
         },
+        layer: [
+          { mark: { type: "bar" }, encoding: { tooltip: tips("step", "source", "figure") } },
+          ...(values.some((v) => v.low != null) ? [{
+            transform: [{ filter: "isValid(datum.low)" }], mark: { type: "rule", strokeWidth: 1.5 },
+            encoding: { x: { field: "low", type: "quantitative" }, x2: { field: "high" },
+              color: { value: colours.ink } } }] : []),
+        ],
       };
     },
   });

@@ -6,35 +6,38 @@ function summarySection(data, computed) {
     summaryCard(data, summary, `summaries.${i}`, computed.summaries.length > 3));
   const unfit = ["oom", "failed", "skipped"].filter((s) => counts[s]);
   const names = { oom: "ran out of memory", failed: "failed", skipped: "were skipped" };
+  const warned = computed.warned ? [" ", figure("warned", computed.warned, "count"),
+    computed.warned > 1 ? " runs have warnings." : " run has a warning."] : [];
   return section("summary", "Summary",
     el("p", { class: "lead" }, figure("counts.done", counts.done, "count"),
       ` of ${data.runs.length} runs are done`,
       unfit.map((status, i) => [i === 0 ? "; " : ", ",
         figure(`counts.${status}`, counts[status], "count"), ` ${names[status]}`]).flat(),
-      ". A pair is two runs that differ in recomputation alone; ranges are from the " +
-      "lowest to the highest; time is for the same number of samples. The peak is of " +
+      ".", ...warned, " A pair is two runs that differ in recomputation alone; ranges are from the " +
+      "lowest to the highest; time is for the same number of samples. The peak is that of " +
       "tensors on the device; kept is what is held for the backward after the forward."),
     cards);
 }
 
-/** The way to recompute that the sentence is about: the one with most pairs, of
- *  those the one that keeps least. */
+/** The way to recompute that the sentence is about: the one that lowers the peak most,
+ *  of equals the one that keeps least. */
 function mainStrategy(summary) {
+  const middle = (values) => (values ? values.median : -Infinity);
   return summary.strategies
     .map((strategy, i) => ({ ...strategy, path: `strategies.${i}` }))
     .filter((s) => s.kept || s.peak)
-    .sort((a, b) => b.n - a.n ||
-      ((b.kept && b.kept.median) ?? 0) - ((a.kept && a.kept.median) ?? 0))[0];
+    .sort((a, b) => middle(b.peak) - middle(a.peak) || middle(b.kept) - middle(a.kept))[0];
 }
 
 function summaryCard(data, summary, path, closed) {
-  const study = data.studies.find((s) => s.study === summary.study);
+  const study = data.studies.find((s) => s.key === summary.study);
   const main = mainStrategy(summary);
   const node = el("article", { class: "card" },
     el("h3", {}, summary.model, el("span", { class: "of" },
-      ` on ${summary.device} · ${study.title || study.study}`)));
+      ` on ${summary.device} · ${study.name}`)));
   if (main) {
-    node.append(...tiles(main, `${path}.${main.path}`),
+    node.append(el("p", { class: "note" }, `Recomputation with the lowest peak: ${main.recompute}. ` +
+      "Medians of the pairs, with the lowest and the highest."), ...tiles(main, `${path}.${main.path}`),
       el("p", {}, ...recomputeWords(summary, main, `${path}.${main.path}`), " ",
         ...leverWords(summary, path)));
   } else {
@@ -45,29 +48,37 @@ function summaryCard(data, summary, path, closed) {
     leverTable(summary, path), budgetTable(summary, path)].filter(Boolean);
   if (tables.length) {
     node.append(el("details", { open: !closed },
-      el("summary", {}, "Figures: pairs, ways to lower the peak, best setting for each budget"),
+      el("summary", {}, "Tables: pairs, ways to lower the peak, best setting for each budget"),
       tables));
   }
   return node;
 }
 
+/** Whether most pairs that were repeated differ in time by no more than the repeats. */
+const mostlyNoise = (pairs) => pairs.repeated > 0 && 2 * pairs.within_noise > pairs.repeated;
+
 function tiles(main, path) {
-  const tile = (name, key, format) => main[key] && el("div", { class: "tile" },
-    el("span", { class: "name" }, name),
-    el("span", { class: "value" }, figure(`${path}.${key}.median`, main[key].median, format)),
-    !hasRange(main[key], format) ? null : el("span", { class: "range" },
-      figure(`${path}.${key}.${format === "fall" ? "max" : "min"}`,
-        format === "fall" ? main[key].max : main[key].min, format), " to ",
-      figure(`${path}.${key}.${format === "fall" ? "min" : "max"}`,
-        format === "fall" ? main[key].min : main[key].max, format)));
+  const tile = (name, key, words, signed) => {
+    if (!main[key]) return null;
+    // A fall is written as the change that it is, so its largest comes first.
+    const [first, last] = signed === "fall" ? ["max", "min"] : ["min", "max"];
+    const end = (which) => figure(`${path}.${key}.${which}`, main[key][which], signed);
+    const noise = key === "time" && mostlyNoise(main);
+    return el("div", { class: "tile" },
+      el("span", { class: "name" }, name),
+      el("span", { class: noise ? "value words" : "value" }, noise ? "no measurable difference"
+        : figure(`${path}.${key}.median`, main[key].median, words)),
+      hasRange(main[key], signed)
+        ? el("span", { class: "range" }, end(first), " to ", end(last)) : null);
+  };
   return [el("div", { class: "tiles" }, [
-    tile("kept after the forward", "kept", "fall"),
-    tile("peak", "peak", "fall"),
-    tile("time", "time", "change"),
-  ])];
+    tile("kept after the forward", "kept", "lower", "fall"),
+    tile("peak", "peak", "lower", "fall"),
+    tile("time", "time", "more", "change"),
+  ].filter(Boolean))];
 }
 
-/** "87 % (median of 44 pairs; 82 to 93 %)", as an amount without a sign. */
+/** "87 % (median of 44 pairs; 82 % to 93 %)", an amount without a sign. */
 function amount(path, values, n) {
   const parts = [figure(`${path}.median`, values.median, "percent")];
   const range = hasRange(values, "percent") ? [figure(`${path}.min`, values.min, "percent"), " to ",
@@ -77,43 +88,43 @@ function amount(path, values, n) {
   return parts;
 }
 
-/** "29 % more time (21 % to 41 %)"; with signs where some took less. */
-function moreTime(path, values) {
-  const format = values.min < 0 ? "change" : "percent";
-  const words = [figure(`${path}.median`, values.median, format), format === "change" ? " time" : " more time"];
-  if (hasRange(values, format)) {
-    words.push(" (", figure(`${path}.min`, values.min, format), " to ",
-      figure(`${path}.max`, values.max, format), ")");
+/** "takes 29 % more time (+21 % to +41 %)". */
+function timeWords(main, path) {
+  if (mostlyNoise(main)) return ["makes no measurable difference in time"];
+  const { time } = main;
+  const words = ["takes ", figure(`${path}.time.median`, time.median, "more"), " time"];
+  if (hasRange(time, "change")) {
+    words.push(" (", figure(`${path}.time.min`, time.min, "change"), " to ",
+      figure(`${path}.time.max`, time.max, "change"), ")");
   }
   return words;
+}
+
+function peakWords(main, path) {
+  const { peak } = main;
+  if (peak.median > 0 && lowerText(peak.median) !== "unchanged") {
+    return ["The peak falls by ", ...amount(`${path}.peak`, peak)];
+  }
+  return ["The peak is ", figure(`${path}.peak.median`, peak.median, "lower"),
+    ...(hasRange(peak, "fall") ? [" (", figure(`${path}.peak.max`, peak.max, "fall"), " to ",
+      figure(`${path}.peak.min`, peak.min, "fall"), ")"] : [])];
 }
 
 function recomputeWords(summary, main, path) {
   const words = [`Recomputation (${main.recompute}) `];
   if (main.kept) {
-    words.push("cut what is kept after the forward by ", ...amount(`${path}.kept`, main.kept, main.n));
+    words.push("lowers what is kept after the forward by ", ...amount(`${path}.kept`, main.kept, main.n));
   }
-  if (main.time) {
-    words.push(main.kept ? " for " : "cost ", ...moreTime(`${path}.time`, main.time));
-  }
+  if (main.time) words.push(main.kept ? " and " : "", ...timeWords(main, path));
   words.push(". ");
   if (main.kept && summary.sizes.length) {
     const mine = summary.sizes.filter((row) => row.recompute === main.recompute && row.kept);
     const half = mine.filter((row) => row.kept.median >= 0.5).length;
     words.push(half === mine.length
-      ? `It fell by at least half at each of the ${mine.length} sizes. `
-      : `It fell by at least half at ${half} of ${mine.length} sizes. `);
+      ? `What is kept falls by at least half at each of the ${mine.length} sizes. `
+      : `What is kept falls by at least half at ${half} of ${mine.length} sizes. `);
   }
-  if (main.peak) {
-    words.push(...(Math.abs(main.peak.median) < 0.0005
-      ? ["The peak itself stayed as it was: ",
-        spreadFigure(`${path}.peak`, main.peak, "fall")]
-      : main.peak.median < 0
-      ? ["The peak itself rose: ", spreadFigure(`${path}.peak`, main.peak, "fall")]
-      : ["The peak itself fell by ", ...amount(`${path}.peak`, main.peak)]));
-    words.push(...momentWords(main, path), ". ");
-    words.push(whyWords(main));
-  }
+  if (main.peak) words.push(...peakWords(main, path), ...momentWords(main, path), ". ", whyWords(main));
   return words;
 }
 
@@ -144,14 +155,20 @@ function whyWords(main) {
 }
 
 const LEVER_NAMES = {
-  recompute: "recomputation, same micro-batch",
-  "micro-batch": "a smaller micro-batch, accumulated",
+  recompute: "recomputation at the same micro-batch",
+  "micro-batch": "a smaller micro-batch with accumulation",
   both: "both",
   planned: "a plan for a budget",
 };
 
+/** "68 % lower peak, 12 % more time". */
+function tradeWords(at, peak, time) {
+  return [figure(`${at[0]}`, peak, "lower"), " peak, ",
+    ...(time == null ? ["time not known"] : [figure(`${at[1]}`, time, "more"), " time"])];
+}
+
 function leverWords(summary, path) {
-  // The choice between the two; what combines them is left to the table.
+  // The choice between the two; the table has their combination.
   const single = summary.levers.map((lever, i) => ({ ...lever, at: `${path}.levers.${i}` }))
     .filter((lever) => ["recompute", "micro-batch"].includes(lever.lever));
   if (single.length === 0) return [];
@@ -160,16 +177,14 @@ function leverWords(summary, path) {
   const { most } = best;
   const how = best.lever === "micro-batch" ? `${most.to} instead of ${most.from}`
     : `${most.recompute} at ${most.to}`;
-  return [
-    single.length > 1 ? "What lowers the peak most at one global batch is " : "At one global batch ",
-    el("b", {}, LEVER_NAMES[best.lever]), single.length > 1 ? ": " : " lowers the peak: ",
-    figure(`${best.at}.peak.median`, best.peak.median, "fall"), " for ",
-    best.time ? figure(`${best.at}.time.median`, best.time.median, "change") : "–", " time",
-    best.n > 1 ? " (medians of " : "", best.n > 1 ? figure(`${best.at}.n`, best.n, "count") : "",
-    best.n > 1 ? "); the most with " : ", with ", how, most.size && best.n > 1 ? ` at ${most.size}` : "",
-    ...(best.n > 1 ? [": ", figure(`${best.at}.most.peak`, most.peak, "fall"), " for ",
-      most.time == null ? "–" : figure(`${best.at}.most.time`, most.time, "change"), " time"] : []), ".",
-  ];
+  const size = most.size ? ` at ${most.size}` : "";
+  const median = tradeWords([`${best.at}.peak.median`, `${best.at}.time.median`],
+    best.peak.median, best.time && best.time.median);
+  const words = ["At one global batch, ", el("b", {}, LEVER_NAMES[best.lever]),
+    single.length > 1 ? " lowers the peak most: " : " lowers the peak: ", ...median];
+  if (best.n === 1) return [...words, ` (${how}${size}).`];
+  return [...words, " (medians of ", figure(`${best.at}.n`, best.n, "count"), `); the lowest peak has ${how}${size}: `,
+    ...tradeWords([`${best.at}.most.peak`, `${best.at}.most.time`], most.peak, most.time), "."];
 }
 
 const PAIR_COLUMNS = [
@@ -187,7 +202,8 @@ function pairCells(row, path) {
     figure(`${path}.n`, row.n, "count"),
     spreadFigure(`${path}.kept`, row.kept, "fall"),
     spreadFigure(`${path}.peak`, row.peak, "fall"),
-    spreadFigure(`${path}.time`, row.time, "change"),
+    el("span", {}, spreadFigure(`${path}.time`, row.time, "change"),
+      mostlyNoise(row) ? noiseMark() : null),
     before === after ? before : `${before ?? "–"} → ${after ?? "–"}`,
   ];
 }
@@ -223,8 +239,7 @@ function leverTable(summary, path) {
         spreadFigure(`${at}.time`, lever.time, "change"),
         el("span", { class: "most" }, `${most.to}, ${most.recompute}, instead of ${most.from}` +
           `${most.size ? ` at ${most.size}` : ""}: `,
-        figure(`${at}.most.peak`, most.peak, "fall"), ", ",
-        most.time == null ? "–" : figure(`${at}.most.time`, most.time, "change"), " time")];
+        ...tradeWords([`${at}.most.peak`, `${at}.most.time`], most.peak, most.time))];
     })));
 }
 
@@ -232,7 +247,7 @@ function budgetTable(summary, path) {
   const { budgets, rows } = summary.best;
   if (budgets.length === 0) return null;
   return el("div", {}, el("h4", {}, "The fastest setting that fits a budget"),
-    el("p", { class: "note" }, "Among the runs made: samples a second, the setting " +
+    el("p", { class: "note" }, "Among the runs made: samples/s, the setting " +
       "(micro-batch × accumulation), its peak."),
     table([{ title: "" }, ...budgets.map((b) => ({ title: bytesText(b), number: true }))],
       rows.map((row, i) => [row.row || "all", ...row.cells.map((cell, j) => {

@@ -4,22 +4,23 @@
 #include <string>
 #include <vector>
 
-/// The page of a study: one HTML file made from results alone, which needs
-/// nothing but itself.
+/// The page of a study: one self-contained HTML file made from results alone.
 namespace reprise {
 
 struct ReportOptions {
-  /// A page without results, as scripts/page.sh makes it. Empty: the one that the
-  /// environment's REPRISE_PAGE names, else the one that was built in.
+  /// A page without results, as scripts/page.sh makes it. Empty: the one named by
+  /// the environment variable REPRISE_PAGE, else the built-in one.
   std::string page;
-  /// Most points that the observers' series have in the page, all runs together;
-  /// longer ones are thinned, the highest memory of each group stays.
+  /// Most points of the observers' series in the page, all runs together. Longer
+  /// series are thinned; the point with the highest memory of each group stays.
   int64_t series_points = 45000;
 };
 
 /// The page of all results in `paths` (as read_results() takes them), as HTML.
-/// Throws c10::Error where results cannot be read, or where this build has no
-/// page and `options.page` names none.
+/// Directories that have one study on the same device stay apart; on different
+/// devices they are parts of one study.
+/// Throws c10::Error if results cannot be read, or if this build has no page and
+/// `options.page` names none.
 std::string make_report(const std::vector<std::string>& paths,
                         const ReportOptions& options = {});
 
@@ -28,10 +29,10 @@ int64_t write_report(const std::vector<std::string>& paths,
                      const std::string& file,
                      const ReportOptions& options = {});
 
-/// Saves every plot of the page in the file `report` as NAME.svg and NAME.png
-/// in `directory`, which is made where it is missing. `browser`: Chromium's or
-/// Chrome's command; empty: the first that is found. Returns how many plots were
-/// saved. Throws c10::Error where there is no browser or it fails.
+/// Saves every plot of the page in the file `report` as NAME.svg, NAME.png and
+/// NAME.csv in `directory`, which is created if it is missing. `browser`:
+/// Chromium's or Chrome's command; empty: the first that is found. Returns how
+/// many plots were saved. Throws c10::Error if there is no browser or it fails.
 int64_t save_plots(const std::string& report, const std::string& directory,
                    const std::string& browser = "");
 
