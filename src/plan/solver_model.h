@@ -2,6 +2,7 @@
 
 #include <reprise/recompute/simulate.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,6 +28,13 @@ struct Context {
   uint64_t pinned = 0;    ///< buffers of the boundary, as bits
   int64_t own_bytes = 0;  ///< the other buffers of the boundary
   std::vector<Keep> keeps;
+
+  /// Of the runs that keep the graph, backward included.
+  float fastest_ms() const {
+    float ms = keeps.front().ms;
+    for (const Keep& keep : keeps) ms = std::min(ms, keep.ms);
+    return ms;
+  }
 };
 
 /// Runs from boundary s to boundary t that drop their graphs.
@@ -96,7 +104,7 @@ struct ChainModel {
 /// the next `near` boundaries, and farther away at one of each of `far` groups:
 /// the smallest.
 struct ModelLimits {
-  int all = 128;  ///< stages that still count as short
+  int all = 400;  ///< stages that still count as short
   int near = 32;
   int far = 32;
 };
