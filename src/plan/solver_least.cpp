@@ -41,9 +41,8 @@ int64_t MemoryBounds::enough(const Way& way) const {
 void MemoryBounds::find_held() {
   held_[at(whole_)] = 0;
   for (int t = model_->stages; t > 0; --t) {
-    int s = t - 1;
-    while (s > 0 && model_->is_end(s - 1, t)) --s;
-    for (; s < t; ++s) {
+    for (int s = 0; s < t; ++s) {
+      if (!model_->is_end(s, t)) continue;
       const auto contexts = model_->contexts[static_cast<size_t>(s)].size();
       for (int c = 0; c < static_cast<int>(contexts); ++c) {
         const int64_t held = held_[model_->position(s, c, t)];

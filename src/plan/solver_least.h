@@ -30,7 +30,8 @@ struct Way {
 template <class F>
 void for_each_interval(const ChainModel& model, F&& visit) {
   for (int t = 1; t <= model.stages; ++t) {
-    for (int s = t - 1; s >= 0 && model.is_end(s, t); --s) {
+    for (int s = t - 1; s >= 0; --s) {
+      if (!model.is_end(s, t)) continue;
       const auto contexts = model.contexts[static_cast<size_t>(s)].size();
       for (int c = 0; c < static_cast<int>(contexts); ++c) visit(s, c, t);
     }
@@ -60,6 +61,7 @@ void for_each_way(const ChainModel& model, int s, int c, int t, F&& visit) {
   const auto& drops = model.drops[static_cast<size_t>(s)];
   const auto first = static_cast<int>(model.position(s, c, s + 1));
   for (size_t i = 0; i < ends.size() && ends[i] < t; ++i) {
+    if (!model.is_end(ends[i], t)) continue;
     Way way;
     way.split = ends[i];
     way.ms = model.forward(s, ends[i]);

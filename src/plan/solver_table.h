@@ -20,11 +20,13 @@ struct TableLimits {
 };
 
 /// The least time for every interval and every amount of memory that can be left
-/// for it within `reach_bytes` for the whole chain. An interval's amounts are its
-/// own least memory and that plus whole numbers of slots, up to what keeps all
-/// its stages. What happens near the least memory is thereby exact, and slots are
-/// spent only on memory that makes a difference. Elsewhere sizes are rounded to the
-/// nearest slot, so that errors of many intervals do not add up.
+/// for it within `reach_bytes` for the whole chain. The first amount of an
+/// interval is its own least memory, to the byte; then come whole numbers of
+/// slots, up to what keeps all its stages. So what happens with little memory is
+/// exact, and slots are spent only on memory that makes a difference. Slots are
+/// counted from where they begin if all stages before the interval are kept: a
+/// row of kept stages is rounded once, not at each stage. Elsewhere sizes are
+/// rounded to the nearest slot, so that errors do not add up.
 class TimeTable {
  public:
   TimeTable(const ChainModel& model, const MemoryBounds& bounds,
@@ -46,21 +48,26 @@ class TimeTable {
   /// Times, a slot apart; the last holds for all above. They never rise.
   struct Row {
     const float* ms = nullptr;
-    int count = 0;  // 0: cannot occur
+    int count = 0;       // 0: cannot occur
+    int64_t least = 0;   // memory
+    int64_t enough = 0;  // to keep all its stages
+    int64_t before = 0;  // held by all stages before it, if they are kept
+    int64_t first = 0;   // slot that the least memory is in
   };
-  /// A part's times as they are added to those of the interval.
+  /// A part's times as they are added to those of an interval.
   struct Part {
     const float* ms;
     int count;    // from here on to the row's end; constant above
     float least;  // the last one
   };
-
   int64_t choose_slots(const TableLimits& limits) const;
   int64_t range(int position) const;
-  int row_length(int position) const;
-  Part part(int position, int64_t bytes) const;
+  int64_t slot_of(const Row& row, int64_t bytes) const;
+  void prepare_rows();
+  Part part(int position, const Row& whole, int k, int64_t held) const;
   void fill(int s, int c, int t);
-  void add(const Way& way, int64_t least, int count);
+  void add(const Way& way, const Row& row, int count);
+  void add_from(const Way& way, const Row& row, int k, int end);
   void finish(Row& row, int count);
   float* allocate(int count);
   float at(int position, int64_t bytes, Between between) const;
