@@ -9,7 +9,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <future>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -17,12 +18,12 @@ namespace reprise {
 namespace {
 
 using plan::ChainModel;
-using plan::LeastMemory;
 using plan::TimeTable;
 using Solution = Solver::Solution;
 
-constexpr int kFewestSlots = 192;
-constexpr int kMostSlots = 4096;
+constexpr double kFirstReach = 1.125, kReachRatio = 1.6;
+constexpr int64_t kTableBytes = 96 << 20;      // one table's
+constexpr int64_t kAllTablesBytes = 256 << 20;
 
 bool better(const Simulation& a, const Simulation& b) {
   if (a.time_ms != b.time_ms) return a.time_ms < b.time_ms;
@@ -71,24 +72,6 @@ std::vector<Strategy> strategies_for(int stages) {
   return list;
 }
 
-/// Every stage kept, each as the fastest of its variants.
-std::vector<Op> keep_all_fastest(const ChainModel& model) {
-  std::vector<Op> ops;
-  for (int s = 0; s < model.stages; ++s) {
-    const auto& keeps = model.context(s, 0).keeps;
-    const auto best = std::min_element(
-        keeps.begin(), keeps.end(),
-        [](const plan::Keep& a, const plan::Keep& b) {
-          return std::pair(a.ms, a.held_bytes) < std::pair(b.ms, b.held_bytes);
-        });
-    ops.push_back({OpKind::kForwardKeep, s, best->variant});
-  }
-  for (int s = model.stages - 1; s >= 0; --s) {
-    ops.push_back({OpKind::kBackward, s});
-  }
-  return ops;
-}
-
 /// The largest number of bytes that all sizes are multiples of.
 int64_t common_divisor(const ChainFigures& figures) {
   int64_t divisor = figures.output_gradient_bytes;
@@ -110,20 +93,19 @@ int64_t common_divisor(const ChainFigures& figures) {
   return std::max<int64_t>(divisor, 1);
 }
 
-/// As many slots as keep a table's additions near a number that grows with the
-/// chain: 0.1 s of one core for 100 stages, 3 s for 1,000. For 100 stages that
-/// is 200 slots; on one uneven chain, at eight budgets, times were within 2.1 %
-/// of those with 4,096.
-int slots_for(const ChainModel& model) {
-  double additions = 0;  // a slot
-  for (int s = 0; s < model.stages; ++s) {
-    const auto ends = static_cast<double>(model.ends_of(s).size());
-    additions +=
-        ends * (ends + 1) / 2 *
-        static_cast<double>(model.contexts[static_cast<size_t>(s)].size());
+/// Additions for one table: about 0.1 s of one core for 100 stages, 2 s for
+/// 1,000.
+double additions_for(int stages) {
+  return std::min(1e8 * std::pow(stages / 100.0, 2), 2e9);
+}
+
+bool hands_on(const ChainFigures& figures) {
+  for (const auto& stage : figures.stages) {
+    for (const auto& output : stage.outputs) {
+      if (output.input >= 0) return true;
+    }
   }
-  const double wanted = 1.8e5 * std::pow(model.stages, 1.3) / additions;
-  return static_cast<int>(std::clamp<double>(wanted, kFewestSlots, kMostSlots));
+  return false;
 }
 
 }  // namespace
@@ -131,37 +113,37 @@ int slots_for(const ChainModel& model) {
 class Solver::Impl {
  public:
   Impl(ChainFigures figures, const SolverOptions& options)
-      : figures_(std::move(figures)), model_(plan::make_chain_model(figures_)) {
+      : figures_(std::move(figures)),
+        hands_on_(hands_on(figures_)),
+        model_(plan::make_chain_model(figures_)),
+        bounds_(model_) {
+    limits_.slots = options.slots;
+    limits_.additions = additions_for(model_.stages);
+    limits_.bytes = kTableBytes;
+    limits_.unit_bytes = common_divisor(figures_);
     std::vector<Solution> list;
     for (const Strategy& strategy : strategies_for(model_.stages)) {
       list.push_back(judge(make_schedule(strategy, model_.stages)));
     }
-    list.push_back(judge(LeastMemory(model_).ops()));
-    list.push_back(judge(keep_all_fastest(model_)));
-    const int64_t most = list.back().simulation.peak_bytes;
+    list.push_back(judge(bounds_.least_ops()));
+    list.push_back(judge(bounds_.fastest_ops()));
     known_ = pareto(std::move(list));
-    make_tables(most, options.slots);
-    largest_bytes_ = solve(most)->simulation.peak_bytes;
+    smallest_bytes_ = known_.front().simulation.peak_bytes;
+    largest_bytes_ = known_.back().simulation.peak_bytes;
   }
 
-  int64_t smallest_bytes() const {
-    return known_.front().simulation.peak_bytes;
-  }
+  int64_t smallest_bytes() const { return smallest_bytes_; }
   int64_t largest_bytes() const { return largest_bytes_; }
 
   std::optional<Solution> solve(int64_t bytes) const {
-    const auto fits = [&](const Solution& solution) {
-      return solution.simulation.peak_bytes <= bytes;
-    };
-    const auto behind =
-        std::partition_point(known_.begin(), known_.end(), fits);
-    if (behind == known_.begin()) return std::nullopt;
-    std::optional<Solution> best = *(behind - 1);
-    size_t i = 0;
-    while (i + 1 < tables_.size() && bytes <= tables_[i + 1].reach_bytes()) ++i;
-    search(tables_[i], bytes, *best);
-    if (best->simulation.host_peak_bytes > 0) {
-      best = judge(plan::fetch_ahead(best->schedule, figures_, bytes));
+    if (bytes < smallest_bytes_) return std::nullopt;
+    Solution best = fastest_known(bytes);
+    if (bytes < largest_bytes_ && bytes >= bounds_.least(bounds_.whole())) {
+      search(*table_for(bytes), bytes, best);
+      remember(best);
+    }
+    if (best.simulation.host_peak_bytes > 0) {
+      best = judge(plan::fetch_ahead(best.schedule, figures_, bytes));
     }
     return best;
   }
@@ -170,25 +152,29 @@ class Solver::Impl {
     TORCH_CHECK(points >= 2, "[Solver::frontier] expected at least 2 points, ",
                 "got ", points);
     const auto low =
-        static_cast<double>(std::max<int64_t>(smallest_bytes(), 1));
+        static_cast<double>(std::max<int64_t>(smallest_bytes_, 1));
     const double ratio = static_cast<double>(largest_bytes_) / low;
-    std::vector<Solution> list = {*solve(smallest_bytes()),
-                                  *solve(largest_bytes_)};
-    for (int i = 1; i + 1 < points; ++i) {
+    std::vector<Solution> list;
+    for (int i = 0; i + 1 < points; ++i) {
       const double bytes = low * std::pow(ratio, double(i) / (points - 1));
-      list.push_back(
-          *solve(std::max<int64_t>(std::llround(bytes), smallest_bytes())));
+      list.push_back(*solve(
+          i == 0 ? smallest_bytes_
+                 : std::max<int64_t>(std::llround(bytes), smallest_bytes_)));
     }
+    list.push_back(*solve(largest_bytes_));
     return pareto(std::move(list));
   }
 
   int64_t table_bytes() const {
+    const std::lock_guard lock(mutex_);
     int64_t bytes = 0;
-    for (const TimeTable& table : tables_) bytes += table.table_bytes();
+    for (const auto& table : tables_) bytes += table->table_bytes();
     return bytes;
   }
 
  private:
+  using Table = std::shared_ptr<const TimeTable>;
+
   Solution judge(Schedule schedule) const {
     Simulation simulation = simulate(schedule, figures_);
     return {std::move(schedule), std::move(simulation)};
@@ -197,69 +183,73 @@ class Solver::Impl {
     return judge(Schedule("optimal", model_.stages, std::move(ops)));
   }
 
-  void make_tables(int64_t most, int slots) {
-    const int64_t unit = common_divisor(figures_);
-    if (slots == 0) slots = slots_for(model_);
-    // Where a stage is smaller than a slot, rounding decides which are kept.
-    const int first_slots = std::max(slots, model_.stages);
-    if (most / unit <= first_slots) {  // exact
-      tables_.emplace_back(model_, unit, static_cast<int>(most / unit));
-      return;
-    }
-    std::vector<std::future<TimeTable>> running;
-    const auto start = [&](int64_t slot, int count) {
-      running.push_back(std::async(std::launch::async, [this, slot, count] {
-        return TimeTable(model_, slot, count);
-      }));
-    };
-    int64_t slot = most / first_slots + 1;
-    start(slot, first_slots);
-    // The next table has the budgets for which this one has few slots.
-    while (slot > 4 && slot * (slots / 4) > smallest_bytes()) {
-      slot /= 4;
-      start(slot, slots);
-    }
-    for (auto& table : running) tables_.push_back(table.get());
+  Solution fastest_known(int64_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    const auto behind = std::partition_point(
+        known_.begin(), known_.end(), [&](const Solution& solution) {
+          return solution.simulation.peak_bytes <= bytes;
+        });
+    return *(behind - 1);
   }
 
-  /// Tries the schedules for this many bytes and for some more and fewer: the
-  /// table's sums are rounded, and simulate() says what really fits.
-  void search(const TimeTable& table, int64_t bytes, Solution& best) const {
-    if (!table.fewest()) return;
-    const int fewest = *table.fewest(), most = table.most();
-    const auto fits = [&](int slots) {
-      Solution solution = judge(table.ops(slots));
-      if (solution.simulation.peak_bytes > bytes) return false;
-      if (better(solution.simulation, best.simulation)) {
-        best = std::move(solution);
-      }
-      return true;
-    };
-    int good = fewest - 1, bad = most + 1;
-    int next = static_cast<int>(
-        std::clamp<int64_t>(bytes / table.slot_bytes(), fewest, most));
-    // Away from the nominal number in growing steps, then by halves.
-    for (int step = 1; bad - good > 1; step *= 2) {
-      (fits(next) ? good : bad) = next;
-      if (bad > most) {
-        next = std::min(good + step, most);
-      } else if (good < fewest) {
-        next = std::max(bad - step, fewest);
-      } else {
-        next = good + (bad - good) / 2;
-      }
+  /// Answers take part in those for larger budgets, so that more memory is
+  /// never slower than less memory was.
+  void remember(const Solution& solution) const {
+    const std::lock_guard lock(mutex_);
+    known_.push_back(solution);
+    known_ = pareto(std::move(known_));
+  }
+
+  /// The table for a budget, made when it is first asked for. Each reaches
+  /// kReachRatio times as far as the one before it: small budgets have slots of
+  /// their own, as many.
+  Table table_for(int64_t bytes) const {
+    const auto least =
+        static_cast<double>(std::max<int64_t>(bounds_.least(bounds_.whole()), 8));
+    double reach = least * kFirstReach;
+    while (reach < static_cast<double>(bytes)) reach *= kReachRatio;
+    const int64_t reach_bytes =
+        std::min(static_cast<int64_t>(reach) + 1,
+                 std::max(largest_bytes_, bounds_.enough(bounds_.whole())));
+    const std::lock_guard lock(mutex_);
+    int64_t kept_bytes = 0;
+    for (const Table& table : tables_) {
+      if (table->reach_bytes() == reach_bytes) return table;
+      kept_bytes += table->table_bytes();
     }
-    // More slots can also mean less memory, where sizes round that way.
-    for (int more = bad + 1; more <= std::min(bad + 3, most); ++more) {
-      fits(more);
+    if (kept_bytes + kTableBytes > kAllTablesBytes) tables_.clear();
+    tables_.push_back(std::make_shared<const TimeTable>(model_, bounds_,
+                                                        reach_bytes, limits_));
+    return tables_.back();
+  }
+
+  /// Tries the table's schedules. The model counts a tensor twice in rare cases
+  /// of tensors that are handed on; a schedule for more memory may then fit.
+  void search(const TimeTable& table, int64_t bytes, Solution& best) const {
+    for (const auto between :
+         {TimeTable::Between::kLower, TimeTable::Between::kInterpolated}) {
+      int64_t asked = bytes;
+      for (int tries = hands_on_ ? 4 : 1; tries > 0; --tries) {
+        Solution solution = judge(table.ops(asked, between));
+        const int64_t peak_bytes = solution.simulation.peak_bytes;
+        if (peak_bytes > bytes) break;
+        if (better(solution.simulation, best.simulation)) {
+          best = std::move(solution);
+        }
+        asked = std::min(asked + bytes - peak_bytes, table.reach_bytes());
+      }
     }
   }
 
   ChainFigures figures_;
+  bool hands_on_;
   ChainModel model_;
-  std::vector<Solution> known_;    // of rising memory and falling time
-  std::vector<TimeTable> tables_;  // from all budgets down to the smallest
-  int64_t largest_bytes_ = 0;
+  plan::MemoryBounds bounds_;
+  plan::TableLimits limits_;
+  int64_t smallest_bytes_ = 0, largest_bytes_ = 0;
+  mutable std::mutex mutex_;             // of what follows
+  mutable std::vector<Solution> known_;  // of rising memory and falling time
+  mutable std::vector<Table> tables_;
 };
 
 Solver::Solver(ChainFigures figures, const SolverOptions& options) {

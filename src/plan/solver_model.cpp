@@ -117,7 +117,7 @@ class Builder {
     const bool all = n_ <= limits.all;
     model_.near = all ? n_ : limits.near;
     std::vector<bool> far(static_cast<size_t>(n_) + 1);
-    far.back() = true;
+    far.front() = far.back() = true;
     const int inner = n_ - 1;  // boundaries 1 … n-1
     const int groups = all ? 0 : std::min(inner, limits.far);
     for (int64_t g = 0; g < groups; ++g) {

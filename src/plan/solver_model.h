@@ -2,6 +2,7 @@
 
 #include <reprise/recompute/simulate.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,6 +28,13 @@ struct Context {
   uint64_t pinned = 0;    ///< buffers of the boundary, as bits
   int64_t own_bytes = 0;  ///< the other buffers of the boundary
   std::vector<Keep> keeps;
+
+  /// Of the runs that keep the graph, backward included.
+  float fastest_ms() const {
+    float ms = keeps.front().ms;
+    for (const Keep& keep : keeps) ms = std::min(ms, keep.ms);
+    return ms;
+  }
 };
 
 /// Runs from boundary s to boundary t that drop their graphs.
@@ -54,11 +62,13 @@ struct ChainModel {
   }
   /// Where t stands among the ends of s.
   size_t end_index(int s, int t) const {
-    if (t - s <= near) return static_cast<size_t>(t - s - 1);
+    if (t - s <= near || is_far(s)) return static_cast<size_t>(t - s - 1);
     return static_cast<size_t>(near + far_before[static_cast<size_t>(t)] -
                                far_before[static_cast<size_t>(s + near + 1)]);
   }
-  bool is_end(int s, int t) const { return t - s <= near || is_far(t); }
+  bool is_end(int s, int t) const {
+    return t - s <= near || is_far(t) || is_far(s);
+  }
   const Drop& drop(int s, int t) const {
     return drops[static_cast<size_t>(s)][end_index(s, t)];
   }
@@ -82,7 +92,8 @@ struct ChainModel {
   }
   size_t positions() const { return first_position.back(); }
 
-  // Intervals end at any of the next `near` boundaries and at far ones.
+  // Intervals end at any of the next `near` boundaries, and start or end at a far
+  // one if they are longer.
   int near = 32;
   std::vector<int> far_before;  ///< by boundary: far ones before it
   bool is_far(int t) const {
@@ -92,13 +103,15 @@ struct ChainModel {
   std::vector<size_t> first_position;  ///< by s
 };
 
-/// A short chain has all intervals. In a long one an interval may end at any of
-/// the next `near` boundaries, and farther away at one of each of `far` groups:
-/// the smallest.
+/// A short chain has all intervals. In a long one an interval spans at most
+/// `near` stages, or one of its ends is a *far* boundary: the chain's own ends and
+/// of each of `far` groups of boundaries the smallest. From a far boundary, and to
+/// one, all intervals are there: with little memory a chain is run again and again
+/// from the same boundary, to one place after another.
 struct ModelLimits {
-  int all = 128;  ///< stages that still count as short
-  int near = 32;
-  int far = 32;
+  int all = 256;  ///< stages that still count as short
+  int near = 64;
+  int far = 64;
 };
 ChainModel make_chain_model(const ChainFigures& figures,
                             const ModelLimits& limits = {});

@@ -9,287 +9,195 @@ namespace reprise::plan {
 namespace {
 
 constexpr float kNever = std::numeric_limits<float>::infinity();
-constexpr int kBlock = 1 << 18;  // floats
+constexpr int kBlock = 1 << 18;     // floats
+constexpr int kStride = 32;           // slots looked at together
+constexpr int kMostSlots = 1 << 16;  // between the least memory and the reach
 
-/// Writes the operations that `chooser` decides for.
-template <class Chooser>
-class Writer {
- public:
-  Writer(const ChainModel& model, const Chooser& chooser)
-      : model_(model), chooser_(chooser) {}
+/// The quotient of two positive numbers below 2^52, for which the faster
+/// division is exact.
+int64_t divide(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<double>(a) / static_cast<double>(b));
+}
 
-  std::vector<Op> write(int64_t memory) {
-    reverse(0, 0, model_.stages, memory);
-    return std::move(ops_);
-  }
-
- private:
-  void reverse(int s, int c, int t, int64_t memory) {
-    const Choice choice = chooser_.choose(s, c, t, memory);
-    TORCH_INTERNAL_ASSERT(choice.keep >= 0 || choice.split >= 0);
-    if (choice.keep >= 0) {
-      keep(s, c, t, choice);
-      return;
-    }
-    const int split = choice.split;
-    for (int i = s; i < split; ++i) {
-      ops_.push_back(
-          {i == s ? OpKind::kForwardKeepInput : OpKind::kForwardDrop, i});
-    }
-    reverse(split, model_.drop(s, split).context, t, choice.rest);
-    reverse(s, c, choice.split, choice.front);
-  }
-
-  void keep(int s, int c, int t, const Choice& choice) {
-    const Keep& keep =
-        model_.context(s, c).keeps[static_cast<size_t>(choice.keep)];
-    ops_.push_back({OpKind::kForwardKeep, s, keep.variant});
-    if (s + 1 < t) {
-      reverse(s + 1, keep.next, t, choice.rest);
-    } else if (t != model_.stages) {
-      ops_.push_back({OpKind::kDiscard, s + 1});
-    }
-    ops_.push_back({OpKind::kBackward, s});
-  }
-
-  const ChainModel& model_;
-  const Chooser& chooser_;
-  std::vector<Op> ops_;
-};
-
-/// Calls `fill(s, c, t)` for every interval after those it is made of.
-template <class F>
-void for_each_interval(const ChainModel& model, F&& fill) {
-  for (int t = 1; t <= model.stages; ++t) {
-    for (int s = t - 1; s >= 0 && model.is_end(s, t); --s) {
-      const auto contexts = model.contexts[static_cast<size_t>(s)].size();
-      for (int c = 0; c < static_cast<int>(contexts); ++c) fill(s, c, t);
-    }
-  }
+int64_t divide_up(int64_t a, int64_t b) {
+  return divide(a + b - 1, b);
 }
 
 }  // namespace
 
-LeastMemory::LeastMemory(const ChainModel& model)
-    : model_(&model), bytes_(model.positions()) {
-  for_each_interval(model, [&](int s, int c, int t) {
-    const Choice choice = choose(s, c, t, 0);
-    at(s, c, t) =
-        choice.keep >= 0
-            ? keep_bytes(
-                  s,
-                  model.context(s, c).keeps[static_cast<size_t>(choice.keep)],
-                  t)
-            : split_bytes(s, c, t, choice.split);
-  });
-}
-
-int64_t& LeastMemory::at(int s, int c, int t) {
-  return bytes_[model_->position(s, c, t)];
-}
-
-int64_t LeastMemory::at(int s, int c, int t) const {
-  return bytes_[model_->position(s, c, t)];
-}
-
-int64_t LeastMemory::bytes() const {
-  return at(0, 0, model_->stages);
-}
-
-std::vector<Op> LeastMemory::ops() const {
-  return Writer(*model_, *this).write(0);
-}
-
-int64_t LeastMemory::keep_bytes(int s, const Keep& keep, int t) const {
-  const int64_t bytes = std::max(keep.forward_bytes + model_->gradient(t),
-                                 model_->backward_bytes(s, keep, t));
-  if (s + 1 == t) return bytes;
-  return std::max(bytes, keep.held_bytes + at(s + 1, keep.next, t));
-}
-
-int64_t LeastMemory::split_bytes(int s, int c, int t, int split) const {
-  const Drop& drop = model_->drop(s, split);
-  const int64_t own = model_->context(s, c).own_bytes;
-  const int64_t output = t == model_->stages ? model_->output_bytes : 0;
-  return std::max({own + drop.bytes + model_->gradient(t),
-                   own + at(split, drop.context, t), at(s, c, split) + output});
-}
-
-Choice LeastMemory::choose(int s, int c, int t, int64_t) const {
-  Choice best;
-  int64_t least = std::numeric_limits<int64_t>::max();
-  const auto& keeps = model_->context(s, c).keeps;
-  for (size_t k = 0; k < keeps.size(); ++k) {
-    const int64_t bytes = keep_bytes(s, keeps[k], t);
-    if (bytes < least) best = {static_cast<int>(k), -1, 0, 0};
-    least = std::min(least, bytes);
-  }
-  for (const int split : model_->ends_of(s)) {
-    if (split >= t) break;
-    const int64_t bytes = split_bytes(s, c, t, split);
-    if (bytes < least) best = {-1, split, 0, 0};
-    least = std::min(least, bytes);
-  }
-  return best;
-}
-
-TimeTable::TimeTable(const ChainModel& model, int64_t slot_bytes, int slots)
+TimeTable::TimeTable(const ChainModel& model, const MemoryBounds& bounds,
+                     int64_t reach_bytes, const TableLimits& limits)
     : model_(&model),
-      slot_bytes_(slot_bytes),
-      slots_(slots),
-      held_before_{0},
-      rows_(model.positions()),
-      best_(static_cast<size_t>(slots) + 1) {
-  for (int s = 0, c = 0; s < model.stages; ++s) {
-    const Keep& keep = model.context(s, c).keeps.front();
-    held_before_.push_back(held_before_.back() + keep.held_bytes);
-    c = keep.next;
-  }
-  std::vector<float> fastest(static_cast<size_t>(model.stages) + 1);
-  for_each_interval(model, [&](int s, int c, int t) {
-    const auto at = static_cast<size_t>(s);
-    const bool first = s + 1 == t;
-    float one = kNever;
-    for (const Keep& keep : model.context(s, c).keeps) {
-      one = std::min(one, keep.ms);
+      bounds_(&bounds),
+      reach_bytes_(reach_bytes),
+      slot_bytes_(choose_slots(limits)),
+      rows_(model.positions()) {
+  prepare_rows();
+  for_each_interval(model, [&](int s, int c, int t) { fill(s, c, t); });
+  best_ = {};
+}
+
+void TimeTable::prepare_rows() {
+  int64_t before = 0;
+  for (int s = 0, kept = 0; s < model_->stages; ++s) {
+    const auto contexts = model_->contexts[static_cast<size_t>(s)].size();
+    for (int c = 0; c < static_cast<int>(contexts); ++c) {
+      for (const int t : model_->ends_of(s)) {
+        const auto position = static_cast<int>(model_->position(s, c, t));
+        Row& row = rows_[static_cast<size_t>(position)];
+        row.least = bounds_->least(position);
+        row.enough = bounds_->enough(position);
+        row.before = before;
+        row.first = slot_of(row, row.least);
+      }
     }
-    fastest[at] = one + (first ? 0 : fastest[at + 1]);
-    fill(s, c, t, fastest[at]);
+    const Keep& keep = model_->context(s, kept).keeps.front();
+    before += keep.held_bytes;
+    kept = keep.next;
+  }
+}
+
+/// How much more memory than its least makes a difference to an interval;
+/// negative if it cannot occur.
+int64_t TimeTable::range(int position) const {
+  const int64_t held = bounds_->held(position);
+  const int64_t least = bounds_->least(position);
+  if (held > reach_bytes_ - least) return -1;
+  return std::min(reach_bytes_ - held, bounds_->enough(position)) - least;
+}
+
+/// Counted from where slots begin for the interval.
+int64_t TimeTable::slot_of(const Row& row, int64_t bytes) const {
+  return divide(bytes + row.before, slot_bytes_);
+}
+
+/// The size of a slot with which the table stays within its limits.
+int64_t TimeTable::choose_slots(const TableLimits& limits) const {
+  double additions = 0, cells = 0;  // times bytes of a slot
+  int64_t widest = 0;
+  for_each_interval(*model_, [&](int s, int c, int t) {
+    const int64_t bytes =
+        range(static_cast<int>(model_->position(s, c, t)));
+    if (bytes <= 0) return;
+    const auto ways = static_cast<double>(model_->end_index(s, t) +
+                                          model_->context(s, c).keeps.size());
+    additions += ways * static_cast<double>(bytes);
+    cells += static_cast<double>(bytes);
+    widest = std::max(widest, bytes);
   });
+  const double slot =
+      std::max({additions / limits.additions,
+                cells * sizeof(float) / static_cast<double>(limits.bytes),
+                static_cast<double>(widest) /
+                    (limits.slots > 0 ? limits.slots : kMostSlots)});
+  const int64_t units =
+      divide_up(static_cast<int64_t>(slot) + 1, limits.unit_bytes);
+  // All sizes are multiples of the unit: one unit a slot is exact.
+  return (slot <= static_cast<double>(limits.unit_bytes) ? 1 : units) *
+         limits.unit_bytes;
 }
 
-float TimeTable::Row::at(int64_t slots) const {
-  if (count == 0 || slots < low) return kNever;
-  return ms[std::min<int64_t>(slots - low, count - 1)];
-}
-
-float TimeTable::Candidate::at(int64_t slots) const {
-  if (slots < low) return kNever;
-  // In the order of add(), so that both round alike.
-  float time = ms;
-  if (rest != nullptr) time += rest->at(slots - rest_shift);
-  if (front != nullptr) time += front->at(slots - front_shift);
-  return time;
-}
-
-const TimeTable::Row& TimeTable::row(int s, int c, int t) const {
-  return rows_[model_->position(s, c, t)];
-}
-
-int TimeTable::up(int64_t bytes) const {
-  const int64_t slots = (bytes + slot_bytes_ - 1) / slot_bytes_;
-  return static_cast<int>(std::min<int64_t>(slots, slots_ + 1));
-}
-
-/// Rounded so that the sum over stages kept in a row is right to one slot,
-/// where rounding each up would add a slot a stage.
-int TimeTable::held_slots(int s, const Keep& keep) const {
-  const int64_t before = held_before_[static_cast<size_t>(s)];
-  const int64_t slots =
-      (before + keep.held_bytes) / slot_bytes_ - before / slot_bytes_;
-  return static_cast<int>(std::min<int64_t>(slots, slots_ + 1));
-}
-
-TimeTable::Candidate TimeTable::keep_candidate(int s, const Keep& keep,
-                                               int t) const {
-  Candidate candidate{keep.ms,
-                      std::max(up(keep.forward_bytes + model_->gradient(t)),
-                               up(model_->backward_bytes(s, keep, t)))};
-  if (s + 1 == t) return candidate;
-  candidate.rest = &row(s + 1, keep.next, t);
-  candidate.rest_shift = held_slots(s, keep);
-  return candidate;
-}
-
-TimeTable::Candidate TimeTable::split_candidate(int s, int c, int t,
-                                                int split) const {
-  const Drop& drop = model_->drop(s, split);
-  const int64_t own = model_->context(s, c).own_bytes;
-  return {model_->forward(s, split),
-          up(own + drop.bytes + model_->gradient(t)),
-          &row(split, drop.context, t),
-          up(own),
-          &row(s, c, split),
-          t == model_->stages ? up(model_->output_bytes) : 0};
-}
-
-void TimeTable::fill(int s, int c, int t, float fastest) {
-  std::fill(best_.begin(), best_.end(), kNever);
-  low_ = slots_ + 1;
-  high_ = -1;
-  for (const Keep& keep : model_->context(s, c).keeps) {
-    add(keep_candidate(s, keep, t), slots_);
-  }
-  // Where everything is kept the fastest way, no memory more is of use.
-  int limit = slots_;
-  if (high_ >= 0 && best_[static_cast<size_t>(high_)] <= fastest) {
-    limit = high_;
-    while (limit > low_ && best_[static_cast<size_t>(limit) - 1] <= fastest) {
-      --limit;
+void TimeTable::fill(int s, int c, int t) {
+  const size_t at = model_->position(s, c, t);
+  const int64_t more = range(static_cast<int>(at));
+  if (more < 0) return;
+  Row& row = rows_[at];
+  auto count = static_cast<int>(
+      divide_up(row.least + more + row.before, slot_bytes_) - row.first + 1);
+  best_.assign(static_cast<size_t>(count), kNever);
+  const auto keeps = static_cast<int>(model_->context(s, c).keeps.size());
+  for_each_way(*model_, s, c, t, [&](const Way& way) {
+    add(way, row, count);
+    if (way.keep + 1 != keeps) return;
+    // Splits only add time: they are of no use from where all is kept.
+    const float fastest =
+        *std::min_element(best_.begin(), best_.begin() + count);
+    if (fastest == kNever) return;
+    while (count > 1 && best_[static_cast<size_t>(count) - 2] <= fastest) {
+      --count;
     }
-  }
-  for (const int split : model_->ends_of(s)) {
-    if (split >= t) break;
-    add(split_candidate(s, c, t, split), limit);
-  }
-  finish(rows_[model_->position(s, c, t)]);
+  });
+  finish(row, count);
 }
 
-/// Adds a candidate at all amounts of memory up to `limit`. Above the highest
-/// it writes to it is constant, which finish() sees to.
-void TimeTable::add(const Candidate& candidate, int limit) {
+/// The times of an interval from slot k of `whole` on, which it is a part of and
+/// which holds `held` besides.
+TimeTable::Part TimeTable::part(int position, const Row& whole, int k,
+                                int64_t held) const {
   static const float kZero = 0;
-  static const Row kNothing{&kZero, 0, 1};
-  const Row& rest = candidate.rest != nullptr ? *candidate.rest : kNothing;
-  const Row& front = candidate.front != nullptr ? *candidate.front : kNothing;
-  if (rest.count == 0 || front.count == 0) return;
-  const int rest_high = rest.high() + candidate.rest_shift;
-  const int front_high = front.high() + candidate.front_shift;
-  const int low = std::max({candidate.low, rest.low + candidate.rest_shift,
-                            front.low + candidate.front_shift});
-  if (low > limit) return;
-  const float rest_least = rest.ms[rest.count - 1];
-  const float front_least = front.ms[front.count - 1];
-  float* best = best_.data();
-  const float least = candidate.ms + rest_least + front_least;
-  if (least >= best[low]) return;
+  if (position < 0) return {&kZero, 1, 0};
+  const Row& row = rows_[static_cast<size_t>(position)];
+  if (row.count == 0) return {nullptr, 0, kNever};
+  const int64_t bytes =
+      k == 0 ? whole.least : (whole.first + k) * slot_bytes_ - whole.before;
+  // The least memory is exact, the others are to the nearest slot.
+  const int64_t slot =
+      slot_of(row, bytes - held + (k == 0 ? 0 : slot_bytes_ / 2));
+  const int64_t from = std::max<int64_t>(slot - row.first, 0);
+  // With enough to keep all stages the last time holds, however it is rounded.
+  const int64_t missing = row.enough + held - bytes;
+  const int64_t until = missing > 0 ? divide_up(missing, slot_bytes_) : 0;
+  const int64_t count = std::min(row.count - from, until);
+  return {row.ms + from, static_cast<int>(std::max<int64_t>(count, 0)),
+          row.ms[row.count - 1]};
+}
+
+/// Adds one way to the row being made, of which `count` slots are of use.
+void TimeTable::add(const Way& way, const Row& row, int count) {
+  const int64_t need = bounds_->least(way);
+  if (need == row.least) add_from(way, row, 0, 1);
+  const int64_t low = std::max<int64_t>(
+      divide_up(need + row.before, slot_bytes_) - row.first, 1);
+  if (low < count) add_from(way, row, static_cast<int>(low), count);
+}
+
+/// From slot k on to slot `end`.
+void TimeTable::add_from(const Way& way, const Row& row, int k, int end) {
+  const Part rest = part(way.rest, row, k, way.rest_held);
+  const Part front = part(way.front, row, k, way.front_held);
+  const float least_ms = way.ms + rest.least + front.least;
+  float* best = best_.data() + k;
+  if (least_ms >= *best) return;
   // Nothing to gain from where a time as good as its best is known already.
   const auto known =
-      std::lower_bound(best + low, best + limit + 1, least,
+      std::lower_bound(best, best_.data() + end, least_ms,
                        [](float time, float bound) { return time > bound; });
-  limit = std::min(limit, static_cast<int>(known - best));
-
-  const int both = std::min({rest_high, front_high, limit});
-  const int high = std::min(std::max({rest_high, front_high, low}), limit);
-  const float ms = candidate.ms;
-  const int rest_from = rest.low + candidate.rest_shift;
-  const int front_from = front.low + candidate.front_shift;
-  int m = low;
-  for (; m <= both; ++m) {
-    const float time = ms + rest.ms[m - rest_from] + front.ms[m - front_from];
+  const int all = static_cast<int>(known - best);
+  const int rest_end = std::min(rest.count, all);
+  const int front_end = std::min(front.count, all);
+  const int both = std::min(rest_end, front_end);
+  int m = 0;
+  while (m < both) {
+    const int stop = std::min(m + kStride, both);
+    // Times fall: if the last is no gain over the first known, none is.
+    if (way.ms + rest.ms[stop - 1] + front.ms[stop - 1] >= best[m]) {
+      m = stop;
+      continue;
+    }
+    for (; m < stop; ++m) {
+      const float time = way.ms + rest.ms[m] + front.ms[m];
+      best[m] = time < best[m] ? time : best[m];
+    }
+  }
+  const float besides_rest = way.ms + front.least;
+  for (; m < rest_end; ++m) {
+    const float time = besides_rest + rest.ms[m];
     best[m] = time < best[m] ? time : best[m];
   }
-  for (; m <= std::min(rest_high, high); ++m) {
-    const float time = ms + rest.ms[m - rest_from] + front_least;
+  const float besides_front = way.ms + rest.least;
+  for (; m < front_end; ++m) {
+    const float time = besides_front + front.ms[m];
     best[m] = time < best[m] ? time : best[m];
   }
-  for (; m <= std::min(front_high, high); ++m) {
-    const float time = ms + rest_least + front.ms[m - front_from];
-    best[m] = time < best[m] ? time : best[m];
-  }
-  if (m <= high) {
-    best[m] = std::min(best[m], least);
-  }
-  low_ = std::min(low_, low);
-  high_ = std::max(high_, high);
+  // The same above, which finish() sees to.
+  if (m < all) best[m] = std::min(best[m], least_ms);
 }
 
 /// Keeps the part of the row in which times fall.
-void TimeTable::finish(Row& row) {
-  if (high_ < low_) return;
+void TimeTable::finish(Row& row, int count) {
   float least = kNever;
-  int last = low_;
-  for (int m = low_; m <= high_; ++m) {
+  int last = 0;
+  for (int m = 0; m < count; ++m) {
     float& time = best_[static_cast<size_t>(m)];
     if (time < least) {
       least = time;
@@ -297,10 +205,10 @@ void TimeTable::finish(Row& row) {
     }
     time = least;
   }
-  row.low = low_;
-  row.count = last - low_ + 1;
+  TORCH_INTERNAL_ASSERT(least < kNever);
+  row.count = last + 1;
   float* ms = allocate(row.count);
-  std::copy_n(best_.begin() + low_, row.count, ms);
+  std::copy_n(best_.begin(), row.count, ms);
   row.ms = ms;
 }
 
@@ -319,45 +227,39 @@ int64_t TimeTable::table_bytes() const {
   return allocated_ + static_cast<int64_t>(rows_.size() * sizeof(Row));
 }
 
-std::optional<int> TimeTable::fewest() const {
-  const Row& all = row(0, 0, model_->stages);
-  if (all.count == 0) return std::nullopt;
-  return all.low;
-}
-
-int TimeTable::most() const {
-  return row(0, 0, model_->stages).high();
-}
-
-float TimeTable::ms(int slots) const {
-  return row(0, 0, model_->stages).at(slots);
-}
-
-std::vector<Op> TimeTable::ops(int slots) const {
-  return Writer(*model_, *this).write(slots);
-}
-
-Choice TimeTable::choose(int s, int c, int t, int64_t slots) const {
-  Choice best;
-  float least = kNever;
-  const auto& keeps = model_->context(s, c).keeps;
-  for (size_t k = 0; k < keeps.size(); ++k) {
-    const Candidate candidate = keep_candidate(s, keeps[k], t);
-    const float ms = candidate.at(slots);
-    if (ms >= least) continue;
-    least = ms;
-    best = {static_cast<int>(k), -1, slots - candidate.rest_shift, 0};
+float TimeTable::at(int position, int64_t bytes, Between between) const {
+  if (position < 0) return 0;
+  const Row& row = rows_[static_cast<size_t>(position)];
+  const int64_t slot = slot_of(row, bytes) - row.first;
+  if (slot >= row.count - 1 || bytes >= row.enough) {
+    return row.ms[row.count - 1];
   }
-  for (const int split : model_->ends_of(s)) {
-    if (split >= t) break;
-    const Candidate candidate = split_candidate(s, c, t, split);
-    const float ms = candidate.at(slots);
-    if (ms >= least) continue;
-    least = ms;
-    best = {-1, split, slots - candidate.rest_shift,
-            slots - candidate.front_shift};
-  }
-  return best;
+  const float ms = row.ms[slot];
+  if (between == Between::kLower) return ms;
+  const int64_t from =
+      slot == 0 ? row.least : (row.first + slot) * slot_bytes_ - row.before;
+  const int64_t to = (row.first + slot + 1) * slot_bytes_ - row.before;
+  const float part =
+      static_cast<float>(bytes - from) / static_cast<float>(to - from);
+  return ms + part * (row.ms[slot + 1] - ms);
+}
+
+std::vector<Op> TimeTable::ops(int64_t bytes, Between between) const {
+  const auto choose = [&](int s, int c, int t, int64_t left) {
+    Way best;
+    float least = kNever;
+    for_each_way(*model_, s, c, t, [&](const Way& way) {
+      if (bounds_->least(way) > left) return;
+      const float ms = way.ms + at(way.rest, left - way.rest_held, between) +
+                       at(way.front, left - way.front_held, between);
+      if (ms >= least) return;
+      least = ms;
+      best = way;
+    });
+    TORCH_INTERNAL_ASSERT(best.keep >= 0 || best.split >= 0);
+    return best;
+  };
+  return ScheduleWriter(*model_, choose).write(bytes);
 }
 
 }  // namespace reprise::plan
