@@ -15,18 +15,22 @@ std::vector<int64_t> candidate_sizes(const PlanRequest& request) {
   const int64_t n = request.global_batch;
   std::set<int64_t> sizes;
   for (int64_t k = 1; k <= n; ++k) sizes.insert((n + k - 1) / k);
-  std::vector<int64_t> list(sizes.begin(), sizes.end());
-  if (list.size() <= kMostSizes) return list;
-  std::vector<int64_t> thinned;
-  const double ratio =
-      std::pow(static_cast<double>(n), 1.0 / double(kMostSizes - 1));
-  double next = 1;
-  for (const int64_t size : list) {
-    if (static_cast<double>(size) < next && size != n) continue;
-    thinned.push_back(size);
+  return {sizes.begin(), sizes.end()};
+}
+
+std::vector<int64_t> thinned(const std::vector<int64_t>& sizes) {
+  if (sizes.size() <= kMostSizes) return sizes;
+  std::vector<int64_t> list;
+  const auto last = static_cast<double>(sizes.back());
+  const double ratio = std::pow(last / static_cast<double>(sizes.front()),
+                                1.0 / double(kMostSizes - 1));
+  double next = 0;
+  for (const int64_t size : sizes) {
+    if (static_cast<double>(size) < next && size != sizes.back()) continue;
+    list.push_back(size);
     next = static_cast<double>(size) * ratio;
   }
-  return thinned;
+  return list;
 }
 
 }  // namespace reprise::plan_detail

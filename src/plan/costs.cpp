@@ -35,6 +35,7 @@ void visit_stage(Figures& f, Visit&& visit) {
   visit_kept(f, visit);
   visit("input_gradient_bytes", f.input_gradient_bytes);
   visit("drop_extra_bytes", f.drop_extra_bytes);
+  visit("context_bytes", f.context_bytes);
 }
 
 /// The straight line through (x0, a) and (x1, b), at a place given as a share
@@ -91,6 +92,8 @@ StageFigures between(const StageFigures& a, const StageFigures& b,
   result.input_gradient_bytes =
       line(a.input_gradient_bytes, b.input_gradient_bytes);
   result.drop_extra_bytes = line(a.drop_extra_bytes, b.drop_extra_bytes);
+  // Buffers do not grow with the micro-batch.
+  result.context_bytes = std::max(a.context_bytes, b.context_bytes);
   return result;
 }
 
@@ -253,16 +256,24 @@ void CostProfile::add(SizeCosts costs) {
   }
 }
 
-std::optional<double> CostProfile::tried_ms(int64_t micro_batch,
-                                            const std::string& schedule,
-                                            bool graph) const {
+const TriedSchedule* CostProfile::find_tried(int64_t micro_batch,
+                                             const std::string& schedule,
+                                             bool graph) const {
   for (const TriedSchedule& one : tried) {
     if (one.micro_batch == micro_batch && one.schedule == schedule &&
         one.graph == graph) {
-      return one.ms;
+      return &one;
     }
   }
-  return std::nullopt;
+  return nullptr;
+}
+
+std::optional<double> CostProfile::tried_ms(int64_t micro_batch,
+                                            const std::string& schedule,
+                                            bool graph) const {
+  const TriedSchedule* found = find_tried(micro_batch, schedule, graph);
+  if (found == nullptr) return std::nullopt;
+  return found->ms;
 }
 
 void CostProfile::add(TriedSchedule one) {
@@ -287,7 +298,8 @@ std::string to_json(const CostProfile& profile) {
     value["tried"].push_back({{"micro_batch", one.micro_batch},
                               {"schedule", one.schedule},
                               {"ms", one.ms},
-                              {"graph", one.graph}});
+                              {"graph", one.graph},
+                              {"row", one.row}});
   }
   return value.dump();
 }
@@ -305,10 +317,10 @@ CostProfile profile_from_json(std::string_view text) {
     // Not in profiles of versions that tried nothing.
     if (!value.contains("tried")) return profile;
     for (const json& one : value["tried"]) {
-      profile.tried.push_back({one.at("micro_batch").get<int64_t>(),
-                               one.at("schedule").get<std::string>(),
-                               one.at("ms").get<double>(),
-                               one.at("graph").get<bool>()});
+      profile.tried.push_back(
+          {one.at("micro_batch").get<int64_t>(),
+           one.at("schedule").get<std::string>(), one.at("ms").get<double>(),
+           one.at("graph").get<bool>(), one.value("row", int64_t{0})});
     }
   } catch (const json::exception& error) {
     TORCH_CHECK(false,

@@ -48,6 +48,67 @@ ChainFigures add_gradients(ChainFigures figures,
   return figures;
 }
 
+/// Least time that the stages of one micro-batch take, each run once as its fastest
+/// variant.
+double least_sum_of(const ChainFigures& figures) {
+  double device_ms = 0, host_ms = 0;
+  for (const StageFigures& stage : figures.stages) {
+    double device = stage.forward_ms + stage.backward_ms;
+    double host = stage.forward_host_ms + stage.backward_host_ms;
+    for (const auto& variant : stage.variants) {
+      device = std::min(device, variant.forward_ms + variant.backward_ms);
+      host = std::min(host, variant.forward_host_ms + variant.backward_host_ms);
+    }
+    device_ms += device;
+    host_ms += host;
+  }
+  return std::max(device_ms, host_ms);
+}
+
+/// Bytes that every schedule reaches: with the outputs of a stage that runs, and in
+/// its backward with what its graph holds by itself.
+int64_t least_peak_of(const ChainFigures& figures) {
+  int64_t most = 0;
+  int64_t gradient = figures.output_gradient_bytes;
+  for (size_t i = figures.stages.size(); i-- > 0;) {
+    const StageFigures& stage = figures.stages[i];
+    int64_t forward = stage.drop_extra_bytes;
+    int64_t backward = stage.saved_bytes + stage.backward_extra_bytes;
+    const auto lower = [&](const KeptRunFigures& run) {
+      forward = std::min(forward, run.saved_bytes + run.keep_extra_bytes);
+      backward = std::min(backward, run.saved_bytes + run.backward_extra_bytes);
+    };
+    lower(stage);
+    for (const auto& variant : stage.variants) lower(variant);
+    for (const auto& buffer : stage.outputs) {
+      if (buffer.input < 0) forward += buffer.bytes;
+    }
+    most = std::max({most, forward, backward + gradient});
+    gradient = stage.input_gradient_bytes;
+  }
+  return most;
+}
+
+/// Every stage kept, each as the fastest of its variants.
+Schedule keep_fastest(const ChainFigures& figures) {
+  const auto n = static_cast<int>(figures.stages.size());
+  std::vector<Op> ops;
+  for (int i = 0; i < n; ++i) {
+    const StageFigures& stage = figures.stages[static_cast<size_t>(i)];
+    int fastest = 0;
+    const auto ms = [&](int variant) {
+      const auto& run = stage.kept_as(variant);
+      return run.forward_ms + run.backward_ms;
+    };
+    for (int v = 1; v <= static_cast<int>(stage.variants.size()); ++v) {
+      if (ms(v) < ms(fastest)) fastest = v;
+    }
+    ops.push_back({OpKind::kForwardKeep, i, fastest});
+  }
+  for (int i = n; i-- > 0;) ops.push_back({OpKind::kBackward, i});
+  return {"optimal", n, std::move(ops)};
+}
+
 }  // namespace
 
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
@@ -79,9 +140,35 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
       strategy_(std::move(strategy)) {
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
-  if (strategy_.empty()) {
-    solver_.emplace(with_gradients());
+  set_bounds();
+}
+
+void Evaluator::set_bounds() {
+  least_sum_ms_ = least_sum_of(costs_.figures);
+  if (!strategy_.empty()) {
+    const Plan plan = of_strategy(strategy_);
+    least_bytes_ = plan.peak_bytes;
+    least_ms_ = plan.step_ms;
+    return;
   }
+  const auto window_of = [](const SizeCosts& costs, double sum_ms) {
+    return sum_ms * std::min(costs.cut_factor, costs.joined_factor) +
+           costs.other_ms;
+  };
+  least_bytes_ = std::max(base_bytes() + least_peak_of(with_gradients()),
+                          update_peak_bytes());
+  least_ms_ =
+      static_cast<double>(accumulate_ - 1) * window_of(costs_, least_sum_ms_) +
+      window_of(last_costs_, least_sum_of(last_costs_.figures)) + update_ms_;
+}
+
+const Solver& Evaluator::solver() const {
+  if (!solver_) solver_ = std::make_unique<const Solver>(with_gradients());
+  return *solver_;
+}
+
+int64_t Evaluator::solver_bytes() const {
+  return solver_ ? solver_->table_bytes() : 0;
 }
 
 ChainFigures Evaluator::with_gradients() const {
@@ -95,6 +182,10 @@ int64_t Evaluator::base_bytes() const {
   const int64_t gradients = gradients_stand() ? fixed_.gradients : 0;
   return fixed_.total() - fixed_.gradients + gradients + costs_.data_bytes +
          beside_graph_;
+}
+
+int64_t Evaluator::update_peak_bytes() const {
+  return fixed_.total() + costs_.data_bytes + update_bytes_;
 }
 
 Plan Evaluator::plan_of(const Schedule& schedule) const {
@@ -114,10 +205,8 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
                  last.time_ms * factor_of(last_costs_, schedule) +
                  last_costs_.other_ms + update_ms_;
   const int64_t step_peak = base_bytes() + full.peak_bytes;
-  const int64_t update_peak =
-      fixed_.total() + costs_.data_bytes + update_bytes_;
-  plan.peak_bytes = std::max(step_peak, update_peak);
-  plan.peak = report(schedule, full, plan.peak_bytes, update_peak > step_peak);
+  plan.peak_bytes = std::max(step_peak, update_peak_bytes());
+  plan.peak = report(schedule, full, update_peak_bytes() > step_peak);
   return plan;
 }
 
@@ -130,7 +219,7 @@ Plan Evaluator::with_time(Plan plan, double micro_ms) const {
 }
 
 PeakReport Evaluator::report(const Schedule& schedule,
-                             const Simulation& simulation, int64_t peak_bytes,
+                             const Simulation& simulation,
                              bool in_update) const {
   PeakReport report;
   report.parameters = fixed_.parameters;
@@ -141,7 +230,6 @@ PeakReport Evaluator::report(const Schedule& schedule,
   if (in_update) {
     report.phase = "update";
     report.workspace += update_bytes_;
-    report.is_floor = true;
     return report;
   }
   if (graph_) {
@@ -173,19 +261,38 @@ PeakReport Evaluator::report(const Schedule& schedule,
   }
   report.gradients = parameters + (gradients_stand() ? fixed_.gradients : 0);
   report.in_flight = simulation.at_peak.gradient_bytes - parameters;
-  report.is_floor = solver_ && peak_bytes <= base_bytes() +
-                                                 solver_->smallest_bytes() +
-                                                 peak_bytes / 1000;
   return report;
 }
 
-std::optional<Plan> Evaluator::fastest(int64_t budget) const {
-  if (!solver_) {
-    Plan plan = of_strategy(strategy_);
-    if (plan.peak_bytes > budget) return std::nullopt;
-    return plan;
+bool Evaluator::is_floor(const Plan& plan) const {
+  if (plan.peak_bytes <= update_peak_bytes()) return true;
+  if (!strategy_.empty()) return false;
+  return plan.peak_bytes <=
+         base_bytes() + solver().smallest_bytes() + plan.peak_bytes / 1000;
+}
+
+std::optional<Plan> Evaluator::everything_kept(int64_t budget) const {
+  const int stages = static_cast<int>(stages_.size());
+  std::optional<Plan> best;
+  for (const Schedule& schedule :
+       {make_schedule("none", stages), keep_fastest(costs_.figures)}) {
+    // Rounding of sums in another order.
+    const double ms = simulate(schedule, costs_.figures).time_ms;
+    if (ms > least_sum_ms_ * (1 + 1e-9)) continue;
+    Plan plan = plan_of(schedule);
+    if (plan.peak_bytes > budget) continue;
+    if (!best || plan.peak_bytes < best->peak_bytes) {
+      best.emplace(std::move(plan));
+    }
   }
-  const auto solution = solver_->solve(budget - base_bytes());
+  return best;
+}
+
+std::optional<Plan> Evaluator::fastest(int64_t budget) const {
+  if (least_bytes_ > budget) return std::nullopt;
+  if (!strategy_.empty()) return of_strategy(strategy_);
+  if (auto plan = everything_kept(budget)) return plan;
+  const auto solution = solver().solve(budget - base_bytes());
   if (!solution) return std::nullopt;
   Plan plan = plan_of(solution->schedule);
   if (plan.peak_bytes > budget) return std::nullopt;  // the update's
@@ -193,16 +300,16 @@ std::optional<Plan> Evaluator::fastest(int64_t budget) const {
 }
 
 Plan Evaluator::smallest() const {
-  if (!solver_) return of_strategy(strategy_);
-  const auto solution = solver_->solve(solver_->smallest_bytes());
+  if (!strategy_.empty()) return of_strategy(strategy_);
+  const auto solution = solver().solve(solver().smallest_bytes());
   TORCH_INTERNAL_ASSERT(solution.has_value());
   return plan_of(solution->schedule);
 }
 
 std::vector<Plan> Evaluator::frontier(int points) const {
-  if (!solver_) return {of_strategy(strategy_)};
+  if (!strategy_.empty()) return {of_strategy(strategy_)};
   std::vector<Plan> plans;
-  for (const auto& solution : solver_->frontier(points)) {
+  for (const auto& solution : solver().frontier(points)) {
     plans.push_back(plan_of(solution.schedule));
   }
   return plans;

@@ -5,6 +5,7 @@
 #include <reprise/plan/solver.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,19 +17,25 @@ namespace reprise::plan_detail {
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first);
 
-/// What else is live where it runs as a CUDA graph: a second batch, which the graph reads,
+/// What else is live if it runs as a CUDA graph: a second batch, which the graph reads,
 /// and what the update will take, which cannot be of the graph's memory.
 int64_t beside_graph(const CostProfile& profile, const SizeCosts& size);
 
-/// All plans of one precision and one micro-batch size, with a CUDA graph or without:
-/// solves its schedules once and says what each costs as a whole window.
+/// All plans of one precision and one micro-batch size, with a CUDA graph or without,
+/// and what each costs as a whole window. Solving takes long for long chains, so that
+/// the solver is made when an answer first needs it; bounds need none.
 class Evaluator {
  public:
   /// `strategy`: the only one allowed; empty: any schedule.
   Evaluator(const CostProfile& profile, int64_t micro_batch,
             int64_t global_batch, std::string strategy, bool graph);
 
-  /// The fastest whose peak stays within `budget`; nothing where none does.
+  /// No plan's peak is lower than this.
+  int64_t least_bytes() const { return least_bytes_; }
+  /// No plan's window is predicted faster than this.
+  double least_ms() const { return least_ms_; }
+
+  /// The fastest whose peak stays within `budget`; nothing if none does.
   std::optional<Plan> fastest(int64_t budget) const;
   /// The one with the lowest peak.
   Plan smallest() const;
@@ -38,14 +45,28 @@ class Evaluator {
   Plan plan_of(const Schedule& schedule) const;
   /// The same plan, a micro-batch of which takes `micro_ms`.
   Plan with_time(Plan plan, double micro_ms) const;
+  /// Whether no schedule lowers the plan's peak by more than a thousandth.
+  bool is_floor(const Plan& plan) const;
+
+  bool solved() const { return solver_ != nullptr; }
+  /// What the solver takes; 0: there is none.
+  int64_t solver_bytes() const;
+  void drop_solver() { solver_.reset(); }
+  /// Takes over the solver of an evaluator of the same size and the same costs.
+  void take_solver(Evaluator& other) { solver_ = std::move(other.solver_); }
 
  private:
   PeakReport report(const Schedule& schedule, const Simulation& simulation,
-                    int64_t peak_bytes, bool in_update) const;
+                    bool in_update) const;
   /// Whether gradients of parameters are there before the backward.
   bool gradients_stand() const { return graph_ || accumulate_ > 1; }
   ChainFigures with_gradients() const;
   int64_t base_bytes() const;
+  int64_t update_peak_bytes() const;
+  const Solver& solver() const;
+  void set_bounds();
+  /// Everything kept, as long as nothing is faster and it fits.
+  std::optional<Plan> everything_kept(int64_t budget) const;
 
   std::string precision_;
   std::vector<std::string> stages_;
@@ -59,7 +80,10 @@ class Evaluator {
   int64_t accumulate_;
   int64_t beside_graph_;  // 0: there is none
   std::string strategy_;
-  std::optional<Solver> solver_;
+  int64_t least_bytes_ = 0;
+  double least_ms_ = 0;
+  double least_sum_ms_ = 0;  // of a micro-batch's stages
+  mutable std::unique_ptr<const Solver> solver_;
 };
 
 }  // namespace reprise::plan_detail

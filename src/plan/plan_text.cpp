@@ -14,6 +14,8 @@ namespace {
 
 using plan_detail::batches_in_words;
 using plan_detail::columns_of;
+using plan_detail::enough_bytes;
+using plan_detail::exact_bytes;
 using plan_detail::flow;
 using plan_detail::format_change;
 using plan_detail::format_ms;
@@ -61,7 +63,7 @@ std::string settings(const PlanResult& result,
   text += fmt::format("; step {}, {:.1f} samples/s\n", format_ms(plan.step_ms),
                       samples_per_s(plan));
   if (plan.host_bytes > 0) {
-    text += fmt::format("host       {} of activations in its memory\n",
+    text += fmt::format("host       {} of activations in host memory\n",
                         format_bytes(plan.host_bytes));
   }
   if (!measured) return text;
@@ -158,7 +160,7 @@ std::string peak_in_words(const PlanResult& result) {
 /// The stages of which the first pass holds the input.
 std::string kept_inputs(const PlanResult& result) {
   const Schedule& schedule = result.plan.schedule;
-  std::vector<std::string> words{"inputs", "kept", "of:"};
+  std::vector<std::string> words{"stages", "with", "kept", "input:"};
   size_t count = 0;
   for (size_t i = 0; i < schedule.forward_ops(); ++i) {
     const Op& op = schedule.ops()[i];
@@ -170,7 +172,7 @@ std::string kept_inputs(const PlanResult& result) {
   if (count > kMostNames) {
     words.push_back(fmt::format("and {} more", count - kMostNames));
   }
-  for (size_t i = 3; i + 1 < words.size(); ++i) words[i] += ",";
+  for (size_t i = 4; i + 1 < words.size(); ++i) words[i] += ",";
   return fmt::format("  {}\n", flow(words, 2, 2));
 }
 
@@ -196,7 +198,7 @@ std::vector<Fate> fates_of(const Schedule& schedule) {
 
 constexpr const char* kFateCells[] = {"█", "▓", "▒", "░"};
 
-/// A cell a stage, wide where there are few; beyond kMostRows rows several
+/// One cell per stage, wide if there are few; beyond kMostRows rows several
 /// stages share a cell, which shows the worst.
 std::string drawn_chain(const Schedule& schedule) {
   const std::vector<Fate> fates = fates_of(schedule);
@@ -221,7 +223,7 @@ std::string drawn_chain(const Schedule& schedule) {
       std::find(fates.begin(), fates.end(), Fate::kKeptInPart) != fates.end();
   text += fmt::format("\n         █ kept  {}▒ recomputed once  ░ more often",
                       parts ? "▓ kept in part  " : "");
-  if (together > 1) text += fmt::format("; {} stages a cell", together);
+  if (together > 1) text += fmt::format("; {} stages per cell", together);
   return text + "\n";
 }
 
@@ -301,7 +303,7 @@ std::string alternatives_table(const PlanResult& result) {
       "\nOther choices that fit\n  "
       "{:>11}{:>14}{:>11}{:>11}{:>11}{:>12}{:>12}\n",
       "micro-batch", "accumulation", "precision", "peak", "step", "samples/s",
-      "runs again");
+      "recomputed");
   for (const Plan& plan : result.alternatives) {
     text += fmt::format("  {:>11}{:>14}{:>11}{:>11}{:>11}{:>12.1f}{:>12}\n",
                         plan.micro_batch, plan.accumulate, plan.precision,
@@ -317,10 +319,22 @@ std::string alternatives_table(const PlanResult& result) {
 std::string plan_detail::batches_in_words(const Plan& plan) {
   const bool even = plan.last_micro_batch == plan.micro_batch;
   return fmt::format(
-      "micro-batch {} × {}{} = {} samples an update", plan.micro_batch,
+      "micro-batch {} × {}{} = {} samples per update", plan.micro_batch,
       plan.accumulate,
       even ? "" : fmt::format(" (the last one {})", plan.last_micro_batch),
       plan.global_batch);
+}
+
+std::string plan_detail::exact_bytes(int64_t bytes) {
+  return fmt::format("{} ({} bytes)", format_bytes(bytes), bytes);
+}
+
+std::string plan_detail::enough_bytes(int64_t bytes) {
+  // A step above the third figure is enough for what rounding took away.
+  int64_t rounded = bytes;
+  while (parse_bytes(format_bytes(rounded)) < bytes)
+    rounded += bytes / 1000 + 1;
+  return fmt::format("{} ({} bytes)", format_bytes(rounded), bytes);
 }
 
 std::string plan_detail::schedule_in_words(const Schedule& schedule) {
@@ -353,10 +367,9 @@ std::string to_text(const PlanResult& result,
                     const std::optional<Measured>& measured) {
   std::string text;
   if (!result.feasible) {
-    text =
-        fmt::format("Nothing fits into {}: the smallest that does needs {}\n\n",
-                    format_bytes(result.request.memory),
-                    format_bytes(result.smallest_bytes));
+    text = fmt::format("Nothing fits into {}: the smallest plan needs {}\n\n",
+                       exact_bytes(result.request.memory),
+                       enough_bytes(result.smallest_bytes));
   }
   return text + settings(result, measured) + memory_bars(result) +
          peak_in_words(result) + chain_section(result) +

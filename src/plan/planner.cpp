@@ -1,88 +1,83 @@
 #include "candidate_sizes.h"
-#include "evaluation.h"
+#include "evaluations.h"
+#include "explanation.h"
 
-#include <reprise/memory/bytes.h>
 #include <reprise/plan/planner.h>
-#include <reprise/recompute/strategy.h>
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
 namespace reprise {
 namespace {
 
 using plan_detail::candidate_sizes;
+using plan_detail::Evaluations;
 using plan_detail::Evaluator;
+using plan_detail::Key;
+using plan_detail::key_of;
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
 // How often the choice may lead to a measurement that changes the choice.
 constexpr int kMostRounds = 6;
 // Of the sizes, those predicted fastest that may be tried.
 constexpr size_t kMostTried = 4;
-constexpr int kFrontierPoints = 24;  // of each micro-batch size
+// Plans timed in turn before an answer rests on one of them: this many besides it,
+// if they took at most so many times as long.
+constexpr size_t kMostRivals = 2;
+constexpr double kRivalRatio = 1.25;
+constexpr int kMostComparisons = 2;
 
-/// A precision and a micro-batch size, with a CUDA graph or without.
-using Key = std::tuple<std::string, int64_t, bool>;
-
-/// What was found for one of them.
+/// What was found for one size.
 struct Choice {
-  std::string precision;
-  int64_t micro_batch = 0;
-  bool graph = false;
-  /// The fastest that fits, by the sum of its stages' times.
-  std::optional<Plan> predicted;
-  Plan smallest;  // whatever the budget
+  Key key;
+  /// The fastest that fits, by the sum of its stages' times; not looked for where
+  /// enough others are faster for certain.
+  std::optional<Plan> predicted{};
+  bool was_predicted = false;
   /// The fastest that fits of those tried.
-  std::optional<Plan> tried;
+  std::optional<Plan> tried{};
   /// The fastest that an answer may rest on, or could once it was tried.
   std::optional<Plan> plan{};
   bool to_be_tried = false;
 
-  Key key() const { return {precision, micro_batch, graph}; }
+  const std::string& precision() const { return std::get<0>(key); }
+  int64_t micro_batch() const { return std::get<1>(key); }
+  bool graph() const { return std::get<2>(key); }
 };
-
-Key key_of(const Plan& plan) {
-  return {plan.precision, plan.micro_batch, plan.graph};
-}
-
-FrontierPoint point_of(const Plan& plan) {
-  return {plan.peak_bytes, plan.step_ms, plan.micro_batch, {}};
-}
 
 class Planner {
  public:
   Planner(const PlanRequest& request, CostSource& costs)
       : request_(request),
         costs_(costs),
-        sizes_(candidate_sizes(request)),
+        all_sizes_(candidate_sizes(request)),
+        sizes_(plan_detail::thinned(all_sizes_)),
         budget_(request.memory > 0
                     ? static_cast<int64_t>(static_cast<double>(request.memory) *
                                            (1 - request.margin))
-                    : kNoLimit) {}
+                    : kNoLimit),
+        evaluations_(request, costs, budget_) {}
 
   PlanResult run() {
     for (const auto& precision : request_.precisions) begin(precision);
     consider_all();
     for (int round = 0;;) {
       const Choice& chosen = best_or_least();
-      const bool known =
-          costs_.profile(chosen.precision).measured(chosen.micro_batch);
-      if (!known && round < kMostRounds) {
+      if (chosen.plan && refine(chosen.micro_batch())) {
+      } else if (!evaluations_.measured(chosen.key) && round < kMostRounds) {
         // A size without room rules itself out; a measured one is a round.
-        if (measure(chosen.precision, chosen.micro_batch)) ++round;
+        if (measure(chosen.precision(), chosen.micro_batch())) ++round;
       } else if (chosen.to_be_tried) {
-        try_out(chosen);
+        try_out(*chosen.plan);
       } else if (const Choice* other = with_graph(chosen)) {
-        try_out(*other);
-      } else {
+        try_out(*other->plan);
+      } else if (!compare_rivals(chosen)) {
         break;
       }
       consider_all();
@@ -91,8 +86,6 @@ class Planner {
   }
 
  private:
-  using Times = std::map<std::string, double>;  // by the schedule's text
-
   /// Measures the smallest size and, by steps of four, those that may fit.
   void begin(const std::string& precision) {
     int64_t last = 0;  // measured
@@ -109,8 +102,8 @@ class Planner {
     }
   }
 
-  /// Where the device has no room for a size, it has none for larger ones. A
-  /// size that cannot be run at all is passed over, unless it is the last.
+  /// If the device has no room for a size, it has none for larger ones. A size
+  /// that cannot be run at all is passed over, unless it is the last.
   bool measure(const std::string& precision, int64_t size) {
     try {
       if (costs_.measure(precision, size)) return true;
@@ -122,15 +115,6 @@ class Planner {
     const auto known = too_large_.emplace(precision, size).first;
     known->second = std::min(known->second, size);
     return false;
-  }
-
-  /// For what the answer does not rest on.
-  bool can_measure(const std::string& precision, int64_t size) {
-    try {
-      return costs_.measure(precision, size);
-    } catch (const c10::Error&) {
-      return false;
-    }
   }
 
   bool can_try(const std::string& precision, int64_t size) const {
@@ -152,67 +136,104 @@ class Planner {
     return profile.fixed.total() + costs.data_bytes + most <= budget_;
   }
 
+  /// Of many sizes only some are looked at first: adds all those between the
+  /// neighbours of the best one. False if there are none.
+  bool refine(int64_t size) {
+    const auto here = std::lower_bound(sizes_.begin(), sizes_.end(), size);
+    const int64_t low = here == sizes_.begin() ? size : *(here - 1);
+    const int64_t high = here + 1 == sizes_.end() ? size : *(here + 1);
+    std::set<int64_t> with(sizes_.begin(), sizes_.end());
+    for (const int64_t other : all_sizes_) {
+      if (other > low && other < high) with.insert(other);
+    }
+    if (with.size() == sizes_.size()) return false;
+    sizes_.assign(with.begin(), with.end());
+    return true;
+  }
+
   void consider_all() {
     choices_.clear();
     for (const auto& precision : request_.precisions) {
       const CostProfile& profile = costs_.profile(precision);
       if (profile.sizes.empty()) continue;
-      for (const TriedSchedule& one : profile.tried) {
-        tried_[{precision, one.micro_batch, one.graph}][one.schedule] = one.ms;
-      }
       for (const int64_t size : sizes_) {
         if (!can_try(precision, size)) continue;
-        if (profile.graph != "off") consider({precision, size, true});
-        if (profile.graph != "on") consider({precision, size, false});
+        if (profile.graph != "off")
+          choices_.push_back({{precision, size, true}});
+        if (profile.graph != "on")
+          choices_.push_back({{precision, size, false}});
       }
     }
+    for (Choice& choice : choices_) {
+      for (Plan& plan : tried_plans(choice.key)) {
+        if (plan.peak_bytes > budget_) continue;
+        if (!choice.tried || plan.step_ms < choice.tried->step_ms) {
+          choice.tried.emplace(std::move(plan));
+        }
+      }
+    }
+    predict_fastest();
     settle();
-  }
-
-  void consider(const Key& key) {
-    const Evaluator& evaluator = evaluator_for(key);
-    const auto& [precision, size, graph] = key;
-    Choice choice{precision,
-                  size,
-                  graph,
-                  evaluator.fastest(budget_),
-                  evaluator.smallest(),
-                  std::nullopt};
-    // Where a graph fits as well, nothing speaks for going without.
-    if (!graph && choice.predicted && !choices_.empty()) {
-      const Choice& with = choices_.back();
-      if (with.graph && with.predicted &&
-          with.predicted->schedule.to_text() ==
-              choice.predicted->schedule.to_text()) {
-        choice.predicted.reset();
-      }
-    }
-    for (Plan& plan : tried_plans(choice, evaluator)) {
-      if (plan.peak_bytes > budget_) continue;
-      if (!choice.tried || plan.step_ms < choice.tried->step_ms) {
-        choice.tried.emplace(std::move(plan));
-      }
-    }
-    choices_.push_back(std::move(choice));
   }
 
   /// All that were tried at this size, at whatever budget: an answer at more
   /// memory is then never slower than one at less.
-  std::vector<Plan> tried_plans(const Choice& choice,
-                                const Evaluator& evaluator) const {
+  std::vector<Plan> tried_plans(const Key& key) {
     std::vector<Plan> plans;
-    const auto& chosen = choice.predicted;
-    const std::string text = chosen ? chosen->schedule.to_text() : "";
-    for (const auto& [schedule, ms] : times_of(choice.key())) {
-      if (schedule == text) {
-        plans.push_back(evaluator.with_time(*chosen, ms));
-      } else if (request_.strategy.empty()) {
-        const Plan plan = evaluator.plan_of(Schedule::parse(
-            "optimal", choice.smallest.schedule.stages(), schedule));
-        plans.push_back(evaluator.with_time(plan, ms));
+    const Evaluator& evaluator = evaluations_.of(key);
+    for (const auto& [schedule, ms] : evaluations_.times_of(key)) {
+      if (!request_.strategy.empty()) {
+        const Plan plan = evaluator.of_strategy(request_.strategy);
+        if (plan.schedule.to_text() == schedule) {
+          plans.push_back(evaluator.with_time(plan, ms));
+        }
+        continue;
       }
+      plans.push_back(
+          evaluator.with_time(evaluations_.plan_of(key, schedule), ms));
     }
     return plans;
+  }
+
+  /// The predictions of the sizes that may be tried, and of those whose bounds leave
+  /// open whether they are among these.
+  void predict_fastest() {
+    std::vector<std::pair<double, Choice*>> order;
+    for (Choice& choice : choices_) {
+      order.emplace_back(evaluations_.of(choice.key).least_ms(), &choice);
+    }
+    std::stable_sort(
+        order.begin(), order.end(),
+        [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [least_ms, choice] : order) {
+      std::set<std::pair<std::string, int64_t>> faster;
+      for (const Choice& other : choices_) {
+        if (other.predicted && other.predicted->step_ms <= least_ms) {
+          faster.emplace(other.precision(), other.micro_batch());
+        }
+      }
+      if (faster.size() >= kMostTried) return;
+      predict(*choice);
+    }
+  }
+
+  void predict(Choice& choice) {
+    if (std::exchange(choice.was_predicted, true)) return;
+    choice.predicted = evaluations_.fastest(choice.key);
+    if (choice.graph() || !choice.predicted) return;
+    // If a graph fits as well, nothing speaks for going without.
+    for (Choice& other : choices_) {
+      if (!other.graph() || other.precision() != choice.precision() ||
+          other.micro_batch() != choice.micro_batch()) {
+        continue;
+      }
+      predict(other);
+      if (other.predicted && other.predicted->schedule.to_text() ==
+                                 choice.predicted->schedule.to_text()) {
+        choice.predicted.reset();
+      }
+      return;
+    }
   }
 
   /// Which plans an answer may rest on. Only the few predicted fastest are tried:
@@ -220,6 +241,11 @@ class Planner {
   void settle() {
     std::vector<Choice*> order;
     for (Choice& choice : choices_) {
+      if (choice.predicted && choice.tried &&
+          choice.predicted->schedule.to_text() ==
+              choice.tried->schedule.to_text()) {
+        choice.tried->schedule = choice.predicted->schedule;  // with its name
+      }
       choice.plan = choice.tried;
       if (choice.predicted) order.push_back(&choice);
     }
@@ -229,12 +255,10 @@ class Planner {
     std::set<std::pair<std::string, int64_t>> sizes;
     for (Choice* one : order) {
       Choice& choice = *one;
-      sizes.emplace(choice.precision, choice.micro_batch);
+      sizes.emplace(choice.precision(), choice.micro_batch());
       const Plan& plan = *choice.predicted;
-      const Key key = choice.key();
-      const std::string text = plan.schedule.to_text();
-      if (times_of(key).count(text) > 0) continue;
-      const bool cannot = cannot_be_tried_.count({key, text}) > 0;
+      if (was_tried(plan)) continue;
+      const bool cannot = cannot_be_tried(plan);
       if (!cannot && sizes.size() > kMostTried) continue;
       if (choice.plan && choice.plan->step_ms <= plan.step_ms) continue;
       choice.plan = plan;
@@ -242,56 +266,69 @@ class Planner {
     }
   }
 
-  const Times& times_of(const Key& key) const {
-    static const Times none;
-    const auto found = tried_.find(key);
-    return found == tried_.end() ? none : found->second;
+  const TriedSchedule* find_tried(const Plan& plan) const {
+    return costs_.profile(plan.precision)
+        .find_tried(plan.micro_batch, plan.schedule.to_text(), plan.graph);
+  }
+  bool was_tried(const Plan& plan) const { return find_tried(plan) != nullptr; }
+  bool cannot_be_tried(const Plan& plan) const {
+    return cannot_be_tried_.count({key_of(plan), plan.schedule.to_text()}) > 0;
   }
 
-  void try_out(const Choice& choice) {
-    const std::string text = choice.plan->schedule.to_text();
-    if (const auto ms = costs_.try_plan(*choice.plan)) {
-      tried_[choice.key()][text] = *ms;
-    } else {
-      cannot_be_tried_.insert({choice.key(), text});
+  void try_out(const Plan& plan) {
+    if (!costs_.try_plan(plan)) {
+      cannot_be_tried_.insert({key_of(plan), plan.schedule.to_text()});
     }
   }
 
-  /// What was not tried, as far off as what was tried at its size and needs
-  /// about as much memory.
-  Plan likely(const Plan& plan) {
-    const Times& times = times_of(key_of(plan));
-    if (times.empty()) return plan;
-    const Evaluator& evaluator = evaluator_for(key_of(plan));
-    const auto known = times.find(plan.schedule.to_text());
-    if (known != times.end()) return evaluator.with_time(plan, known->second);
-    int64_t nearest = std::numeric_limits<int64_t>::max();
-    double ratio = 1;
-    for (const auto& [schedule, ms] : times) {
-      const Plan other = evaluator.plan_of(
-          Schedule::parse("tried", plan.schedule.stages(), schedule));
-      const int64_t distance = std::abs(other.peak_bytes - plan.peak_bytes);
-      if (distance >= nearest) continue;
-      nearest = distance;
-      ratio = ms / other.micro_ms;
+  /// Before an answer rests on times that were taken at different moments: has the
+  /// plan and those that may be faster timed in turn. False if there is nothing to do.
+  bool compare_rivals(const Choice& chosen) {
+    if (comparisons_ >= kMostComparisons || !chosen.plan ||
+        !was_tried(*chosen.plan)) {
+      return false;
     }
-    return evaluator.with_time(plan, plan.micro_ms * ratio);
-  }
-
-  /// Solving takes a while, so one for each size until more is measured.
-  const Evaluator& evaluator_for(const Key& key) {
-    const auto& [precision, size, graph] = key;
-    const CostProfile& profile = costs_.profile(precision);
-    const auto found = evaluators_.find(key);
-    const size_t known = profile.sizes.size();
-    if (found != evaluators_.end() && found->second.first == known) {
-      return *found->second.second;
+    std::vector<Plan> rivals = {*chosen.plan};
+    const auto is_new = [&](const Plan& plan) {
+      return std::none_of(rivals.begin(), rivals.end(), [&](const Plan& other) {
+        return key_of(plan) == key_of(other) &&
+               plan.schedule.to_text() == other.schedule.to_text();
+      });
+    };
+    // The one with the least work should be the fastest of its size, whatever was
+    // measured.
+    const auto& predicted = evaluations_.fastest(chosen.key);
+    if (predicted && is_new(*predicted) && !cannot_be_tried(*predicted)) {
+      if (!was_tried(*predicted)) {
+        try_out(*predicted);
+        return true;
+      }
+      rivals.push_back(*predicted);
     }
-    auto evaluator = std::make_unique<Evaluator>(
-        profile, size, request_.global_batch, request_.strategy, graph);
-    auto& place = evaluators_[key];
-    place = {known, std::move(evaluator)};
-    return *place.second;
+    std::vector<Plan> others;
+    for (const Choice& choice : choices_) {
+      for (Plan& plan : tried_plans(choice.key)) {
+        if (plan.peak_bytes > budget_ || !is_new(plan) ||
+            plan.step_ms > kRivalRatio * chosen.plan->step_ms) {
+          continue;
+        }
+        others.push_back(std::move(plan));
+      }
+    }
+    std::stable_sort(
+        others.begin(), others.end(),
+        [](const Plan& a, const Plan& b) { return a.step_ms < b.step_ms; });
+    for (Plan& plan : others) {
+      if (rivals.size() <= kMostRivals) rivals.push_back(std::move(plan));
+    }
+    const int64_t row = find_tried(rivals.front())->row;
+    const bool compared =
+        row > 0 &&
+        std::all_of(rivals.begin(), rivals.end(),
+                    [&](const auto& r) { return find_tried(r)->row == row; });
+    if (rivals.size() < 2 || compared) return false;
+    ++comparisons_;
+    return costs_.compare(rivals);
   }
 
   const Choice* best() const {
@@ -305,33 +342,45 @@ class Planner {
     return best;
   }
 
-  /// The same size with a graph, where that is still to be tried: stages' times say
+  /// The same size with a graph, if that is still to be tried: stages' times say
   /// nothing of what a graph saves.
   const Choice* with_graph(const Choice& chosen) const {
     for (const Choice& choice : choices_) {
-      if (choice.graph && !chosen.graph && choice.to_be_tried &&
-          choice.precision == chosen.precision &&
-          choice.micro_batch == chosen.micro_batch) {
+      if (choice.graph() && !chosen.graph() && choice.to_be_tried &&
+          choice.precision() == chosen.precision() &&
+          choice.micro_batch() == chosen.micro_batch()) {
         return &choice;
       }
     }
     return nullptr;
   }
 
-  const Choice* least() const {
-    const Choice* least = nullptr;
+  /// The one that needs least memory, of all or of those that were measured. Bounds
+  /// rule out most without a solver.
+  const Choice* least(bool measured) {
+    std::vector<std::pair<int64_t, const Choice*>> order;
     for (const Choice& choice : choices_) {
-      if (least == nullptr ||
-          choice.smallest.peak_bytes < least->smallest.peak_bytes) {
-        least = &choice;
-      }
+      if (measured && !evaluations_.measured(choice.key)) continue;
+      order.emplace_back(evaluations_.of(choice.key).least_bytes(), &choice);
+    }
+    std::stable_sort(
+        order.begin(), order.end(),
+        [](const auto& a, const auto& b) { return a.first < b.first; });
+    const Choice* least = nullptr;
+    int64_t least_bytes = kNoLimit;
+    for (const auto& [bound, choice] : order) {
+      if (bound >= least_bytes) break;
+      const int64_t bytes = evaluations_.smallest(choice->key).peak_bytes;
+      if (bytes >= least_bytes) continue;
+      least = choice;
+      least_bytes = bytes;
     }
     return least;
   }
 
-  const Choice& best_or_least() const {
+  const Choice& best_or_least() {
     const Choice* chosen = best();
-    if (chosen == nullptr) chosen = least();
+    if (chosen == nullptr) chosen = least(/*measured=*/false);
     TORCH_CHECK(chosen != nullptr, "[make_plan] not even a micro-batch of ",
                 sizes_.front(), " fits on the device");
     return *chosen;
@@ -340,37 +389,56 @@ class Planner {
   PlanResult answer() {
     const Choice& chosen = best_or_least();
     const bool feasible = chosen.plan.has_value();
-    PlanResult result{request_,
-                      feasible,
-                      feasible ? *chosen.plan : likely(chosen.smallest),
-                      {},
-                      {},
-                      {},
-                      {},
-                      costs_.profile(chosen.precision).stages,
-                      with_margin(least()->smallest.peak_bytes)};
-    for (const Choice& choice : choices_) {
-      if (&choice == &chosen) continue;
+    // What is said to fit was measured.
+    const Choice* smallest = least(/*measured=*/feasible);
+    PlanResult result{
+        request_,
+        feasible,
+        feasible ? *chosen.plan
+                 : evaluations_.likely(evaluations_.smallest(chosen.key)),
+        alternatives(chosen),
+        {},
+        {},
+        {},
+        costs_.profile(chosen.precision()).stages,
+        smallest == nullptr
+            ? 0
+            : with_margin(evaluations_.smallest(smallest->key).peak_bytes)};
+    if (!request_.explain) return result;
+    std::vector<Key> keys;
+    for (const Choice& choice : choices_) keys.push_back(choice.key);
+    result.plan.peak.is_floor = evaluations_.is_floor(result.plan);
+    result.frontier =
+        plan_detail::frontier_of(result, keys, budget_, evaluations_);
+    result.references = plan_detail::references_of(result, evaluations_);
+    result.measures = plan_detail::measures_of(
+        result, keys, costs_.profile(chosen.precision()), evaluations_);
+    return result;
+  }
+
+  /// Sizes that were measured: between them a line may say that one fits which does
+  /// not.
+  std::vector<Plan> alternatives(const Choice& chosen) {
+    std::vector<Plan> list;
+    for (Choice& choice : choices_) {
+      if (&choice == &chosen || !evaluations_.measured(choice.key)) continue;
+      predict(choice);
       if (choice.plan) {
-        result.alternatives.push_back(*choice.plan);
+        list.push_back(*choice.plan);
       } else if (choice.predicted) {
-        result.alternatives.push_back(likely(*choice.predicted));
+        list.push_back(evaluations_.likely(*choice.predicted));
       }
     }
-    std::sort(
-        result.alternatives.begin(), result.alternatives.end(),
-        [](const Plan& a, const Plan& b) { return a.step_ms < b.step_ms; });
+    std::sort(list.begin(), list.end(), [](const Plan& a, const Plan& b) {
+      return a.step_ms < b.step_ms;
+    });
     // With a graph or without, whichever is faster.
     std::set<std::pair<std::string, int64_t>> seen;
-    if (feasible) seen.emplace(chosen.precision, chosen.micro_batch);
-    std::erase_if(result.alternatives, [&](const Plan& plan) {
+    if (chosen.plan) seen.emplace(chosen.precision(), chosen.micro_batch());
+    std::erase_if(list, [&](const Plan& plan) {
       return !seen.emplace(plan.precision, plan.micro_batch).second;
     });
-    if (!request_.explain) return result;
-    result.frontier = frontier(result);
-    result.references = references(result.plan);
-    result.measures = measures(chosen, result.plan);
-    return result;
+    return list;
   }
 
   /// The budget that such a peak needs.
@@ -379,96 +447,17 @@ class Planner {
         (static_cast<double>(peak_bytes) + 1) / (1 - request_.margin)));
   }
 
-  std::vector<FrontierPoint> frontier(const PlanResult& result) {
-    std::vector<FrontierPoint> all;
-    const auto add = [&](const Plan& plan) {
-      // No prediction within the budget stands against the plan, which was
-      // tried.
-      const bool refuted = !tried_.empty() && result.feasible &&
-                           plan.peak_bytes <= budget_ &&
-                           plan.step_ms <= result.plan.step_ms;
-      if (!refuted) all.push_back(point_of(plan));
-    };
-    for (const Choice& choice : choices_) {
-      const Evaluator& evaluator = evaluator_for(choice.key());
-      for (const Plan& plan : evaluator.frontier(kFrontierPoints)) {
-        add(likely(plan));
-      }
-      for (const Plan& plan : tried_plans(choice, evaluator)) add(plan);
-    }
-    if (!tried_.empty()) all.push_back(point_of(result.plan));
-    std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
-      return std::tie(a.peak_bytes, a.step_ms) <
-             std::tie(b.peak_bytes, b.step_ms);
-    });
-    std::vector<FrontierPoint> front;
-    for (const FrontierPoint& point : all) {
-      if (front.empty() || point.step_ms < front.back().step_ms) {
-        front.push_back(point);
-      }
-    }
-    return front;
-  }
-
-  std::vector<FrontierPoint> references(const Plan& plan) {
-    std::vector<FrontierPoint> list;
-    std::set<int64_t> sizes{plan.micro_batch, request_.global_batch};
-    for (const int64_t size : sizes) {
-      const Evaluator& evaluator =
-          evaluator_for({plan.precision, size, plan.graph});
-      for (const char* name : {"none", "all", "sqrt"}) {
-        const Plan there = likely(evaluator.of_strategy(name));
-        list.push_back({there.peak_bytes, there.step_ms, size, name});
-      }
-    }
-    return list;
-  }
-
-  std::vector<Measure> measures(const Choice& chosen, const Plan& plan) {
-    std::vector<Measure> list;
-    const auto add = [&](std::string what, const Plan& there) {
-      if (there.peak_bytes >= plan.peak_bytes) return;
-      list.push_back({std::move(what), there.peak_bytes, there.step_ms});
-    };
-    add("recompute more, at the same micro-batch", likely(chosen.smallest));
-    const Choice* smaller = nullptr;
-    for (const Choice& choice : choices_) {
-      if (choice.precision == chosen.precision &&
-          choice.graph == chosen.graph &&
-          choice.micro_batch < chosen.micro_batch) {
-        smaller = &choice;  // the sizes rise
-      }
-    }
-    if (smaller != nullptr) {
-      add(fmt::format("micro-batch {} instead of {}", smaller->micro_batch,
-                      chosen.micro_batch),
-          likely(smaller->smallest));
-    }
-    if (chosen.precision == "fp32" && (!chosen.plan || plan.peak.is_floor) &&
-        can_measure("bf16", chosen.micro_batch)) {
-      add("bf16 instead of fp32",
-          evaluator_for({"bf16", chosen.micro_batch, chosen.graph}).smallest());
-    }
-    const auto& profile = costs_.profile(chosen.precision);
-    if (profile.fixed.optimizer > 0) {
-      Plan lean = plan;
-      lean.peak_bytes -= profile.fixed.optimizer;
-      lean.step_ms = 0;
-      add("an optimizer without state (sgd)", lean);
-    }
-    return list;
-  }
-
   const PlanRequest& request_;
   CostSource& costs_;
-  std::vector<int64_t> sizes_;
+  std::vector<int64_t> all_sizes_;
+  std::vector<int64_t> sizes_;  // of these, the ones looked at
   int64_t budget_;
+  Evaluations evaluations_;
   std::vector<Choice> choices_;
   std::map<std::string, int64_t> too_large_;  // the smallest such size
   std::set<int64_t> cannot_run_;
-  std::map<Key, Times> tried_;
   std::set<std::pair<Key, std::string>> cannot_be_tried_;
-  std::map<Key, std::pair<size_t, std::unique_ptr<Evaluator>>> evaluators_;
+  int comparisons_ = 0;
 };
 
 }  // namespace

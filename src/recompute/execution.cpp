@@ -146,7 +146,10 @@ class Execution::Impl {
       contexts_.resize(n);
       on_host_.assign(n, {});
       output_shapes_.assign(n, {});
-      ran_.assign(n, false);
+      runs_left_.clear();
+      for (int i = 0; i < chain_.size(); ++i) {
+        runs_left_.push_back(schedule_.runs(i));
+      }
       hold(0, Boundary(detach_all(inputs), which_require_grad(inputs)));
       for (cursor_ = 0; cursor_ < schedule_.forward_ops(); ++cursor_) {
         run_op(schedule_.ops()[cursor_]);
@@ -286,7 +289,7 @@ class Execution::Impl {
 
   void run_stage(const Op& op) {
     const auto i = static_cast<size_t>(op.stage);
-    const bool again = ran_[i];
+    const bool again = runs_left_[i] < schedule_.runs(op.stage);
     const bool keep = op.kind == OpKind::kForwardKeep;
     const Stage& stage = chain_[op.stage];
     check_unchanged(*boundaries_[i], stage,
@@ -307,8 +310,9 @@ class Execution::Impl {
                          : open_->begin(boundaries_[i]->tensors,
                                         boundaries_[i]->requires_grad));
     }
-    ran_[i] = true;
+    --runs_left_[i];
     if (!again && contexts_[i]) contexts_[i]->finish_first_run();
+    if (runs_left_[i] == 0) contexts_[i].reset();
     check_unchanged(*boundaries_[i], stage,
                     "changed in place by the stage itself; join the stage with "
                     "the one before it, or use an operator that does not");
@@ -407,7 +411,7 @@ class Execution::Impl {
   std::vector<std::optional<ForwardContext>> contexts_;
   std::vector<HostRuns::List> on_host_;                  // by stage
   std::vector<std::vector<TensorShape>> output_shapes_;  // of the first run
-  std::vector<bool> ran_;
+  std::vector<int> runs_left_;                           // by stage
   std::vector<bool> outputs_require_grad_;
   Tensors gradients_;  // of the boundary that the backward has reached
   size_t cursor_ = 0;

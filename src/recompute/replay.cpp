@@ -1,3 +1,4 @@
+#include <reprise/memory/meter.h>
 #include <reprise/recompute/replay.h>
 
 #include <unordered_set>
@@ -31,6 +32,16 @@ ForwardContext::ForwardContext(const Tensors& inputs, const Modules& modules,
       }
     }
   }
+}
+
+int64_t ForwardContext::buffer_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& buffer : buffers_) {
+    bytes +=
+        allocated_bytes(static_cast<int64_t>(buffer.before.storage().nbytes()),
+                        buffer.before.device());
+  }
+  return bytes;
 }
 
 void ForwardContext::finish_first_run() {

@@ -118,6 +118,7 @@ class Simulator {
         reach(std::max<int64_t>(0, kept.backward_extra_bytes - back), index);
         release(graphs_[i]);
         release(fetched_[i]);
+        hold_context(op.stage, -1);
         host_ -= kept.host_bytes;
         gradient_ = figures_.stages[i].input_gradient_bytes;
         result_.time_ms += kept.backward_ms;
@@ -137,11 +138,22 @@ class Simulator {
     }
   }
 
+  /// `sign`: 1 takes the copies of the stage's buffers, -1 lets them go.
+  void hold_context(int stage, int sign) {
+    const auto i = static_cast<size_t>(stage);
+    const int64_t bytes = sign * figures_.stages[i].context_bytes;
+    if (bytes == 0 || schedule_.runs(stage) == 1) return;
+    live_ += bytes;
+    changes_.push_back({i, bytes});
+  }
+
   void forward(const Op& op, size_t index) {
     const auto i = static_cast<size_t>(op.stage);
     const StageFigures& stage = figures_.stages[i];
     const bool keep = op.kind == OpKind::kForwardKeep;
     const KeptRunFigures& run = stage.kept_as(op.variant);
+    const bool again = result_.runs[i] > 0;
+    if (!again) hold_context(op.stage, +1);
     const List input = *boundaries_[i];
     List output;
     for (const auto& buffer : stage.outputs) {
@@ -168,7 +180,9 @@ class Simulator {
       graphs_[i] = std::move(saved);
     }
     hold(i + 1, std::move(output));
-    reach(keep ? run.keep_extra_bytes : stage.drop_extra_bytes, index);
+    reach((keep ? run.keep_extra_bytes : stage.drop_extra_bytes) +
+              (again ? stage.context_bytes : 0),
+          index);
     if (op.kind != OpKind::kForwardKeepInput) release(boundaries_[i]);
     note_kept();  // the output is held when the input is let go
     ++result_.runs[i];

@@ -197,6 +197,7 @@ class Tracer {
       measure_kept(stage, v, context, other);
       figures.variants.push_back(std::move(other));  // what concerns a kept run
     }
+    figures.context_bytes = context.buffer_bytes();
     if (known != nullptr) {
       known->figures = figures;
       known->gradients = gradients_.back();

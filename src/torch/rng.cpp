@@ -2,6 +2,7 @@
 #include <reprise/torch/rng.h>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +10,44 @@
 #include <utility>
 
 namespace reprise::compat {
+
+/// Everything that CPUGeneratorImpl::get_state() writes into a tensor.
+struct RngState::CpuState {
+  explicit CpuState(at::CPUGeneratorImpl& generator)
+      : engine(generator.engine()),
+        next_float(generator.next_float_normal_sample()),
+        next_double(generator.next_double_normal_sample()) {}
+
+  void restore(at::CPUGeneratorImpl& generator) const {
+    generator.set_engine(engine);
+    generator.set_next_float_normal_sample(next_float);
+    generator.set_next_double_normal_sample(next_double);
+  }
+
+  bool operator==(const CpuState& other) const {
+    // By field: the bytes between the fields are not set.
+    const auto a = engine.data();
+    const auto b = other.engine.data();
+    return a.seed_ == b.seed_ && a.left_ == b.left_ && a.next_ == b.next_ &&
+           a.state_ == b.state_ && next_float == other.next_float &&
+           next_double == other.next_double;
+  }
+
+  at::mt19937 engine;
+  // LibTorch's optional, whichever its version has.
+  decltype(std::declval<at::CPUGeneratorImpl&>()
+               .next_float_normal_sample()) next_float;
+  decltype(std::declval<at::CPUGeneratorImpl&>()
+               .next_double_normal_sample()) next_double;
+};
+
 namespace {
+
+/// Null if it is none.
+at::CPUGeneratorImpl* cpu_generator(const at::Generator& generator) {
+  return dynamic_cast<at::CPUGeneratorImpl*>(
+      generator.unsafeGetGeneratorImpl());
+}
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
@@ -34,9 +72,17 @@ uint64_t to_position(const at::Tensor& bytes) {
 RngState::Entry RngState::entry_of(at::Generator generator) {
   std::lock_guard<std::mutex> lock(generator.mutex());
   if (const auto position = captured_position(generator)) {
-    return {generator, to_bytes(*position), true};
+    return {generator, nullptr, to_bytes(*position), true};
   }
-  return {generator, generator.get_state(), false};
+  if (auto* cpu = cpu_generator(generator)) {
+    return {generator, std::make_shared<const CpuState>(*cpu), {}, false};
+  }
+  return {generator, nullptr, generator.get_state(), false};
+}
+
+bool RngState::same_state(const Entry& a, const Entry& b) {
+  if (a.cpu && b.cpu) return *a.cpu == *b.cpu;
+  return !a.cpu && !b.cpu && same_bytes(a.state, b.state);
 }
 
 RngState RngState::capture(at::TensorList tensors,
@@ -74,6 +120,8 @@ void RngState::restore() const {
     std::lock_guard<std::mutex> lock(generator.mutex());
     if (entry.in_graph) {
       set_captured_position(generator, to_position(entry.state));
+    } else if (entry.cpu) {
+      entry.cpu->restore(*cpu_generator(generator));
     } else {
       generator.set_state(entry.state);
     }
@@ -83,7 +131,7 @@ void RngState::restore() const {
 void RngState::forget_unchanged(const RngState& other) {
   std::vector<Entry> changed;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    if (!same_bytes(entries_[i].state, other.entries_.at(i).state)) {
+    if (!same_state(entries_[i], other.entries_.at(i))) {
       changed.push_back(std::move(entries_[i]));
     }
   }
@@ -92,7 +140,15 @@ void RngState::forget_unchanged(const RngState& other) {
 
 std::vector<at::Tensor> RngState::states() const {
   std::vector<at::Tensor> states;
-  for (const Entry& entry : entries_) states.push_back(entry.state);
+  for (const Entry& entry : entries_) {
+    if (!entry.cpu) {
+      states.push_back(entry.state);
+      continue;
+    }
+    auto copy = at::make_generator<at::CPUGeneratorImpl>();
+    entry.cpu->restore(*cpu_generator(copy));
+    states.push_back(copy.get_state());
+  }
   return states;
 }
 
@@ -102,7 +158,14 @@ RngState RngState::with_states(const std::vector<at::Tensor>& states) const {
               " generators, got ", states.size());
   RngState result = *this;
   for (size_t i = 0; i < states.size(); ++i) {
-    result.entries_[i].state = states[i];
+    Entry& entry = result.entries_[i];
+    if (!entry.cpu) {
+      entry.state = states[i];
+      continue;
+    }
+    auto copy = at::make_generator<at::CPUGeneratorImpl>();
+    copy.set_state(states[i]);
+    entry.cpu = std::make_shared<const CpuState>(*cpu_generator(copy));
   }
   return result;
 }
@@ -111,8 +174,7 @@ bool RngState::operator==(const RngState& other) const {
   return std::equal(entries_.begin(), entries_.end(), other.entries_.begin(),
                     other.entries_.end(), [](const Entry& a, const Entry& b) {
                       return a.generator == b.generator &&
-                             a.in_graph == b.in_graph &&
-                             same_bytes(a.state, b.state);
+                             a.in_graph == b.in_graph && same_state(a, b);
                     });
 }
 

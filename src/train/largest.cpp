@@ -21,11 +21,11 @@ std::string answer(const Largest& largest) {
   }
   if (largest.plain == 0) {
     return fmt::format(
-        "{} {} fits; with no technique not even the smallest does\n",
+        "{} {} fits; without any technique not even the smallest does\n",
         largest.axis, largest.value);
   }
   return fmt::format(
-      "{} {} fits, {:.1f} times the {} that fit{} with no "
+      "{} {} fits, {:.1f} times the {} that fit{} without any "
       "technique\n",
       largest.axis, largest.value, factor_of(largest), largest.plain,
       largest.axis == "batch" ? "" : "s");

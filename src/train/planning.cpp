@@ -1,3 +1,4 @@
+#include "../plan/plan_words.h"
 #include "budget_planner.h"
 #include "session.h"
 #include "training_costs.h"
@@ -48,7 +49,7 @@ std::string how(const Plan& plan) {
           ? fmt::format(", {} on the host", format_bytes(plan.host_bytes))
           : std::string();
   return fmt::format(
-      "micro-batch {} × {}, {} stage run{} again, {} of memory{}",
+      "micro-batch {} × {}, {} stage run{} recomputed, {} of memory{}",
       plan.micro_batch, plan.accumulate, again, again == 1 ? "" : "s",
       format_bytes(plan.peak_bytes), host);
 }
@@ -121,8 +122,9 @@ class SessionPlanner final : public BudgetPlanner {
     // For whoever asks, it is the memory that was not enough.
     TORCH_CHECK_WITH(
         OutOfMemoryError, result.feasible, "[--memory] nothing fits into ",
-        format_bytes(request_.memory), "; the smallest plan needs ",
-        format_bytes(result.smallest_bytes), ": ", how(result.plan));
+        plan_detail::exact_bytes(request_.memory), "; the smallest plan needs ",
+        plan_detail::enough_bytes(result.smallest_bytes), ": ",
+        how(result.plan));
     return decision(result.plan);
   }
 
@@ -175,28 +177,29 @@ class SessionPlanner final : public BudgetPlanner {
   PlanRequest request_;
 };
 
-/// One way along which something grows.
+/// One way along which something grows: the whole multiples of `step`.
 struct Axis {
   int64_t ModelOptions::*option = nullptr;  // null: the batch
   int64_t step = 1;
+  int64_t first = 1;  // value tried first; a whole multiple
   int64_t most = 1 << 20;
   bool doubles = false;  // the model takes no values between
 };
 
-/// The largest whole multiple of the axis' step for which `fits` holds, 0 where
-/// not even the step does: doubles first, then halves the distance.
+/// The largest whole multiple of the axis' step for which `fits` holds, 0 if none
+/// does: doubles the first value, then halves the distance until it is one step.
 int64_t search(const Axis& axis, const std::function<bool(int64_t)>& fits) {
   const int64_t step = axis.step;
   int64_t good = 0;
-  int64_t bad = 1;  // in steps
+  int64_t bad = axis.first / step;  // in steps
   while (bad * step <= axis.most && fits(bad * step)) {
     good = bad;
     bad *= 2;
   }
   if (axis.doubles) return good * step;
   if (bad * step > axis.most) bad = axis.most / step + 1;
-  while (bad - good > std::max<int64_t>(1, good / 32)) {
-    const int64_t middle = (good + bad) / 2;
+  while (bad - good > 1) {
+    const int64_t middle = good + (bad - good) / 2;
     (fits(middle * step) ? good : bad) = middle;
   }
   return good * step;
@@ -213,16 +216,26 @@ bool takes_image_size(const TrainConfig& config, int64_t size) {
   }
 }
 
+/// What the sides of images must be a multiple of: 1, a patch, or a side that can be
+/// halved as often as the model does.
+int64_t image_step(const TrainConfig& config) {
+  for (const int64_t step : {1, 2, 4, 8, 16}) {
+    if (takes_image_size(config, 32 + step)) return step;
+  }
+  return 32;
+}
+
 Axis axis_of(const std::string& name, const TrainConfig& config) {
-  if (name == "batch") return {nullptr, 1};
+  if (name == "batch") return {nullptr, 1, 1};
   if (name == "image-size") {
     // cnn-basic takes MNIST's side and its doubles only.
-    const bool any = takes_image_size(config, 32);
-    return any ? Axis{&ModelOptions::image_size, 32, 1 << 14}
-               : Axis{&ModelOptions::image_size, 28, 3584, true};
+    if (!takes_image_size(config, 32)) {
+      return {&ModelOptions::image_size, 28, 28, 3584, true};
+    }
+    return {&ModelOptions::image_size, image_step(config), 32, 1 << 14};
   }
-  if (name == "seq") return {&ModelOptions::seq, 32};
-  if (name == "depth") return {&ModelOptions::depth, 1, 1 << 14};
+  if (name == "seq") return {&ModelOptions::seq, 1, 32};
+  if (name == "depth") return {&ModelOptions::depth, 1, 1, 1 << 14};
   TORCH_CHECK(false, "[--largest] expected batch, image-size, seq or depth, ",
               "got '", name, "'");
 }
@@ -290,7 +303,7 @@ class LargestSearch {
       found = trial(config, value).plan(request);
     } catch (const c10::Error& error) {
       // No room for it at all, or a size that the model cannot take.
-      if (value == axis_.step) throw;
+      if (value == axis_.first) throw;
       return false;
     }
     if (!found->feasible) return false;

@@ -14,12 +14,33 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 namespace reprise::train_detail {
 namespace {
 
 constexpr double kRowMs = 30;  // of micro-batches timed together
+// How long plans are timed in turn, within these numbers of rounds.
+constexpr double kCompareMs = 2000;
+constexpr int kFewestRounds = 3;
+constexpr int kMostRounds = 9;
+
+double median_of(std::vector<double> values) {
+  const auto middle =
+      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// A number that no other comparison has.
+int64_t new_row() {
+  using std::chrono::microseconds;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<microseconds>(now).count();
+}
 
 }  // namespace
 
@@ -30,7 +51,9 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
     const bool graph =
         profile.graph == "on" ||
         (profile.graph == "auto" && fits_graph(profile, size, schedule));
-    const auto ms = run_schedule(profile, size, schedule, graph);
+    say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
+                    profile.precision));
+    const auto ms = run_schedule(profile, size, schedule, graph, {});
     if (!ms) return std::nullopt;
     profile.add(
         TriedSchedule{size.micro_batch, schedule.to_text(), *ms, graph});
@@ -42,6 +65,37 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
   const auto joined = factor("none");
   size.cut_factor = cut.value_or(joined.value_or(1));
   size.joined_factor = joined.value_or(size.cut_factor);
+}
+
+bool TrainingCosts::compare(const std::vector<Plan>& plans) {
+  if (options_.memory_only) return false;
+  const auto stream = trained_stream();
+  say(fmt::format("timing {} plans in turn", plans.size()));
+  double pass_ms = 0;
+  for (const Plan& plan : plans) pass_ms += std::max(plan.micro_ms, kRowMs);
+  const int rounds = std::clamp(static_cast<int>(kCompareMs / pass_ms),
+                                kFewestRounds, kMostRounds);
+  std::vector<std::vector<double>> times(plans.size());
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < plans.size(); ++i) {
+      const Plan& plan = plans[i];
+      const CostProfile& profile = entry(plan.precision);
+      const RowTiming timing{.warm_up = round == 0, .rows = 1};
+      const auto ms = run_schedule(profile, profile.at(plan.micro_batch),
+                                   plan.schedule, plan.graph, timing);
+      if (!ms) return false;
+      times[i].push_back(*ms);
+    }
+  }
+  const int64_t row = new_row();
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const Plan& plan = plans[i];
+    CostProfile& profile = entry(plan.precision);
+    profile.add(TriedSchedule{plan.micro_batch, plan.schedule.to_text(),
+                              median_of(std::move(times[i])), plan.graph, row});
+    keep(profile);
+  }
+  return true;
 }
 
 bool TrainingCosts::fits(const CostProfile& profile, const SizeCosts& size,
@@ -63,7 +117,8 @@ bool TrainingCosts::fits_graph(const CostProfile& profile,
 std::optional<double> TrainingCosts::run_schedule(const CostProfile& profile,
                                                   const SizeCosts& size,
                                                   const Schedule& schedule,
-                                                  bool graph) {
+                                                  bool graph,
+                                                  const RowTiming& timing) {
   // With gradients there to add to, as from a window's second micro-batch on;
   // a window of one may have no room for them.
   const bool accumulate = graph ? fits_graph(profile, size, schedule)
@@ -71,12 +126,11 @@ std::optional<double> TrainingCosts::run_schedule(const CostProfile& profile,
   if (!accumulate && (graph || !fits(profile, size, schedule, true))) {
     return std::nullopt;
   }
-  say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
-                  profile.precision));
   try {
     const Undisturbed undisturbed(parts_.model, parts_.device,
                                   /*parameters=*/false);
-    return time_of_row(profile, size.micro_batch, schedule, accumulate, graph);
+    return time_of_row(profile, size.micro_batch, schedule, accumulate, graph,
+                       timing);
   } catch (const c10::Error& error) {
     if (!compat::is_out_of_memory(error)) throw;
     if (parts_.device.is_cuda()) compat::empty_cuda_cache();
@@ -86,7 +140,8 @@ std::optional<double> TrainingCosts::run_schedule(const CostProfile& profile,
 
 double TrainingCosts::time_of_row(const CostProfile& profile,
                                   int64_t micro_batch, const Schedule& schedule,
-                                  bool accumulate, bool graph) {
+                                  bool accumulate, bool graph,
+                                  const RowTiming& timing) {
   Execution execution(parts_.model.chain, schedule);
   const auto made = copies(profile.precision);
   Batches batches(parts_, micro_batch, make_batch(micro_batch));
@@ -119,12 +174,13 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
   };
   const bool cuda = parts_.device.is_cuda();
   // The caching allocator needs a few to find its blocks.
-  for (int i = 0; i < (cuda ? 3 : 1); ++i) step();
+  const int warm_up = cuda ? 3 : timing.warm_up ? 1 : 0;
+  for (int i = 0; i < warm_up; ++i) step();
   // A row long enough for the host to run ahead as it does in training.
   const double about_ms = std::max(time_of(parts_.device, 1, step), 0.1);
   const int enough = static_cast<int>(std::ceil(kRowMs / about_ms));
   const int in_a_row = std::max(enough, !cuda ? 1 : enough > 1 ? 5 : 2);
-  return time_of(parts_.device, 3,
+  return time_of(parts_.device, timing.rows,
                  [&] {
                    for (int i = 0; i < in_a_row; ++i) step();
                  }) /

@@ -81,6 +81,8 @@ Session::Session(const TrainConfig& given,
   state_.scaler = scaler_.state();  // its first scale is not the default one
   const compat::FlushDenormals flush(device_);
   const compat::GraphStreamScope stream(device_, graphs_.active());
+  // Its copies of the buffers are part of what a plan counts.
+  window_start_.remember(state_, samples_here_);
   plan(std::move(planner), planning);
 }
 

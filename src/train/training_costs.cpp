@@ -160,8 +160,10 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   const std::string text = plan.schedule.to_text();
   const auto known = profile.tried_ms(micro_batch, text, plan.graph);
   if (known || options_.memory_only) return known;
-  const auto ms =
-      run_schedule(profile, profile.at(micro_batch), plan.schedule, plan.graph);
+  say(fmt::format("trying a micro-batch of {} in {}", micro_batch,
+                  plan.precision));
+  const auto ms = run_schedule(profile, profile.at(micro_batch), plan.schedule,
+                               plan.graph, {});
   if (!ms) return std::nullopt;
   profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph});
   keep(profile);
@@ -248,7 +250,8 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     if (p.requires_grad()) profile.fixed.gradients += bytes;
   }
   for (const auto& b : parts_.model.root->buffers()) {
-    profile.fixed.parameters += bytes_on(b, parts_.device);
+    // Twice: a session copies them to start a window again.
+    profile.fixed.parameters += 2 * bytes_on(b, parts_.device);
   }
   if (const auto made = copies(profile.precision)) {
     for (const auto& copy : made->copies()) {

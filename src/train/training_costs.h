@@ -46,6 +46,7 @@ class TrainingCosts final : public CostSource {
   const CostProfile& profile(const std::string& precision) override;
   bool measure(const std::string& precision, int64_t micro_batch) override;
   std::optional<double> try_plan(const Plan& plan) override;
+  bool compare(const std::vector<Plan>& plans) override;
 
   /// Lets go of what libraries took to be measured with.
   void release_workspaces();
@@ -70,13 +71,20 @@ class TrainingCosts final : public CostSource {
             const Schedule& schedule, bool first) const;
   bool fits_graph(const CostProfile& profile, const SizeCosts& size,
                   const Schedule& schedule) const;
-  /// Milliseconds of a micro-batch in the midst of others. Nothing where there
-  /// is no room for it.
+  /// How a row of micro-batches is timed.
+  struct RowTiming {
+    bool warm_up = true;  // run some before
+    int rows = 3;         // of which the median counts
+  };
+  /// Milliseconds of a micro-batch in the midst of others. Nothing if there is no
+  /// room for it.
   std::optional<double> run_schedule(const CostProfile& profile,
                                      const SizeCosts& size,
-                                     const Schedule& schedule, bool graph);
+                                     const Schedule& schedule, bool graph,
+                                     const RowTiming& timing);
   double time_of_row(const CostProfile& profile, int64_t micro_batch,
-                     const Schedule& schedule, bool accumulate, bool graph);
+                     const Schedule& schedule, bool accumulate, bool graph,
+                     const RowTiming& timing);
   Batch make_batch(int64_t samples) const;
   int64_t data_bytes(int64_t micro_batch, const Batch& prepared) const;
   void say(const std::string& text) const;

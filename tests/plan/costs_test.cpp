@@ -14,6 +14,7 @@ SizeCosts line_at(int64_t b) {
   StageFigures stage = StageFigures::simple(100 * b, 50 + 10 * b,
                                             1.0 + 0.5 * double(b), double(b));
   stage.forward_host_ms = 2;
+  stage.context_bytes = 24;  // whatever the size
   KeptRunFigures host = stage;
   host.saved_bytes = 0;
   host.host_bytes = stage.saved_bytes;

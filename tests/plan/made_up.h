@@ -65,12 +65,22 @@ class MadeUp final : public CostSource {
     const std::string text = plan.schedule.to_text();
     const auto known = profile.tried_ms(b, text, plan.graph);
     if (known) return known;
-    auto ms = truth ? truth(b, plan.schedule) : std::nullopt;
+    const auto ms = time_of(plan);
     if (!ms) return std::nullopt;
-    if (plan.graph) *ms /= faster_with_graph;
     ++tries;
     profile.add(TriedSchedule{b, text, *ms, plan.graph});
     return ms;
+  }
+
+  bool compare(const std::vector<Plan>& plans) override {
+    if (!compares) return false;
+    ++comparisons;
+    for (const Plan& plan : plans) {
+      profiles_.at(plan.precision)
+          .add(TriedSchedule{plan.micro_batch, plan.schedule.to_text(),
+                             *time_of(plan), plan.graph, comparisons});
+    }
+    return true;
   }
 
   void set_graph(const std::string& graph) {
@@ -104,9 +114,19 @@ class MadeUp final : public CostSource {
   /// What a micro-batch takes where it is tried; without it none can be.
   std::function<std::optional<double>(int64_t, const Schedule&)> truth;
   double faster_with_graph = 1;
+  double load = 1;        ///< of the machine: what all times are multiplied by
+  bool compares = false;  ///< whether it times plans in turn
   int tries = 0;
+  int comparisons = 0;
 
  private:
+  std::optional<double> time_of(const Plan& plan) const {
+    auto ms = truth ? truth(plan.micro_batch, plan.schedule) : std::nullopt;
+    if (!ms) return std::nullopt;
+    if (plan.graph) *ms /= faster_with_graph;
+    return *ms * load;
+  }
+
   std::map<std::string, CostProfile> profiles_;
   int64_t room_;
 };

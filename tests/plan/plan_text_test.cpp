@@ -1,5 +1,7 @@
 #include "examples.h"
 
+#include <reprise/memory/bytes.h>
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +45,7 @@ void expect_narrow(const std::string& text) {
 
 TEST(PlanText, SettingsAndPrediction) {
   const std::string text = to_text(example_result());
-  expect_line(text, "micro-batch 8 × 4 = 32 samples an update, fp32");
+  expect_line(text, "micro-batch 8 × 4 = 32 samples per update, fp32");
   expect_line(text,
               "recompute optimal: keeps 2 of 4 stages, recomputes 2 once");
   expect_line(text,
@@ -57,7 +59,7 @@ TEST(PlanText, SaysWhatTheHostHolds) {
   EXPECT_EQ(to_text(result).find("\nhost "), std::string::npos);
   result.plan.host_bytes = 96 * kMiB;
   expect_line(to_text(result),
-              "host       96.0 MiB of activations in its memory");
+              "host       96.0 MiB of activations in host memory");
   expect_narrow(to_text(result));
 }
 
@@ -69,7 +71,8 @@ TEST(PlanText, ASmallerLastMicroBatchIsNamed) {
   result.plan.schedule = make_schedule("none", 4);
   const std::string text = to_text(result);
   expect_line(
-      text, "micro-batch 12 × 3 (the last one 8) = 32 samples an update, fp32");
+      text,
+      "micro-batch 12 × 3 (the last one 8) = 32 samples per update, fp32");
   expect_line(text, "recompute none: keeps all 4 stages");
 }
 
@@ -116,7 +119,7 @@ TEST(PlanText, ThePeakAndWhatLowersIt) {
 TEST(PlanText, TheChainIsDrawn) {
   const std::string text = to_text(example_result());
   expect_line(text, "      0  ▒▒▒▒▒▒▒▒████████");
-  expect_line(text, "  inputs kept of: 0 'stem'");
+  expect_line(text, "  stages with kept input: 0 'stem'");
   // One slot: stage i runs n - i times.
   PlanResult often = example_result();
   often.plan.schedule = make_schedule("revolve:1", 4);
@@ -187,11 +190,35 @@ TEST(PlanText, WhatDoesNotFitSaysWhatWould) {
   result.request.memory = 200 * kMiB;
   const std::string text = to_text(result);
   EXPECT_EQ(lines_of(text).front(),
-            "Nothing fits into 200 MiB: the smallest that does needs 300 MiB");
-  expect_line(text, "micro-batch 8 × 4 = 32 samples an update, fp32");
+            "Nothing fits into 200 MiB (209715200 bytes): the smallest plan "
+            "needs 300 MiB (314572800 bytes)");
+  expect_line(text, "micro-batch 8 × 4 = 32 samples per update, fp32");
   EXPECT_NE(text.find("sgd instead of adamw"), std::string::npos);
   EXPECT_EQ(text.find("Other choices"), std::string::npos);
   expect_narrow(text);
+}
+
+/// Either figure of the suggested budget, typed as it stands, is enough, and never the
+/// text of the budget that was not.
+TEST(PlanText, TheSuggestedBudgetIsEnough) {
+  PlanResult result = example_result();
+  result.feasible = false;
+  for (const int64_t bytes :
+       {int64_t{999}, int64_t{1025}, int64_t{1047553}, 5 * kMiB + 293601,
+        300 * kMiB + 1, 1023 * kMiB + 7, (int64_t{1} << 40) + 12345}) {
+    result.smallest_bytes = bytes;
+    result.request.memory = bytes - 1;
+    const std::string line = lines_of(to_text(result)).front();
+    const size_t colon = line.find(": the smallest plan needs ");
+    ASSERT_NE(colon, std::string::npos) << line;
+    const std::string needs = line.substr(colon + 26);
+    const size_t open = needs.find(" (");
+    EXPECT_GE(parse_bytes(needs.substr(0, open)), bytes) << line;
+    EXPECT_LE(double(parse_bytes(needs.substr(0, open))), double(bytes) * 1.01)
+        << line;
+    EXPECT_EQ(std::stoll(needs.substr(open + 2)), bytes) << line;
+    EXPECT_EQ(line.find(needs), colon + 26) << line;
+  }
 }
 
 }  // namespace

@@ -51,6 +51,55 @@ TEST(Planner, FindsTheBestOfAllSizesAndSchedules) {
   }
 }
 
+/// Of many sizes not all are solved, but none that is better is missed.
+TEST(Planner, FindsTheBestOfManySizes) {
+  for (const int64_t global : {400, 1000}) {
+    for (const int64_t memory : {90 * kMiB, 250 * kMiB, 900 * kMiB}) {
+      MadeUp costs;
+      PlanRequest request = request_for(global, memory);
+      request.explain = false;
+      const PlanResult result = make_plan(request, costs);
+      double best = 0;
+      for (int64_t b = 1; b <= global; ++b) {
+        for (unsigned bits = 0; bits < (1U << (kStages - 1)); ++bits) {
+          const Window window = window_of(global, b, cut(bits));
+          if (window.peak > memory) continue;
+          if (best == 0 || window.ms < best) best = window.ms;
+        }
+      }
+      ASSERT_TRUE(result.feasible);
+      EXPECT_LE(result.plan.step_ms, best * (1 + 1e-9))
+          << global << " " << memory << " " << result.plan.micro_batch;
+      EXPECT_EQ(costs.asked.count(result.plan.micro_batch), 1u);
+      EXPECT_LT(costs.asked.size(), 14u);
+    }
+  }
+}
+
+/// A line between measured sizes may say that one fits which does not.
+TEST(Planner, ListsNoChoiceThatWasNotMeasured) {
+  for (const int64_t mib : {70, 90, 140, 250, 2000}) {
+    MadeUp costs;
+    const PlanResult result = make_plan(request_for(32, mib * kMiB), costs);
+    ASSERT_TRUE(result.feasible);
+    for (const Plan& plan : result.alternatives) {
+      EXPECT_EQ(costs.asked.count(plan.micro_batch), 1u) << mib;
+      EXPECT_LE(plan.peak_bytes, mib * kMiB);
+    }
+    for (const FrontierPoint& point : result.frontier) {
+      EXPECT_EQ(costs.asked.count(point.micro_batch), 1u) << mib;
+    }
+  }
+}
+
+TEST(Planner, RunsNoPrecisionThatWasNotAllowed) {
+  for (const int64_t mib : {10, 58, 70, 2000}) {
+    MadeUp costs;
+    make_plan(request_for(16, mib * kMiB), costs);
+    EXPECT_TRUE(costs.profile("bf16").sizes.empty()) << mib;
+  }
+}
+
 TEST(Planner, MoreMemoryIsNeverSlower) {
   double last = 1e30;
   for (int64_t mib = 60; mib < 400; mib += 5) {
@@ -227,6 +276,7 @@ TEST(Planner, WhatWasTriedIsWhatItPredicts) {
 TEST(Planner, WhatDisappointsGivesWay) {
   MadeUp summed;
   const PlanRequest request = request_for(16, 90 * kMiB);
+  for (int64_t b = 1; b <= 16; ++b) summed.measure("fp32", b);
   const PlanResult before = make_plan(request, summed);
   ASSERT_GT(before.alternatives.size(), 1u);
   const Plan& second = before.alternatives[0];
@@ -327,6 +377,38 @@ TEST(Planner, ThePlanLiesOnTheFrontier) {
       EXPECT_TRUE(there) << mib;
     }
   }
+}
+
+/// What was tried while the machine was busy is not held against what was tried while
+/// it was not.
+TEST(Planner, TimesRivalsInTurnBeforeAnAnswerRestsOnThem) {
+  const auto truth = [](int64_t b, const Schedule& schedule) {
+    return MadeUp::sum_ms(b, schedule);
+  };
+  PlanRequest tight = request_for(16, 90 * kMiB);
+  tight.micro_batch = 4;
+  PlanRequest free = tight;
+  free.memory = 2000 * kMiB;
+  MadeUp quiet;
+  quiet.truth = truth;
+  const Plan right = make_plan(free, quiet).plan;
+  EXPECT_EQ(right.schedule.total_runs(), kStages);
+
+  MadeUp costs;
+  costs.truth = truth;
+  costs.compares = true;
+  const Plan slow = make_plan(tight, costs).plan;
+  ASSERT_GT(slow.schedule.total_runs(), kStages);
+  costs.load = 2;
+  const Plan plan = make_plan(free, costs).plan;
+  EXPECT_EQ(plan.schedule.to_text(), right.schedule.to_text());
+  EXPECT_NEAR(plan.micro_ms, 2 * right.micro_ms, 1e-9);
+  // Times that were taken in turn stay: asking again compares nothing.
+  const int comparisons = costs.comparisons;
+  EXPECT_GE(comparisons, 1);
+  costs.load = 1;
+  EXPECT_EQ(to_json(make_plan(free, costs).plan), to_json(plan));
+  EXPECT_EQ(costs.comparisons, comparisons);
 }
 
 TEST(Planner, TriesNoOtherStrategyThanTheGivenOne) {

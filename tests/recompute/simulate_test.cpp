@@ -109,6 +109,21 @@ TEST(Simulate, VariantsByHand) {
       100 + 10 + 10 + 10 + 300);
 }
 
+TEST(Simulate, CopiesOfBuffersAreHeldForStagesThatRunAgain) {
+  auto stages = std::vector<StageFigures>(4, StageFigures::simple(10, 5));
+  const auto plain = ChainFigures::simple(10, stages);
+  for (auto& stage : stages) stage.context_bytes = 100;
+  const auto figures = ChainFigures::simple(10, stages);
+  EXPECT_EQ(run("none", figures).peak_bytes, run("none", plain).peak_bytes);
+  // Of three stages, to their backward; once more in the first that runs again.
+  const auto all = run("all", figures);
+  EXPECT_EQ(all.peak_op, 5u);  // after four runs and a backward
+  // The inputs of stages 1 and 2, what stage 2 leaves, the gradient of its output.
+  EXPECT_EQ(all.peak_bytes, 300 + 100 + 2 * 10 + 15 + 10);
+  EXPECT_EQ(all.at_peak.kept_by_stage[2], 100 + 10 + 5);
+  EXPECT_EQ(all.at_peak.workspace_bytes, 100);
+}
+
 TEST(Simulate, AnUnknownVariantIsRefused) {
   const auto figures = ChainFigures::simple(10, {StageFigures::simple(10)});
   const auto error = testing::error_of(

@@ -13,7 +13,7 @@ expect 0 plan --help
 has out "--largest"
 has out "--memory"
 expect 0 plan "${small[@]}" --global-batch 16 --memory 1GiB --precision fp32 --measure
-has out "= 16 samples an update, fp32"
+has out "= 16 samples per update, fp32"
 has out "of the budget of 1.00 GiB"
 has out "measured   peak"
 has out "Memory at the peak"

@@ -1,5 +1,6 @@
 #include "support.h"
 
+#include <reprise/memory/meter.h>
 #include <reprise/torch/rng.h>
 
 namespace reprise::compat {
@@ -40,6 +41,35 @@ TEST(Rng, ForgetsGeneratorsThatWereNotUsed) {
   state.forget_unchanged(RngState::capture_like(state));
   EXPECT_EQ(state.states().size(), 1u);
   EXPECT_EQ(all, reprise::testing::device().is_cuda() ? 2u : 1u);
+}
+
+/// A training's budget counts tensors; neither taking nor putting back is to show there.
+TEST(Rng, OfTheCpuTakesNoTensors) {
+  count_cpu_memory();
+  const MemoryMeter meter;
+  const auto state = RngState::capture({});
+  {
+    const RngGuard guard(state);
+    EXPECT_TRUE(RngState::capture_like(state) == state);
+  }
+  state.restore();
+  EXPECT_EQ(meter.peak_increase_bytes(), 0);
+}
+
+/// The bytes that LibTorch itself writes, which saved runs hold.
+TEST(Rng, StatesAreLibTorchsOwn) {
+  torch::randn({3});  // an odd number leaves one of a pair for later
+  const auto state = RngState::capture({});
+  const auto own = at::detail::getDefaultCPUGenerator().get_state();
+  ASSERT_EQ(state.states().size(), 1u);
+  EXPECT_TRUE(torch::equal(state.states()[0], own));
+  const auto first = torch::randn({101});
+  const auto later = RngState::capture({});
+  EXPECT_FALSE(later == state);
+  const auto back = later.with_states(state.states());
+  EXPECT_TRUE(back == state);
+  back.restore();
+  EXPECT_TRUE(torch::equal(first, torch::randn({101})));
 }
 
 TEST(Rng, CoversExtraGenerators) {

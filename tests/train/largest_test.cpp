@@ -24,10 +24,10 @@ Largest example_largest() {
 
 TEST(Largest, Text) {
   EXPECT_EQ(to_text(example_largest()),
-            "batch 96 fits, 8.0 times the 12 that fit with no technique\n"
+            "batch 96 fits, 8.0 times the 12 that fit without any technique\n"
             "  no technique        12  peak 500 MiB\n"
             "  planned             96  peak 510 MiB\n"
-            "micro-batch 8 × 4 = 32 samples an update, fp32\n"
+            "micro-batch 8 × 4 = 32 samples per update, fp32\n"
             "recompute optimal: keeps 2 of 4 stages, recomputes 2 once\n");
 }
 
@@ -35,7 +35,7 @@ TEST(Largest, WhatDoesNotFit) {
   Largest largest = example_largest();
   largest.plain = 0;
   EXPECT_EQ(to_text(largest).substr(0, to_text(largest).find('\n')),
-            "batch 96 fits; with no technique not even the smallest does");
+            "batch 96 fits; without any technique not even the smallest does");
   largest.value = 0;
   largest.plan.reset();
   EXPECT_EQ(to_text(largest), "not even the smallest batch fits\n");

@@ -99,6 +99,46 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
   }
 }
 
+/// What recomputation holds besides activations is planned for: random states with
+/// dropout, statistics with BatchNorm.
+TEST(Planning, TheSmallestPlanKeepsItsBudget) {
+  const OwnCache cache;
+  for (const char* model : {"gpt2", "resnet18"}) {
+    TrainConfig config = config_of(model);
+    config.optimizer.name = "adafactor";
+    config.model_options = {};
+    if (config.model == "gpt2") {
+      config.model_options = {.depth = 6,
+                              .width = 48,
+                              .heads = 3,
+                              .vocab = 500,
+                              .seq = 64,
+                              .dropout = 0.1};
+      config.global_batch = 48;
+    } else {
+      config.model_options = {.width = 8, .image_size = 32};
+    }
+    TrainConfig open = config;
+    open.resolve();
+    PlanRequest request = request_for(open, 1);
+    request.margin = 0;  // the prediction is to be that good
+    config.memory_limit = plan_training(open, request).smallest_bytes;
+    request.memory = config.memory_limit;
+    const PlanResult result = plan_training(open, request);
+    ASSERT_TRUE(result.feasible) << model;
+    EXPECT_GT(result.plan.schedule.total_runs(), result.plan.schedule.stages());
+    const Measured measured = measure_plan(open, result.plan, 0, 1);
+    EXPECT_LE(measured.peak_bytes, config.memory_limit) << model;
+    // With the margin that a training leaves.
+    request.margin = PlanRequest{}.margin;
+    request.memory = 1;
+    config.memory_limit = plan_training(open, request).smallest_bytes;
+    const auto ended = run(config);
+    EXPECT_LE(ended.result.summary.peak_bytes, config.memory_limit) << model;
+    EXPECT_EQ(ended.result.summary.replans, 0) << model;
+  }
+}
+
 TEST(Planning, OffersTheHostNoMoreThanItHolds) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
@@ -311,10 +351,32 @@ TEST(Planning, TheLargestFits) {
   EXPECT_LE(batch.peak_bytes, memory);
   ASSERT_TRUE(batch.plan.has_value());
   EXPECT_EQ(batch.plan->micro_batch, batch.value);
-  // Sizes that are whole multiples, and sizes that are doubles.
+  // One more does not fit.
+  const auto fits = [](TrainConfig one, PlanRequest request, bool plain) {
+    if (plain) request.strategy = "none";
+    PlanningOptions anything;  // but nothing cached, as the search has it
+    anything.fresh = true;
+    return TrainingPlanner(one, anything).plan(request).feasible;
+  };
+  for (const bool plain : {true, false}) {
+    PlanRequest request = request_for(config, memory);
+    for (const int64_t more : {0, 1}) {
+      request.global_batch = request.micro_batch =
+          (plain ? batch.plain : batch.value) + more;
+      EXPECT_EQ(fits(config, request, plain), more == 0)
+          << plain << " " << request.micro_batch;
+    }
+  }
   const Largest seq = find_largest(config, "seq", request_for(config, memory));
   EXPECT_GE(seq.value, seq.plain);
-  EXPECT_EQ(seq.value % 32, 0);
+  for (const int64_t more : {0, 1}) {
+    TrainConfig longer = config;
+    longer.model_options.seq = seq.value + more;
+    longer.resolve();
+    EXPECT_EQ(fits(longer, request_for(longer, memory), false), more == 0)
+        << longer.model_options.seq;
+  }
+  // Sizes that are doubles.
   TrainConfig cnn = config_of("cnn-basic");
   cnn.resolve();
   const Largest side =

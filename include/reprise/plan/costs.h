@@ -43,6 +43,9 @@ struct TriedSchedule {
   std::string schedule;  ///< Schedule::to_text()
   double ms = 0;
   bool graph = false;  ///< as a CUDA graph
+  /// Those with the same number above 0 were timed in turn, so that their times
+  /// compare; 0: by itself, under whatever load the machine had.
+  int64_t row = 0;
 };
 
 /// What a training costs, measured at some sizes of the micro-batch. Plain
@@ -75,7 +78,11 @@ struct CostProfile {
   /// Adds a size, or replaces what was measured at it.
   void add(SizeCosts costs);
 
-  /// Nothing where that schedule was not tried at that size, with or without a graph.
+  /// Null if that schedule was not tried at that size, with or without a graph.
+  const TriedSchedule* find_tried(int64_t micro_batch,
+                                  const std::string& schedule,
+                                  bool graph) const;
+  /// Its time; nothing if it was not tried.
   std::optional<double> tried_ms(int64_t micro_batch,
                                  const std::string& schedule, bool graph) const;
 

@@ -35,6 +35,11 @@ class CostSource {
   virtual std::optional<double> try_plan(const Plan& /*plan*/) {
     return std::nullopt;
   }
+
+  /// Times plans that were tried before once more, in turn, so that no change of the
+  /// machine's load decides between them; in the profile from then on, with one
+  /// TriedSchedule::row. False if the source cannot.
+  virtual bool compare(const std::vector<Plan>& /*plans*/) { return false; }
 };
 
 struct PlanRequest {
@@ -106,7 +111,8 @@ struct PlanResult {
   bool feasible = false;
   /// Where nothing fits: the one that needs least.
   Plan plan;
-  /// Other choices that fit, the fastest first: another micro-batch each.
+  /// Other choices that fit, the fastest first: another micro-batch each, of those
+  /// that were measured.
   std::vector<Plan> alternatives;
   /// Best time for every memory, rising memory, falling time.
   std::vector<FrontierPoint> frontier;

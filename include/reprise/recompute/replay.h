@@ -6,6 +6,7 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -28,6 +29,9 @@ class ForwardContext {
 
   /// After the first run: forgets generators that were not used.
   void finish_first_run();
+
+  /// Bytes of the buffers' copies. A ReplayGuard takes as many again.
+  int64_t buffer_bytes() const;
 
  private:
   friend class ReplayGuard;

@@ -49,6 +49,10 @@ struct StageFigures : KeptRunFigures {
   int64_t input_gradient_bytes = 0;
   /// As `keep_extra_bytes`, for a run that drops its graph.
   int64_t drop_extra_bytes = 0;
+  /// What an execution copies to run the stage again: the buffers of its modules
+  /// (BatchNorm's statistics). Held from the first run to the backward if the
+  /// stage runs again, and once more during each later run.
+  int64_t context_bytes = 0;
   /// Other ways to run the stage with its graph kept: see Stage::with_variant.
   std::vector<Variant> variants;
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
 namespace reprise::compat {
@@ -10,6 +11,8 @@ namespace reprise::compat {
 /// A copy of the state of some random generators. One that is taken while a CUDA
 /// graph is captured is a place in that graph's random numbers and can be put back
 /// in the same capture only; in each replay the numbers there are the same again.
+/// The copy of a CPU generator is no tensor: neither holding nor taking it shows in
+/// the memory of tensors, which a training's budget counts.
 class RngState {
  public:
   RngState() = default;
@@ -40,12 +43,15 @@ class RngState {
   bool operator==(const RngState& other) const;
 
  private:
+  struct CpuState;
   struct Entry {
     at::Generator generator;
-    at::Tensor state;  // bytes, on the CPU
+    std::shared_ptr<const CpuState> cpu;  // of a CPU generator
+    at::Tensor state;                     // of any other: bytes, on the CPU
     bool in_graph = false;
   };
   static Entry entry_of(at::Generator generator);
+  static bool same_state(const Entry& a, const Entry& b);
   std::vector<Entry> entries_;
 };
 

@@ -59,12 +59,14 @@ struct Largest {
 /// The largest "batch", "image-size", "seq" or "depth" that fits in
 /// `request.memory`, everything else as configured: without any technique (the
 /// whole batch at once, nothing recomputed) and with them. With "batch" that is
-/// the samples in memory at once; accumulation makes of it any global batch.
+/// the samples in memory at once; accumulation makes of it any global batch. Batch,
+/// sequence and depth are found to 1, the side of images to the model's own step
+/// (the side of a patch; 28 doubled for cnn-basic).
 Largest find_largest(const TrainConfig& config, const std::string& axis,
                      const PlanRequest& request,
                      const PlanningOptions& options = {});
 
-/// For people: "batch 96 fits, 8.0 times the 12 that fit with no technique",
+/// For people: "batch 96 fits, 8.0 times the 12 that fit without any technique",
 /// the peaks and the plan.
 std::string to_text(const Largest& largest);
 

@@ -1,0 +1,317 @@
+// Is a budget ever passed? Draws random small trainings on the CPU (models of the zoo,
+// their options, optimizer, precision, sizes), asks for the smallest budget that each
+// can do with, trains within that and within larger ones, and compares the measured
+// peak with the budget. Every case prints, if it fails, the command that repeats it.
+// Exit status: 1 if a peak passed its budget or a smallest budget was refused.
+#include "options.h"
+
+#include <reprise/memory/bytes.h>
+#include <reprise/train/optimizer.h>
+#include <reprise/train/planning.h>
+#include <reprise/train/trainer.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <random>
+#include <unistd.h>
+#include <utility>
+
+namespace {
+
+using reprise::ModelOptions;
+using reprise::PlanRequest;
+using reprise::PlanResult;
+using reprise::TrainConfig;
+using reprise::TrainResult;
+
+/// Cost profiles of this process alone, so that none are left over.
+class OwnCache {
+ public:
+  OwnCache()
+      : folder_(std::filesystem::temp_directory_path() /
+                fmt::format("reprise-budget-{}", ::getpid())) {
+    ::setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
+  }
+  ~OwnCache() {
+    // No remove_all: PyTorch's LibTorch exports another libstdc++'s.
+    std::error_code none;
+    const auto profiles = folder_ / "reprise" / "profiles";
+    std::vector<std::filesystem::path> files;
+    for (const auto& file :
+         std::filesystem::directory_iterator(profiles, none)) {
+      files.push_back(file.path());
+    }
+    for (const auto& file : files) std::filesystem::remove(file, none);
+    for (auto path = profiles; path != folder_.parent_path();
+         path = path.parent_path()) {
+      std::filesystem::remove(path, none);
+    }
+  }
+  OwnCache(const OwnCache&) = delete;
+  OwnCache& operator=(const OwnCache&) = delete;
+
+ private:
+  std::filesystem::path folder_;
+};
+
+/// Draws trainings; the same seed gives the same ones.
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : generator_(seed) {}
+
+  TrainConfig training() {
+    TrainConfig config;
+    draw_model(config);
+    config.optimizer.name = any(reprise::optimizer_names());
+    if (config.optimizer.name == "sgd" && coin()) {
+      config.optimizer.momentum = 0.9;
+    }
+    if (config.optimizer.name.ends_with("8bit")) {
+      config.quantize_embeddings = coin();
+    }
+    config.precision = any<std::string>({"fp32", "fp32", "bf16"});
+    if (config.precision == "bf16") {
+      config.weight_copies = any<std::string>({"auto", "on", "each", "off"});
+    }
+    if (number(0, 3) == 0) config.clip = 0.5;
+    config.layout = number(0, 4) == 0 ? "channels-last" : std::string("planes");
+    config.data = "random";
+    config.random_samples = number(8, 64);
+    config.workers = static_cast<int>(number(0, 2));
+    config.global_batch = number(1, 24);
+    if (number(0, 2) == 0) config.batch = number(1, config.global_batch);
+    config.steps = number(1, 3);
+    config.threads = 1;
+    config.seed = static_cast<uint64_t>(number(1, 1000));
+    // On random data a test split is made if it is asked for.
+    config.evaluate = number(0, 3) == 0;
+    if (config.evaluate) config.eval_every = 1;
+    return config;
+  }
+
+  /// In [0, 1).
+  double share() { return std::uniform_real_distribution<>()(generator_); }
+
+ private:
+  int64_t number(int64_t least, int64_t most) {
+    return std::uniform_int_distribution<int64_t>(least, most)(generator_);
+  }
+  bool coin() { return number(0, 1) == 1; }
+  template <class T>
+  T any(const std::vector<T>& list) {
+    return list[static_cast<size_t>(
+        number(0, static_cast<int64_t>(list.size()) - 1))];
+  }
+
+  void draw_model(TrainConfig& config) {
+    config.model = any<std::string>(
+        {"mlp", "cnn-basic", "cnn-blocks", "cnn-profile", "vgg16", "resnet18",
+         "resnet50", "unet", "bert-base", "gpt2", "vit-b-16"});
+    ModelOptions& m = config.model_options;
+    const auto transformer = [&] {
+      m.depth = number(1, 6);
+      m.heads = number(1, 3);
+      m.width = m.heads * 8 * number(1, 3);
+      if (coin()) m.dropout = any<double>({0.0, 0.1, 0.3});
+    };
+    if (config.model == "mlp") {
+      m.depth = number(1, 16);
+      m.width = number(4, 64);
+      m.image_size = number(4, 16);
+      if (coin()) m.dropout = 0.2;
+    } else if (config.model == "cnn-basic") {
+      m.image_size = 28;
+      m.norm = any<std::string>({"batch", "group"});
+    } else if (config.model == "cnn-blocks") {
+      m.depth = number(1, 5);
+      m.width = 2 * number(1, 6);
+      m.image_size = number(8, 24);
+    } else if (config.model == "cnn-profile") {
+      m.image_size = 8;
+    } else if (config.model == "vgg16") {
+      m.width = number(1, 4);
+      m.image_size = 32;
+    } else if (config.model.starts_with("resnet")) {
+      m.width = 4 * number(1, 2);
+      m.image_size = 8 * number(4, 5);
+    } else if (config.model == "unet") {
+      m.depth = number(1, 3);
+      m.width = 4 * number(1, 2);
+      m.image_size = 16;
+    } else if (config.model == "vit-b-16") {
+      transformer();
+      m.image_size = 16 * number(1, 3);
+    } else {
+      transformer();
+      m.vocab = number(10, 500);
+      m.seq = number(4, 64);
+    }
+  }
+
+  std::mt19937_64 generator_;
+};
+
+/// The command that repeats a training.
+std::string command_of(const TrainConfig& c) {
+  std::string text = fmt::format("reprise train --model {}", c.model);
+  const auto add = [&](const char* flag, const auto& value, bool wanted) {
+    if (wanted) text += fmt::format(" {} {}", flag, value);
+  };
+  const ModelOptions& m = c.model_options;
+  add("--depth", m.depth, m.depth > 0);
+  add("--width", m.width, m.width > 0);
+  add("--heads", m.heads, m.heads > 0);
+  add("--vocab", m.vocab, m.vocab > 0);
+  add("--seq", m.seq, m.seq > 0);
+  add("--image-size", m.image_size, m.image_size > 0);
+  add("--norm", m.norm, !m.norm.empty());
+  add("--dropout", m.dropout, m.dropout >= 0);
+  add("--optimizer", c.optimizer.name, true);
+  add("--momentum", c.optimizer.momentum, c.optimizer.momentum > 0);
+  if (c.quantize_embeddings) text += " --quantize-embeddings";
+  add("--precision", c.precision, true);
+  add("--weight-copies", c.weight_copies, c.precision != "fp32");
+  add("--clip", c.clip, c.clip > 0);
+  add("--layout", c.layout, c.layout != "planes");
+  add("--random-samples", c.random_samples, true);
+  add("--workers", c.workers, true);
+  add("--global-batch", c.global_batch, true);
+  add("--batch", c.batch, c.batch > 0);
+  add("--steps", c.steps, true);
+  add("--eval-every", c.eval_every, c.eval_every > 0);
+  add("--seed", c.seed, true);
+  add("--threads", c.threads, true);
+  add("--memory", c.memory_limit, true);
+  return text + " --data random --out none";
+}
+
+PlanRequest request_of(const TrainConfig& config, int64_t memory) {
+  PlanRequest request;
+  request.global_batch = config.global_batch;
+  request.micro_batch = config.batch;
+  request.memory = memory;
+  request.precisions = {config.precision};
+  request.explain = false;
+  return request;
+}
+
+/// The smallest budget and the one above which nothing is gained.
+struct Range {
+  int64_t smallest = 0;
+  int64_t largest = 0;
+};
+
+/// Nothing if the model cannot be trained with these options.
+std::optional<Range> range_of(TrainConfig config) {
+  try {
+    config.evaluate = config.evaluate && config.eval_every > 0;
+    config.resolve();
+    reprise::TrainingPlanner planner(config);
+    const PlanResult least = planner.plan(request_of(config, 1));
+    const PlanResult most = planner.plan(request_of(config, 0));
+    const auto with_margin =
+        static_cast<int64_t>(1.05 * static_cast<double>(most.plan.peak_bytes));
+    return Range{least.smallest_bytes,
+                 std::max(least.smallest_bytes, with_margin)};
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
+struct Totals {
+  int trained = 0;
+  int over = 0;         // the peak passed the budget
+  int refused = 0;      // a budget that the planner said was enough
+  int replanned = 0;    // within the budget in the end, but not at once
+  double highest = -1;  // peak over prediction, less one
+  double lowest = 1;
+};
+
+void train(TrainConfig config, Totals& totals) {
+  const TrainConfig given = config;
+  ++totals.trained;
+  TrainResult result;
+  try {
+    config.resolve();
+    result = reprise::Training(config).run();
+  } catch (const c10::Error& error) {
+    ++totals.refused;
+    fmt::print("REFUSED {}\n  {}\n", error.msg(), command_of(given));
+    return;
+  }
+  const auto& s = result.summary;
+  const double off = static_cast<double>(s.peak_bytes) /
+                         static_cast<double>(s.predicted->peak_bytes) -
+                     1;
+  const bool over = s.peak_bytes > config.memory_limit;
+  if (over || s.replans > 0) {
+    fmt::print(
+        "{} peak {}, budget {}, predicted {} ({:+.2f} %), {} × {}, {}\n"
+        "  {}\n",
+        over ? "OVER" : "replanned", s.peak_bytes, config.memory_limit,
+        s.predicted->peak_bytes, 100 * off, s.micro_batch, s.accumulate,
+        s.peak_phase + " " + s.peak_stage, command_of(given));
+    std::fflush(stdout);
+  }
+  totals.over += over ? 1 : 0;
+  totals.replanned += s.replans > 0 ? 1 : 0;
+  if (s.replans > 0) return;  // the prediction is another plan's
+  totals.highest = std::max(totals.highest, off);
+  totals.lowest = std::min(totals.lowest, off);
+  if (std::abs(off) > 0.02) {
+    fmt::print("off by {:+.1f} %: {}\n", 100 * off, command_of(given));
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int trainings = 1000;
+  int budgets = 4;
+  int64_t seed = 1;
+  reprise::bench::Options("Random planned trainings: is a budget ever passed?")
+      .add_positive("--trainings", &trainings, "How many")
+      .add_positive("--budgets", &budgets,
+                    "Budgets per model, from the smallest upward")
+      .add("--seed", &seed, "Of the random draws")
+      .parse(argc, argv);
+  const OwnCache cache;
+  Draw draw(static_cast<uint64_t>(seed));
+  Totals totals;
+  int impossible = 0;
+  while (totals.trained < trainings) {
+    TrainConfig config = draw.training();
+    const auto range = range_of(config);
+    if (!range) {
+      ++impossible;
+      TORCH_CHECK(impossible < 100 + 10 * trainings,
+                  "no model could be planned");
+      continue;
+    }
+    for (int i = 0; i < budgets && totals.trained < trainings; ++i) {
+      // The first is the smallest of all; most others are not much larger.
+      const double up = i == 0 ? 0 : std::pow(draw.share(), 2);
+      config.memory_limit =
+          range->smallest +
+          static_cast<int64_t>(
+              up * static_cast<double>(range->largest - range->smallest));
+      train(config, totals);
+    }
+    if (totals.trained % 100 < budgets) {
+      fmt::print(stderr, "{} trained\n", totals.trained);
+    }
+  }
+  fmt::print(
+      "{} trainings: {} over budget, {} refused, {} planned again; measured "
+      "peak over predicted from {:+.2f} % to {:+.2f} %\n",
+      totals.trained, totals.over, totals.refused, totals.replanned,
+      100 * totals.lowest, 100 * totals.highest);
+  return totals.over + totals.refused == 0 ? 0 : 1;
+}
