@@ -74,7 +74,7 @@ int64_t parse_bytes(std::string_view text) {
     }
   }
   if (end != copy.c_str() && number >= 0 && is_ambiguous(unit)) {
-    const std::string value(copy.c_str(), end);
+    const std::string value(copy.data(), static_cast<const char*>(end));
     const char prefix =
         static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0])));
     TORCH_CHECK(false, "[parse_bytes] expected ", value, prefix,
