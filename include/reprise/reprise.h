@@ -62,6 +62,7 @@
 #include <reprise/study/runner.h>
 #include <reprise/study/study_file.h>
 #include <reprise/train/config.h>
+#include <reprise/train/field_check.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/prediction.h>

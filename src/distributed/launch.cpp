@@ -120,7 +120,10 @@ class Ranks {
 
   int wait() {
     while (left() > 0) {
-      if (const int number = signal_to_forward.exchange(0)) send(number);
+      if (const int number = signal_to_forward.exchange(0)) {
+        forwarded_ = number;
+        send(number);
+      }
       for (int rank = 0; rank < options_.ranks; ++rank) look(rank);
       if (failed_) end_those_left();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -159,6 +162,13 @@ class Ranks {
     pid = 0;
     const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (fine || failed_) return;
+    constexpr int kShell = 128;  // what a shell adds to a signal's number
+    const int code =
+        WIFEXITED(status) ? WEXITSTATUS(status) : kShell + WTERMSIG(status);
+    if (forwarded_ != 0 && code == kShell + forwarded_) {
+      status_ = code;  // it did as it was told
+      return;
+    }
     failed_ = true;
     status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
     end_by_ = Clock::now() + std::chrono::milliseconds(
@@ -177,6 +187,7 @@ class Ranks {
   std::vector<pid_t> pids_;
   std::vector<bool> stopped_;
   bool failed_ = false;
+  int forwarded_ = 0;  // the last signal handed on
   int status_ = 0;
   Clock::time_point end_by_{};
 };

@@ -20,19 +20,21 @@ constexpr double kKi = 1024.0;
 constexpr std::array kUnits = {
     Unit{"", 1},
     Unit{"b", 1},
-    Unit{"k", kKi},
     Unit{"kib", kKi},
     Unit{"kb", 1e3},
-    Unit{"m", kKi* kKi},
     Unit{"mib", kKi* kKi},
     Unit{"mb", 1e6},
-    Unit{"g", kKi* kKi* kKi},
     Unit{"gib", kKi* kKi* kKi},
     Unit{"gb", 1e9},
-    Unit{"t", kKi* kKi* kKi* kKi},
     Unit{"tib", kKi* kKi* kKi* kKi},
     Unit{"tb", 1e12},
 };
+
+/// "8G" is 2^30 to some and 10^9 to others.
+bool is_ambiguous(std::string_view unit) {
+  return unit.size() == 1 &&
+         std::string_view("kmgt").find(unit[0]) != std::string_view::npos;
+}
 
 }  // namespace
 
@@ -70,6 +72,14 @@ int64_t parse_bytes(std::string_view text) {
         return static_cast<int64_t>(std::llround(bytes));
       }
     }
+  }
+  if (end != copy.c_str() && number >= 0 && is_ambiguous(unit)) {
+    const std::string value(copy.data(), static_cast<const char*>(end));
+    const char prefix =
+        static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0])));
+    TORCH_CHECK(false, "[parse_bytes] expected ", value, prefix,
+                "iB (powers of 1024) or ", value, prefix,
+                "B (powers of 1000), got '", copy, "'");
   }
   TORCH_CHECK(false,
               "[parse_bytes] expected a size such as 8GiB or 8000MB, got '",

@@ -130,9 +130,11 @@ std::vector<DeviceInfo> list_devices(Ask ask) {
 }
 
 DeviceInfo device_info(const std::string& device, Ask ask) {
+  // LibTorch knows more kinds, and lists them all if it is given none of them.
+  TORCH_CHECK(
+      device == "cpu" || device == "cuda" || device.starts_with("cuda:"),
+      "[device_info] expected cpu, cuda or cuda:N, got '", device, "'");
   const c10::Device parsed(device);
-  TORCH_CHECK(parsed.is_cpu() || parsed.is_cuda(),
-              "[device_info] expected cpu, cuda or cuda:N, got ", device);
   if (parsed.is_cpu()) return processor();
   const int index = parsed.has_index() ? parsed.index() : 0;
   std::string reason;

@@ -21,9 +21,9 @@ struct Name {
 constexpr std::array kNames = {
     Name{"none", StrategyKind::kNone, false},
     Name{"all", StrategyKind::kAll, false},
+    Name{"sqrt", StrategyKind::kSqrt, false},
     Name{"every", StrategyKind::kEvery, true},
     Name{"checkpoints", StrategyKind::kCheckpoints, true},
-    Name{"sqrt", StrategyKind::kSqrt, false},
     Name{"revolve", StrategyKind::kRevolve, true},
 };
 
@@ -189,10 +189,25 @@ Strategy Strategy::parse(std::string_view text) {
                 name.has_value ? ":N with a whole number N" : " alone",
                 ", got '", std::string(text), "'");
   }
-  TORCH_CHECK(false,
-              "[Strategy::parse] expected none, all, every:K, checkpoints:K, "
-              "sqrt or revolve:S, got '",
+  std::string known;
+  for (const std::string& name : strategy_names()) {
+    known += (known.empty() ? "" : ", ") + name;
+  }
+  TORCH_CHECK(false, "[Strategy::parse] expected one of ", known, ", got '",
               std::string(text), "'");
+}
+
+const std::vector<std::string>& strategy_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const Name& name : kNames) {
+      list.emplace_back(name.text);
+      if (!name.has_value) continue;
+      list.back() += name.kind == StrategyKind::kRevolve ? ":S" : ":K";
+    }
+    return list;
+  }();
+  return names;
 }
 
 std::string Strategy::to_text() const {

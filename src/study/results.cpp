@@ -89,9 +89,12 @@ class Collection {
 std::vector<std::string> read_results(const std::vector<std::string>& paths) {
   Collection collection;
   for (const std::string& path : paths) {
-    const bool folder = fs::is_directory(path);
+    std::error_code error;
+    const bool folder = fs::is_directory(path, error);
     const std::string file = folder ? (fs::path(path) / kName).string() : path;
-    TORCH_CHECK(fs::exists(file), "[results] ", path,
+    const bool missing =
+        fs::status(file, error).type() == fs::file_type::not_found;
+    TORCH_CHECK(!missing, "[results] ", path,
                 folder ? " has no results.jsonl" : " is not there");
     collection.read(file);
   }

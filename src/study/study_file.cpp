@@ -1,7 +1,9 @@
+#include "run_values.h"
+
 #include <reprise/data/file.h>
-#include <reprise/data/hash.h>
 #include <reprise/data/nearest.h>
 #include <reprise/study/study_file.h>
+#include <reprise/train/field_check.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -20,7 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using Values = std::vector<std::pair<std::string, std::string>>;
+using study_detail::assign;
+using study_detail::constants_of;
+using study_detail::typed;
 
 const std::vector<std::string> kKeys = {"title",     "question", "views",
                                         "repeats",   "runs",     "shared",
@@ -28,6 +32,8 @@ const std::vector<std::string> kKeys = {"title",     "question", "views",
 const std::vector<std::string> kViews = {"grid", "checkpoints", "steps",
                                          "frontier"};
 constexpr size_t kMostRuns = 100'000;
+constexpr size_t kMostNodes = 200'000;
+constexpr int kDeepest = 20;
 
 [[noreturn]] void fail(const YAML::Node& node, const std::string& text) {
   TORCH_CHECK(false, "[study] line ", node.Mark().line + 1, ": ", text);
@@ -36,11 +42,31 @@ constexpr size_t kMostRuns = 100'000;
 void check_key(const YAML::Node& node, const std::string& key,
                const std::vector<std::string>& known) {
   if (std::find(known.begin(), known.end(), key) != known.end()) return;
-  const std::string near = nearest(key, known);
+  const std::string hint = did_you_mean(key, known);
   fail(node, fmt::format("unknown key '{}'{}", key,
-                         near.empty() ? fmt::format("; known are {}",
+                         hint.empty() ? fmt::format("; known are {}",
                                                     fmt::join(known, ", "))
-                                      : "; did you mean " + near + "?"));
+                                      : hint));
+}
+
+/// yaml-cpp takes a key that is there twice, and aliases that hold themselves.
+void check_tree(const YAML::Node& node, size_t& nodes, int depth = 0) {
+  if (depth > kDeepest || ++nodes > kMostNodes) {
+    fail(node, "the file is nested too deep, or its aliases make it too large");
+  }
+  std::set<std::string> keys;
+  for (const auto& item : node) {
+    if (!node.IsMap()) {
+      check_tree(item, nodes, depth + 1);
+      continue;
+    }
+    if (!item.first.IsScalar()) fail(item.first, "expected a name as key");
+    if (!keys.insert(item.first.Scalar()).second) {
+      fail(item.first, fmt::format("the key '{}' is there twice; remove one",
+                                   item.first.Scalar()));
+    }
+    check_tree(item.second, nodes, depth + 1);
+  }
 }
 
 std::string scalar(const YAML::Node& node, const char* what) {
@@ -48,18 +74,17 @@ std::string scalar(const YAML::Node& node, const char* what) {
   return node.Scalar();
 }
 
-double number(const YAML::Node& node, const char* what) {
-  try {
-    return node.as<double>();
-  } catch (const YAML::Exception&) {
-    fail(node, fmt::format("expected {}", what));
-  }
+/// A number that `check` allows; `what`: the key it belongs to.
+double number(const YAML::Node& node, const std::string& what,
+              const FieldCheck& check) {
+  const std::string text = scalar(node, (what + ": a number").c_str());
+  const std::string error = check(text);
+  if (!error.empty()) fail(node, fmt::format("{}: {}", what, error));
+  return std::strtod(text.c_str(), nullptr);
 }
 
-/// Numbers as numbers.
-json typed(const std::string& text) {
-  const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return value.is_number() || value.is_boolean() ? value : json(text);
+double limit_of(const YAML::Node& node) {
+  return number(node, "limit", real_number(0, 1e18));
 }
 
 json to_json(const YAML::Node& node) {
@@ -83,16 +108,6 @@ json to_json(const YAML::Node& node) {
     default:
       return nullptr;
   }
-}
-
-void assign(Values& values, const std::string& flag, const std::string& value) {
-  for (auto& [name, old] : values) {
-    if (name == flag) {
-      old = value;
-      return;
-    }
-  }
-  values.emplace_back(flag, value);
 }
 
 /// The product of some flags may not pass a limit, which may depend on another.
@@ -138,18 +153,6 @@ bool is_number(const std::string& text) {
   return !text.empty() && *end == '\0';
 }
 
-std::vector<std::string> constants_of(const std::vector<StudyRun>& runs) {
-  std::vector<std::string> flags;
-  for (const auto& one : runs.front().values) {
-    if (std::all_of(runs.begin(), runs.end(), [&](const StudyRun& run) {
-          return run.value(one.first) == one.second;
-        })) {
-      flags.push_back(one.first);
-    }
-  }
-  return flags;
-}
-
 struct Axis {
   std::string flag;
   std::vector<std::string> values;
@@ -179,6 +182,8 @@ class Reader {
     } catch (const YAML::Exception& error) {
       TORCH_CHECK(false, "[study] line ", error.mark.line + 1, ": ", error.msg);
     }
+    size_t nodes = 0;
+    check_tree(root, nodes);
     TORCH_CHECK(root.IsMap(), "[study] expected keys such as title and runs");
     for (const auto& item : root) {
       check_key(item.first, item.first.Scalar(), kKeys);
@@ -189,9 +194,9 @@ class Reader {
     TORCH_CHECK(runs && runs.IsSequence() && runs.size() > 0,
                 "[study] expected runs: a list of blocks, each with a model");
     for (const auto& block : runs) read_block(block);
-    order(root["repeats"]
-              ? static_cast<int>(number(root["repeats"], "a number of repeats"))
-              : 1);
+    order(root["repeats"] ? static_cast<int>(number(root["repeats"], "repeats",
+                                                    whole_number(1, 1000)))
+                          : 1);
     study_.constant = constants_of(study_.runs);
     return std::move(study_);
   }
@@ -202,7 +207,8 @@ class Reader {
         root["title"] ? scalar(root["title"], "a text") : study_.name;
     if (root["question"]) study_.question = scalar(root["question"], "a text");
     if (root["timeout"]) {
-      study_.timeout_s = number(root["timeout"], "a number of seconds");
+      study_.timeout_s =
+          number(root["timeout"], "timeout", real_number(0, 1e7, Ends::kNone));
     }
     if (root["reference"]) study_.reference = to_json(root["reference"]).dump();
     if (!root["views"]) return;
@@ -262,12 +268,12 @@ class Reader {
       rule.of.push_back(flag.Scalar());
     }
     if (node["limit"]) {
-      rule.limits[""] = number(node["limit"], "a number for limit");
+      rule.limits[""] = limit_of(node["limit"]);
     } else if (node["by"] && node["limits"] && node["limits"].IsMap()) {
       check_key(node["by"], scalar(node["by"], "a flag"), flags_);
       rule.by = node["by"].Scalar();
       for (const auto& item : node["limits"]) {
-        rule.limits[item.first.Scalar()] = number(item.second, "a number");
+        rule.limits[item.first.Scalar()] = limit_of(item.second);
       }
     } else {
       fail(node, "expected limit: N, or by: FLAG with limits: {VALUE: N, …}");
@@ -308,12 +314,16 @@ class Reader {
     }
   }
 
+  static void check_count(size_t count, const YAML::Node& block) {
+    if (count <= kMostRuns) return;
+    fail(block,
+         fmt::format("expected at most {} runs, got {}", kMostRuns, count));
+  }
+
   static void multiply(std::vector<Placed>& placed, const Axis& axis,
                        const YAML::Node& block) {
     std::vector<Placed> more;
-    if (placed.size() * axis.values.size() > kMostRuns) {
-      fail(block, fmt::format("more than {} runs", kMostRuns));
-    }
+    check_count(placed.size() * axis.values.size(), block);
     for (const Placed& one : placed) {
       for (size_t i = 0; i < axis.values.size(); ++i) {
         Placed next = one;
@@ -327,6 +337,7 @@ class Reader {
 
   void vary(std::vector<Placed>& placed, const YAML::Node& variants) {
     if (!variants.IsSequence()) fail(variants, "expected a list of variants");
+    check_count(placed.size() * variants.size(), variants);
     std::vector<Placed> more;
     for (const Placed& one : placed) {
       for (const auto& variant : variants) {
@@ -349,7 +360,6 @@ class Reader {
   }
 
   void order(int repeats) {
-    TORCH_CHECK(repeats > 0, "[study] expected repeats above 0, got ", repeats);
     std::set<std::string> seen;
     std::vector<Placed> unique;
     for (Placed& one : all_) {
@@ -357,6 +367,9 @@ class Reader {
         unique.push_back(std::move(one));
     }
     TORCH_CHECK(!unique.empty(), "[study] the rules leave no run");
+    const size_t total = unique.size() * static_cast<size_t>(repeats);
+    TORCH_CHECK(total <= kMostRuns, "[study] expected at most ", kMostRuns,
+                " runs, got ", total);
     std::stable_sort(
         unique.begin(), unique.end(),
         [](const Placed& a, const Placed& b) { return a.round < b.round; });
@@ -377,76 +390,6 @@ class Reader {
 
 }  // namespace
 
-void Study::set(const std::string& flag, const std::string& value) {
-  static const std::set<std::string> lengths = {"steps", "epochs", "seconds"};
-  for (StudyRun& run : runs) {
-    if (lengths.count(flag) > 0) {
-      std::erase_if(run.values, [&](const auto& one) {
-        return lengths.count(one.first) > 0;
-      });
-    }
-    assign(run.values, flag, value);
-  }
-  // What differed in nothing else is one run now.
-  std::set<std::string> seen;
-  std::erase_if(runs, [&](const StudyRun& run) {
-    return !seen.insert(run.id("", "")).second;
-  });
-  constant = constants_of(runs);
-}
-
-void Study::only(const std::string& flag, const std::string& value) {
-  std::erase_if(runs,
-                [&](const StudyRun& run) { return run.value(flag) != value; });
-  TORCH_CHECK(!runs.empty(), "[study] no run has ", flag, " ", value);
-  constant = constants_of(runs);
-}
-
-std::string StudyRun::value(std::string_view flag) const {
-  for (const auto& [name, text] : values) {
-    if (name == flag) return text;
-  }
-  return {};
-}
-
-std::string StudyRun::case_json() const {
-  json object = json::object();
-  for (const auto& [flag, text] : values) {
-    std::string name = flag;
-    std::replace(name.begin(), name.end(), '-', '_');
-    object[name] = typed(text);
-  }
-  return object.dump();
-}
-
-std::string StudyRun::id(const std::string& study,
-                         const std::string& device) const {
-  // json::object sorts its keys.
-  return fmt::format("{:016x}", fnv1a(fmt::format("{}\n{}\n{}\n{}", case_json(),
-                                                  repeat, study, device)));
-}
-
-std::string StudyRun::words(const std::vector<std::string>& common) const {
-  const auto left_out = [&](const std::string& flag) {
-    return std::find(common.begin(), common.end(), flag) != common.end();
-  };
-  std::vector<std::string> words;
-  if (!label.empty()) words.push_back(label);
-  for (const auto& [flag, text] : values) {
-    if (flag == "model") {
-      if (!left_out(flag)) words.push_back(text);
-    } else if (flag == "batch" && !value("accumulate").empty()) {
-      words.push_back(fmt::format("{} × {}", text, value("accumulate")));
-    } else if (flag == "accumulate" && !value("batch").empty()) {
-      continue;
-    } else if (!left_out(flag)) {
-      words.push_back(fmt::format("{} {}", flag, text));
-    }
-  }
-  if (repeat > 1) words.push_back(fmt::format("repeat {}", repeat));
-  return fmt::format("{}", fmt::join(words, ", "));
-}
-
 Study read_study(const std::string& text, const std::string& name,
                  const std::vector<std::string>& flags) {
   return Reader(name, flags).read(text);
@@ -459,12 +402,16 @@ Study open_study(const std::string& path_or_name,
     if (name == path_or_name) return read_study(text, name, flags);
     names.push_back(name);
   }
-  TORCH_CHECK(fs::exists(path_or_name), "[study] '", path_or_name,
+  std::error_code error;
+  const bool missing =
+      fs::status(path_or_name, error).type() == fs::file_type::not_found;
+  TORCH_CHECK(!missing, "[study] '", path_or_name,
               "' is neither a file nor one of ",
-              fmt::format("{}", fmt::join(names, ", ")), [&] {
-                const std::string near = nearest(path_or_name, names);
-                return near.empty() ? near : "; did you mean " + near + "?";
-              }());
+              fmt::format("{}", fmt::join(names, ", ")),
+              did_you_mean(path_or_name, names));
+  TORCH_CHECK(!fs::is_directory(path_or_name, error),
+              "[study] expected a study file, ", path_or_name,
+              " is a directory");
   return read_study(read_text(path_or_name),
                     fs::path(path_or_name).stem().string(), flags);
 }

@@ -1,29 +1,19 @@
 #include <reprise/recompute/strategy.h>
 #include <reprise/train/config.h>
+#include <reprise/train/field_check.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <vector>
+#include <set>
+#include <string_view>
 
 namespace reprise {
 namespace {
 
 using nlohmann::json;
-
-void check_word(const std::string& value, const char* flag,
-                const std::vector<std::string>& known) {
-  if (std::find(known.begin(), known.end(), value) != known.end()) return;
-  TORCH_CHECK(false, "[", flag, "] expected one of ",
-              fmt::format("{}", fmt::join(known, ", ")), ", got '", value, "'");
-}
-
-void check_not_negative(double value, const char* flag) {
-  TORCH_CHECK(value >= 0, "[", flag, "] expected 0 or more, got ", value);
-}
 
 /// How many parts of `size` hold `whole`; the last may be smaller.
 int64_t parts(int64_t whole, int64_t size) {
@@ -97,8 +87,84 @@ void for_each_field(Config& c, Visit&& visit) {
   visit("tensorboard", c.tensorboard, false);
 }
 
+/// As on the command line: "--image-size" for image_size.
+std::string flag_of(std::string_view field) {
+  if (field == "memory_limit") return "--memory";
+  if (field == "bucket_bytes") return "--bucket";
+  std::string flag = "--" + std::string(field);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+/// Fields in which 0 stands for a value that was not given.
+bool zero_is_unset(std::string_view field) {
+  static const std::set<std::string_view> fields = {
+      "depth",      "width",      "heads",    "classes",      "vocab",
+      "seq",        "image_size", "channels", "batch",        "accumulate",
+      "base_batch", "steps",      "epochs",   "memory_limit", "global_batch"};
+  return fields.count(field) > 0;
+}
+
+bool is_unset(std::string_view, const std::string& field) {
+  return field.empty();
+}
+bool is_unset(std::string_view name, double field) {
+  return name == "dropout" && field < 0;
+}
+template <class Whole>
+bool is_unset(std::string_view name, Whole field) {
+  return field == Whole{} && zero_is_unset(name);
+}
+
+void check_fields(const TrainConfig& config) {
+  for_each_field(config, [](std::string_view name, const auto& field, bool) {
+    const std::string flag = flag_of(name);
+    const FieldCheck* check = field_check(flag);
+    if (check == nullptr || is_unset(name, field)) return;
+    const std::string error = (*check)(fmt::format("{}", field));
+    TORCH_CHECK(error.empty(), "[", flag, "] ", error);
+  });
+}
+
+void check_optimizer(const TrainConfig& c) {
+  const OptimizerOptions& given = c.optimizer;
+  const OptimizerOptions plain;
+  const bool sgd = given.name == "sgd";
+  const bool adam = given.name.starts_with("adam");
+  const auto only_with = [&](bool fine, const char* flag, const char* names) {
+    TORCH_CHECK(fine, "[", flag, "] needs --optimizer ", names, ", got ",
+                given.name);
+  };
+  only_with(sgd || given.momentum == 0, "--momentum", "sgd");
+  only_with(sgd || !given.nesterov, "--nesterov", "sgd");
+  TORCH_CHECK(!given.nesterov || given.momentum > 0,
+              "[--nesterov] needs --momentum above 0, got ", given.momentum);
+  const char* adams = "adam, adamw, adam8bit or adamw8bit";
+  only_with(adam || given.beta1 == plain.beta1, "--beta1", adams);
+  only_with(adam || given.beta2 == plain.beta2, "--beta2", adams);
+  only_with(given.name.ends_with("8bit") || !c.quantize_embeddings,
+            "--quantize-embeddings", "adam8bit or adamw8bit");
+}
+
+void check_rate(const TrainConfig& c) {
+  TORCH_CHECK(c.scale_lr.empty() || c.base_batch > 0,
+              "[--scale-lr] needs --base-batch, the global batch that --lr was "
+              "tuned for");
+  TORCH_CHECK(!c.scale_lr.empty() || c.base_batch == 0,
+              "[--base-batch] needs --scale-lr linear or sqrt");
+  const bool cosine = c.rate.schedule == "cosine";
+  TORCH_CHECK(cosine || c.rate.lowest == 0,
+              "[--lr-lowest] needs --lr-schedule cosine, got ",
+              c.rate.schedule);
+  TORCH_CHECK(c.rate.lowest <= c.rate.base,
+              "[--lr-lowest] expected at most the --lr of ", c.rate.base,
+              ", got ", c.rate.lowest);
+  TORCH_CHECK(!cosine || c.steps == 0 || c.rate.warmup_steps < c.steps,
+              "[--warmup] expected fewer than the --steps of ", c.steps,
+              " with --lr-schedule cosine, got ", c.rate.warmup_steps);
+}
+
 void resolve_recompute(TrainConfig& c) {
-  check_not_negative(static_cast<double>(c.memory_limit), "--memory");
   if (c.recompute.empty())
     c.recompute = c.memory_limit > 0 ? "optimal" : "none";
   if (is_schedule_text(c.recompute)) return;  // checked against the model
@@ -112,11 +178,6 @@ void resolve_recompute(TrainConfig& c) {
 }
 
 void resolve_sizes(TrainConfig& c) {
-  TORCH_CHECK(c.batch >= 0 && c.accumulate >= 0 && c.global_batch >= 0,
-              "[--batch] expected sizes of 1 or more, got --batch ", c.batch,
-              ", --accumulate ", c.accumulate, ", --global-batch ",
-              c.global_batch);
-  TORCH_CHECK(c.ranks >= 1, "[ranks] expected 1 or more, got ", c.ranks);
   TORCH_CHECK(c.global_batch == 0 || c.global_batch >= c.ranks,
               "[--global-batch] expected a sample for each of ", c.ranks,
               " ranks, got ", c.global_batch);
@@ -162,51 +223,16 @@ bool TrainConfig::plans_micro_batch() const {
 }
 
 void TrainConfig::resolve() {
+  check_fields(*this);
+  check_optimizer(*this);
+  check_rate(*this);
   resolve_recompute(*this);
   resolve_sizes(*this);
   if (data.empty()) data = "random";
-  // With a time alone there is nothing else to end it.
-  if (steps == 0 && epochs == 0) epochs = seconds > 0 ? 1'000'000 : 1;
   TORCH_CHECK(steps == 0 || epochs == 0,
               "[--steps] expected either --steps or --epochs, got both");
-  TORCH_CHECK(steps >= 0 && epochs >= 0,
-              "[--steps] expected 1 or more, got --steps ", steps,
-              ", --epochs ", epochs);
-  check_word(precision, "--precision", {"fp32", "bf16", "fp16"});
-  check_word(graph, "--graph", {"auto", "on", "off"});
-  check_word(fp32_products, "--fp32-products", {"auto", "library"});
-  check_word(weight_copies, "--weight-copies", {"auto", "on", "each", "off"});
-  check_word(shard, "--shard", {"", "optimizer"});
-  check_word(reduce, "--reduce", {"fp32", "bf16"});
-  TORCH_CHECK(bucket_bytes > 0, "[--bucket] expected a size above 0, got ",
-              bucket_bytes);
-  check_word(host_memory, "--host-memory", {"auto", "off"});
-  check_word(resize, "--resize", {"device", "workers"});
-  check_word(layout, "--layout", {"planes", "channels-last"});
-  check_word(scale_lr, "--scale-lr", {"", "linear", "sqrt"});
-  check_word(rate.schedule, "--lr-schedule", {"constant", "cosine"});
-  check_word(optimizer.name, "--optimizer", optimizer_names());
-  TORCH_CHECK(
-      !quantize_embeddings || optimizer.name.ends_with("8bit"),
-      "[--quantize-embeddings] needs --optimizer adam8bit or adamw8bit, "
-      "got ",
-      optimizer.name);
-  TORCH_CHECK(scale_lr.empty() || base_batch > 0,
-              "[--scale-lr] needs --base-batch, the global batch that --lr was "
-              "tuned for");
-  TORCH_CHECK(random_samples > 0, "[--random-samples] expected 1 or more, got ",
-              random_samples);
-  TORCH_CHECK(keep > 0, "[--keep] expected 1 or more, got ", keep);
-  TORCH_CHECK(loss_scale > 0, "[--loss-scale] expected more than 0, got ",
-              loss_scale);
-  check_not_negative(static_cast<double>(workers), "--workers");
-  check_not_negative(static_cast<double>(threads), "--threads");
-  check_not_negative(static_cast<double>(eval_every), "--eval-every");
-  check_not_negative(static_cast<double>(save_every), "--save-every");
-  check_not_negative(static_cast<double>(rate.warmup_steps), "--warmup");
-  check_not_negative(rate.base, "--lr");
-  check_not_negative(clip, "--clip");
-  check_not_negative(seconds, "--seconds");
+  // With a time alone there is nothing else to end it.
+  if (steps == 0 && epochs == 0) epochs = seconds > 0 ? 1'000'000 : 1;
 }
 
 std::string to_json(const TrainConfig& config) {
@@ -218,15 +244,22 @@ std::string to_json(const TrainConfig& config) {
 }
 
 TrainConfig config_from_json(const std::string& text) {
+  const json source = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  TORCH_CHECK(source.is_object(),
+              "[config] expected the configuration of a run as a JSON object, "
+              "got something else; the file is corrupt or of another program");
   TrainConfig config;
+  std::string at;
   try {
-    const json source = json::parse(text);
     // Runs that were saved before a field was there go on with its default.
     for_each_field(config, [&](const char* name, auto& field, bool identity) {
+      at = name;
       if (identity || source.contains(name)) source.at(name).get_to(field);
     });
-  } catch (const json::exception& error) {
-    TORCH_CHECK(false, "[config] not a configuration of a run: ", error.what());
+  } catch (const json::exception&) {
+    TORCH_CHECK(false, "[config] expected the configuration of a run, got one ",
+                source.contains(at) ? "with another type of '" : "without '",
+                at, "'");
   }
   return config;
 }

@@ -125,26 +125,37 @@ std::string to_json(const TrainSummary& summary) {
 }
 
 TrainSummary summary_from_json(const std::string& text) {
+  const auto source =
+      ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  TORCH_CHECK(source.is_object(),
+              "[summary] expected the summary.json of a run, got no JSON "
+              "object");
   TrainSummary summary;
+  std::string at;
   try {
-    const auto source = ordered_json::parse(text);
     for_each_field(summary, [&](const char* name, auto& field) {
+      at = name;
       source.at(name).get_to(field);
     });
     for_each_optional(summary, [&](const char* name, auto& field) {
+      at = name;
       if (!source.at(name).is_null()) field = source[name].get<double>();
     });
+    at = "predicted";
     if (const auto& predicted = source.at("predicted"); !predicted.is_null()) {
       summary.predicted = {predicted.at("peak_bytes"), predicted.at("step_ms")};
     }
+    at = "peak_at";
     summary.peak_phase = source.at("peak_at").at("phase");
     summary.peak_stage = source.at("peak_at").at("stage");
+    at = "memory";
     for (const Category category : kCategories) {
       summary.memory.bytes[static_cast<size_t>(category)] =
           source.at("memory").at(std::string(name_of(category)));
     }
-  } catch (const ordered_json::exception& error) {
-    TORCH_CHECK(false, "[summary] not the summary of a run: ", error.what());
+  } catch (const ordered_json::exception&) {
+    TORCH_CHECK(false, "[summary] expected the summary.json of a run, got one ",
+                source.contains(at) ? "with a wrong '" : "without '", at, "'");
   }
   return summary;
 }

@@ -52,9 +52,9 @@ has err1 "rank 1 has --lr 0.5, rank 0 has 0.001"
 
 expect 2 launch -n 0 -- train
 expect 2 launch -n 2
-expect 1 launch -n 2 -- train "${flags[@]}" --shard optimizer --optimizer adafactor \
+expect 2 launch -n 2 -- train "${flags[@]}" --shard optimizer --optimizer adafactor \
   --steps 2 --out none
-has err "[--shard] optimizer works with sgd, adam and adamw"
+has err "--shard: optimizer works with sgd, adam and adamw"
 
 # An interrupt reaches all; another number of ranks goes on.
 long=("${flags[@]}" --steps 4000 --save-every 20 --rank-timeout 3)
@@ -66,7 +66,8 @@ kill -INT $pid
 wait $pid
 status=$?
 last="an interrupted launch"
-[ $status = 0 ] || fail "exit status $status"
+[ $status = 130 ] || fail "exit status $status"
+lacks err "ended with status"
 has err "stopped; go on with: reprise train --resume"
 # Several ranks on one GPU is something to ask for, each time.
 expect 0 launch -n 3 -- train --resume "$work/stop" --steps 200 --device "$device"

@@ -23,6 +23,16 @@ TEST(Strategy, RejectsNonsense) {
   }
 }
 
+TEST(Strategy, NamesAreThoseThatItParses) {
+  EXPECT_EQ(strategy_names(),
+            (std::vector<std::string>{"none", "all", "sqrt", "every:K",
+                                      "checkpoints:K", "revolve:S"}));
+  for (std::string name : strategy_names()) {
+    if (name.find(':') != std::string::npos) name.back() = '2';
+    EXPECT_EQ(Strategy::parse(name).to_text(), name);
+  }
+}
+
 TEST(Strategy, RejectsNumbersOutOfRange) {
   EXPECT_NE(testing::error_of([] {
               make_schedule("every:9", 8);

@@ -81,7 +81,9 @@ while [ "$(grep -c peak log || true)" -lt 2 ]; do
   sleep 0.02
 done
 kill -INT $pid
-wait $pid || fail "status $? after SIGINT"
+status=0
+wait $pid || status=$?
+[ $status = 130 ] || fail "status $status after SIGINT"
 grep -q "go on with: reprise study many.yaml --device cpu --out interrupted --resume" log ||
   fail "no word on how to go on: $(cat log)"
 "${study[@]}" --out interrupted --resume >/dev/null 2>&1

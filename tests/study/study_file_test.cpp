@@ -164,6 +164,60 @@ TEST(StudyFile, RefusesWhatIsWrongWithItsLine) {
             std::string::npos);
 }
 
+TEST(StudyFile, RefusesKeysThatAreThereTwice) {
+  EXPECT_EQ(error_in("title: a\nruns:\n  - model: a\ntitle: b\n"),
+            "[study] line 4: the key 'title' is there twice; remove one");
+  EXPECT_EQ(error_in("runs:\n  - {model: a, batch: 2, batch: 4}\n"),
+            "[study] line 2: the key 'batch' is there twice; remove one");
+  EXPECT_EQ(error_in("shared:\n  steps: 1\n  steps: 2\nruns:\n  - model: a\n"),
+            "[study] line 3: the key 'steps' is there twice; remove one");
+}
+
+TEST(StudyFile, RefusesFilesWithoutEnd) {
+  EXPECT_NE(error_in("reference: &x [*x]\nruns:\n  - model: a\n"), "");
+  std::string bombs = "reference:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n";
+  for (char c = 'b'; c < 'i'; ++c) {
+    const std::string name(1, c);
+    const std::string last = std::string("*") + static_cast<char>(c - 1);
+    bombs += "  " + name + ": &" + name + " [";
+    for (int i = 0; i < 7; ++i) bombs += last + ", ";
+    bombs += last + "]\n";
+  }
+  EXPECT_NE(error_in(bombs + "runs:\n  - model: a\n").find("too large"),
+            std::string::npos);
+}
+
+TEST(StudyFile, RefusesNumbersOutOfRange) {
+  const auto expect = [](const std::string& line, const char* part) {
+    const std::string text = error_in(line + "\nruns:\n  - model: a\n");
+    EXPECT_NE(text.find(part), std::string::npos) << line << ": " << text;
+  };
+  for (const char* value : {"0", "-1", "1.5", "many", "1e300", "100000"}) {
+    expect(std::string("repeats: ") + value,
+           "line 1: repeats: expected a whole number from 1 to 1000");
+  }
+  for (const char* value : {"0", "-1", "nan", "soon"}) {
+    expect(std::string("timeout: ") + value,
+           "line 1: timeout: expected a number above 0");
+  }
+  expect("repeats: [1]", "expected repeats: a number");
+}
+
+TEST(StudyFile, OnlyNamesTheValuesThatRunsHave) {
+  const char* text = "runs:\n  - {model: [mlp, gpt2], batch: 1}\n";
+  Study study = read(text);
+  EXPECT_NE(
+      testing::error_of([&] { study.only("model", "mpl"); })
+          .find("no run has model mpl; expected one of mlp, gpt2; did you "
+                "mean mlp?"),
+      std::string::npos);
+  EXPECT_NE(testing::error_of([&] {
+              study.only("depth", "2");
+            }).find("no run sets depth"),
+            std::string::npos);
+  EXPECT_EQ(study.runs.size(), 2u);  // nothing has changed
+}
+
 TEST(StudyFile, SetsAndSelects) {
   Study study = read("runs:\n  - {model: [a, b], batch: [1, 2], epochs: 2}\n");
   study.only("model", "b");

@@ -5,7 +5,7 @@ set -u
 
 expect 0 --help
 has out verify
-has out "Exit status"
+has out "Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted"
 expect 0 --version
 has out LibTorch
 expect 0 verify --help
@@ -14,17 +14,17 @@ has out tiny-transformer
 has out "revolve:S"
 
 expect 2
-has err "subcommand is required"
+has err "expected a subcommand: train"
 expect 2 verfy
 has err "did you mean verify?"
 expect 2 verify --recompte all
 has err "did you mean --recompute?"
 expect 2 verify --model tiny-mpl
-has err "expected one of tiny-mlp"
+has err "did you mean tiny-mlp?"
 expect 2 verify --recompute every:99
 has err "between 1 and"
 expect 2 verify --recompute some
-has err "expected none, all"
+has err "expected one of none, all"
 expect 2 verify --device nowhere
 has err "expected cpu, cuda"
 expect 2 verify --device cuda:99

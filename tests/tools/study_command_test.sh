@@ -60,7 +60,7 @@ expect 0 "$@"
 has out '"peak_bytes"'
 
 # Without --resume nothing is touched, with it nothing is run twice.
-expect 1 study small.yaml --device "$device"
+expect 2 study small.yaml --device "$device"
 has err '--resume goes on'
 before=$(cksum <reprise-studies/small/results.jsonl)
 expect 0 study small.yaml --device "$device" --resume
@@ -92,6 +92,25 @@ YAML
   has out '2 done, 1 did not fit'
 fi
 
+# A study in which every run fails has failed; one other result and it has not.
+cat >failing.yaml <<'YAML'
+shared: {model: mlp, depth: 4, width: 16, data: random, random-samples: 64, steps: 2, threads: 1, workers: 1}
+runs:
+  - {batch: [2, 4], recompute: "every:99"}
+YAML
+expect 1 study failing.yaml --device "$device" --no-estimate --no-report
+has out '0 done, 0 did not fit, 2 failed'
+has err 'every run has failed'
+sed -i 's/"every:99"/["every:99", sqrt]/' failing.yaml
+expect 0 study failing.yaml --device "$device" --no-estimate --no-report --resume
+has out '2 done, 0 did not fit, 0 failed'
+# Results that cannot be shown.
+last="a study into a full disk"
+"$reprise" study failing.yaml --device "$device" --resume --no-estimate --no-report \
+  >/dev/full 2>"$work/err"
+[ $? = 1 ] || fail "another exit status than 1"
+has err 'cannot write to standard output'
+
 # What is wrong is said before anything is run.
 expect 2 study nosuch
 has err 'neither a file nor one of'
@@ -110,7 +129,7 @@ expect 2 study small.yaml --set bacth=4
 has err 'did you mean batch?'
 expect 2 study small.yaml --only batch=5
 has err 'no run has batch 5'
-expect 1 report nosuch
-has err 'is not there'
+expect 2 report nosuch
+has err 'results: cannot read nosuch: No such file'
 [ ! -e reprise-studies/wrong ] || fail "a wrong study has left something"
 finish study_command

@@ -36,7 +36,7 @@ expect 0 train --compare "$work/a/summary.json" "$work/b/summary.json"
 has out BEFORE
 has out AFTER
 has out "×"
-expect 1 train --compare "$work/a/summary.json" "$work/nowhere.json"
+expect 2 train --compare "$work/a/summary.json" "$work/nowhere.json"
 has err "nowhere.json"
 
 # --- within a budget
@@ -57,34 +57,34 @@ has err "continues after update 4 of 8"
 has out "predicted"
 expect 0 train "${planned[@]}" --memory 4GiB --recompute all --out none
 lacks out "predicted"
-expect 1 train "${planned[@]}" --recompute optimal --out "$work/c"
+expect 2 train "${planned[@]}" --recompute optimal --out "$work/c"
 has err "optimal needs --memory"
 [ ! -e "$work/c" ] || fail "a refused run left a directory"
 
 # --- weights out and in
 expect 0 train "${small[@]}" --weights "$work/a.safetensors" --out none --steps 1
-expect 1 train "${small[@]}" --width 16 --weights "$work/a.safetensors" --out "$work/c"
+expect 2 train "${small[@]}" --width 16 --weights "$work/a.safetensors" --out "$work/c"
 has err "shape"
 [ ! -e "$work/c" ] || fail "a refused run left a directory"
 head -c 200 "$work/a.safetensors" >"$work/cut.safetensors"
-expect 1 train "${small[@]}" --weights "$work/cut.safetensors" --out "$work/c"
+expect 2 train "${small[@]}" --weights "$work/cut.safetensors" --out "$work/c"
 has err "cut.safetensors"
 
 # --- going on
 expect 0 train --resume "$work/a" --epochs 2
 has err "continues after update 4 of 8"
-expect 1 train --resume "$work/a" --model cnn-basic
+expect 2 train --resume "$work/a" --model cnn-basic
 has err "another training: model was"
-expect 1 train --resume "$work/a" --clip 3
+expect 2 train --resume "$work/a" --clip 3
 has err "clip was"
-expect 1 train --resume "$work/nowhere"
+expect 2 train --resume "$work/nowhere"
 has err "holds no run"
-expect 1 train "${small[@]}" --out "$work/a"
+expect 2 train "${small[@]}" --out "$work/a"
 has err "holds a run already"
 
 # --- a directory that cannot be made; a disk that is full
 : >"$work/x"
-expect 1 train "${small[@]}" --out "$work/x/run"
+expect 2 train "${small[@]}" --out "$work/x/run"
 has err "cannot make the directory"
 # A limit on the size of files stands for a full disk: the first states fit, the
 # training goes on without later ones, and says so.
@@ -102,36 +102,56 @@ has err "File too large"
 expect 0 train --resume "$work/full" --steps 6
 has err "continues after update 2 of 6"
 
+# --- an interrupt saves, and its status is a shell's; output that cannot be written
+: >"$work/err"
+"$reprise" train "${small[@]}" --epochs 100000 --out "$work/int" >"$work/out" 2>"$work/err" &
+pid=$!
+last="an interrupted training"
+for _ in $(seq 200); do grep -q "step" "$work/err" && break; sleep 0.05; done
+kill -INT $pid
+wait $pid
+status=$?
+[ $status = 130 ] || fail "exit status $status, expected 130"
+has err "stopped; go on with: reprise train --resume $work/int"
+ls "$work"/int/state-* >/dev/null || fail "an interrupt has saved nothing"
+last="a summary into a full disk"
+"$reprise" train "${small[@]}" --steps 1 --out none >/dev/full 2>"$work/err"
+[ $? = 1 ] || fail "another exit status than 1"
+has err "cannot write to standard output"
+# With json, wrong usage is an object too.
+expect 2 train "${small[@]}" --recompute every:99 --out none --format json
+python3 -c 'import json, sys; e = json.load(open(sys.argv[1])); assert "every:99" in e["error"] and not e["out_of_memory"]' "$work/out" || fail "no JSON of the failure"
+
 # --- wrong input, one clear line each
 one_line() { [ "$(grep -c . "$work/err")" -le 2 ] || fail "more than one line"; }
-expect 1 train --model gtp2
+expect 2 train --model gtp2
 has err "gpt2"
 one_line
-expect 1 train --model cnn-basic --image-size 100
+expect 2 train --model cnn-basic --image-size 100
 has err "image"
 one_line
 expect 2 train --batch 0
 has err "--batch"
-expect 1 train "${small[@]}" --precision fp8
+expect 2 train "${small[@]}" --precision fp8
 has err "fp32, bf16, fp16"
-expect 1 train "${small[@]}" --graph yes
+expect 2 train "${small[@]}" --graph yes
 has err "auto, on, off"
-expect 1 train "${small[@]}" --device cpu --graph on
-has err "[--graph] on needs a CUDA device"
+expect 2 train "${small[@]}" --device cpu --graph on
+has err "--graph: on needs a CUDA device"
 one_line
-expect 1 train "${small[@]}" --optimizer adamm
+expect 2 train "${small[@]}" --optimizer adamm
 has err "adamw"
-expect 1 train "${small[@]}" --data "$work/nothing-images-idx3-ubyte"
+expect 2 train "${small[@]}" --data "$work/nothing-images-idx3-ubyte"
 has err "nothing-images-idx3-ubyte"
 one_line
 printf 'not an idx file at all' >"$work/bad-images-idx3-ubyte"
-expect 1 train --model cnn-basic --data "$work/bad-images-idx3-ubyte" --out "$work/c"
+expect 2 train --model cnn-basic --data "$work/bad-images-idx3-ubyte" --out "$work/c"
 has err "bad-images-idx3-ubyte"
 one_line
 [ ! -e "$work/c" ] || fail "a refused run left a directory"
 expect 2 train --recompte sqrt
 has err "did you mean --recompute?"
-expect 1 train "${small[@]}" --recompute every:99
+expect 2 train "${small[@]}" --recompute every:99
 has err "between 1 and"
 
 finish "reprise train"

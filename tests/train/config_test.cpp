@@ -2,6 +2,8 @@
 
 #include <reprise/train/config.h>
 
+#include <nlohmann/json.hpp>
+
 namespace reprise {
 namespace {
 
@@ -152,12 +154,103 @@ TEST(Config, BadWordsAreNamed) {
   EXPECT_FALSE(error([](auto& c) { c.recompute = "every:x"; }).empty());
 }
 
+TEST(Config, FlagsWithoutEffectAreRefused) {
+  const auto error = [](auto change) {
+    TrainConfig config;
+    change(config);
+    return error_of([&] { config.resolve(); });
+  };
+  const auto expect = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  expect(error([](auto& c) { c.optimizer.momentum = 0.9; }),
+         "[--momentum] needs --optimizer sgd, got adamw");
+  expect(error([](auto& c) { c.optimizer.nesterov = true; }),
+         "[--nesterov] needs --optimizer sgd, got adamw");
+  expect(error([](auto& c) {
+           c.optimizer.name = "sgd";
+           c.optimizer.nesterov = true;
+         }),
+         "[--nesterov] needs --momentum above 0");
+  expect(error([](auto& c) {
+           c.optimizer.name = "sgd";
+           c.optimizer.beta1 = 0.8;
+         }),
+         "[--beta1] needs --optimizer adam");
+  expect(error([](auto& c) { c.base_batch = 32; }),
+         "[--base-batch] needs --scale-lr");
+  expect(error([](auto& c) { c.rate.lowest = 1e-4; }),
+         "[--lr-lowest] needs --lr-schedule cosine");
+  expect(error([](auto& c) {
+           c.rate.schedule = "cosine";
+           c.rate.lowest = 0.5;
+         }),
+         "[--lr-lowest] expected at most the --lr of 0.001, got 0.5");
+  expect(error([](auto& c) {
+           c.rate.schedule = "cosine";
+           c.rate.warmup_steps = 10;
+           c.steps = 10;
+         }),
+         "[--warmup] expected fewer than the --steps of 10");
+}
+
+/// A field with 0 or an empty text that means "not given" stays so; all others are
+/// held to their range, wherever they come from.
+TEST(Config, FieldsAreHeldToTheirRanges) {
+  const auto error = [](const char* field, const auto& value) {
+    auto fields = nlohmann::json::parse(to_json(TrainConfig{}));
+    fields[field] = value;
+    return error_of([&] { config_from_json(fields.dump()).resolve(); });
+  };
+  const auto expect = [&](const char* field, const auto& value,
+                          const char* part) {
+    const std::string text = error(field, value);
+    EXPECT_NE(text.find(part), std::string::npos) << field << ": " << text;
+  };
+  EXPECT_EQ(error("batch", 0), "");
+  EXPECT_EQ(error("depth", 0), "");
+  EXPECT_EQ(error("dropout", -1.0), "");
+  EXPECT_EQ(error("shard", ""), "");
+  expect("batch", -1, "[--batch] expected a whole number from 1 to");
+  expect("depth", 100'000'000, "[--depth] expected a whole number from 1 to");
+  expect("image_size", -3, "[--image-size] expected");
+  expect("threads", 100'000, "[--threads] expected a whole number from 0 to");
+  expect("keep", 0, "[--keep] expected a whole number from 1 to 1000, got '0'");
+  expect("ranks", 0, "[--ranks] expected a whole number from 1 to");
+  expect("dropout", 1.0, "[--dropout] expected a number from 0 to below 1");
+  expect("lr", -0.1, "[--lr] expected a number from 0 to 1000, got '-0.1'");
+  expect("loss_scale", 0, "[--loss-scale] expected a number above 0");
+  expect("bucket_bytes", 25, "[--bucket] expected at least 1.00 KiB, got '25'");
+  expect("model", "gtp2", "[--model] unknown name 'gtp2'; did you mean gpt2?");
+  expect("device", "cpu:1", "[--device] expected cpu, cuda or cuda:N");
+  expect("shard", "optimiser",
+         "[--shard] expected optimizer, got 'optimiser'; did you mean "
+         "optimizer?");
+  expect("recompute", "sqr", "did you mean sqrt?");
+}
+
+TEST(Config, JsonThatIsNoConfigurationIsNamed) {
+  EXPECT_NE(error_of([] { config_from_json("{\"model\": "); }).find("JSON"),
+            std::string::npos);
+  auto fields = nlohmann::json::parse(to_json(TrainConfig{}));
+  fields["depth"] = "four";
+  EXPECT_NE(error_of([&] {
+              config_from_json(fields.dump());
+            }).find("with another type of 'depth'"),
+            std::string::npos);
+  fields.erase("depth");
+  EXPECT_NE(error_of([&] {
+              config_from_json(fields.dump());
+            }).find("without 'depth'"),
+            std::string::npos);
+}
+
 TEST(Config, JsonAndBack) {
   TrainConfig config;
   config.model = "gpt2";
   config.model_options.depth = 3;
   config.optimizer.name = "adam8bit";
-  config.optimizer.momentum = 0.9;
+  config.optimizer.beta1 = 0.8;
   config.quantize_embeddings = true;
   config.rate.base = 0.1;
   config.recompute = "revolve:3";

@@ -89,7 +89,9 @@ while ! grep -q "step" "$work/log"; do
   sleep 0.05
 done
 kill -TERM $pid
-wait $pid || fail "status $? after SIGTERM"
+status=0
+wait $pid || status=$?
+[ $status = 143 ] || fail "status $status after SIGTERM"
 grep -q "go on with: reprise train --resume $work/term" "$work/log" ||
   fail "no word on how to go on: $(cat "$work/log")"
 echo "SIGTERM: saved, and said how to go on"

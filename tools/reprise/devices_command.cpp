@@ -1,4 +1,6 @@
 #include "commands.h"
+#include "config_options.h"
+#include "errors.h"
 
 #include <reprise/observe/devices.h>
 
@@ -12,12 +14,10 @@ void add_devices(CLI::App& app, Action& action) {
   auto format = std::make_shared<std::string>("table");
   CLI::App* devices = app.add_subcommand(
       "devices", "List devices, and what the observer can see of them");
-  devices->add_option("--format", *format, "table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
-  devices->footer(
-      "What is seen of a CUDA device comes from NVML (libnvidia-ml.so.1, or "
-      "REPRISE_NVML).\nExit status: 0 done, 1 failed, 2 wrong usage.");
+  add_format_flag(*devices, *format);
+  devices->footer(std::string("What is seen of a CUDA device comes from NVML "
+                              "(libnvidia-ml.so.1, or REPRISE_NVML).\n") +
+                  kStatuses);
   devices->callback([format, &action] {
     action = [format] {
       const auto found = list_devices(Ask::kLibTorch);

@@ -1,4 +1,6 @@
+#include "checks.h"
 #include "commands.h"
+#include "train_flags.h"
 
 #include <reprise/distributed/launch.h>
 
@@ -26,7 +28,20 @@ std::string own_path() {
   return {path.data(), static_cast<size_t>(size)};
 }
 
+/// Finds what is wrong once, before every rank would say it.
+void check_words(const LaunchFlags& flags) {
+  const std::string error = one_of({"train"})(flags.words.front());
+  if (!error.empty()) throw CLI::ValidationError("after --", error);
+  try {
+    parse_train_flags({flags.words.begin() + 1, flags.words.end()},
+                      flags.ranks);
+  } catch (const CLI::Success&) {
+    // Help, which the first rank shows.
+  }
+}
+
 int launch(const LaunchFlags& flags) {
+  check_words(flags);
   LaunchOptions options;
   options.ranks = flags.ranks;
   options.argv = {own_path()};
@@ -45,17 +60,19 @@ void add_launch(CLI::App& app, Action& action) {
       "launch",
       "Run a subcommand as several ranks on this machine: launch -n 4 -- train "
       "…");
-  launching->add_option("-n,--ranks", flags->ranks, "Processes")
-      ->required()
-      ->check(CLI::Range(1, 4096));
+  set_check(
+      launching->add_option("-n,--ranks", flags->ranks, "Number of processes")
+          ->required(),
+      whole_number(1, 1024));
   launching
       ->add_option("command", flags->words,
                    "After --: the subcommand, train, with its flags")
-      ->required();
+      ->required()
+      ->type_name("-- train FLAGS");
   launching->footer(
       "Across machines use torchrun --no-python, mpirun or srun; reprise train "
-      "finds\nits rank in their environment.\nExit status: 0 done, else that "
-      "of the first rank that failed.");
+      "finds\nits rank in their environment.\nExit status: 0 done, 2 wrong "
+      "usage, 130 interrupted, else that of the first\nrank that failed.");
   launching->callback(
       [flags, &action] { action = [flags] { return launch(*flags); }; });
 }

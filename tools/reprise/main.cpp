@@ -1,44 +1,90 @@
 #include "commands.h"
+#include "errors.h"
 #include "version.h"
 
-#include <reprise/data/nearest.h>
 #include <reprise/memory/meter.h>
 #include <reprise/torch/version.h>
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Exception.h>
 
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <iostream>
 #include <string>
-#include <vector>
 
+namespace reprise::command {
 namespace {
 
-constexpr int kFailed = 1;
-constexpr int kWrongUsage = 2;
+int fail(const std::string& message) {
+  std::cerr << "reprise: " << message << "\n";
+  return kFailed;
+}
 
-/// The first word nobody understood, and what it was near to.
-std::string hint(const CLI::App& app) {
-  const CLI::App* chosen = &app;
-  if (!app.get_subcommands().empty()) chosen = app.get_subcommands().front();
-  std::vector<std::string> names;
-  for (const CLI::Option* option : chosen->get_options()) {
-    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+int refuse(const CLI::App& app, const std::string& message) {
+  std::cerr << "reprise: " << message << "\nSee: " << help_command(app) << "\n";
+  return kWrongUsage;
+}
+
+void add_all(CLI::App& app, Action& action) {
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "reprise " + version() + ", LibTorch " +
+                                        compat::libtorch_version());
+  app.footer(
+      std::string("Results go to standard output, progress to standard error.\n"
+                  "Status 2 means that nothing was started: a flag, a value or "
+                  "a file is wrong.\n") +
+      kStatuses);
+  add_train(app, action);
+  add_launch(app, action);
+  add_plan(app, action);
+  add_profile(app, action);
+  add_report(app, action);
+  add_verify(app, action);
+  add_study(app, action);
+  add_devices(app, action);
+}
+
+/// All errors end here: the only place that prints them.
+int run(CLI::App& app, const Action& action, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    return refuse(app, parse_message(app, error));
   }
-  if (chosen == &app) {
-    for (const CLI::App* sub : app.get_subcommands({})) {
-      names.push_back(sub->get_name());
-    }
+  try {
+    count_cpu_memory();  // before the first tensor
+    return action();
+  } catch (const CLI::Error& error) {
+    return refuse(app, error.what());
+  } catch (const c10::Error& error) {
+    const std::string message = user_message(error);
+    return is_wrong_usage(error) ? refuse(app, message) : fail(message);
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory; try a smaller --batch or a smaller model");
+  } catch (const std::exception& error) {
+    return fail(user_message(std::string(error.what())));
   }
-  for (const std::string& word : app.remaining(/*recurse=*/true)) {
-    const std::string near = reprise::nearest(word, names);
-    if (!near.empty()) return "; did you mean " + near + "?";
-  }
-  return "";
+}
+
+/// A result that could not be written is a failure, whatever was computed.
+int check_output(int status) {
+  errno = 0;
+  std::cout.flush();
+  const bool written =
+      std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
+  if (written) return status;
+  const std::string why = errno != 0 ? std::strerror(errno) : "write error";
+  std::cerr << "reprise: cannot write to standard output: " << why << "\n";
+  return status == kDone ? kFailed : status;
 }
 
 }  // namespace
+}  // namespace reprise::command
 
 int main(int argc, char** argv) {
   CLI::App app(
@@ -46,44 +92,8 @@ int main(int argc, char** argv) {
       "activations "
       "instead of keeping them, and accumulates gradients over micro-batches.",
       "reprise");
-  app.require_subcommand(1);
-  app.set_version_flag("--version", "reprise " + reprise::command::version() +
-                                        ", LibTorch " +
-                                        reprise::compat::libtorch_version());
-  app.footer(
-      "Results go to standard output, progress to standard error.\n"
-      "Exit status: 0 done, 1 failed, 2 wrong usage.");
   reprise::command::Action action;
-  reprise::command::add_train(app, action);
-  reprise::command::add_launch(app, action);
-  reprise::command::add_plan(app, action);
-  reprise::command::add_profile(app, action);
-  reprise::command::add_report(app, action);
-  reprise::command::add_verify(app, action);
-  reprise::command::add_study(app, action);
-  reprise::command::add_devices(app, action);
-
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& success) {  // --help, --version
-    return app.exit(success);
-  } catch (const CLI::ParseError& error) {
-    std::cerr << "reprise: " << error.what() << hint(app)
-              << "\nTry: reprise --help\n";
-    return kWrongUsage;
-  }
-
-  try {
-    reprise::count_cpu_memory();  // before the first tensor
-    return action();
-  } catch (const CLI::Error& error) {
-    std::cerr << "reprise: " << error.what() << "\n";
-    return kWrongUsage;
-  } catch (const c10::Error& error) {
-    std::cerr << "reprise: " << error.what_without_backtrace() << "\n";
-    return kFailed;
-  } catch (const std::exception& error) {
-    std::cerr << "reprise: " << error.what() << "\n";
-    return kFailed;
-  }
+  reprise::command::add_all(app, action);
+  return reprise::command::check_output(
+      reprise::command::run(app, action, argc, argv));
 }

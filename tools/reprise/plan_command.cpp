@@ -1,5 +1,7 @@
+#include "checks.h"
 #include "commands.h"
 #include "config_options.h"
+#include "errors.h"
 
 #include <reprise/memory/bytes.h>
 #include <reprise/memory/process.h>
@@ -48,8 +50,6 @@ Asked ask(const PlanFlags& flags) {
   config.device = device.str();
   request.memory =
       flags.memory.empty() ? free_bytes(device) : parse_bytes(flags.memory);
-  TORCH_CHECK(request.memory > 0, "[--memory] expected more than 0, got '",
-              flags.memory, "'");
   request.margin = flags.margin;
   request.precisions = {config.precision};
   if (config.precision == kAuto) request.precisions = {"fp32", "bf16"};
@@ -73,14 +73,6 @@ Asked ask(const PlanFlags& flags) {
   return asked;
 }
 
-Asked ask_or_explain(const PlanFlags& flags) {
-  try {
-    return ask(flags);
-  } catch (const c10::Error& error) {
-    throw CLI::ValidationError(error.what_without_backtrace());
-  }
-}
-
 template <class... What>
 void print_as(const std::string& format, const What&... what) {
   if (format == "json") {
@@ -91,7 +83,11 @@ void print_as(const std::string& format, const What&... what) {
 }
 
 int plan_with(const PlanFlags& flags) {
-  const Asked asked = ask_or_explain(flags);
+  if (flags.measure && !flags.largest.empty()) {
+    throw CLI::ValidationError(
+        "--measure", "trains by a plan; --largest makes none, so give one");
+  }
+  const Asked asked = ask(flags);
   PlanningOptions options;
   options.fresh = flags.fresh;
   options.progress = [](const std::string& text) {
@@ -116,14 +112,17 @@ int plan_with(const PlanFlags& flags) {
 /// The same flags, of which some are also the planner's to choose.
 void describe_choices(CLI::App& plan) {
   plan.get_option("--batch")->description(
-      "Samples a micro-batch (default: chosen)");
+      "Samples per micro-batch (default: chosen)");
   plan.get_option("--accumulate")
-      ->description("Micro-batches an update (default: chosen)");
+      ->description("Micro-batches per update (default: chosen)");
   plan.get_option("--global-batch")
-      ->description("Samples an update (default 32)");
+      ->description("Samples per update (default 32)");
   plan.get_option("--recompute")
       ->description("optimal, or a strategy as for train");
-  plan.get_option("--precision")->description("auto, fp32, bf16, fp16");
+  set_check(plan.get_option("--precision")
+                ->description("auto: the faster of fp32 and bf16; or fp32, "
+                              "bf16, fp16"),
+            one_of({"auto", "fp32", "bf16", "fp16"}));
 }
 
 }  // namespace
@@ -137,30 +136,28 @@ void add_plan(CLI::App& app, Action& action) {
       "Choose micro-batch, accumulation, precision and schedule: the fastest "
       "that fit into a memory budget",
       flags->config);
-  describe_choices(*plan);
   add_graph_flag(*plan, flags->config);
-  plan->add_option("--memory", flags->memory,
-                   "Budget, such as 8GiB (default: what the device has free)")
-      ->group("Machine");
-  plan->add_option("--margin", flags->margin, "Share of the budget left free")
-      ->group("Machine")
-      ->check(CLI::Range(0.0, 0.9))
-      ->capture_default_str();
+  describe_choices(*plan);
+  add_memory_flag(*plan, flags->memory,
+                  "Budget, such as 8GiB (default: what the device has free)");
+  set_check(plan->add_option("--margin", flags->margin,
+                             "Share of the budget left free")
+                ->group("Machine")
+                ->capture_default_str(),
+            real_number(0, 0.9));
   plan->add_flag("--measure", flags->measure,
                  "Train a few updates by the plan: predicted against measured");
-  plan->add_option("--largest", flags->largest,
-                   "Instead: the largest batch, image-size, seq or depth that "
-                   "fits, with and without techniques")
-      ->check(CLI::IsMember({"batch", "image-size", "seq", "depth"}));
+  set_check(plan->add_option("--largest", flags->largest,
+                             "Instead: the largest batch, image-size, seq or "
+                             "depth that fits, with and without techniques"),
+            one_of({"batch", "image-size", "seq", "depth"}));
   plan->add_flag("--fresh", flags->fresh,
                  "Measure again what earlier runs have measured");
-  plan->add_option("--format", flags->format, "table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
-  plan->footer(
-      "Takes the flags of train. Measurements are kept in "
-      "~/.cache/reprise/profiles.\n"
-      "Exit status: 0 it fits, 1 nothing does or it failed, 2 wrong usage.");
+  add_format_flag(*plan, flags->format);
+  plan->footer(std::string("Takes the flags of train. Measurements are kept in "
+                           "~/.cache/reprise/profiles.\n"
+                           "Status 1 also means that nothing fits.\n") +
+               kStatuses);
   plan->callback(
       [flags, &action] { action = [flags] { return plan_with(*flags); }; });
 }

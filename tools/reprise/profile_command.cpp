@@ -1,5 +1,6 @@
 #include "commands.h"
 #include "config_options.h"
+#include "errors.h"
 
 #include <reprise/train/profile.h>
 
@@ -17,16 +18,12 @@ struct ProfileFlags {
 int profile_with(ProfileFlags& flags) {
   TrainConfig& config = flags.config;
   config.device = device_of(config.device).str();
-  try {
-    TORCH_CHECK(config.recompute != "optimal",
-                "[--recompute] profile has no budget to plan for; reprise plan "
-                "prints the optimal schedule, which --recompute takes as well");
-    if (config.data.empty()) config.data = default_data(config);
-    config.evaluate = false;
-    config.resolve();
-  } catch (const c10::Error& error) {
-    throw CLI::ValidationError(error.what_without_backtrace());
-  }
+  TORCH_CHECK(config.recompute != "optimal",
+              "[--recompute] profile has no budget to plan for; reprise plan "
+              "prints the optimal schedule, which --recompute takes as well");
+  if (config.data.empty()) config.data = default_data(config);
+  config.evaluate = false;
+  config.resolve();
   const TrainingProfile profile = profile_training(config);
   if (flags.format == "json") {
     std::cout << to_json(profile) << std::endl;
@@ -49,13 +46,12 @@ void add_profile(CLI::App& app, Action& action) {
           "none, all, sqrt, every:K, checkpoints:K, revolve:S, or a schedule "
           "as "
           "reprise plan prints it");
-  profile->add_option("--format", flags->format, "table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
+  add_format_flag(*profile, flags->format);
   profile->footer(
-      "Runs a few updates and learns nothing. Takes the flags of train; those "
-      "that\nneither memory nor time depend on change nothing.\n"
-      "Exit status: 0 done, 1 failed, 2 wrong usage.");
+      std::string("Runs a few updates and learns nothing. Takes the flags of "
+                  "train; those that\nneither memory nor time depend on change "
+                  "nothing.\n") +
+      kStatuses);
   profile->callback(
       [flags, &action] { action = [flags] { return profile_with(*flags); }; });
 }

@@ -1,9 +1,14 @@
+#include "checks.h"
 #include "commands.h"
+#include "errors.h"
 
 #include <reprise/memory/bytes.h>
 #include <reprise/report/report.h>
+#include <reprise/study/results.h>
 
-#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <filesystem>
 #include <iostream>
@@ -31,8 +36,23 @@ std::string default_out(const std::string& results) {
   return (folder / "report.html").string();
 }
 
+/// Results without a run would make an empty page.
+void check_results(const std::vector<std::string>& paths) {
+  const auto records = read_results(paths);
+  const bool runs =  // which come last
+      !records.empty() &&
+      nlohmann::json::parse(records.back())["type"] == "run";
+  if (runs) return;
+  throw CLI::ValidationError(fmt::format(
+      "{}: expected results of runs, got none; reprise study makes them",
+      fmt::join(paths, ", ")));
+}
+
 int report_with(ReportFlags& flags) {
   if (flags.out.empty()) flags.out = default_out(flags.results.front());
+  const std::string error = writable_file()(flags.out);
+  if (!error.empty()) throw CLI::ValidationError("--out", error);
+  check_results(flags.results);
   const int64_t bytes = write_report(flags.results, flags.out, flags.options);
   std::cout << flags.out << ", " << format_bytes(bytes) << std::endl;
   if (!flags.plots.empty()) {
@@ -49,33 +69,39 @@ void add_report(CLI::App& app, Action& action) {
   auto flags = std::make_shared<ReportFlags>();
   CLI::App* report = app.add_subcommand(
       "report", "Make one page of what studies have found, from results alone");
-  report
-      ->add_option("results", flags->results,
-                   "Directories of studies, or .jsonl files; several are read "
-                   "together")
-      ->required()
-      ->type_name("DIR");
-  report
-      ->add_option("-o,--out", flags->out,
-                   "Where the page goes; default: report.html in the first DIR")
-      ->type_name("FILE");
-  report
-      ->add_option(
-          "--plots", flags->plots,
-          "Also save every plot as SVG, PNG and CSV there, with Chromium")
-      ->type_name("DIR");
+  set_check(report
+                ->add_option("results", flags->results,
+                             "Directories of studies, or .jsonl files; several "
+                             "are read together")
+                ->required()
+                ->type_name("DIR"),
+            readable_results());
+  set_check(report
+                ->add_option("-o,--out", flags->out,
+                             "Path of the page (default: report.html in the "
+                             "first DIR)")
+                ->type_name("FILE"),
+            not_empty());
+  set_check(report
+                ->add_option("--plots", flags->plots,
+                             "Also save every plot as SVG and PNG in this "
+                             "directory, with Chromium")
+                ->type_name("DIR"),
+            writable_directory());
   report
       ->add_option("--browser", flags->browser,
                    "Chromium's or Chrome's command; default: the first found")
       ->type_name("COMMAND");
-  report
-      ->add_option("--page", flags->options.page,
-                   "A page that scripts/page.sh made, instead of the one built "
-                   "in; also: REPRISE_PAGE")
-      ->type_name("FILE");
+  set_check(report
+                ->add_option("--page", flags->options.page,
+                             "A page that scripts/page.sh made, instead of the "
+                             "one built in; also: REPRISE_PAGE")
+                ->type_name("FILE"),
+            readable_file());
   report->footer(
-      "The page needs nothing but itself: no network, no server.\n"
-      "Exit status: 0 done, 1 failed, 2 wrong usage.");
+      std::string(
+          "The page needs nothing but itself: no network, no server.\n") +
+      kStatuses);
   report->callback(
       [flags, &action] { action = [flags] { return report_with(*flags); }; });
 }

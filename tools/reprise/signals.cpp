@@ -6,11 +6,11 @@
 namespace reprise::command {
 namespace {
 
-std::atomic<bool> stop_asked = false;
+std::atomic<int> stop_signal = 0;
 
 /// The handler is gone by the time of a second signal.
 extern "C" void on_signal(int number) {
-  stop_asked = true;
+  stop_signal = number;
   std::signal(number, SIG_DFL);
 }
 
@@ -19,7 +19,13 @@ extern "C" void on_signal(int number) {
 std::function<bool()> stop_on_signals() {
   std::signal(SIGINT, on_signal);
   std::signal(SIGTERM, on_signal);
-  return [] { return stop_asked.load(); };
+  return [] { return stop_signal.load() != 0; };
+}
+
+int stopped_status() {
+  constexpr int kShell = 128;
+  const int number = stop_signal.load();
+  return kShell + (number != 0 ? number : SIGINT);
 }
 
 }  // namespace reprise::command

@@ -1,5 +1,7 @@
+#include "checks.h"
 #include "commands.h"
 #include "config_options.h"
+#include "errors.h"
 #include "signals.h"
 #include "study_progress.h"
 #include "train_flags.h"
@@ -18,11 +20,10 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <iostream>
 #include <memory>
-#include <sstream>
+#include <regex>
 
 namespace reprise::command {
 namespace {
@@ -56,16 +57,14 @@ std::string device_for(const std::string& given) {
 TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
   std::vector<std::string> words = command_of(run, options);
   const std::string ranks = run.value("ranks");
-  int64_t processes = 1;
   if (!ranks.empty()) {
-    const char* end = ranks.data() + ranks.size();
-    const auto [rest, error] = std::from_chars(ranks.data(), end, processes);
-    if (error != std::errc() || rest != end || processes < 1) {
+    const std::string error = (*field_check("--ranks"))(ranks);
+    if (!error.empty()) {
       throw CLI::ValidationError(
-          fmt::format("{}: expected a number of ranks from 1 on, got '{}'",
-                      run.words(), ranks));
+          fmt::format("{}: ranks: {}", run.words(), error));
     }
   }
+  const int64_t processes = ranks.empty() ? 1 : std::stoll(ranks);
   words.erase(words.begin(),
               std::find(words.begin(), words.end(), "train") + 1);
   try {
@@ -75,7 +74,7 @@ TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
         fmt::format("{}: {}", run.words(), error.what()));
   } catch (const c10::Error& error) {
     throw CLI::ValidationError(
-        fmt::format("{}: {}", run.words(), error.what_without_backtrace()));
+        fmt::format("{}: {}", run.words(), user_message(error)));
   }
 }
 
@@ -158,15 +157,31 @@ std::pair<std::string, std::string> assignment(
   const size_t equals = text.find('=');
   const std::string key = text.substr(0, equals);
   if (equals == std::string::npos || equals == 0) {
-    throw CLI::ValidationError(flag, "expected FLAG=VALUE, got " + text);
+    throw CLI::ValidationError(
+        flag, fmt::format("expected FLAG=VALUE, got '{}'", text));
   }
   if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
-    const std::string near = nearest(key, keys);
     throw CLI::ValidationError(
-        flag, "no flag of train: " + key +
-                  (near.empty() ? "" : "; did you mean " + near + "?"));
+        flag, fmt::format("expected a flag of train that a study may set, got "
+                          "'{}'{}",
+                          key, did_you_mean(key, keys)));
   }
   return {key, text.substr(equals + 1)};
+}
+
+/// "2/3" as its two numbers.
+std::pair<int, int> part_of(const std::string& text) {
+  static const std::regex form("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})");
+  std::smatch found;
+  if (std::regex_match(text, found, form)) {
+    const int part = std::stoi(found[1]);
+    const int parts = std::stoi(found[2]);
+    if (part <= parts) return {part, parts};
+  }
+  throw CLI::ValidationError(
+      "--part",
+      fmt::format("expected I/N with I from 1 to N, such as 1/2, got '{}'",
+                  text));
 }
 
 StudyOptions options_of(const StudyFlags& flags, const Study& study) {
@@ -176,6 +191,12 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
       flags.out.empty() ? "reprise-studies/" + study.name : flags.out;
   options.device = device_for(flags.device);
   const DeviceInfo info = device_info(options.device);
+  if (!info.usable) {
+    throw CLI::ValidationError(
+        "--device", fmt::format("expected cpu, this LibTorch has no CUDA, got "
+                                "{}",
+                                options.device));
+  }
   options.device_json = to_json(info);
   options.device_name = info.name;
   options.device_memory = info.memory_bytes;
@@ -189,13 +210,9 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
                                : parse_bytes(flags.run_memory);
     options.device_memory = options.memory_limit;
   }
-  char slash = 0;
-  std::istringstream part(flags.part);
-  if (!(part >> options.part >> slash >> options.parts) || slash != '/' ||
-      options.part < 1 || options.part > options.parts) {
-    throw CLI::ValidationError("--part",
-                               "expected I/N, such as 1/2, got " + flags.part);
-  }
+  const auto [part, parts] = part_of(flags.part);
+  options.part = part;
+  options.parts = parts;
   return options;
 }
 
@@ -247,22 +264,32 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
   std::cout << std::flush;
 }
 
+/// A run that fails is a result; a study in which no other kind came is a failure.
+int status_of(const StudyOutcome& outcome, const std::string& no_report) {
+  if (!no_report.empty()) {
+    std::cerr << "reprise: no page: " << no_report << "\n";
+  }
+  const int failed = outcome.now.failed + outcome.before.failed;
+  const int all = outcome.now.total() + outcome.before.total();
+  const bool all_failed = failed > 0 && failed == all;
+  if (all_failed) {
+    std::cerr << "reprise: every run has failed; results.jsonl has the "
+                 "reasons, --retry runs them again\n";
+  }
+  if (outcome.stopped) return stopped_status();
+  return all_failed || !no_report.empty() ? kFailed : kDone;
+}
+
 int study_with(const StudyFlags& flags) {
   const std::vector<std::string> keys = study_keys();
   if (flags.list) return list_studies(keys);
-  Study study = [&] {
-    try {
-      return open_study(flags.study, keys);
-    } catch (const c10::Error& error) {
-      throw CLI::ValidationError(error.what_without_backtrace());
-    }
-  }();
+  Study study = open_study(flags.study, keys);
   for (const auto& one : flags.only) {
     const auto [flag, value] = assignment(one, "--only", keys);
     try {
       study.only(flag, value);
     } catch (const c10::Error& error) {
-      throw CLI::ValidationError("--only", error.what_without_backtrace());
+      throw CLI::ValidationError("--only", user_message(error));
     }
   }
   for (const auto& one : flags.set) {
@@ -284,6 +311,8 @@ int study_with(const StudyFlags& flags) {
     return 0;
   }
   const auto todo = runs_to_do(study, options);
+  const std::string error = writable_directory()(options.directory);
+  if (!error.empty()) throw CLI::ValidationError("--out", error);
   StudyProgress progress;
   options.listener = &progress;
   options.stop = stop_on_signals();
@@ -306,7 +335,7 @@ int study_with(const StudyFlags& flags) {
       write_report({options.directory}, report);
     } catch (const c10::Error& error) {
       // The results are there all the same.
-      no_report = error.what_without_backtrace();
+      no_report = user_message(error);
       report.clear();
     }
   }
@@ -315,9 +344,7 @@ int study_with(const StudyFlags& flags) {
     std::cerr << "stopped; go on with: " << resume_command(flags, options)
               << "\n";
   }
-  if (no_report.empty()) return 0;
-  std::cerr << "reprise: no page: " << no_report << "\n";
-  return 1;
+  return status_of(outcome, no_report);
 }
 
 }  // namespace
@@ -330,13 +357,14 @@ void add_study(CLI::App& app, Action& action) {
       "and make a page of it");
   study
       ->add_option("STUDY", flags->study,
-                   "A study file, or one that comes along: quick, mnist, "
+                   "A study file, or a built-in study: quick, mnist, "
                    "checkpoints, bert, gpt2, frontier")
       ->capture_default_str();
-  study->add_flag("--list", flags->list, "List those that come along");
-  study->add_option("--out", flags->out,
-                    "Directory of its results (default: "
-                    "reprise-studies/NAME)");
+  study->add_flag("--list", flags->list, "List the built-in studies");
+  set_check(study->add_option("--out", flags->out,
+                              "Directory of its results (default: "
+                              "reprise-studies/NAME)"),
+            not_empty());
   study->add_flag("--resume", flags->resume,
                   "Go on with the results that are there");
   study->add_flag("--retry", flags->retry,
@@ -346,10 +374,11 @@ void add_study(CLI::App& app, Action& action) {
   study->add_flag("--no-estimate", flags->no_estimate,
                   "Start without measuring what the runs will take");
   study->add_flag("--no-report", flags->no_report, "Make no page at the end");
-  study
-      ->add_option("--device", flags->device,
-                   "cpu, cuda or cuda:N; auto: CUDA where there is one")
-      ->capture_default_str();
+  set_check(study
+                ->add_option("--device", flags->device,
+                             "cpu, cuda or cuda:N; auto: CUDA if there is one")
+                ->capture_default_str(),
+            device_name({"auto"}));
   study
       ->add_option("--set", flags->set,
                    "FLAG=VALUE in every run, such as seconds=1")
@@ -367,17 +396,21 @@ void add_study(CLI::App& app, Action& action) {
                    "I/N: every N-th run from the I-th, to share a study out "
                    "among machines")
       ->capture_default_str();
-  study->add_option("--run-memory", flags->run_memory,
-                    "Most that a run on the CPU may take, such as 8GiB "
-                    "(default: what the machine has free, less a tenth)");
-  study->add_option("--format", flags->format, "Outcome as table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
+  // Less than LibTorch itself takes would fail every run.
+  constexpr int64_t kLeastRunMemory = int64_t{64} << 20;
+  set_check(
+      study->add_option("--run-memory", flags->run_memory,
+                        "Most memory that a run on the CPU may take, such as "
+                        "8GiB (default: 90 % of what the machine has free)"),
+      byte_size(kLeastRunMemory));
+  add_format_flag(*study, flags->format, "Outcome as table or json");
   study->footer(
-      "Results are appended to results.jsonl as they come; an interrupt loses "
-      "the run\nunder way and nothing else. A run that fails is a result: the "
-      "study goes on.\nExit status: 0 done or stopped, 1 failed, 2 wrong "
-      "usage.");
+      std::string(
+          "Results are appended to results.jsonl as they come; an interrupt "
+          "loses the run\nunder way and nothing else. A run that fails is a "
+          "result: the study goes on.\nStatus 1 also means that every run "
+          "failed.\n") +
+      kStatuses);
   study->callback(
       [flags, &action] { action = [flags] { return study_with(*flags); }; });
 }

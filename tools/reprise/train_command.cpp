@@ -1,5 +1,7 @@
+#include "checks.h"
 #include "commands.h"
 #include "config_options.h"
+#include "errors.h"
 #include "progress.h"
 #include "signals.h"
 #include "train_flags.h"
@@ -21,6 +23,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -132,10 +135,35 @@ Log open_log(const RankGroup* group, const std::string& directory) {
 }
 
 int compare_runs(const std::vector<std::string>& paths) {
-  const auto before = summary_from_json(read_text(paths.at(0)));
-  const auto after = summary_from_json(read_text(paths.at(1)));
-  std::cout << compare(before, after);
-  return 0;
+  const auto read = [](const std::string& path) {
+    try {
+      return summary_from_json(read_text(path));
+    } catch (const c10::Error& error) {
+      throw CLI::ValidationError(
+          fmt::format("{} ({})", user_message(error), path));
+    }
+  };
+  const TrainSummary before = read(paths.at(0));
+  std::cout << compare(before, read(paths.at(1)));
+  return kDone;
+}
+
+/// Where the run will be saved; empty: nowhere. Throws CLI::ValidationError if it
+/// could not be, before the work that would be lost.
+std::string output_directory(const TrainFlags& flags) {
+  if (flags.out == "none" || !flags.resume.empty()) return "";
+  const std::string path =
+      flags.out.empty() ? default_directory(flags.config) : flags.out;
+  std::error_code none;
+  if (std::filesystem::exists(path + "/config.json", none)) {
+    throw CLI::ValidationError(
+        "--out", fmt::format("{} holds a run already; continue it with "
+                             "--resume {}, or name another directory",
+                             path, path));
+  }
+  const std::string error = writable_directory()(path);
+  if (!error.empty()) throw CLI::ValidationError("--out", error);
+  return path;
 }
 
 int report(const TrainFlags& flags, const TrainResult& result,
@@ -157,7 +185,8 @@ int report(const TrainFlags& flags, const TrainResult& result,
                 << "\n";
     }
   }
-  return result.save_failed ? 1 : 0;
+  if (result.save_failed) return kFailed;
+  return result.stopped ? stopped_status() : kDone;
 }
 
 int train_with(TrainFlags& flags, CLI::App& app,
@@ -167,10 +196,8 @@ int train_with(TrainFlags& flags, CLI::App& app,
   const bool first = !ranks || ranks->rank() == 0;
   config.ranks = ranks ? ranks->size() : 1;
   std::optional<RunDirectory> directory;
+  const std::string new_path = first ? output_directory(flags) : "";
   if (!flags.resume.empty()) {
-    TORCH_CHECK(flags.out.empty(),
-                "[--resume] continues in its own directory; --out is for new "
-                "runs");
     if (first) directory.emplace(RunDirectory::open(flags.resume));
     std::string text = first ? to_json(directory->config()) : "";
     if (ranks) text = ranks->from_first(text);
@@ -201,10 +228,8 @@ int train_with(TrainFlags& flags, CLI::App& app,
   if (!first) {
   } else if (!flags.resume.empty()) {
     directory->set_config(config);
-  } else if (flags.out != "none") {
-    const std::string path =
-        flags.out.empty() ? default_directory(config) : flags.out;
-    directory.emplace(RunDirectory::create(path, config));
+  } else if (!new_path.empty()) {
+    directory.emplace(RunDirectory::create(new_path, config));
   }
 
   std::string path = directory ? directory->path() : "";
@@ -234,12 +259,13 @@ int train_with(TrainFlags& flags, CLI::App& app,
     file.commit();
   }
   if (ranks) ranks->leave();
-  if (!first) return 0;
+  if (!first) return result.stopped ? stopped_status() : kDone;
   return report(flags, result, seen, path);
 }
 
 /// Tells the other ranks where this one fails.
 int train_as_rank(TrainFlags& flags, CLI::App& app) {
+  check_train_flags(flags, app);
   if (!flags.compare.empty()) return compare_runs(flags.compare);
   const auto ranks = join_ranks(flags, flags.config);
   if (!ranks) return train_with(flags, app, nullptr);
@@ -249,7 +275,7 @@ int train_as_rank(TrainFlags& flags, CLI::App& app) {
   try {
     return train_with(flags, app, ranks);
   } catch (const c10::Error& error) {
-    fail(error.what_without_backtrace());
+    fail(user_message(error));
     throw;
   } catch (const std::exception& error) {
     fail(error.what());
@@ -276,9 +302,11 @@ int train_or_say_why(TrainFlags& flags, CLI::App& app) {
   if (flags.format != "json") return train_as_rank(flags, app);
   try {
     return train_as_rank(flags, app);
+  } catch (const CLI::Error& error) {
+    print_failure(error.what(), false);
+    throw;
   } catch (const c10::Error& error) {
-    print_failure(error.what_without_backtrace(),
-                  compat::is_out_of_memory(error));
+    print_failure(user_message(error), compat::is_out_of_memory(error));
     throw;
   } catch (const std::bad_alloc& error) {
     print_failure(error.what(), true);
@@ -294,8 +322,8 @@ void add_train(CLI::App& app, Action& action) {
   train->footer(
       "An interrupt (SIGINT, SIGTERM) finishes the micro-batch, saves and says "
       "how to\ngo on. With --format json a failure is an object with error and "
-      "out_of_memory.\nExit status: 0 done or stopped, 1 failed, 2 wrong "
-      "usage.");
+      "out_of_memory.\nExit status: 0 done, 1 failed, 2 wrong usage, 130 "
+      "interrupted (143 by SIGTERM).");
   train->callback([flags, train, &action] {
     action = [flags, train] { return train_or_say_why(*flags, *train); };
   });

@@ -28,12 +28,15 @@ struct TrainFlags {
 /// Adds the subcommand with all its flags, which write into `flags`.
 CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags);
 
+/// Throws CLI::ValidationError if flags contradict each other.
+void check_train_flags(const TrainFlags& flags, const CLI::App& train);
+
 /// After parsing: makes of the flags a resolved configuration.
 void finish_train_flags(TrainFlags& flags, const CLI::App& train);
 
-/// The training that these words of a command line ask for, those after `train`, of
-/// each of `ranks` processes. Throws CLI::ParseError and c10::Error as the command
-/// would show them.
+/// The training that the words after `train` on a command line ask for, for each of
+/// `ranks` processes; with --resume or --compare unresolved. Throws CLI::Success for
+/// --help, CLI::ValidationError and c10::Error if a value is wrong.
 TrainConfig parse_train_flags(const std::vector<std::string>& words,
                               int64_t ranks = 1);
 

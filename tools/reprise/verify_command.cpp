@@ -1,7 +1,8 @@
+#include "checks.h"
 #include "commands.h"
 #include "config_options.h"
+#include "errors.h"
 
-#include <reprise/data/nearest.h>
 #include <reprise/memory/bytes.h>
 #include <reprise/models/builtin.h>
 #include <reprise/models/model.h>
@@ -10,7 +11,6 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -144,6 +144,14 @@ Subject subject_of(const std::string& name, const Flags& flags,
       first.chain.size()};
 }
 
+/// The small ones that come first in the help, then those of train.
+std::vector<std::string> known_names() {
+  std::vector<std::string> names;
+  for (const Builtin& builtin : builtins()) names.push_back(builtin.name);
+  for (const ModelInfo& info : model_list()) names.push_back(info.name);
+  return names;
+}
+
 std::vector<Subject> subjects_of(const Flags& flags, torch::Device device) {
   std::vector<Subject> subjects;
   if (flags.models.empty()) {
@@ -151,22 +159,13 @@ std::vector<Subject> subjects_of(const Flags& flags, torch::Device device) {
       subjects.push_back(subject_of(builtin, flags, device));
     }
   }
-  std::vector<std::string> known;
-  for (const Builtin& builtin : builtins()) known.push_back(builtin.name);
-  const size_t tiny = known.size();
-  for (const ModelInfo& info : model_list()) known.push_back(info.name);
   for (const auto& name : flags.models) {
-    const auto at = static_cast<size_t>(
-        std::find(known.begin(), known.end(), name) - known.begin());
-    if (at < tiny) {
-      subjects.push_back(subject_of(builtins()[at], flags, device));
-      continue;
-    }
-    const std::string near = nearest(name, known);
-    TORCH_CHECK(at < known.size(), "[--model] expected one of ",
-                fmt::format("{}", fmt::join(known, ", ")), ", got '", name, "'",
-                near.empty() ? "" : "; did you mean " + near + "?");
-    subjects.push_back(subject_of(name, flags, device));
+    const auto builtin =
+        std::find_if(builtins().begin(), builtins().end(),
+                     [&](const Builtin& one) { return one.name == name; });
+    subjects.push_back(builtin == builtins().end()
+                           ? subject_of(name, flags, device)
+                           : subject_of(*builtin, flags, device));
   }
   return subjects;
 }
@@ -180,18 +179,13 @@ int verify_all(const Flags& flags) {
   how.tolerance = device.is_cuda() ? kCudaTolerance : 0;
   if (device.is_cuda()) compat::set_cuda_deterministic(true);
 
-  std::vector<Subject> subjects;
+  const std::vector<Subject> subjects = subjects_of(flags, device);
   std::vector<Strategy> strategies;
-  try {
-    subjects = subjects_of(flags, device);
-    for (const auto& text : flags.strategies) {
-      strategies.push_back(Strategy::parse(text));
-    }
-    for (const Subject& one : subjects) {  // a K too large is found here
-      for (const auto& how : strategies) make_schedule(how, one.stages);
-    }
-  } catch (const c10::Error& error) {
-    throw CLI::ValidationError(error.what_without_backtrace());
+  for (const auto& text : flags.strategies) {
+    strategies.push_back(Strategy::parse(text));
+  }
+  for (const Subject& one : subjects) {  // a K too large is found here
+    for (const auto& strategy : strategies) make_schedule(strategy, one.stages);
   }
 
   std::vector<VerifyReport> reports;
@@ -237,40 +231,42 @@ void add_verify(CLI::App& app, Action& action) {
       "verify",
       "Prove that recomputation changes nothing: train with and without it and "
       "compare loss, gradients, buffers, random numbers and parameters");
-  verify->add_option(
-      "--model", flags->models,
-      "Models to verify (default: all of these):" + known_models() +
-          "\nor any of train's, as large as they are unless said otherwise");
   add_model_sizes(*verify, flags->sizes);
-  verify
-      ->add_option("--recompute", flags->strategies,
-                   "Strategies: none, all, sqrt, every:K, checkpoints:K, "
-                   "revolve:S")
-      ->capture_default_str()
-      ->delimiter(',');
   verify->add_option("--device", flags->device, "cpu, cuda or cuda:N")
-      ->capture_default_str();
-  verify->add_option("--batch", flags->batch, "Samples a batch")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  verify->add_option("--updates", flags->updates, "Updates to train for")
-      ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verify->add_option("--seed", flags->seed, "Seed of weights, data, dropout")
       ->capture_default_str();
-  verify
-      ->add_option("--threads", flags->threads,
-                   "CPU threads (default: LibTorch's)")
-      ->check(CLI::Range(1, 1024));
+  verify->add_option("--threads", flags->threads,
+                     "CPU threads (0: LibTorch's choice)");
+  check_fields(*verify);
+  // These take other values than the flags of train with their names.
+  set_check(verify->add_option(
+                "--model", flags->models,
+                "Models to verify (default: all of these):" + known_models() +
+                    "\nor any of train's, in their own sizes "
+                    "unless flags change them"),
+            one_of(known_names()));
+  set_check(verify
+                ->add_option("--recompute", flags->strategies,
+                             "Strategies: none, all, sqrt, every:K, "
+                             "checkpoints:K, revolve:S")
+                ->capture_default_str()
+                ->delimiter(','),
+            strategy_text());
+  set_check(verify->add_option("--batch", flags->batch, "Samples per batch")
+                ->capture_default_str(),
+            whole_number(1, 1 << 16));
+  set_check(verify->add_option("--updates", flags->updates, "Number of updates")
+                ->capture_default_str(),
+            whole_number(1, 1000));
   verify->add_flag("--nested", flags->nested,
                    "Also wrap part of each stage in checkpoint()");
-  verify->add_option("--format", flags->format, "table or json")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
+  add_format_flag(*verify, flags->format);
   verify->footer(
-      "On the CPU no bit may differ. On CUDA, where some kernels add up in a\n"
-      "changing order, a relative difference of 1e-5 is allowed.\n"
-      "Exit status: 0 the same, 1 different, 2 wrong usage.");
+      std::string("On the CPU no bit may differ. On CUDA, where some kernels "
+                  "add up in a\nchanging order, a relative difference of 1e-5 "
+                  "is allowed.\nStatus 1 also means that they differ.\n") +
+      kStatuses);
   verify->callback([flags, verify, &action] {
     for (const CLI::Option* option : verify->get_options()) {
       flags->sized |= option->get_group() == "Model" && option->count() > 0;

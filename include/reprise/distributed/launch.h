@@ -21,10 +21,11 @@ struct LaunchOptions {
 /// waits for all of them. Their standard streams are this process's. They share its
 /// cores: OMP_NUM_THREADS is set to each one's part unless it is set already.
 ///
-/// SIGINT and SIGTERM of this process are handed on to all. Where one rank fails, the
-/// others are killed after the grace. They die with this process, even where that is
-/// killed. Returns 0, or the exit status of the first that failed, 1 where that was
-/// ended by a signal. Throws c10::Error where a process cannot be started.
+/// SIGINT and SIGTERM of this process are handed on to all. If one rank fails, the
+/// others are killed after the grace. They die with this process, even if that is
+/// killed. Returns 0, or the exit status of the first that failed, 1 if that was ended
+/// by a signal; 128 + the number if the ranks ended because of a signal handed on.
+/// Throws c10::Error if a process cannot be started.
 int launch_ranks(const LaunchOptions& options);
 
 /// A TCP port that is free on this machine now.

@@ -38,6 +38,9 @@ struct Strategy {
   bool operator==(const Strategy&) const = default;
 };
 
+/// none, all, every:K and so on, as above.
+const std::vector<std::string>& strategy_names();
+
 /// Throws c10::Error where the number does not fit the number of stages.
 ///
 /// `output_bytes`, of each stage (see output_bytes() in trace.h): where given,

@@ -10,8 +10,8 @@ namespace reprise {
 /// All objects in the results of `paths` (a study's directory, or a .jsonl file),
 /// each as the text of its line: studies first, then runs in the order in which
 /// they were written; of runs with one id the last. A torn last line is left
-/// out. Throws c10::Error where a file cannot be read, has no results, or has a
-/// line that is none, with its number.
+/// out. Throws c10::Error if a file cannot be read, if a directory has no results.jsonl,
+/// and if a line is no result, with its number. An empty file has no objects.
 std::vector<std::string> read_results(const std::vector<std::string>& paths);
 
 /// Appends to one results.jsonl, a whole line at a time, each on the disk before

@@ -1,0 +1,134 @@
+#include "run_values.h"
+
+#include <reprise/data/hash.h>
+#include <reprise/data/nearest.h>
+#include <reprise/study/study_file.h>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+namespace reprise {
+namespace study_detail {
+
+nlohmann::json typed(const std::string& text) {
+  using nlohmann::json;
+  const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return value.is_number() || value.is_boolean() ? value : json(text);
+}
+
+void assign(Values& values, const std::string& flag, const std::string& value) {
+  for (auto& [name, old] : values) {
+    if (name == flag) {
+      old = value;
+      return;
+    }
+  }
+  values.emplace_back(flag, value);
+}
+
+std::vector<std::string> constants_of(const std::vector<StudyRun>& runs) {
+  std::vector<std::string> flags;
+  for (const auto& one : runs.front().values) {
+    if (std::all_of(runs.begin(), runs.end(), [&](const StudyRun& run) {
+          return run.value(one.first) == one.second;
+        })) {
+      flags.push_back(one.first);
+    }
+  }
+  return flags;
+}
+
+}  // namespace study_detail
+
+using nlohmann::json;
+using study_detail::assign;
+using study_detail::constants_of;
+using study_detail::typed;
+
+void Study::set(const std::string& flag, const std::string& value) {
+  static const std::set<std::string> lengths = {"steps", "epochs", "seconds"};
+  for (StudyRun& run : runs) {
+    if (lengths.count(flag) > 0) {
+      std::erase_if(run.values, [&](const auto& one) {
+        return lengths.count(one.first) > 0;
+      });
+    }
+    assign(run.values, flag, value);
+  }
+  // What differed in nothing else is one run now.
+  std::set<std::string> seen;
+  std::erase_if(runs, [&](const StudyRun& run) {
+    return !seen.insert(run.id("", "")).second;
+  });
+  constant = constants_of(runs);
+}
+
+void Study::only(const std::string& flag, const std::string& value) {
+  std::vector<std::string> values;
+  for (const StudyRun& run : runs) {
+    const std::string one = run.value(flag);
+    const bool known =
+        std::find(values.begin(), values.end(), one) != values.end();
+    if (!one.empty() && !known) values.push_back(one);
+  }
+  TORCH_CHECK(!values.empty(), "[study] no run sets ", flag);
+  TORCH_CHECK(std::find(values.begin(), values.end(), value) != values.end(),
+              "[study] no run has ", flag, " ", value, "; expected ",
+              values.size() > 1 ? "one of " : "",
+              fmt::format("{}", fmt::join(values, ", ")),
+              did_you_mean(value, values));
+  std::erase_if(runs,
+                [&](const StudyRun& run) { return run.value(flag) != value; });
+  constant = constants_of(runs);
+}
+
+std::string StudyRun::value(std::string_view flag) const {
+  for (const auto& [name, text] : values) {
+    if (name == flag) return text;
+  }
+  return {};
+}
+
+std::string StudyRun::case_json() const {
+  json object = json::object();
+  for (const auto& [flag, text] : values) {
+    std::string name = flag;
+    std::replace(name.begin(), name.end(), '-', '_');
+    object[name] = typed(text);
+  }
+  return object.dump();
+}
+
+std::string StudyRun::id(const std::string& study,
+                         const std::string& device) const {
+  // json::object sorts its keys.
+  return fmt::format("{:016x}", fnv1a(fmt::format("{}\n{}\n{}\n{}", case_json(),
+                                                  repeat, study, device)));
+}
+
+std::string StudyRun::words(const std::vector<std::string>& common) const {
+  const auto left_out = [&](const std::string& flag) {
+    return std::find(common.begin(), common.end(), flag) != common.end();
+  };
+  std::vector<std::string> words;
+  if (!label.empty()) words.push_back(label);
+  for (const auto& [flag, text] : values) {
+    if (flag == "model") {
+      if (!left_out(flag)) words.push_back(text);
+    } else if (flag == "batch" && !value("accumulate").empty()) {
+      words.push_back(fmt::format("{} × {}", text, value("accumulate")));
+    } else if (flag == "accumulate" && !value("batch").empty()) {
+      continue;
+    } else if (!left_out(flag)) {
+      words.push_back(fmt::format("{} {}", flag, text));
+    }
+  }
+  if (repeat > 1) words.push_back(fmt::format("repeat {}", repeat));
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
+}  // namespace reprise

@@ -1,0 +1,147 @@
+#include "checks.h"
+
+#include <reprise/data/nearest.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+namespace reprise::command {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kCheck = "field";  // the name of our validators
+
+const char* const kNoPath = "expected a path, got ''";
+
+/// Empty: it can be read. `missing` is set if there is no such file.
+std::string why_unreadable(const std::string& path, bool* missing = nullptr) {
+  if (path.empty()) return kNoPath;
+  // Without O_NONBLOCK a named pipe would wait for a writer.
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) {
+    if (missing != nullptr) *missing = errno == ENOENT;
+    return fmt::format("cannot read {}: {}", path, std::strerror(errno));
+  }
+  struct stat status {};
+  const bool folder = fstat(file, &status) == 0 && S_ISDIR(status.st_mode);
+  close(file);
+  return folder ? fmt::format("expected a file, {} is a directory", path) : "";
+}
+
+/// Tries to make a file and removes it. Empty: it worked.
+std::string why_not_created(const std::string& path) {
+  const std::string trial = fmt::format("{}.tmp.{}", path, getpid());
+  const int file =
+      open(trial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) return std::strerror(errno);
+  close(file);
+  unlink(trial.c_str());
+  return "";
+}
+
+}  // namespace
+
+CLI::Option* set_check(CLI::Option* option, FieldCheck check) {
+  CLI::Validator* known = nullptr;
+  try {
+    known = option->get_validator(kCheck);
+  } catch (const CLI::OptionNotFound&) {
+    return option->check(std::move(check), "", kCheck);
+  }
+  known->operation(
+      [check = std::move(check)](std::string& text) { return check(text); });
+  return option;
+}
+
+void check_fields(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      if (const FieldCheck* check = field_check("--" + name)) {
+        set_check(option, *check);
+      }
+    }
+  }
+}
+
+FieldCheck readable_file() {
+  return [](const std::string& path) { return why_unreadable(path); };
+}
+
+FieldCheck readable_results() {
+  return [](const std::string& path) -> std::string {
+    std::error_code none;
+    if (!fs::is_directory(path, none)) return why_unreadable(path);
+    bool missing = false;
+    const std::string why =
+        why_unreadable((fs::path(path) / "results.jsonl").string(), &missing);
+    return missing ? fmt::format("{} has no results.jsonl", path) : why;
+  };
+}
+
+FieldCheck data_source() {
+  return [](const std::string& text) -> std::string {
+    static const std::vector<std::string> names = {"mnist", "fashion-mnist",
+                                                   "random"};
+    if (std::find(names.begin(), names.end(), text) != names.end()) return "";
+    bool missing = false;
+    const std::string why = why_unreadable(text, &missing);
+    if (!missing) return why;
+    return fmt::format(
+        "expected {} or the path of a file, got '{}', and there is no such "
+        "file{}",
+        fmt::join(names, ", "), text, did_you_mean(text, names));
+  };
+}
+
+FieldCheck writable_file() {
+  return [](const std::string& path) -> std::string {
+    if (path.empty()) return kNoPath;
+    std::error_code none;
+    const fs::file_status status = fs::status(path, none);
+    if (fs::exists(status) && !fs::is_regular_file(status)) {
+      return fmt::format(
+          "expected a file that can be replaced, {} is {}", path,
+          fs::is_directory(status) ? "a directory" : "no regular file");
+    }
+    const std::string why = why_not_created(path);
+    return why.empty() ? "" : fmt::format("cannot write {}: {}", path, why);
+  };
+}
+
+FieldCheck writable_directory() {
+  return [](const std::string& path) -> std::string {
+    if (path.empty()) return kNoPath;
+    std::error_code error;
+    fs::path there = fs::absolute(path, error);
+    while (!fs::exists(there, error) && there.has_parent_path() &&
+           there != there.parent_path()) {
+      there = there.parent_path();
+    }
+    if (!fs::is_directory(there, error)) {
+      return fmt::format("cannot make the directory {}: {} is no directory",
+                         path, there.string());
+    }
+    const std::string why = why_not_created((there / ".reprise").string());
+    return why.empty() ? ""
+                       : fmt::format("cannot write in the directory {}: {}",
+                                     there.string(), why);
+  };
+}
+
+FieldCheck not_empty() {
+  return [](const std::string& text) -> std::string {
+    return text.empty() ? kNoPath : "";
+  };
+}
+
+}  // namespace reprise::command

@@ -1,0 +1,236 @@
+#include "errors.h"
+
+#include <reprise/data/nearest.h>
+#include <reprise/memory/bytes.h>
+#include <reprise/torch/out_of_memory.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <regex>
+#include <string_view>
+#include <vector>
+
+namespace reprise::command {
+namespace {
+
+/// What a library message begins with, and the flag whose value it is about.
+struct Origin {
+  std::string_view name;
+  std::string_view flag;  // empty: none by itself
+};
+constexpr std::array kOrigins = {
+    Origin{"Schedule::parse", "--recompute"},
+    Origin{"Strategy::parse", "--recompute"},
+    Origin{"config", "--resume"},
+    Origin{"dataset", "--data"},
+    Origin{"file", ""},
+    Origin{"make_optimizer", "--optimizer"},
+    Origin{"make_schedule", "--recompute"},
+    Origin{"observer", "--observe"},
+    Origin{"rate_at", "--lr-schedule"},
+    Origin{"results", ""},
+    Origin{"safetensors", ""},
+    Origin{"scale_rate", "--scale-lr"},
+    Origin{"study", ""},
+    Origin{"summary", "--compare"},
+    Origin{"weights", "--weights"},
+};
+
+/// "--batch" in "[--batch] expected …"; empty: the message has no such beginning.
+std::string_view origin_of(std::string_view what) {
+  const size_t end = what.find("] ");
+  const bool has = what.starts_with("[") && end != std::string_view::npos;
+  return has ? what.substr(1, end - 1) : std::string_view();
+}
+
+const Origin* known_origin(std::string_view name) {
+  const auto found =
+      std::find_if(kOrigins.begin(), kOrigins.end(),
+                   [&](const Origin& one) { return one.name == name; });
+  return found == kOrigins.end() ? nullptr : &*found;
+}
+
+const CLI::App& chosen_command(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : *chosen.front();
+}
+
+std::vector<std::string> flags_of(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const auto& name : option->get_lnames()) names.push_back(name);
+  }
+  return names;
+}
+
+std::string near_flag(const std::string& flag, const CLI::App& command) {
+  const std::string near = nearest(flag, flags_of(command));
+  return near.empty() ? "" : "; did you mean --" + near + "?";
+}
+
+/// A word at the place of the subcommand.
+std::string unknown_subcommand(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands({})) {
+    names.push_back(sub->get_name());
+  }
+  const auto words = app.remaining(/*recurse=*/true);
+  const std::string expected =
+      fmt::format("expected a subcommand: {}", fmt::join(names, ", "));
+  if (words.empty()) return expected;
+  if (words.front().starts_with("-")) {
+    return fmt::format("{}, before {}", expected, words.front());
+  }
+  const std::string hint = did_you_mean(words.front(), names);
+  return hint.empty()
+             ? fmt::format("{}; got '{}'", expected, words.front())
+             : fmt::format("unknown subcommand '{}'{}", words.front(), hint);
+}
+
+/// The first word that the subcommand has no use for.
+std::string unexpected_word(const CLI::App& app, const CLI::App& command) {
+  const auto words = app.remaining(/*recurse=*/true);
+  if (words.empty()) return "unexpected arguments";
+  const std::string word = words.front().substr(0, words.front().find('='));
+  const std::string name = command.get_name();
+  if (!word.starts_with("-")) {
+    return fmt::format("unexpected argument '{}' for {}; flags begin with --",
+                       word, name);
+  }
+  const std::string flag =
+      word.substr(word.find_first_not_of('-') == std::string::npos
+                      ? word.size()
+                      : word.find_first_not_of('-'));
+  std::string hint = near_flag(flag, command);
+  for (const CLI::App* other : app.get_subcommands({})) {
+    const auto flags = flags_of(*other);
+    if (std::find(flags.begin(), flags.end(), flag) == flags.end()) continue;
+    hint = fmt::format("; it is a flag of {}", other->get_name());
+    break;
+  }
+  if (name == "launch") {
+    hint = "; flags of train come after --, as in launch -n 2 -- train " + word;
+  }
+  return fmt::format("unknown flag {} for {}{}", word, name, hint);
+}
+
+/// The option that a message of CLI11 names; null: none.
+const CLI::Option* option_in(const CLI::App& command, const std::string& text) {
+  const CLI::Option* best = nullptr;
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    const bool longer =
+        best == nullptr || name.size() > best->get_name().size();
+    if (longer && text.find(name) != std::string::npos) best = option;
+  }
+  return best;
+}
+
+std::string wrong_count(const CLI::Option& option) {
+  const auto got = option.count();
+  const auto expected = static_cast<size_t>(option.get_items_expected_min());
+  if (got > expected && expected > 0) {
+    return fmt::format("{}: given more than once", option.get_name());
+  }
+  return fmt::format("{}: expected {}, got {}", option.get_name(),
+                     expected > 1 ? fmt::format("{} values", expected)
+                                  : std::string("a value"),
+                     got > 0 ? std::to_string(got) : "none");
+}
+
+std::string missing_option(const CLI::Option& option) {
+  if (!option.get_positional()) {
+    return fmt::format("{} is required: {}", option.get_name(),
+                       option.get_description());
+  }
+  return fmt::format("expected {}: {}", option.get_type_name(),
+                     option.get_description());
+}
+
+}  // namespace
+
+std::string user_message(const std::string& what) {
+  std::string text = what.substr(0, what.find('\n'));
+  for (const char* end : {"Exception raised from", " [json.exception"}) {
+    text = text.substr(0, text.find(end));
+  }
+  const std::string_view origin = origin_of(text);
+  if (origin.empty()) return text;
+  const std::string rest = text.substr(origin.size() + 3);
+  if (origin.starts_with("--")) return fmt::format("{}: {}", origin, rest);
+  if (origin.starts_with("model")) return fmt::format("--{}: {}", origin, rest);
+  if (origin.starts_with("Schedule '")) return "--recompute: " + rest;
+  const Origin* known = known_origin(origin);
+  if (known == nullptr || known->flag.empty()) return rest;
+  return fmt::format("{}: {}", known->flag, rest);
+}
+
+std::string user_message(const c10::Error& error) {
+  const std::string what = error.what_without_backtrace();
+  if (!compat::is_out_of_memory(error) || !origin_of(what).empty()) {
+    return user_message(what);
+  }
+  const std::string remedy =
+      "; try a smaller --batch, --recompute all, or a budget with --memory";
+  static const std::regex bytes("allocate ([0-9]+) bytes");
+  std::smatch found;
+  if (std::regex_search(what, found, bytes) && found[1].length() < 19) {
+    return fmt::format("out of memory: {} could not be allocated{}",
+                       format_bytes(std::stoll(found[1])), remedy);
+  }
+  return user_message(what) + remedy;
+}
+
+bool is_wrong_usage(const c10::Error& error) {
+  const std::string what = error.what_without_backtrace();
+  // A budget that nothing fits into is an answer, and a full disk a failure.
+  if (compat::is_out_of_memory(error)) return false;
+  const auto says = [&](const char* part) {
+    return what.find(part) != std::string::npos;
+  };
+  if (says("cannot write") || says("cannot make") || says("another process")) {
+    return false;
+  }
+  const std::string_view origin = origin_of(what);
+  if (origin.starts_with("--") || origin.starts_with("model") ||
+      origin.starts_with("Schedule '")) {
+    return true;
+  }
+  if (origin == "run") return says(" holds ");
+  if (origin == "report") return says("expected a page") || says("no command");
+  return known_origin(origin) != nullptr;
+}
+
+std::string parse_message(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = chosen_command(app);
+  const std::string what = error.what();
+  if (&command == &app) return unknown_subcommand(app);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    return unexpected_word(app, command);
+  }
+  const CLI::Option* option = option_in(command, what);
+  if (option == nullptr) return what;
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    return wrong_count(*option);
+  }
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    return missing_option(*option);
+  }
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
+    return fmt::format("{}: takes no value but true or false",
+                       option->get_name());
+  }
+  return what;
+}
+
+std::string help_command(const CLI::App& app) {
+  const CLI::App& command = chosen_command(app);
+  return &command == &app
+             ? "reprise --help"
+             : fmt::format("reprise {} --help", command.get_name());
+}
+
+}  // namespace reprise::command
