@@ -216,6 +216,10 @@ class Runner {
     }
     file_.append(record(run, predicted, verdict, started, ended.wall_s));
     count(outcome_.now, verdict.status);
+    if (verdict.figures.is_object() &&
+        !verdict.figures.value("warnings", json::array()).empty()) {
+      ++outcome_.doubtful;
+    }
     tell(ended, verdict);
   }
 
@@ -274,6 +278,8 @@ class Runner {
       ended.peak_bytes = verdict.figures.value("peak_bytes", int64_t{0});
       ended.kept_bytes = verdict.figures.value("kept_bytes", int64_t{0});
       ended.samples_per_s = verdict.figures.value("samples_per_s", 0.0);
+      ended.warnings =
+          verdict.figures.value("warnings", std::vector<std::string>());
     }
     options_.listener->run_ended(ended);
   }

@@ -248,6 +248,7 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
                               {"stopped", outcome.stopped},
                               {"now", counts(a)},
                               {"before", counts(b)},
+                              {"doubtful", outcome.doubtful},
                               {"report", report.empty() ? ordered_json(nullptr)
                                                         : ordered_json(report)}}
                      .dump(2)
@@ -260,6 +261,12 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
       a.done, a.oom, a.failed, a.skipped,
       b.total() > 0 ? fmt::format("; {} were there before", b.total()) : "",
       options.directory);
+  if (outcome.doubtful > 0) {
+    std::cout << fmt::format(
+        "{} of {} runs were timed by something else than training; the report "
+        "marks them\n",
+        outcome.doubtful, a.done);
+  }
   if (!report.empty()) std::cout << "report   " << report << "\n";
   std::cout << std::flush;
 }

@@ -114,6 +114,9 @@ void StudyProgress::run_ended(const Ended& e) {
   }
   line(fmt::format("{}  {}  left {}", text, e.run.words,
                    duration(e.run.left_s)));
+  for (const auto& warning : e.warnings) {
+    line(fmt::format("      time is doubtful: {}", warning));
+  }
 }
 
 void StudyProgress::line(const std::string& text) {

@@ -37,6 +37,8 @@ class StudyListener {
     double wall_s = 0;
     int64_t peak_bytes = 0, kept_bytes = 0;
     double samples_per_s = 0;
+    /// What makes its time doubtful: see TrainSummary::warnings.
+    std::vector<std::string> warnings{};
   };
   virtual void run_ended(const Ended&) {}
 };
@@ -61,6 +63,7 @@ struct StudyOptions {
 
 struct StudyOutcome {
   StudyCounts now, before;  ///< before: found in the results
+  int doubtful = 0;         ///< runs of now whose figures have warnings
   bool stopped = false;
 };
 
