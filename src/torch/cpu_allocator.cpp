@@ -1,3 +1,5 @@
+#include "block_cache.h"
+
 #include <reprise/torch/cpu_allocator.h>
 #include <reprise/torch/out_of_memory.h>
 
@@ -10,14 +12,31 @@
 #include <atomic>
 #include <cstddef>
 #include <limits>
+#include <new>
 #include <utility>
 
 namespace reprise::compat {
 namespace {
 
 // LibTorch's raw_allocate() wants the data pointer to be its own context, so
-// the size sits in front of the data; a whole line, to keep the alignment.
+// the sizes sit in front of the data; a whole line, to keep the alignment.
 constexpr size_t kHeaderBytes = 64;
+
+struct Header {
+  int64_t reported = 0;  // 0 after stop_reporting()
+  size_t block_bytes = 0;
+};
+static_assert(sizeof(Header) <= kHeaderBytes);
+
+Header& header_of(void* data) {
+  return *reinterpret_cast<Header*>(static_cast<char*>(data) - kHeaderBytes);
+}
+
+/// Never destroyed: tensors may outlive every static object.
+BlockCache& block_cache() {
+  static auto* cache = new BlockCache;
+  return *cache;
+}
 
 std::atomic<AllocationListener> g_listener{nullptr};
 
@@ -42,10 +61,14 @@ void fail_if_injected(size_t bytes) {
 
 void give(void* data) {
   if (data == nullptr) return;
+  const Header header = header_of(data);
   char* block = static_cast<char*>(data) - kHeaderBytes;
-  g_listener.load(std::memory_order_relaxed)(
-      -*reinterpret_cast<const int64_t*>(block));
-  c10::free_cpu(block);
+  g_listener.load(std::memory_order_relaxed)(-header.reported);
+  if (header.block_bytes >= BlockCache::kLeastBytes) {
+    block_cache().give(block, header.block_bytes);
+  } else {
+    c10::free_cpu(block);
+  }
 }
 
 void* take(size_t bytes) {
@@ -53,10 +76,13 @@ void* take(size_t bytes) {
   TORCH_CHECK(bytes < std::numeric_limits<int64_t>::max() - kHeaderBytes,
               "[cpu allocator] expected a size below 2^63, got ", bytes);
   fail_if_injected(bytes);
-  char* block = static_cast<char*>(c10::alloc_cpu(bytes + kHeaderBytes));
-  *reinterpret_cast<int64_t*>(block) = static_cast<int64_t>(bytes);
+  const size_t whole = bytes + kHeaderBytes;
+  void* block = whole >= BlockCache::kLeastBytes ? block_cache().take(whole)
+                                                 : c10::alloc_cpu(whole);
+  void* data = static_cast<char*>(block) + kHeaderBytes;
+  new (block) Header{static_cast<int64_t>(bytes), whole};
   g_listener.load(std::memory_order_relaxed)(static_cast<int64_t>(bytes));
-  return block + kHeaderBytes;
+  return data;
 }
 
 class ReportingAllocator final : public c10::Allocator {
@@ -100,11 +126,13 @@ void install_cpu_allocator(AllocationListener listener) {
 
 int64_t stop_reporting(const c10::DataPtr& data) {
   if (data.get() == nullptr || data.get_deleter() != &give) return 0;
-  auto* header =
-      reinterpret_cast<int64_t*>(static_cast<char*>(data.get()) - kHeaderBytes);
-  const int64_t bytes = std::exchange(*header, 0);
+  const int64_t bytes = std::exchange(header_of(data.get()).reported, 0);
   if (bytes > 0) g_listener.load(std::memory_order_relaxed)(-bytes);
   return bytes;
+}
+
+void release_cpu_blocks() {
+  block_cache().release();
 }
 
 void inject_failure(int64_t after, int64_t min_bytes) {

@@ -2,6 +2,7 @@
 
 #include <reprise/memory/meter.h>
 #include <reprise/memory/process.h>
+#include <reprise/torch/cpu_allocator.h>
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/denormals.h>
@@ -168,6 +169,7 @@ void Session::start() {
   rate_.total_steps = total_steps_;
   before_s_ = state_.train_s;
   meter_.restart();
+  if (device_.is_cpu()) compat::release_cpu_blocks();  // planning's
   reset_process_peak();
   if (run_.listener != nullptr) {
     run_.listener->started(

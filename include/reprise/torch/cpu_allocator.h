@@ -20,6 +20,11 @@ void install_cpu_allocator(AllocationListener listener);
 /// number; 0 if another allocator made them or they were left out before.
 int64_t stop_reporting(const c10::DataPtr& data);
 
+/// Gives the system back what freed tensors left in this allocator, which keeps large
+/// blocks for the next tensor of the same size. What it keeps and what is in use are
+/// together never more than the most that was in use at once since the last call.
+void release_cpu_blocks();
+
 /// Behind memory/failure.h: makes allocation number `after` from now, of those of
 /// at least `min_bytes` outside a ReservedScope, fail. Costs a relaxed load an
 /// allocation while nothing is injected.
