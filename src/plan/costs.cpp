@@ -104,6 +104,7 @@ SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
   SizeCosts result;
   result.micro_batch = micro_batch;
   result.data_bytes = line(a.data_bytes, b.data_bytes);
+  result.prepare_bytes = line(a.prepare_bytes, b.prepare_bytes);
   result.other_ms = line(a.other_ms, b.other_ms);
   // Not along the line: beyond the last size it could become anything.
   result.cut_factor = near.cut_factor;
@@ -177,6 +178,7 @@ StageFigures stage_from(const json& value) {
 json to_value(const SizeCosts& size) {
   json value = {{"micro_batch", size.micro_batch},
                 {"data_bytes", size.data_bytes},
+                {"prepare_bytes", size.prepare_bytes},
                 {"other_ms", size.other_ms},
                 {"cut_factor", size.cut_factor},
                 {"joined_factor", size.joined_factor},
@@ -192,6 +194,7 @@ SizeCosts size_from(const json& value) {
   SizeCosts size;
   value.at("micro_batch").get_to(size.micro_batch);
   value.at("data_bytes").get_to(size.data_bytes);
+  value.at("prepare_bytes").get_to(size.prepare_bytes);
   value.at("other_ms").get_to(size.other_ms);
   value.at("cut_factor").get_to(size.cut_factor);
   value.at("joined_factor").get_to(size.joined_factor);

@@ -156,7 +156,7 @@ void Evaluator::set_bounds() {
            costs.other_ms;
   };
   least_bytes_ = std::max(base_bytes() + least_peak_of(with_gradients()),
-                          update_peak_bytes());
+                          other_peak_bytes());
   least_ms_ =
       static_cast<double>(accumulate_ - 1) * window_of(costs_, least_sum_ms_) +
       window_of(last_costs_, least_sum_of(last_costs_.figures)) + update_ms_;
@@ -188,6 +188,14 @@ int64_t Evaluator::update_peak_bytes() const {
   return fixed_.total() + costs_.data_bytes + update_bytes_;
 }
 
+int64_t Evaluator::prepare_peak_bytes() const {
+  return base_bytes() - costs_.data_bytes + costs_.prepare_bytes;
+}
+
+int64_t Evaluator::other_peak_bytes() const {
+  return std::max(update_peak_bytes(), prepare_peak_bytes());
+}
+
 Plan Evaluator::plan_of(const Schedule& schedule) const {
   const Simulation full = simulate(schedule, with_gradients());
   const Simulation last = simulate(schedule, last_costs_.figures);
@@ -205,8 +213,8 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
                  last.time_ms * factor_of(last_costs_, schedule) +
                  last_costs_.other_ms + update_ms_;
   const int64_t step_peak = base_bytes() + full.peak_bytes;
-  plan.peak_bytes = std::max(step_peak, update_peak_bytes());
-  plan.peak = report(schedule, full, update_peak_bytes() > step_peak);
+  plan.peak_bytes = std::max(step_peak, other_peak_bytes());
+  plan.peak = report(schedule, full, plan.peak_bytes);
   return plan;
 }
 
@@ -220,16 +228,22 @@ Plan Evaluator::with_time(Plan plan, double micro_ms) const {
 
 PeakReport Evaluator::report(const Schedule& schedule,
                              const Simulation& simulation,
-                             bool in_update) const {
+                             int64_t peak_bytes) const {
   PeakReport report;
   report.parameters = fixed_.parameters;
   report.optimizer = fixed_.optimizer;
   report.data = fixed_.data + costs_.data_bytes;
   report.gradients = fixed_.gradients;
   report.workspace = fixed_.workspace;
-  if (in_update) {
-    report.phase = "update";
-    report.workspace += update_bytes_;
+  if (peak_bytes > base_bytes() + simulation.peak_bytes) {
+    if (peak_bytes == update_peak_bytes()) {
+      report.phase = "update";
+      report.workspace += update_bytes_;
+      return report;
+    }
+    report.phase = "preparation of a batch";
+    report.gradients = gradients_stand() ? fixed_.gradients : 0;
+    report.data += beside_graph_ + costs_.prepare_bytes - costs_.data_bytes;
     return report;
   }
   if (graph_) {
@@ -265,7 +279,7 @@ PeakReport Evaluator::report(const Schedule& schedule,
 }
 
 bool Evaluator::is_floor(const Plan& plan) const {
-  if (plan.peak_bytes <= update_peak_bytes()) return true;
+  if (plan.peak_bytes <= other_peak_bytes()) return true;
   if (!strategy_.empty()) return false;
   return plan.peak_bytes <=
          base_bytes() + solver().smallest_bytes() + plan.peak_bytes / 1000;
@@ -295,7 +309,7 @@ std::optional<Plan> Evaluator::fastest(int64_t budget) const {
   const auto solution = solver().solve(budget - base_bytes());
   if (!solution) return std::nullopt;
   Plan plan = plan_of(solution->schedule);
-  if (plan.peak_bytes > budget) return std::nullopt;  // the update's
+  if (plan.peak_bytes > budget) return std::nullopt;  // outside the chain
   return plan;
 }
 

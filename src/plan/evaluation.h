@@ -57,12 +57,15 @@ class Evaluator {
 
  private:
   PeakReport report(const Schedule& schedule, const Simulation& simulation,
-                    bool in_update) const;
+                    int64_t peak_bytes) const;
   /// Whether gradients of parameters are there before the backward.
   bool gradients_stand() const { return graph_ || accumulate_ > 1; }
   ChainFigures with_gradients() const;
   int64_t base_bytes() const;
+  /// Most outside of the chain: in the update, or while a batch is prepared.
+  int64_t other_peak_bytes() const;
   int64_t update_peak_bytes() const;
+  int64_t prepare_peak_bytes() const;
   const Solver& solver() const;
   void set_bounds();
   /// Everything kept, as long as nothing is faster and it fits.

@@ -25,6 +25,7 @@ TrainingCosts::Options cost_options(const PlanningOptions& options) {
   TrainingCosts::Options result;
   result.fresh = options.fresh;
   result.memory = options.memory;
+  result.memory_only = options.quick;
   result.progress = options.progress;
   return result;
 }

@@ -22,15 +22,17 @@
 namespace reprise::train_detail {
 namespace {
 
-constexpr double kRowMs = 30;  // of micro-batches timed together
+constexpr double kRowMs = 30;    // of micro-batches timed together
+constexpr double kLongMs = 500;  // of a micro-batch that is timed less often
 // How long plans are timed in turn, within these numbers of rounds.
 constexpr double kCompareMs = 2000;
 constexpr int kFewestRounds = 3;
 constexpr int kMostRounds = 9;
 
+/// Of two, the smaller.
 double median_of(std::vector<double> values) {
   const auto middle =
-      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+      values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
@@ -176,15 +178,22 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
   // The caching allocator needs a few to find its blocks.
   const int warm_up = cuda ? 3 : timing.warm_up ? 1 : 0;
   for (int i = 0; i < warm_up; ++i) step();
-  // A row long enough for the host to run ahead as it does in training.
+  // A row long enough for the host to run ahead as it does in training. On the CPU
+  // a long micro-batch is a row by itself, and of very long ones two are enough.
   const double about_ms = std::max(time_of(parts_.device, 1, step), 0.1);
   const int enough = static_cast<int>(std::ceil(kRowMs / about_ms));
   const int in_a_row = std::max(enough, !cuda ? 1 : enough > 1 ? 5 : 2);
-  return time_of(parts_.device, timing.rows,
-                 [&] {
-                   for (int i = 0; i < in_a_row; ++i) step();
-                 }) /
-         in_a_row;
+  const size_t rows = static_cast<size_t>(
+      about_ms >= kLongMs ? std::min(timing.rows, 2) : timing.rows);
+  std::vector<double> row_ms;
+  if (!cuda && in_a_row == 1) row_ms.push_back(about_ms);
+  while (row_ms.size() < rows) {
+    const auto row = [&] {
+      for (int i = 0; i < in_a_row; ++i) step();
+    };
+    row_ms.push_back(time_of(parts_.device, 1, row) / in_a_row);
+  }
+  return median_of(std::move(row_ms));
 }
 
 }  // namespace reprise::train_detail

@@ -43,6 +43,9 @@ void Session::evaluate() {
   if (evaluated_at_ == state_.step) return;
   tell_training(false);
   const auto start = Clock::now();
+  // A plan counts the batches that one loader reads ahead, not those of two.
+  waited_s_ += loader_->waited_s();
+  loader_.reset();
   int64_t batch = config_.batch;
   bool again = false;
   // BatchNorm's statistics are each rank's own; those of the first one count.
@@ -69,6 +72,7 @@ void Session::evaluate() {
     if (run_.listener != nullptr) run_.listener->evaluated(found);
   }
   evaluated_at_ = state_.step;
+  open_loader();
   aside_s_ += std::chrono::duration<double>(Clock::now() - start).count();
   tell_training(true);
 }

@@ -29,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 9;
+constexpr int kFormat = 10;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -269,17 +269,21 @@ void TrainingCosts::measure_update(CostProfile& profile) {
     p.mutable_grad() = torch::zeros_like(p);
   }
   const auto optimizer = optimizer_of(parts_.config, parts_.model);
+  MemoryMeter meter(parts_.device);
   optimizer->step(0);
   for (const auto& tensor : optimizer->held()) {
     profile.fixed.optimizer += bytes_on(tensor, parts_.device);
   }
+  // The first step makes the state, and may take more besides it than later ones.
+  const int64_t first_bytes =
+      meter.peak_increase_bytes() - profile.fixed.optimizer;
   if (!parts_.config.shard.empty()) {
     profile.fixed.optimizer /= parts_.config.ranks;
   }
-  const MemoryMeter meter(parts_.device);
+  meter.restart();
   profile.update_ms = time_of(parts_.device, options_.memory_only ? 1 : 3,
                               [&] { optimizer->step(0); });
-  profile.update_bytes = meter.peak_increase_bytes();
+  profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
 }
 
 void TrainingCosts::measure_workspace(CostProfile& profile) {
@@ -298,17 +302,20 @@ Batch TrainingCosts::make_batch(int64_t samples) const {
   return parts_.data->get(indices);
 }
 
-int64_t TrainingCosts::data_bytes(int64_t micro_batch,
-                                  const Batch& prepared) const {
-  int64_t bytes = bytes_on(prepared.inputs, parts_.device) +
-                  bytes_on(prepared.targets, parts_.device);
-  if (parts_.device.is_cuda()) return bytes;
-  // On the CPU those that the workers have read ahead are there too.
-  const bool large = parts_.config.resize == "workers";
-  const Batch raw = large ? prepared : make_batch(micro_batch);
-  const int64_t each = bytes_on(raw.inputs, parts_.device) +
-                       bytes_on(raw.targets, parts_.device);
-  return bytes + 2 * parts_.config.workers * each;
+int64_t TrainingCosts::bytes_of(const Batch& batch) const {
+  return bytes_on(batch.inputs, parts_.device) +
+         bytes_on(batch.targets, parts_.device);
+}
+
+bool TrainingCosts::workers_prepare() const {
+  return parts_.device.is_cpu() && parts_.config.resize == "workers";
+}
+
+int64_t TrainingCosts::ahead_bytes(const Batch& raw,
+                                   const Batch& prepared) const {
+  if (parts_.device.is_cuda()) return 0;
+  return 2 * parts_.config.workers *
+         bytes_of(workers_prepare() ? prepared : raw);
 }
 
 void TrainingCosts::release_workspaces() {
@@ -337,6 +344,7 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
   SizeCosts size;
   size.micro_batch = micro_batch;
   Batch batch;
+  const MemoryMeter meter(parts_.device);
   const Batch raw = make_batch(micro_batch);
   const auto prepare_batch = [&] {
     batch = raw;
@@ -344,10 +352,16 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
     prepare(batch, parts_.prepare);
   };
   prepare_batch();
+  size.prepare_bytes = meter.peak_increase_bytes() + ahead_bytes(raw, batch);
   if (!options_.memory_only && parts_.config.resize == "device") {
     size.other_ms = time_of(parts_.device, 3, prepare_batch);
   }
-  size.data_bytes = data_bytes(micro_batch, batch);
+  size.data_bytes = bytes_of(batch) + ahead_bytes(raw, batch);
+  if (workers_prepare()) {
+    // Each of them does at any moment what is done here before a micro-batch.
+    size.data_bytes += parts_.config.workers * meter.peak_increase_bytes();
+    size.prepare_bytes += parts_.config.workers * meter.peak_increase_bytes();
+  }
   TraceOptions tracing;
   if (!options_.memory_only) {
     tracing.repeats = parts_.device.is_cuda() ? 5 : 2;

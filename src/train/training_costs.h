@@ -86,7 +86,11 @@ class TrainingCosts final : public CostSource {
                      const Schedule& schedule, bool accumulate, bool graph,
                      const RowTiming& timing);
   Batch make_batch(int64_t samples) const;
-  int64_t data_bytes(int64_t micro_batch, const Batch& prepared) const;
+  int64_t bytes_of(const Batch& batch) const;  // on the device
+  /// Whether worker threads enlarge images, in the memory that is counted.
+  bool workers_prepare() const;
+  /// Of the batches that workers have read ahead.
+  int64_t ahead_bytes(const Batch& raw, const Batch& prepared) const;
   void say(const std::string& text) const;
   std::string path_of(const CostProfile& profile) const;
   void load_kept(CostProfile& profile) const;

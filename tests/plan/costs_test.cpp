@@ -21,6 +21,7 @@ SizeCosts line_at(int64_t b) {
   stage.variants.push_back(host);
   size.figures = ChainFigures::simple(8 * b, {stage});
   size.data_bytes = 16 * b;
+  size.prepare_bytes = 40 * b;
   size.other_ms = 0.25;
   return size;
 }

@@ -118,8 +118,9 @@ TEST(Simulate, CopiesOfBuffersAreHeldForStagesThatRunAgain) {
   // Of three stages, to their backward; once more in the first that runs again.
   const auto all = run("all", figures);
   EXPECT_EQ(all.peak_op, 5u);  // after four runs and a backward
-  // The inputs of stages 1 and 2, what stage 2 leaves, the gradient of its output.
-  EXPECT_EQ(all.peak_bytes, 300 + 100 + 2 * 10 + 15 + 10);
+  // The inputs of stages 1 and 2, what stage 2 leaves, the gradient of its output,
+  // and the chain's output, which the caller has.
+  EXPECT_EQ(all.peak_bytes, 300 + 100 + 2 * 10 + 15 + 10 + 10);
   EXPECT_EQ(all.at_peak.kept_by_stage[2], 100 + 10 + 5);
   EXPECT_EQ(all.at_peak.workspace_bytes, 100);
 }

@@ -28,6 +28,9 @@ struct SizeCosts {
   int64_t micro_batch = 0;
   ChainFigures figures;
   int64_t data_bytes = 0;  ///< the batch itself, and those read ahead
+  /// Most live while a batch is prepared, before its chain runs: those read ahead and
+  /// temporaries included.
+  int64_t prepare_bytes = 0;
   /// Time outside the chain: moving and preparing the batch.
   double other_ms = 0;
   /// Time of a whole micro-batch over the sum of its stages' times: where each

@@ -58,8 +58,9 @@ struct PlanRequest {
 
 /// The moment of the peak, and what is live there.
 struct PeakReport {
-  std::string phase;  ///< "forward", "recompute", "backward", "update"
-  int stage = -1;     ///< -1: none, as in the update
+  /// "forward", "recompute", "backward", "update", "preparation of a batch"
+  std::string phase;
+  int stage = -1;  ///< -1: none, as in the update
   std::string stage_name;
   /// In bytes; together the peak.
   int64_t parameters = 0, gradients = 0, optimizer = 0, data = 0;

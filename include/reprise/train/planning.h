@@ -15,6 +15,9 @@ namespace reprise {
 
 struct PlanningOptions {
   bool fresh = false;  ///< measure again, whatever is cached
+  /// Runs each stage once: bytes are as exact, times are rough, nothing is tried and
+  /// nothing is cached.
+  bool quick = false;
   int64_t memory = 0;  ///< bytes that measuring may take; 0: any
   std::function<void(const std::string&)> progress{};  ///< a line at a time
 };
