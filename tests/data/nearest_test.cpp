@@ -19,6 +19,11 @@ TEST(Nearest, FindsWhatWasMeant) {
   EXPECT_EQ(nearest("gpt2-xxl", kKnownNames), "gpt2-xl");
 }
 
+TEST(Nearest, PrefersANameThatTheWordBegins) {
+  EXPECT_EQ(nearest("of", {"auto", "on", "off"}), "off");
+  EXPECT_EQ(nearest("bert", {"best", "bert-base"}), "bert-base");
+}
+
 TEST(Nearest, SaysNothingIfNothingIsNear) {
   EXPECT_EQ(nearest("transformer", kKnownNames), "");
   EXPECT_EQ(nearest("", kKnownNames), "");
