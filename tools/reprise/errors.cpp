@@ -93,7 +93,7 @@ std::string unknown_subcommand(const CLI::App& app) {
 std::vector<std::string>::const_iterator first_flag(
     const std::vector<std::string>& words) {
   return std::find_if(words.begin(), words.end(), [](const std::string& word) {
-    return word.starts_with("-");
+    return word.starts_with("-") && word != "--";
   });
 }
 
