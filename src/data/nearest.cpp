@@ -44,16 +44,17 @@ std::string nearest(std::string_view word,
   constexpr size_t kShortestPrefix = 3;
   const std::string given = folded(word);
   std::string best;
-  size_t fewest = word.size() / 2 + 1;
+  size_t least = 2 * (word.size() / 2 + 1);
   for (const std::string& name : names) {
     const std::string known = folded(name);
-    size_t count = edits(given, known);
-    // A beginning counts as one edit, so that closer names win.
-    const bool begins =
-        given.size() >= kShortestPrefix && known.starts_with(given);
-    if (begins) count = std::min<size_t>(count, 1);
-    if (count < fewest) {
-      fewest = count;
+    size_t cost = 2 * edits(given, known);
+    if (known.starts_with(given) && cost > 0) {
+      // Half an edit less than a name it does not begin; if it is long enough,
+      // whatever is missing.
+      cost = given.size() >= kShortestPrefix ? 1 : cost - 1;
+    }
+    if (cost < least) {
+      least = cost;
       best = name;
     }
   }

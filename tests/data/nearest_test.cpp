@@ -19,10 +19,15 @@ TEST(Nearest, FindsWhatWasMeant) {
   EXPECT_EQ(nearest("gpt2-xxl", kKnownNames), "gpt2-xl");
 }
 
+TEST(Nearest, PrefersANameThatTheWordBegins) {
+  EXPECT_EQ(nearest("of", {"auto", "on", "off"}), "off");
+  EXPECT_EQ(nearest("bert", {"best", "bert-base"}), "bert-base");
+}
+
 TEST(Nearest, SaysNothingIfNothingIsNear) {
   EXPECT_EQ(nearest("transformer", kKnownNames), "");
   EXPECT_EQ(nearest("", kKnownNames), "");
-  EXPECT_EQ(nearest("gp", kKnownNames), "");
+  EXPECT_EQ(nearest("xy", kKnownNames), "");
   EXPECT_EQ(nearest("mlp", {}), "");
   EXPECT_EQ(did_you_mean("transformer", kKnownNames), "");
   EXPECT_EQ(did_you_mean("mpl", kKnownNames), "; did you mean mlp?");

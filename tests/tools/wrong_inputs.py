@@ -352,7 +352,7 @@ CASES: list[tuple] = [
     ("study {torn.yaml}", 2, "line 1:"),
     ("study {tabs.yaml}", 2, "line 2:"),
     ("study {scalar.yaml}", 2, "expected keys such as title and runs"),
-    ("study {noise.safetensors}", 2, "line 1:"),
+    ("study {noise.safetensors}", 2, "expected keys such as title and runs"),
     ("study {key.yaml}", 2, "line 2: unknown key 'bacth'; did you mean batch?"),
     ("study {top-key.yaml}", 2, "line 1: unknown key 'titel'; did you mean title?"),
     ("study {view.yaml}", 2, "line 1: unknown key 'gird'; did you mean grid?"),

@@ -90,11 +90,20 @@ std::string unknown_subcommand(const CLI::App& app) {
              : fmt::format("unknown subcommand '{}'{}", words.front(), hint);
 }
 
-/// The first word that the subcommand has no use for.
+std::vector<std::string>::const_iterator first_flag(
+    const std::vector<std::string>& words) {
+  return std::find_if(words.begin(), words.end(), [](const std::string& word) {
+    return word.starts_with("-") && word != "--";
+  });
+}
+
+/// The first flag, or else word, that the subcommand has no use for.
 std::string unexpected_word(const CLI::App& app, const CLI::App& command) {
   const auto words = app.remaining(/*recurse=*/true);
   if (words.empty()) return "unexpected arguments";
-  const std::string word = words.front().substr(0, words.front().find('='));
+  const auto flagged = first_flag(words);
+  const std::string& whole = flagged == words.end() ? words.front() : *flagged;
+  const std::string word = whole.substr(0, whole.find('='));
   const std::string name = command.get_name();
   if (!word.starts_with("-")) {
     return fmt::format("unexpected argument '{}' for {}; flags begin with --",
@@ -105,10 +114,12 @@ std::string unexpected_word(const CLI::App& app, const CLI::App& command) {
                       ? word.size()
                       : word.find_first_not_of('-'));
   std::string hint = near_flag(flag, command);
+  const bool one_dash = hint == "; did you mean --" + flag + "?";
   for (const CLI::App* other : app.get_subcommands({})) {
+    if (other == &command) continue;
     const auto flags = flags_of(*other);
     if (std::find(flags.begin(), flags.end(), flag) == flags.end()) continue;
-    hint = fmt::format("; it is a flag of {}", other->get_name());
+    if (!one_dash) hint = "; it is a flag of " + other->get_name();
     break;
   }
   if (name == "launch") {
@@ -208,7 +219,10 @@ std::string parse_message(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = chosen_command(app);
   const std::string what = error.what();
   if (&command == &app) return unknown_subcommand(app);
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+  // A flag that is unknown may be why something else is missing.
+  const auto words = app.remaining(/*recurse=*/true);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+      first_flag(words) != words.end()) {
     return unexpected_word(app, command);
   }
   const CLI::Option* option = option_in(command, what);

@@ -111,6 +111,9 @@ void check_train_flags(const TrainFlags& flags, const CLI::App& train) {
     throw CLI::ValidationError(flag, text);
   };
   const auto given = [&](const char* flag) { return train.count(flag) > 0; };
+  if (flags.compare.size() == 1) {
+    refuse("--compare", "expected 2 values, got 1");
+  }
   if (flags.out == "none") {
     for (const char* flag : {"--tensorboard", "--save-every", "--keep"}) {
       if (given(flag)) refuse(flag, "needs a run directory, got --out none");
