@@ -14,6 +14,10 @@ const PLACES = [
   { align: "left", dx: 7, dy: 13 },
   { align: "right", dx: -7, dy: -12 },
   { align: "right", dx: -7, dy: 13 },
+];
+
+/** Places further away, for points that must have a label. */
+const FAR_PLACES = [
   { align: "right", dx: -4, dy: -28 },
   { align: "right", dx: -4, dy: 28 },
   { align: "left", dx: 4, dy: -28 },
@@ -45,8 +49,8 @@ function crosses(box, [a, b]) {
 }
 
 /** Labels for `points` ({x, y, label, must} in pixels, the most important first), each
- *  with its place. `lines` are avoided if possible, `boxes`, points and labels always;
- *  a point without room has no label, unless it must have one. */
+ *  with its place, which covers no line, box, point or other label. A point without
+ *  such a place has no label, unless it must have one: then lines may be covered. */
 function placeLabels(points, { width, height, lines, boxes }) {
   const taken = [...points.map(({ x, y }) =>
     ({ left: x - POINT, right: x + POINT, top: y - POINT, bottom: y + POINT })), ...boxes];
@@ -54,9 +58,10 @@ function placeLabels(points, { width, height, lines, boxes }) {
     const inside = (box) => box.left >= 0 && box.right <= width && box.top >= 0 && box.bottom <= height;
     const free = (box) => inside(box) && !taken.some((other, j) => j !== i && overlap(box, other));
     const clear = (box) => free(box) && !lines.some((line) => crosses(box, line));
-    const places = PLACES.map((place) => beside(point, place));
-    const find = (fits) => places.find((place) => fits(labelBox(point, place)));
-    const place = find(clear) || find(free) || (point.must && (find(inside) || places[0]));
+    const near = PLACES.map((place) => beside(point, place));
+    const find = (places, fits) => places.find((place) => fits(labelBox(point, place)));
+    const place = find(near, clear) ||
+      (point.must && (find(near, free) || find(FAR_PLACES, free) || find(near, inside) || near[0]));
     if (!place) return [];
     taken.push(labelBox(point, place));
     return [{ ...point, ...place }];

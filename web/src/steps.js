@@ -3,13 +3,14 @@
 function stepsView(study, computed, at) {
   const node = el("div", {});
   computed.tables.forEach((found, i) => {
-    node.append(el("h3", {}, `${found.device} · ${found.model}`),
+    const isPublished = found.sources.some((s) => s.name === "published") && study.reference.source;
+    node.append(el("div", {}, el("h3", {}, `${found.device} · ${found.model}`),
       beforeAfter(found), stepTable(found, `${at}.tables.${i}`),
-      found.sources.some((s) => s.name === "published") && study.reference.source
-        ? el("p", { class: "note" }, `Source of the published figures: ${study.reference.source}.`) : null,
+      isPublished ? el("p", { class: "note" }, `Source of the published figures: ${study.reference.source}.`)
+        : null,
       el("div", { class: "plots" },
         stepPlot(study, found, "peak", "Memory", bytesText),
-        stepPlot(study, found, "time_s", "Time", secondsText)));
+        stepPlot(study, found, "time_s", "Time", secondsText))));
   });
   return node;
 }

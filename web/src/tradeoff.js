@@ -50,24 +50,37 @@ function tradeoffRows({ points, base, pick }, unit) {
 
 const LIMIT_TEXT = `${moreText(MOST_TIME - 1)} time than the baseline`;
 
-/** The points' labels in pixels; the recommended setting and the baseline come first. */
+/** The limit's text: at the right end of its line, or at the left if a point is there. */
+function limitBox(points, y, width) {
+  const wide = CHARACTER * LIMIT_TEXT.length;
+  const box = (left) => ({ left, right: left + wide, top: y - 16, bottom: y });
+  const covers = (found) => points.some((p) => p.x > found.left - POINT && p.x < found.right + POINT &&
+    p.y > found.top - POINT && p.y < found.bottom + POINT);
+  const right = { ...box(width - wide), align: "right" };
+  const left = { ...box(0), align: "left" };
+  return covers(right) && !covers(left) ? left : right;
+}
+
+/** {labels, limit}: the points' labels and the limit's text in pixels. The recommended
+ *  setting and the baseline come first. */
 function tradeoffLabels(rows, most, limit, width, height) {
   const order = ["recommended", "baseline", ""];
+  const pixels = (ms) => height - ms / most.y * height;
   const points = rows.map((row) => ({ ...row, value: { x: row.x, y: row.y }, must: row.role !== "",
-    x: row.x / most.x * width, y: height - row.y / most.y * height }))
+    x: row.x / most.x * width, y: pixels(row.y) }))
     .sort((a, b) => order.indexOf(a.role) - order.indexOf(b.role));
   const lines = [...groupBy(points, (p) => p.line).values()].flatMap((own) => {
     const sorted = [...own].sort((a, b) => a.batch - b.batch);
     return sorted.slice(1).map((p, i) => [sorted[i], p]);
   });
-  const pixels = (ms) => height - ms / most.y * height;
   for (const p of points.filter((row) => row.low != null)) {
     lines.push([{ x: p.x, y: pixels(p.low) }, { x: p.x, y: pixels(p.high) }]);
   }
   const y = pixels(limit);
-  const boxes = y < 0 ? [] : [{ left: width - CHARACTER * LIMIT_TEXT.length, right: width, top: y - 16, bottom: y }];
-  if (y > 0) lines.push([{ x: 0, y }, { x: width, y }]);
-  return placeLabels(points, { width, height, lines, boxes });
+  if (y <= 0) return { labels: placeLabels(points, { width, height, lines, boxes: [] }), limit: null };
+  lines.push([{ x: 0, y }, { x: width, y }]);
+  const box = limitBox(points, y, width);
+  return { labels: placeLabels(points, { width, height, lines, boxes: [box] }), limit: box };
 }
 
 function tradeoffSpec(verdict, { width, narrow, colours }) {
@@ -78,7 +91,7 @@ function tradeoffSpec(verdict, { width, narrow, colours }) {
   const most = { x: Math.max(...rows.map((r) => r.x)) * 1.08,
     y: Math.max(...rows.map((r) => r.high ?? r.y)) * 1.07 };
   const limit = MOST_TIME * 1000 / verdict.base.samples_per_s;
-  const labels = tradeoffLabels(rows, most, limit, plotWidth, height);
+  const { labels, limit: text } = tradeoffLabels(rows, most, limit, plotWidth, height);
   const x = { field: "x", type: "quantitative", title: "peak memory",
     scale: { domain: [0, most.x], nice: false },
     axis: { labelExpr: unitLabel(unit, false), tickCount: Math.floor(plotWidth / 90) } };
@@ -91,7 +104,7 @@ function tradeoffSpec(verdict, { width, narrow, colours }) {
     width: plotWidth,
     height,
     layer: [
-      ...(limit < most.y ? limitLayers(limit, colours) : []),
+      ...(text ? limitLayers(limit, text.align, colours) : []),
       { mark: { type: "line", strokeWidth: 1.5, opacity: 0.55, clip: true },
         encoding: { x, y, color, detail: { field: "line" }, order: { field: "batch" } } },
       repeatBars(x, y, color),
@@ -110,13 +123,13 @@ function tradeoffSpec(verdict, { width, narrow, colours }) {
 }
 
 /** The line above which no setting is recommended. */
-function limitLayers(limit, colours) {
+function limitLayers(limit, align, colours) {
   const y = { field: "limit", type: "quantitative" };
   const data = { values: [{ limit }] };
   return [
     { data, mark: { type: "rule", strokeDash: [2, 4], color: colours.quiet, clip: true }, encoding: { y } },
-    { data, mark: { type: "text", align: "right", baseline: "bottom", dx: -4, dy: -2, fontSize: 10,
-      text: LIMIT_TEXT }, encoding: { y, x: { value: "width" } } },
+    { data, mark: { type: "text", align, baseline: "bottom", dx: align === "left" ? 4 : -4, dy: -2,
+      fontSize: 10, text: LIMIT_TEXT }, encoding: { y, x: { value: align === "left" ? 0 : "width" } } },
   ];
 }
 
