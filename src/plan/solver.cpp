@@ -22,7 +22,7 @@ using plan::TimeTable;
 using Solution = Solver::Solution;
 
 constexpr double kFirstReach = 1.125, kReachRatio = 1.6;
-constexpr int64_t kTableBytes = 96 << 20;      // one table's
+constexpr int64_t kTableBytes = 96 << 20;  // one table's
 constexpr int64_t kAllTablesBytes = 256 << 20;
 
 bool better(const Simulation& a, const Simulation& b) {
@@ -93,10 +93,10 @@ int64_t common_divisor(const ChainFigures& figures) {
   return std::max<int64_t>(divisor, 1);
 }
 
-/// Additions for one table: about 0.1 s of one core for 100 stages, 2 s for
+/// Additions for one table: about 0.1 s of one core for 100 stages, 1.5 s for
 /// 1,000.
 double additions_for(int stages) {
-  return std::min(1e8 * std::pow(stages / 100.0, 2), 2e9);
+  return std::min(1e8 * std::pow(stages / 100.0, 2), 1.5e9);
 }
 
 bool hands_on(const ChainFigures& figures) {
@@ -151,8 +151,7 @@ class Solver::Impl {
   std::vector<Solution> frontier(int points) const {
     TORCH_CHECK(points >= 2, "[Solver::frontier] expected at least 2 points, ",
                 "got ", points);
-    const auto low =
-        static_cast<double>(std::max<int64_t>(smallest_bytes_, 1));
+    const auto low = static_cast<double>(std::max<int64_t>(smallest_bytes_, 1));
     const double ratio = static_cast<double>(largest_bytes_) / low;
     std::vector<Solution> list;
     for (int i = 0; i + 1 < points; ++i) {
@@ -204,8 +203,8 @@ class Solver::Impl {
   /// kReachRatio times as far as the one before it: small budgets have slots of
   /// their own, as many.
   Table table_for(int64_t bytes) const {
-    const auto least =
-        static_cast<double>(std::max<int64_t>(bounds_.least(bounds_.whole()), 8));
+    const auto least = static_cast<double>(
+        std::max<int64_t>(bounds_.least(bounds_.whole()), 8));
     double reach = least * kFirstReach;
     while (reach < static_cast<double>(bytes)) reach *= kReachRatio;
     const int64_t reach_bytes =

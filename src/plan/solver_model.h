@@ -109,7 +109,7 @@ struct ChainModel {
 /// one, all intervals are there: with little memory a chain is run again and again
 /// from the same boundary, to one place after another.
 struct ModelLimits {
-  int all = 256;  ///< stages that still count as short
+  int all = 128;  ///< stages that still count as short
   int near = 64;
   int far = 64;
 };

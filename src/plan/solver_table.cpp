@@ -9,8 +9,8 @@ namespace reprise::plan {
 namespace {
 
 constexpr float kNever = std::numeric_limits<float>::infinity();
-constexpr int kBlock = 1 << 18;     // floats
-constexpr int kStride = 32;           // slots looked at together
+constexpr int kBlock = 1 << 18;      // floats
+constexpr int kStride = 32;          // slots looked at together
 constexpr int kMostSlots = 1 << 16;  // between the least memory and the reach
 
 /// The quotient of two positive numbers below 2^52, for which the faster
@@ -76,8 +76,7 @@ int64_t TimeTable::choose_slots(const TableLimits& limits) const {
   double additions = 0, cells = 0;  // times bytes of a slot
   int64_t widest = 0;
   for_each_interval(*model_, [&](int s, int c, int t) {
-    const int64_t bytes =
-        range(static_cast<int>(model_->position(s, c, t)));
+    const int64_t bytes = range(static_cast<int>(model_->position(s, c, t)));
     if (bytes <= 0) return;
     const auto ways = static_cast<double>(model_->end_index(s, t) +
                                           model_->context(s, c).keeps.size());
