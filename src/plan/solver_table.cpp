@@ -107,7 +107,7 @@ void TimeTable::fill(int s, int c, int t) {
   const auto keeps = static_cast<int>(model_->context(s, c).keeps.size());
   for_each_way(*model_, s, c, t, [&](const Way& way) {
     add(way, row, count);
-    if (way.keep + 1 != keeps) return;
+    if (way.keep + 1 != keeps || row.least + more < row.enough) return;
     // Splits only add time: they are of no use from where all is kept.
     const float fastest =
         *std::min_element(best_.begin(), best_.begin() + count);
