@@ -91,7 +91,7 @@ int64_t TimeTable::choose_slots(const TableLimits& limits) const {
                     (limits.slots > 0 ? limits.slots : kMostSlots)});
   const int64_t units =
       divide_up(static_cast<int64_t>(slot) + 1, limits.unit_bytes);
-  // All sizes are multiples of the unit: one unit a slot is exact.
+  // All sizes are multiples of the unit: one unit per slot is exact.
   return (slot <= static_cast<double>(limits.unit_bytes) ? 1 : units) *
          limits.unit_bytes;
 }
