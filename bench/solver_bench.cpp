@@ -2,7 +2,10 @@
 // slower than its schedule each strategy is that needs the same memory. The
 // costs are made up: stages as uneven as those of a network whose sizes fall
 // while its widths grow. Times of training are simulated; see tradeoff_bench
-// for how well that predicts.
+// for how well that predicts. With --exact-chains it compares the solver with the
+// exact optimum instead.
+#include "../tests/plan/exact_schedules.h"
+#include "../tests/plan/random_chains.h"
 #include "options.h"
 #include "side_by_side.h"
 
@@ -125,6 +128,77 @@ nlohmann::json to_json(const Result& result) {
           {"rows", rows}};
 }
 
+/// Chain `index` of the comparison: most are short, so that the exact program,
+/// which takes the fourth power of the stages, has them all within minutes.
+ChainFigures compared_chain(int index, int fewest, int most) {
+  using reprise::testing::ChainKind;
+  std::mt19937 random(static_cast<unsigned>(index));
+  const double part = std::uniform_real_distribution<double>(0, 1)(random);
+  const int stages = static_cast<int>(
+      std::lround(fewest * std::pow(static_cast<double>(most) / fewest, part)));
+  constexpr ChainKind kKinds[] = {ChainKind::kUniform, ChainKind::kAlike,
+                                  ChainKind::kFarApart};
+  return random_chain(random, kKinds[index % 3], stages);
+}
+
+struct Comparison {
+  double budget = 0;  // over the smallest
+  double worst = 0, sum = 0;
+  int worst_chain = 0, worst_stages = 0;
+};
+
+/// Compares chains `first` … `first + count - 1`; prints as it goes, since the
+/// exact program takes seconds for a long chain.
+void compare(int first, int count, const std::vector<int>& stages) {
+  std::vector<Comparison> rows;
+  for (const double budget : reprise::testing::compared_budgets()) {
+    rows.push_back({budget});
+  }
+  double solver_ms = 0, exact_ms = 0;
+  int smallest_equal = 0, rising = 0;
+  for (int chain = first; chain < first + count; ++chain) {
+    const auto figures = compared_chain(chain, stages.front(), stages.back());
+    std::optional<reprise::testing::ExactSchedules> exact;
+    exact_ms += reprise::bench::milliseconds([&] { exact.emplace(figures); });
+    std::optional<reprise::Solver> solver;
+    solver_ms += reprise::bench::milliseconds([&] { solver.emplace(figures); });
+    const int64_t smallest = exact->least_bytes();
+    smallest_equal += solver->smallest_bytes() == smallest ? 1 : 0;
+    double before = 0;
+    for (Comparison& row : rows) {
+      // Rounded up, so that the smallest budget is not less than it.
+      const auto bytes = static_cast<int64_t>(
+          std::ceil(static_cast<double>(smallest) * row.budget));
+      std::optional<reprise::Solver::Solution> ours;
+      solver_ms +=
+          reprise::bench::milliseconds([&] { ours = solver->solve(bytes); });
+      TORCH_CHECK(ours && ours->simulation.peak_bytes <= bytes,
+                  "[solver_bench] chain ", chain, " has no schedule in ", bytes,
+                  " bytes");
+      const double time = ours->simulation.time_ms;
+      if (before > 0 && time > before) ++rising;
+      before = time;
+      const double ratio = time / exact->time_ms(bytes).value();
+      row.sum += ratio;
+      if (ratio <= row.worst) continue;
+      row.worst = ratio;
+      row.worst_chain = chain;
+      row.worst_stages = static_cast<int>(figures.stages.size());
+    }
+  }
+  fmt::print(
+      "{} chains of {} to {} stages, from {}: smallest budget equal in {}, "
+      "slower with more memory {} times\nsolver {:.0f} ms per chain, exact "
+      "program {:.0f} ms\n\n{:>10}{:>10}{:>10}{:>8}{:>8}\n",
+      count, stages.front(), stages.back(), first, smallest_equal, rising,
+      solver_ms / count, exact_ms / count, "budget", "worst", "mean", "chain",
+      "stages");
+  for (const Comparison& row : rows) {
+    fmt::print("{:>10.3f}{:>10.5f}{:>10.5f}{:>8}{:>8}\n", row.budget, row.worst,
+               row.sum / count, row.worst_chain, row.worst_stages);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -133,13 +207,22 @@ int main(int argc, char** argv) {
       "none", "every:2",    "every:4",   "sqrt",      "every:20",
       "all",  "revolve:20", "revolve:8", "revolve:4", "revolve:3"};
   std::string format = "table";
+  int exact_chains = 0, exact_first = 0;
   reprise::bench::Options(
       "Time and memory of the solver, and what its schedules gain")
       .add_positive("--stages", &stages, "Lengths of chains")
       .add("--recompute", &strategies, "Strategies")
+      .add("--exact-chains", &exact_chains,
+           "Compare with the exact optimum on so many random chains; the first "
+           "and last of --stages are the shortest and longest")
+      .add("--exact-first", &exact_first, "Number of the first such chain")
       .add_format(&format)
       .parse(argc, argv);
 
+  if (exact_chains > 0) {
+    compare(exact_first, exact_chains, stages);
+    return 0;
+  }
   nlohmann::json list = nlohmann::json::array();
   for (const int count : stages) {
     const Result result = measure(count, strategies);

@@ -22,7 +22,13 @@ using plan::TimeTable;
 using Solution = Solver::Solution;
 
 constexpr double kFirstReach = 1.125, kReachRatio = 1.6;
-constexpr int64_t kTableBytes = 96 << 20;      // one table's
+// Little memory, as a multiple of the least, takes long intervals: the same
+// stages run again and again. With more of it there are fewer, and finer slots
+// are worth more than all of them.
+constexpr double kLittleReach = 1.9;
+constexpr plan::ModelLimits kLittleMemory = {.all = 128, .near = 64, .far = 64};
+constexpr plan::ModelLimits kMuchMemory = {.all = 48, .near = 32, .far = 32};
+constexpr int64_t kTableBytes = 96 << 20;  // one table's
 constexpr int64_t kAllTablesBytes = 256 << 20;
 
 bool better(const Simulation& a, const Simulation& b) {
@@ -50,10 +56,10 @@ std::vector<Solution> pareto(std::vector<Solution> list) {
   return front;
 }
 
-/// 1 … most; where those are many, about forty of them in growing steps.
+/// 1 … most; of more than 64 all up to 32, then about thirty in growing steps.
 std::vector<int> numbers_up_to(int most) {
   std::vector<int> numbers;
-  for (int i = 1; i <= most; i = most <= 64 ? i + 1 : i + 1 + i / 8) {
+  for (int i = 1; i <= most; i += most <= 64 || i < 32 ? 1 : 1 + i / 8) {
     numbers.push_back(i);
   }
   return numbers;
@@ -93,10 +99,10 @@ int64_t common_divisor(const ChainFigures& figures) {
   return std::max<int64_t>(divisor, 1);
 }
 
-/// Additions for one table: about 0.1 s of one core for 100 stages, 2 s for
+/// Additions for one table: about 0.1 s of one core for 100 stages, 2.5 s for
 /// 1,000.
 double additions_for(int stages) {
-  return std::min(1e8 * std::pow(stages / 100.0, 2), 2e9);
+  return std::min(1e8 * std::pow(stages / 100.0, 2), 2.5e9);
 }
 
 bool hands_on(const ChainFigures& figures) {
@@ -115,18 +121,18 @@ class Solver::Impl {
   Impl(ChainFigures figures, const SolverOptions& options)
       : figures_(std::move(figures)),
         hands_on_(hands_on(figures_)),
-        model_(plan::make_chain_model(figures_)),
-        bounds_(model_) {
+        little_(figures_, kLittleMemory),
+        much_(figures_, kMuchMemory) {
     limits_.slots = options.slots;
-    limits_.additions = additions_for(model_.stages);
+    limits_.additions = additions_for(stages());
     limits_.bytes = kTableBytes;
     limits_.unit_bytes = common_divisor(figures_);
     std::vector<Solution> list;
-    for (const Strategy& strategy : strategies_for(model_.stages)) {
-      list.push_back(judge(make_schedule(strategy, model_.stages)));
+    for (const Strategy& strategy : strategies_for(stages())) {
+      list.push_back(judge(make_schedule(strategy, stages())));
     }
-    list.push_back(judge(bounds_.least_ops()));
-    list.push_back(judge(bounds_.fastest_ops()));
+    list.push_back(judge(little_.bounds.least_ops()));
+    list.push_back(judge(little_.bounds.fastest_ops()));
     known_ = pareto(std::move(list));
     smallest_bytes_ = known_.front().simulation.peak_bytes;
     largest_bytes_ = known_.back().simulation.peak_bytes;
@@ -138,7 +144,7 @@ class Solver::Impl {
   std::optional<Solution> solve(int64_t bytes) const {
     if (bytes < smallest_bytes_) return std::nullopt;
     Solution best = fastest_known(bytes);
-    if (bytes < largest_bytes_ && bytes >= bounds_.least(bounds_.whole())) {
+    if (bytes < largest_bytes_ && bytes >= little_.least()) {
       search(*table_for(bytes), bytes, best);
       remember(best);
     }
@@ -151,8 +157,7 @@ class Solver::Impl {
   std::vector<Solution> frontier(int points) const {
     TORCH_CHECK(points >= 2, "[Solver::frontier] expected at least 2 points, ",
                 "got ", points);
-    const auto low =
-        static_cast<double>(std::max<int64_t>(smallest_bytes_, 1));
+    const auto low = static_cast<double>(std::max<int64_t>(smallest_bytes_, 1));
     const double ratio = static_cast<double>(largest_bytes_) / low;
     std::vector<Solution> list;
     for (int i = 0; i + 1 < points; ++i) {
@@ -175,12 +180,25 @@ class Solver::Impl {
  private:
   using Table = std::shared_ptr<const TimeTable>;
 
+  /// The chain with some of its intervals, and their bounds.
+  struct Intervals {
+    ChainModel model;
+    plan::MemoryBounds bounds;
+
+    Intervals(const ChainFigures& figures, const plan::ModelLimits& limits)
+        : model(plan::make_chain_model(figures, limits)), bounds(model) {}
+    Intervals(const Intervals&) = delete;
+    int64_t least() const { return bounds.least(bounds.whole()); }
+  };
+
+  int stages() const { return little_.model.stages; }
+
   Solution judge(Schedule schedule) const {
     Simulation simulation = simulate(schedule, figures_);
     return {std::move(schedule), std::move(simulation)};
   }
   Solution judge(std::vector<Op> ops) const {
-    return judge(Schedule("optimal", model_.stages, std::move(ops)));
+    return judge(Schedule("optimal", stages(), std::move(ops)));
   }
 
   Solution fastest_known(int64_t bytes) const {
@@ -205,12 +223,15 @@ class Solver::Impl {
   /// their own, as many.
   Table table_for(int64_t bytes) const {
     const auto least =
-        static_cast<double>(std::max<int64_t>(bounds_.least(bounds_.whole()), 8));
+        static_cast<double>(std::max<int64_t>(little_.least(), 8));
     double reach = least * kFirstReach;
     while (reach < static_cast<double>(bytes)) reach *= kReachRatio;
-    const int64_t reach_bytes =
-        std::min(static_cast<int64_t>(reach) + 1,
-                 std::max(largest_bytes_, bounds_.enough(bounds_.whole())));
+    const bool is_little =
+        reach <= least * kLittleReach || much_.least() > bytes;
+    const Intervals& intervals = is_little ? little_ : much_;
+    const int64_t enough = intervals.bounds.enough(intervals.bounds.whole());
+    const int64_t reach_bytes = std::min(static_cast<int64_t>(reach) + 1,
+                                         std::max(largest_bytes_, enough));
     const std::lock_guard lock(mutex_);
     int64_t kept_bytes = 0;
     for (const Table& table : tables_) {
@@ -218,8 +239,8 @@ class Solver::Impl {
       kept_bytes += table->table_bytes();
     }
     if (kept_bytes + kTableBytes > kAllTablesBytes) tables_.clear();
-    tables_.push_back(std::make_shared<const TimeTable>(model_, bounds_,
-                                                        reach_bytes, limits_));
+    tables_.push_back(std::make_shared<const TimeTable>(
+        intervals.model, intervals.bounds, reach_bytes, limits_));
     return tables_.back();
   }
 
@@ -243,8 +264,7 @@ class Solver::Impl {
 
   ChainFigures figures_;
   bool hands_on_;
-  ChainModel model_;
-  plan::MemoryBounds bounds_;
+  const Intervals little_, much_;  // for little memory and for much
   plan::TableLimits limits_;
   int64_t smallest_bytes_ = 0, largest_bytes_ = 0;
   mutable std::mutex mutex_;             // of what follows

@@ -5,7 +5,8 @@
 namespace reprise::plan {
 namespace {
 
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+// A quarter, so that sums of a few stay numbers.
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
 
 }  // namespace
 
@@ -46,7 +47,7 @@ void MemoryBounds::find_held() {
       const auto contexts = model_->contexts[static_cast<size_t>(s)].size();
       for (int c = 0; c < static_cast<int>(contexts); ++c) {
         const int64_t held = held_[model_->position(s, c, t)];
-        if (held == kNever) continue;
+        if (held >= kNever) continue;
         const auto note = [&](int part, int64_t bytes) {
           if (part < 0) return;
           held_[at(part)] = std::min(held_[at(part)], bytes);

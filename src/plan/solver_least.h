@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace reprise::plan {
@@ -43,7 +44,8 @@ void for_each_interval(const ChainModel& model, F&& visit) {
 template <class F>
 void for_each_way(const ChainModel& model, int s, int c, int t, F&& visit) {
   const Context& context = model.context(s, c);
-  for (size_t k = 0; k < context.keeps.size(); ++k) {
+  const bool keeps = s + 1 == t || model.is_end(s + 1, t);
+  for (size_t k = 0; keeps && k < context.keeps.size(); ++k) {
     const Keep& keep = context.keeps[k];
     Way way;
     way.keep = static_cast<int>(k);
@@ -91,7 +93,8 @@ class MemoryBounds {
     }
     return bytes;
   }
-  /// The least memory to keep every stage, each as one of its fastest variants.
+  /// The least memory to keep every stage, each as one of its fastest variants;
+  /// more than anything else if the model has no such way.
   int64_t enough(int position) const { return enough_[at(position)]; }
   /// The least that is held by others while the interval is reversed.
   int64_t held(int position) const { return held_[at(position)]; }

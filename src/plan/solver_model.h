@@ -109,11 +109,11 @@ struct ChainModel {
 /// one, all intervals are there: with little memory a chain is run again and again
 /// from the same boundary, to one place after another.
 struct ModelLimits {
-  int all = 256;  ///< stages that still count as short
-  int near = 64;
-  int far = 64;
+  int all = 0;  ///< stages that still count as short
+  int near = 0;
+  int far = 0;
 };
 ChainModel make_chain_model(const ChainFigures& figures,
-                            const ModelLimits& limits = {});
+                            const ModelLimits& limits);
 
 }  // namespace reprise::plan

@@ -9,8 +9,8 @@ namespace reprise::plan {
 namespace {
 
 constexpr float kNever = std::numeric_limits<float>::infinity();
-constexpr int kBlock = 1 << 18;     // floats
-constexpr int kStride = 32;           // slots looked at together
+constexpr int kBlock = 1 << 18;      // floats
+constexpr int kStride = 32;          // slots looked at together
 constexpr int kMostSlots = 1 << 16;  // between the least memory and the reach
 
 /// The quotient of two positive numbers below 2^52, for which the faster
@@ -76,8 +76,7 @@ int64_t TimeTable::choose_slots(const TableLimits& limits) const {
   double additions = 0, cells = 0;  // times bytes of a slot
   int64_t widest = 0;
   for_each_interval(*model_, [&](int s, int c, int t) {
-    const int64_t bytes =
-        range(static_cast<int>(model_->position(s, c, t)));
+    const int64_t bytes = range(static_cast<int>(model_->position(s, c, t)));
     if (bytes <= 0) return;
     const auto ways = static_cast<double>(model_->end_index(s, t) +
                                           model_->context(s, c).keeps.size());
@@ -92,7 +91,7 @@ int64_t TimeTable::choose_slots(const TableLimits& limits) const {
                     (limits.slots > 0 ? limits.slots : kMostSlots)});
   const int64_t units =
       divide_up(static_cast<int64_t>(slot) + 1, limits.unit_bytes);
-  // All sizes are multiples of the unit: one unit a slot is exact.
+  // All sizes are multiples of the unit: one unit per slot is exact.
   return (slot <= static_cast<double>(limits.unit_bytes) ? 1 : units) *
          limits.unit_bytes;
 }
@@ -108,7 +107,7 @@ void TimeTable::fill(int s, int c, int t) {
   const auto keeps = static_cast<int>(model_->context(s, c).keeps.size());
   for_each_way(*model_, s, c, t, [&](const Way& way) {
     add(way, row, count);
-    if (way.keep + 1 != keeps) return;
+    if (way.keep + 1 != keeps || row.least + more < row.enough) return;
     // Splits only add time: they are of no use from where all is kept.
     const float fastest =
         *std::min_element(best_.begin(), best_.begin() + count);

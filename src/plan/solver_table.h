@@ -13,8 +13,8 @@ namespace reprise::plan {
 
 /// What a table may take.
 struct TableLimits {
-  int slots = 0;             ///< at most as many in a row; 0: any number
-  double additions = 2e8;    ///< about, which take half a nanosecond each
+  int slots = 0;           ///< at most as many in a row; 0: any number
+  double additions = 2e8;  ///< about, which take half a nanosecond each
   int64_t bytes = 200 << 20;
   int64_t unit_bytes = 1;  ///< divides all sizes: smaller slots are of no use
 };

@@ -66,8 +66,8 @@ class ExactSchedules {
     Ids held;
     int64_t own_bytes = 0;
     std::vector<std::pair<int, int64_t>> kept;  // next start and graph's bytes
-    std::vector<int> dropped;       // by the boundary kept next: its start
-    std::vector<Points> reversed;   // by where the interval ends
+    std::vector<int> dropped;      // by the boundary kept next: its start
+    std::vector<Points> reversed;  // by where the interval ends
   };
   /// Runs a part, then maybe another, both with memory taken off.
   struct Way {
@@ -171,8 +171,8 @@ class ExactSchedules {
         }
         std::vector<int> dropped(at(stages_));
         for (int j = s + 1; j < stages_; ++j) {
-          dropped[at(j)] = start_at(
-              j, common(sorted(ids_[at(s)]), sorted(ids_[at(j)])));
+          dropped[at(j)] =
+              start_at(j, common(sorted(ids_[at(s)]), sorted(ids_[at(j)])));
         }
         starts_[at(s)][i].kept = std::move(kept);
         starts_[at(s)][i].dropped = std::move(dropped);
@@ -196,9 +196,8 @@ class ExactSchedules {
   Way keeping(int s, const Start& start, int variant, int t) const {
     const auto& run = stage(s).kept_as(variant);
     const auto [next, graph_bytes] = start.kept[at(variant)];
-    const int64_t forward = start.own_bytes + fresh_bytes(s) +
-                            run.saved_bytes + run.keep_extra_bytes +
-                            gradient(t);
+    const int64_t forward = start.own_bytes + fresh_bytes(s) + run.saved_bytes +
+                            run.keep_extra_bytes + gradient(t);
     int64_t backward = graph_bytes + run.backward_extra_bytes;
     if (s + 1 < stages_) {
       backward += stage(s + 1).input_gradient_bytes;
@@ -231,8 +230,8 @@ class ExactSchedules {
     int ms = 0;
     const Ids from = sorted(ids_[at(s)]);
     for (int j = s + 1; j < t; ++j) {
-      most = std::max(most,
-                      live + fresh_bytes(j - 1) + stage(j - 1).drop_extra_bytes);
+      most = std::max(
+          most, live + fresh_bytes(j - 1) + stage(j - 1).drop_extra_bytes);
       live = bytes_besides(ids_[at(j)], from);
       ms += whole_ms(stage(j - 1).forward_ms);
       const Start& rest = starts_[at(j)][at(start.dropped[at(j)])];

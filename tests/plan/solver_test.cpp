@@ -1,4 +1,5 @@
 #include "plan/brute_force.h"
+#include "plan/exact_schedules.h"
 #include "recompute/random_figures.h"
 #include "support.h"
 
@@ -261,9 +262,11 @@ TEST(Solver, TensorsThatTravelAlongAreCountedOnce) {
       at->second = std::min(at->second, way.time_ms);
     }
     const Solver solver(figures);
+    const testing::ExactSchedules exact(figures);
     double least = std::numeric_limits<double>::infinity();
     for (const auto& [bytes, time_ms] : truth) {
       least = std::min(least, time_ms);
+      ASSERT_EQ(exact.time_ms(bytes), least) << "of the reference";
       const auto solution = solver.solve(bytes);
       ASSERT_TRUE(solution);
       ASSERT_EQ(solution->simulation.time_ms, least)

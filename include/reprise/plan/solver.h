@@ -11,10 +11,9 @@
 namespace reprise {
 
 struct SolverOptions {
-  /// Into how many parts memory is divided; 0: as many as leave a chain of 100
-  /// stages well under 0.2 s and one of 1,000 under 10 s. Where all sizes are
-  /// multiples of a part, the result is exact. Otherwise small budgets have
-  /// divisions of their own, as fine.
+  /// Most parts that a table divides memory into; 0: as many as take about 0.1 s
+  /// per table for a chain of 100 stages and 3 s for one of 1,000. If all sizes
+  /// are multiples of a part, the result is exact.
   int slots = 0;
 };
 
@@ -26,10 +25,14 @@ struct SolverOptions {
 /// next, from the nearest boundary that is kept, and not while its graph is.
 ///
 /// Bytes here are those of Simulation::peak_bytes: the rise over the memory
-/// before the forward. simulate() has the last word on every schedule, so that
-/// rounding can cost time but never memory. In chains of more than 128 stages a
-/// part that is reversed by itself ends within 32 stages or at one of 32 places
-/// spread over the chain.
+/// before the forward. What fits is decided to the byte, and simulate() has the
+/// last word, so that rounding can cost time but never memory. In chains of more
+/// than 128 stages (48 if memory is ample) a part that is reversed by itself
+/// spans at most 64 (32) stages, or starts or ends at one of 64 (32) places spread
+/// over the chain.
+///
+/// Tables are made when a budget of their range is first asked for, and take at
+/// most 256 MiB together.
 ///
 /// May be shared by threads.
 class Solver {
@@ -50,18 +53,18 @@ class Solver {
     Simulation simulation;
   };
 
-  /// The fastest found that stays within `bytes`; nothing where none fits. Never
-  /// slower than a strategy of strategy.h that does; for more than 64 stages
-  /// about forty values of each number are compared. Where sizes are rounded, a
-  /// little more memory can give a slightly slower answer. What stages have in the
-  /// host's memory is fetched ahead (OpKind::kFetch) where `bytes` leave room.
+  /// The fastest schedule found that stays within `bytes`; nothing if none fits.
+  /// Never slower than a strategy of strategy.h that fits; for more than 64 stages,
+  /// about sixty values of each number are compared. Never slower than an earlier
+  /// answer of this solver for fewer bytes. What stages have in the host's memory
+  /// is fetched ahead (OpKind::kFetch) if `bytes` leave room.
   std::optional<Solution> solve(int64_t bytes) const;
 
   /// Solutions of rising memory and falling time, none better than another in
   /// both; at most `points` of them, the two ends included.
   std::vector<Solution> frontier(int points = 64) const;
 
-  /// What the solver itself takes.
+  /// What the solver's tables take at present.
   int64_t table_bytes() const;
 
  private:
