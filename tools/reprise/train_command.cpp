@@ -186,6 +186,16 @@ int report(const TrainFlags& flags, const TrainResult& result,
     }
   }
   if (result.save_failed) return kFailed;
+  const TrainSummary& s = result.summary;
+  if (s.limit_bytes > 0 && s.peak_bytes > s.limit_bytes) {
+    std::cerr << fmt::format(
+        "reprise: the peak was {} bytes, {} above --memory {}; give it at "
+        "least "
+        "the peak, or a smaller --batch\n",
+        s.peak_bytes, format_bytes(s.peak_bytes - s.limit_bytes),
+        s.limit_bytes);
+    return kFailed;
+  }
   return result.stopped ? stopped_status() : kDone;
 }
 
