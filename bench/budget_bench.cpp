@@ -245,7 +245,7 @@ void train(TrainConfig config, const PlanningOptions& planning,
     config.resolve();
     result = reprise::Training(config, nullptr, planning).run();
   } catch (const c10::Error& error) {
-    if (std::string(error.msg()).find("a channel") != std::string::npos) {
+    if (std::string(error.msg()).find(" channel") != std::string::npos) {
       --totals.trained;
       ++totals.impossible;
       return;
