@@ -6,20 +6,20 @@ namespace reprise::plan {
 namespace {
 
 // A quarter, so that sums of a few stay numbers.
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
+constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max() / 4;
 
 }  // namespace
 
 MemoryBounds::MemoryBounds(const ChainModel& model)
     : model_(&model),
       whole_(static_cast<int>(model.position(0, 0, model.stages))),
-      least_(model.positions(), kNever),
-      enough_(model.positions(), kNever),
-      held_(model.positions(), kNever) {
+      least_(model.positions(), kUnbounded),
+      enough_(model.positions(), kUnbounded),
+      held_(model.positions(), kUnbounded) {
   for_each_interval(model, [&](int s, int c, int t) {
     const size_t position = model.position(s, c, t);
-    int64_t bytes = kNever;
-    int64_t enough_bytes = kNever;
+    int64_t bytes = kUnbounded;
+    int64_t enough_bytes = kUnbounded;
     const float fastest = model.context(s, c).fastest_ms();
     for_each_way(model, s, c, t, [&](const Way& way) {
       bytes = std::min(bytes, least(way));
@@ -47,7 +47,7 @@ void MemoryBounds::find_held() {
       const auto contexts = model_->contexts[static_cast<size_t>(s)].size();
       for (int c = 0; c < static_cast<int>(contexts); ++c) {
         const int64_t held = held_[model_->position(s, c, t)];
-        if (held >= kNever) continue;
+        if (held >= kUnbounded) continue;
         const auto note = [&](int part, int64_t bytes) {
           if (part < 0) return;
           held_[at(part)] = std::min(held_[at(part)], bytes);
@@ -64,7 +64,7 @@ void MemoryBounds::find_held() {
 std::vector<Op> MemoryBounds::least_ops() const {
   const auto choose = [&](int s, int c, int t, int64_t) {
     Way best;
-    int64_t bytes = kNever;
+    int64_t bytes = kUnbounded;
     for_each_way(*model_, s, c, t, [&](const Way& way) {
       if (least(way) >= bytes) return;
       bytes = least(way);
@@ -78,7 +78,7 @@ std::vector<Op> MemoryBounds::least_ops() const {
 std::vector<Op> MemoryBounds::fastest_ops() const {
   const auto choose = [&](int s, int c, int t, int64_t) {
     Way best;
-    int64_t bytes = kNever;
+    int64_t bytes = kUnbounded;
     const float fastest = model_->context(s, c).fastest_ms();
     for_each_way(*model_, s, c, t, [&](const Way& way) {
       if (way.keep < 0 || way.ms > fastest || enough(way) >= bytes) return;
