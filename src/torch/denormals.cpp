@@ -32,11 +32,22 @@ void restart_blas_threads() {
   if (shutdown != nullptr && config != nullptr) shutdown();
 }
 
+/// Runs `work(&on)` once on each of LibTorch's OpenMP threads. at::parallel_for() would
+/// run here alone, since this project is compiled without OpenMP; so the library's own
+/// entry is looked up, as for threads.h.
+void run_on_openmp_threads(void (*work)(void*), bool on) {
+  using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+  static const auto parallel =
+      reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  const auto threads = static_cast<unsigned>(at::get_num_threads());
+  if (parallel != nullptr && threads > 1) parallel(work, &on, threads, 0);
+}
+
 void set_everywhere(bool on) {
-  // As many pieces as threads, so that each thread gets one.
-  at::parallel_for(
-      0, at::get_num_threads(), /*grain_size=*/1,
-      [on](int64_t, int64_t) { at::globalContext().setFlushDenormal(on); });
+  const auto set = [](void* on) {
+    at::globalContext().setFlushDenormal(*static_cast<bool*>(on));
+  };
+  run_on_openmp_threads(set, on);
   at::globalContext().setFlushDenormal(on);
   restart_blas_threads();
 }

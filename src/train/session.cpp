@@ -213,8 +213,13 @@ void Session::open_loader() {
 }
 
 void Session::note_speed() {
-  if (windows_ != kWarmUpWindows) return;
+  // A capture takes longer than many steps: the speed counts from after it.
+  const bool captured =
+      std::exchange(captures_seen_, graphs_.captures()) != graphs_.captures();
+  if (windows_ < kWarmUpWindows) return;
+  if (windows_ > kWarmUpWindows && !captured) return;
   wait_for_device();
+  steady_from_windows_ = windows_;
   steady_from_s_ = seconds();
   steady_from_samples_ = samples_here_;
   audit_.start(seconds(), waited_s_ + loader_->waited_s());
@@ -224,7 +229,8 @@ void Session::note_speed() {
 }
 
 double Session::samples_per_s() const {
-  const bool steady = windows_ >= 2 * kWarmUpWindows;
+  const bool steady = steady_from_windows_ > 0 &&
+                      windows_ >= steady_from_windows_ + kWarmUpWindows;
   const double since = steady ? steady_from_s_ : 0;
   const int64_t from = steady ? steady_from_samples_ : 0;
   return static_cast<double>(samples_here_ - from) /
@@ -237,7 +243,10 @@ bool Session::told_to_stop() const {
 
 void Session::look_at_clock() {
   // The speed of the first windows is no speed.
-  if (config_.seconds <= 0 || windows_ < 2 * kWarmUpWindows) return;
+  if (config_.seconds <= 0 || steady_from_windows_ == 0 ||
+      windows_ < steady_from_windows_ + kWarmUpWindows) {
+    return;
+  }
   // The host runs ahead of a GPU; to wait after each window would slow it down.
   const auto now = Clock::now();
   if (seconds() < config_.seconds && now - last_look_ < kLookEvery) return;

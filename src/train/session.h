@@ -230,6 +230,8 @@ class Session {
   int64_t samples_here_ = 0;   // trained on by this process
   int64_t steady_from_samples_ = 0;  // of these, before the speed counts
   double steady_from_s_ = 0;
+  int64_t steady_from_windows_ = 0;  // 0: not yet
+  int64_t captures_seen_ = 0;        // of CUDA graphs
   int64_t evaluated_at_ = -1;
   std::optional<TrainListener::Evaluation> evaluation_;
   bool save_failed_ = false;

@@ -12,6 +12,8 @@ namespace {
 constexpr double kWaited = 0.2;
 constexpr double kSystem = 0.25;
 constexpr double kQueued = 0.15;
+// Of the time, below which the process hardly ran: a GPU did the work.
+constexpr double kBusy = 0.1;
 constexpr double kDenormals = 0.01;
 
 double seconds_of(const timeval& time) {
@@ -48,7 +50,7 @@ std::vector<std::string> time_doubts(const TimeAudit::Usage& used,
                      " of it was spent waiting for data; try more --workers");
   }
   const double cpu_s = used.user_s + used.system_s;
-  if (cpu_s > 0 && used.system_s > kSystem * cpu_s) {
+  if (cpu_s > kBusy * seconds && used.system_s > kSystem * cpu_s) {
     doubts.push_back(percent(used.system_s, cpu_s) +
                      " of the processor time was the kernel's (page faults, "
                      "system calls)");

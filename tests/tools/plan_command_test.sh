@@ -51,7 +51,7 @@ PY
 
 # --- one that nothing fits into
 expect 1 plan "${small[@]}" --global-batch 16 --memory 1KiB
-has out "Nothing fits into 1.00 KiB: the smallest that does needs"
+has out "Nothing fits into 1.00 KiB (1024 bytes): the smallest plan needs"
 expect 1 plan "${small[@]}" --global-batch 16 --memory 1KiB --format json
 python3 - "$work/out" <<'PY' || fail "JSON is not as documented"
 import json, sys

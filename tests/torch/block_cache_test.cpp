@@ -25,7 +25,9 @@ TEST(BlockCache, ABlockServesTheNextRequestOfItsSize) {
   cache.give(first, 2 * kMiB);
   EXPECT_EQ(cache.kept_bytes(), kKeeps ? 2 * kMiB : 0);
   void* second = cache.take(2 * kMiB);
-  if (kKeeps) EXPECT_EQ(second, first);
+  if (kKeeps) {
+    EXPECT_EQ(second, first);
+  }
   EXPECT_EQ(cache.kept_bytes(), 0);
   cache.give(second, 2 * kMiB);
   cache.release();

@@ -262,7 +262,8 @@ TEST(Planning, RefusesABudgetThatNothingFits) {
   config.memory_limit = 1 << 20;
   config.resolve();
   const auto error = testing::error_of([&] { Training training(config); });
-  EXPECT_NE(error.find("nothing fits into 1.00 MiB; the smallest plan needs"),
+  EXPECT_NE(error.find("nothing fits into 1.00 MiB (1048576 bytes); the "
+                       "smallest plan needs"),
             std::string::npos)
       << error;
 }

@@ -154,8 +154,10 @@ TEST(Trainer, ABadConfigurationIsRefusedBeforeAnythingIsWritten) {
   const auto refused = [](auto change) {
     auto config = small();
     change(config);
-    config.resolve();
-    return error_of([&] { Training{config}; });
+    return error_of([&] {
+      config.resolve();
+      Training{config};
+    });
   };
   EXPECT_NE(refused([](auto& c) { c.model = "gpt3"; }).find("gpt2"),
             std::string::npos);

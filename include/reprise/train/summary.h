@@ -27,8 +27,8 @@ struct TrainSummary {
   int64_t skipped = 0;  ///< updates left out for gradients that overflowed
 
   double time_s = 0;  ///< of training, without evaluation and saving
-  /// Of the updates after the first two, which warm up; of all where there are
-  /// fewer than four.
+  /// Of the updates after the first two, which warm up, and after the last capture of a
+  /// CUDA graph; of all if there are not two such updates.
   double samples_per_s = 0;
   double wait_s = 0;         ///< of time_s, waiting for data
   int64_t data_samples = 0;  ///< of the training data: an epoch
