@@ -74,7 +74,8 @@ int64_t parse_bytes(std::string_view text) {
     }
   }
   if (end != copy.c_str() && number >= 0 && is_ambiguous(unit)) {
-    const std::string value(copy.data(), static_cast<const char*>(end));
+    const std::string value =
+        copy.substr(0, static_cast<size_t>(end - copy.c_str()));
     const char prefix =
         static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0])));
     TORCH_CHECK(false, "[parse_bytes] expected ", value, prefix,

@@ -166,7 +166,7 @@ std::string missing_option(const CLI::Option& option) {
 std::string user_message(const std::string& what) {
   std::string text = what.substr(0, what.find('\n'));
   for (const char* end : {"Exception raised from", " [json.exception"}) {
-    text = text.substr(0, text.find(end));
+    text.resize(std::min(text.size(), text.find(end)));
   }
   const std::string_view origin = origin_of(text);
   if (origin.empty()) return text;
