@@ -29,7 +29,9 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 10;
+constexpr int kFormat = 11;
+// Losses, norms and weights of the loss: a few bytes each, until they are fetched.
+constexpr int64_t kScalarBytes = 1024;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -291,7 +293,7 @@ void TrainingCosts::measure_workspace(CostProfile& profile) {
   const auto made = copies(profile.precision);
   const int64_t live = live_bytes(parts_.device);
   profile.fixed.workspace =
-      std::max<int64_t>(0, live - profile.fixed.parameters);
+      std::max<int64_t>(0, live - profile.fixed.parameters) + kScalarBytes;
 }
 
 Batch TrainingCosts::make_batch(int64_t samples) const {

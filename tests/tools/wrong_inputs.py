@@ -30,7 +30,6 @@ def make_files(at: pathlib.Path) -> dict[str, str]:
     (at / "no-run").mkdir()
     (at / "results-empty").mkdir()
     (at / "results-empty" / "results.jsonl").write_text("")
-    (at / "only-study.jsonl").write_text('{"type": "study", "study": "x"}\n')
     (at / "garbage.jsonl").write_text("not JSON\n")
     (at / "no-id.jsonl").write_text('{"type": "run"}\n')
     studies = {
@@ -322,7 +321,6 @@ CASES: list[tuple] = [
     ("report {folder}", 2, "has no results.jsonl"),
     ("report {results-empty}", 2, "expected results of runs, got none"),
     ("report {empty}", 2, "expected results of runs, got none"),
-    ("report {only-study.jsonl}", 2, "expected results of runs, got none"),
     ("report {garbage.jsonl}", 2, "garbage.jsonl, line 1: expected an object with a type"),
     ("report {no-id.jsonl}", 2, "no-id.jsonl, line 1: expected a run with an id"),
     ("report {results-empty} --page {nofile}", 2, "--page: cannot read"),
