@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <dlfcn.h>
@@ -22,7 +23,10 @@ bool is_denormal(float value) {
 /// OpenBLAS with threads of its own sets them up when it is loaded, and offers no way
 /// to run anything on them. Threads that it starts later inherit the mode of the thread
 /// that asks for a product, so they are ended here; the next product starts new ones.
+/// Once per process: they flush from then on.
 void restart_blas_threads() {
+  static std::atomic<bool> restarted{false};
+  if (restarted.exchange(true)) return;
   using Shutdown = int (*)();
   using Config = const char* (*)();
   static const auto shutdown =
@@ -49,7 +53,7 @@ void set_everywhere(bool on) {
   };
   run_on_openmp_threads(set, on);
   at::globalContext().setFlushDenormal(on);
-  restart_blas_threads();
+  if (on) restart_blas_threads();
 }
 
 }  // namespace

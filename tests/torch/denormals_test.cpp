@@ -29,7 +29,6 @@ TEST(Denormals, AreFlushedOnEveryThreadWhileTheScopeLives) {
   const torch::NoGradGuard no_grad;
   ASSERT_FALSE(flushes_denormals());
   ASSERT_EQ(denormal_elements(), 1 << 20);
-  ASSERT_EQ(denormal_products(), 256 * 256);
   {
     const FlushDenormals flush(torch::kCPU);
     ASSERT_TRUE(flush.active());
@@ -44,7 +43,6 @@ TEST(Denormals, AreFlushedOnEveryThreadWhileTheScopeLives) {
   }
   EXPECT_FALSE(flushes_denormals());
   EXPECT_EQ(denormal_elements(), 1 << 20);
-  EXPECT_EQ(denormal_products(), 256 * 256);
 }
 
 TEST(Denormals, OtherDevicesAreLeftAlone) {

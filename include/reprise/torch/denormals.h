@@ -15,8 +15,8 @@ namespace reprise::compat {
 /// Many processors take over a hundred cycles for an operation on a denormal, so a
 /// training whose gradients vanish would be timed by its denormals.
 ///
-/// OpenBLAS starts its threads anew at both ends: no other thread may run a matrix
-/// product at these moments.
+/// OpenBLAS starts its threads anew when the first scope of a process opens, and they
+/// flush for good: no other thread may run a matrix product at that moment.
 class FlushDenormals {
  public:
   explicit FlushDenormals(c10::Device device);
