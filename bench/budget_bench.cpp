@@ -6,6 +6,7 @@
 #include "options.h"
 
 #include <reprise/memory/bytes.h>
+#include <reprise/models/model.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/trainer.h>
@@ -77,6 +78,12 @@ class Draw {
       config.quantize_embeddings = coin();
     }
     config.precision = any<std::string>({"fp32", "fp32", "bf16"});
+    // LibTorch 1.13's own bf16 convolution, which it takes on processors without such
+    // products, writes past its buffers in the backward.
+    if (reprise::task_of(config.model) == reprise::Task::kImages ||
+        reprise::task_of(config.model) == reprise::Task::kPixels) {
+      config.precision = "fp32";
+    }
     if (config.precision == "bf16") {
       config.weight_copies = any<std::string>({"auto", "on", "each", "off"});
     }
