@@ -148,8 +148,8 @@ int compare_runs(const std::vector<std::string>& paths) {
   return kDone;
 }
 
-/// Where the run will be saved; empty: nowhere. Throws CLI::ValidationError if it
-/// could not be, before the work that would be lost.
+/// Directory that the run will be saved in; empty if it is not saved. Throws
+/// CLI::ValidationError if it cannot be written, before the work that would be lost.
 std::string output_directory(const TrainFlags& flags) {
   if (flags.out == "none" || !flags.resume.empty()) return "";
   const std::string path =
