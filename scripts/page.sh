@@ -106,14 +106,17 @@ case "${1:-}" in
 esac
 [ $# -eq 1 ] || usage
 out=$1
-part=$out.part.$$
+part=
 reason_file=$(mktemp) || exit 1
-trap 'rm -f "$part" "$reason_file"' EXIT
+trap 'rm -f ${part:+"$part"} "$reason_file"' EXIT
 trap 'exit 130' INT TERM
 
 if [ $only_fetch = yes ]; then
   [ -n "${REPRISE_PAGE:-}" ] || fetch_libraries
-elif write_page >"$part"; then
+  exit
+fi
+part=$out.part.$$
+if write_page >"$part"; then
   mv -f "$part" "$out"
 elif [ $or_reason = yes ] && [ -s "$reason_file" ]; then
   cp "$reason_file" "$out"
