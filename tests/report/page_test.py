@@ -425,6 +425,24 @@ def test_odd(reprise, work):
             check_quiet(browser, page.as_uri(), name)
 
 
+def test_parts(reprise, work, study):
+    """Every second run in a directory of its own: one study, as it is in one."""
+    lines = (study / "results.jsonl").read_text().splitlines(keepends=True)
+    runs = [line for line in lines if json.loads(line)["type"] == "run"]
+    others = [line for line in lines if line not in runs]
+    parts = []
+    for i in range(2):
+        parts.append(work / f"part-{i}")
+        parts[i].mkdir()
+        (parts[i] / "results.jsonl").write_text("".join(others + runs[i::2]))
+    page = work / "parts.html"
+    subprocess.run([reprise, "report", *parts, "-o", page], check=True)
+    with chromium.Browser(chromium.find()) as browser:
+        browser.open(page.as_uri(), 1280)
+        compare_computed(json.loads(browser.evaluate(
+            "document.getElementById('computed').textContent")), recompute.expected([study]))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--reprise")
@@ -454,6 +472,7 @@ def main():
             if args.shots:
                 break
         test_odd(args.reprise, work)
+        test_parts(args.reprise, work, studies[3])
         if not failures:
             test_plots(args.reprise, work, studies[2])
     return 1 if failures else 0

@@ -28,13 +28,14 @@ def read(paths):
 
 
 def load(paths):
-    """(studies by name, runs); the last run of an id. A study that two directories
-    have on one device, of one system, has the directory in its name."""
+    """(studies by name, runs); the last run of an id. A study of which two directories
+    have the same run on one device has the directory in its name."""
     studies, runs, places = {}, {}, {}
     records = list(read(paths))
     for record in records:
         if record["type"] == "run":
-            place = record["study"], record["device"]["name"], record["system"]
+            place = (record["study"], record["device"]["name"], record["system"],
+                     record["id"])
             places.setdefault(place, set()).add(record["source"])
     again = {place[0] for place, sources in places.items() if len(sources) > 1}
     for record in records:

@@ -88,14 +88,14 @@ function runOf(record, study, prefix) {
   };
 }
 
-/** Names the study of a record. Directories that have one study on different devices
- *  or with different systems are parts of it. If two have the same, one was run again,
- *  and the directory becomes part of the name. */
+/** Names the study of a record. Directories that have one study on different devices,
+ *  with different systems or with different runs are parts of it. If two have the same
+ *  run, the study was made again, and the directory becomes part of the name. */
 function studyKeys(records) {
   const places = new Map();
   for (const record of records.filter((r) => r.type === "run")) {
     const place = JSON.stringify([record.study, record.device && record.device.name,
-      record.system || "reprise"]);
+      record.system || "reprise", record.id]);
     if (!places.has(place)) places.set(place, new Set());
     places.get(place).add(record.source);
   }

@@ -17,8 +17,8 @@ struct ReportOptions {
 };
 
 /// The page of all results in `paths` (as read_results() takes them), as HTML.
-/// Directories that have one study on the same device stay apart; on different
-/// devices they are parts of one study.
+/// Directories of one study are its parts, unless two of them have the same run on the
+/// same device: those stay apart.
 /// Throws c10::Error if results cannot be read, or if this build has no page and
 /// `options.page` names none.
 std::string make_report(const std::vector<std::string>& paths,
