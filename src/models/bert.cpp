@@ -14,12 +14,12 @@ using torch::nn::EmbeddingOptions;
 using torch::nn::LayerNorm;
 using torch::nn::Linear;
 
-constexpr double kEpsilon = 1e-12;
+constexpr double kBertEpsilon = 1e-12;
 constexpr int64_t kTokenTypes = 2;
 
-class EmbeddingsImpl : public torch::nn::Module {
+class BertEmbeddingsImpl : public torch::nn::Module {
  public:
-  explicit EmbeddingsImpl(const ModelOptions& options)
+  explicit BertEmbeddingsImpl(const ModelOptions& options)
       : dropout_(options.dropout),
         // Token 0 is padding: its row is zero and has no gradient.
         word_(register_module(
@@ -31,7 +31,7 @@ class EmbeddingsImpl : public torch::nn::Module {
         type_(register_module("token_type_embeddings",
                               Embedding(kTokenTypes, options.width))),
         norm_(register_module("LayerNorm",
-                              make_layer_norm(options.width, kEpsilon))) {
+                              make_layer_norm(options.width, kBertEpsilon))) {
     normal_init(word_->weight, kWeightDeviation);
     zero_init(word_->weight[0]);
     normal_init(position_->weight, kWeightDeviation);
@@ -51,16 +51,16 @@ class EmbeddingsImpl : public torch::nn::Module {
   Embedding word_, position_, type_;
   LayerNorm norm_;
 };
-TORCH_MODULE(Embeddings);
+TORCH_MODULE(BertEmbeddings);
 
 /// An output layer with the norm of its sum with the input of the block.
-class OutputImpl : public torch::nn::Module {
+class BertOutputImpl : public torch::nn::Module {
  public:
-  OutputImpl(int64_t from, const ModelOptions& options)
+  BertOutputImpl(int64_t from, const ModelOptions& options)
       : dropout_(options.dropout),
         dense_(register_module("dense", make_linear(from, options.width))),
         norm_(register_module("LayerNorm",
-                              make_layer_norm(options.width, kEpsilon))) {}
+                              make_layer_norm(options.width, kBertEpsilon))) {}
 
   Tensor dense(const Tensor& x) { return run_linear(dense_, x); }
   Tensor add(const Tensor& x, const Tensor& residual, Again again) {
@@ -73,20 +73,20 @@ class OutputImpl : public torch::nn::Module {
   Linear dense_;
   LayerNorm norm_;
 };
-TORCH_MODULE(Output);
+TORCH_MODULE(BertOutput);
 
-class LayerImpl : public torch::nn::Module {
+class BertLayerImpl : public torch::nn::Module {
  public:
-  explicit LayerImpl(const ModelOptions& options) {
+  explicit BertLayerImpl(const ModelOptions& options) {
     const auto attention = add_container(*this, "attention");
     self_ = attention->register_module(
         "self", SelfAttention(options.width, options.heads, options.dropout));
-    mixed_ =
-        attention->register_module("output", Output(options.width, options));
+    mixed_ = attention->register_module("output",
+                                        BertOutput(options.width, options));
     up_ = add_container(*this, "intermediate")
               ->register_module("dense",
                                 make_linear(options.width, 4 * options.width));
-    down_ = register_module("output", Output(4 * options.width, options));
+    down_ = register_module("output", BertOutput(4 * options.width, options));
   }
 
   Tensor forward(const Tensor& x, Again again = {}) {  // (N, T, C)
@@ -116,18 +116,19 @@ class LayerImpl : public torch::nn::Module {
   }
 
   SelfAttention self_{nullptr};
-  Output mixed_{nullptr};
+  BertOutput mixed_{nullptr};
   Linear up_{nullptr};
-  Output down_{nullptr};
+  BertOutput down_{nullptr};
 };
-TORCH_MODULE(Layer);
+TORCH_MODULE(BertLayer);
 
 }  // namespace
 
 Built build_bert(const std::string& name, const ModelOptions& options) {
   Built built{std::make_shared<torch::nn::Module>(), {}};
   const auto body = add_container(*built.root, "bert");
-  auto embeddings = body->register_module("embeddings", Embeddings(options));
+  auto embeddings =
+      body->register_module("embeddings", BertEmbeddings(options));
   built.stages.push_back(
       make_stage("embed",
                  [name, options, embeddings](const Tensor& tokens) mutable {
@@ -140,7 +141,7 @@ Built build_bert(const std::string& name, const ModelOptions& options) {
   const auto list = add_container(*add_container(*body, "encoder"), "layer");
   for (int64_t i = 0; i < options.depth; ++i) {
     const std::string number = std::to_string(i);
-    const auto layer = list->register_module(number, Layer(options));
+    const auto layer = list->register_module(number, BertLayer(options));
     built.stages.push_back(make_block_stage("layer." + number, layer));
   }
 

@@ -112,8 +112,8 @@ constexpr int64_t kModel = 32;
 constexpr int64_t kHeads = 4;
 
 /// Pre-norm block with causal attention.
-struct BlockImpl : torch::nn::Module {
-  explicit BlockImpl(bool nested)
+struct TinyBlockImpl : torch::nn::Module {
+  explicit TinyBlockImpl(bool nested)
       : nested_checkpoint(nested),
         norm1(register_module("norm1", make_norm())),
         qkv(register_module("qkv", Linear(kModel, 3 * kModel))),
@@ -165,7 +165,7 @@ struct BlockImpl : torch::nn::Module {
   Linear up, down;
   torch::nn::Dropout dropout;
 };
-TORCH_MODULE(Block);
+TORCH_MODULE(TinyBlock);
 
 Chain make_transformer(const BuiltinOptions& options) {
   torch::nn::Embedding tokens(kVocabulary, kModel);
@@ -182,7 +182,7 @@ Chain make_transformer(const BuiltinOptions& options) {
                        .on_first());
   for (int i = 0; i < 4; ++i) {
     stages.push_back(make_stage("block" + std::to_string(i),
-                                Block(options.nested_checkpoint))
+                                TinyBlock(options.nested_checkpoint))
                          .on_first());
   }
   // The output layer's weight is the embedding's.

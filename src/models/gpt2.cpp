@@ -17,7 +17,7 @@ using torch::Tensor;
 using torch::nn::Embedding;
 using torch::nn::LayerNorm;
 
-constexpr double kEpsilon = 1e-5;
+constexpr double kGpt2Epsilon = 1e-5;
 
 /// A linear layer whose weight is (in, out), as the original stores it.
 class Conv1DImpl : public torch::nn::Module {
@@ -53,9 +53,9 @@ Tensor run_on_normal(Conv1D layer, const Tensor& x, const Tensor& normal,
       x);
 }
 
-class AttentionImpl : public torch::nn::Module {
+class Gpt2AttentionImpl : public torch::nn::Module {
  public:
-  AttentionImpl(const ModelOptions& options, double out_deviation)
+  Gpt2AttentionImpl(const ModelOptions& options, double out_deviation)
       : heads_(options.heads),
         dropout_(options.dropout),
         c_attn_(register_module("c_attn",
@@ -85,11 +85,11 @@ class AttentionImpl : public torch::nn::Module {
   double dropout_;
   Conv1D c_attn_, c_proj_;
 };
-TORCH_MODULE(Attention);
+TORCH_MODULE(Gpt2Attention);
 
-class FeedForwardImpl : public torch::nn::Module {
+class Gpt2FeedForwardImpl : public torch::nn::Module {
  public:
-  FeedForwardImpl(const ModelOptions& options, double out_deviation)
+  Gpt2FeedForwardImpl(const ModelOptions& options, double out_deviation)
       : dropout_(options.dropout),
         c_fc_(
             register_module("c_fc", Conv1D(options.width, 4 * options.width))),
@@ -97,7 +97,7 @@ class FeedForwardImpl : public torch::nn::Module {
             "c_proj",
             Conv1D(4 * options.width, options.width, out_deviation))) {}
 
-  /// As Attention's.
+  /// As Gpt2Attention's.
   Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
                  Again again) {
     const Tensor up = run_on_normal(c_fc_, x, normal, norm);
@@ -112,16 +112,16 @@ class FeedForwardImpl : public torch::nn::Module {
   double dropout_;
   Conv1D c_fc_, c_proj_;
 };
-TORCH_MODULE(FeedForward);
+TORCH_MODULE(Gpt2FeedForward);
 
-class BlockImpl : public torch::nn::Module {
+class Gpt2BlockImpl : public torch::nn::Module {
  public:
   /// Layers that add to the residual stream start smaller, by the square root
   /// of how many there are.
-  explicit BlockImpl(const ModelOptions& options)
-      : BlockImpl(options,
-                  kWeightDeviation /
-                      std::sqrt(2 * static_cast<double>(options.depth))) {}
+  explicit Gpt2BlockImpl(const ModelOptions& options)
+      : Gpt2BlockImpl(options,
+                      kWeightDeviation /
+                          std::sqrt(2 * static_cast<double>(options.depth))) {}
 
   Tensor forward(const Tensor& x, Again again = {}) {
     if (again.pointwise) {
@@ -135,20 +135,20 @@ class BlockImpl : public torch::nn::Module {
   }
 
  private:
-  BlockImpl(const ModelOptions& options, double out_deviation)
-      : ln_1_(
-            register_module("ln_1", make_layer_norm(options.width, kEpsilon))),
-        attn_(register_module("attn", Attention(options, out_deviation))),
-        ln_2_(
-            register_module("ln_2", make_layer_norm(options.width, kEpsilon))),
-        mlp_(register_module("mlp", FeedForward(options, out_deviation))) {}
+  Gpt2BlockImpl(const ModelOptions& options, double out_deviation)
+      : ln_1_(register_module("ln_1",
+                              make_layer_norm(options.width, kGpt2Epsilon))),
+        attn_(register_module("attn", Gpt2Attention(options, out_deviation))),
+        ln_2_(register_module("ln_2",
+                              make_layer_norm(options.width, kGpt2Epsilon))),
+        mlp_(register_module("mlp", Gpt2FeedForward(options, out_deviation))) {}
 
   LayerNorm ln_1_;
-  Attention attn_;
+  Gpt2Attention attn_;
   LayerNorm ln_2_;
-  FeedForward mlp_;
+  Gpt2FeedForward mlp_;
 };
-TORCH_MODULE(Block);
+TORCH_MODULE(Gpt2Block);
 
 Embedding make_embedding(int64_t count, int64_t width) {
   const Tensor weight = torch::empty({count, width});
@@ -180,11 +180,11 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
   const auto list = add_container(*body, "h");
   for (int64_t i = 0; i < options.depth; ++i) {
     const std::string number = std::to_string(i);
-    const auto block = list->register_module(number, Block(options));
+    const auto block = list->register_module(number, Gpt2Block(options));
     built.stages.push_back(make_block_stage("h." + number, block));
   }
-  const auto norm =
-      body->register_module("ln_f", make_layer_norm(options.width, kEpsilon));
+  const auto norm = body->register_module(
+      "ln_f", make_layer_norm(options.width, kGpt2Epsilon));
   built.stages.push_back(make_stage("ln_f", norm).on_first());
 
   // The scores (N, T, vocab) are by far the largest tensor. One stage for them

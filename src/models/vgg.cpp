@@ -20,7 +20,7 @@ Conv2d make_conv(int64_t from, int64_t to) {
   return conv;
 }
 
-Linear make_linear(int64_t from, int64_t to) {
+Linear make_vgg_linear(int64_t from, int64_t to) {
   Linear linear(from, to);
   normal_init(linear->weight, 0.01);
   zero_init(linear->bias);
@@ -72,7 +72,7 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
   const double dropout = options.dropout;
   const auto add_hidden = [&](const std::string& number, int64_t from) {
     auto linear =
-        classifier->register_module(number, make_linear(from, hidden));
+        classifier->register_module(number, make_vgg_linear(from, hidden));
     built.stages.push_back(
         make_stage("classifier." + number,
                    [linear, dropout](const Tensor& x) mutable {
@@ -88,8 +88,8 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
   };
   add_hidden("0", channels * 7 * 7);
   add_hidden("3", hidden);
-  auto head =
-      classifier->register_module("6", make_linear(hidden, options.classes));
+  auto head = classifier->register_module(
+      "6", make_vgg_linear(hidden, options.classes));
   built.stages.push_back(make_stage("classifier.6", head).on_first());
   const auto loss = built.root->register_module("loss", Loss(Task::kImages));
   built.stages.push_back(make_stage("loss", loss));

@@ -11,7 +11,7 @@ using torch::nn::Conv2d;
 using torch::nn::LayerNorm;
 using torch::nn::Linear;
 
-constexpr double kEpsilon = 1e-12;
+constexpr double kVitEpsilon = 1e-12;
 constexpr int64_t kPatch = 16;
 
 // The original draws from a normal distribution cut off at ±2, a hundred
@@ -22,9 +22,9 @@ int64_t patch_count(const ModelOptions& options) {
   return side * side;
 }
 
-class EmbeddingsImpl : public torch::nn::Module {
+class VitEmbeddingsImpl : public torch::nn::Module {
  public:
-  explicit EmbeddingsImpl(const ModelOptions& options)
+  explicit VitEmbeddingsImpl(const ModelOptions& options)
       : dropout_(options.dropout),
         cls_token_(register_parameter("cls_token",
                                       torch::empty({1, 1, options.width}))),
@@ -54,11 +54,12 @@ class EmbeddingsImpl : public torch::nn::Module {
   Tensor cls_token_, positions_;
   Conv2d patches_{nullptr};
 };
-TORCH_MODULE(Embeddings);
+TORCH_MODULE(VitEmbeddings);
 
-class LayerImpl : public torch::nn::Module {
+class VitLayerImpl : public torch::nn::Module {
  public:
-  explicit LayerImpl(const ModelOptions& options) : dropout_(options.dropout) {
+  explicit VitLayerImpl(const ModelOptions& options)
+      : dropout_(options.dropout) {
     const int64_t width = options.width;
     const auto attention = add_container(*this, "attention");
     self_ = attention->register_module(
@@ -69,10 +70,10 @@ class LayerImpl : public torch::nn::Module {
               ->register_module("dense", make_linear(width, 4 * width));
     down_ = add_container(*this, "output")
                 ->register_module("dense", make_linear(4 * width, width));
-    before_ =
-        register_module("layernorm_before", make_layer_norm(width, kEpsilon));
+    before_ = register_module("layernorm_before",
+                              make_layer_norm(width, kVitEpsilon));
     after_ =
-        register_module("layernorm_after", make_layer_norm(width, kEpsilon));
+        register_module("layernorm_after", make_layer_norm(width, kVitEpsilon));
   }
 
   Tensor forward(const Tensor& x, Again again = {}) {  // (N, T, C)
@@ -116,7 +117,7 @@ class LayerImpl : public torch::nn::Module {
   Linear mixed_{nullptr}, up_{nullptr}, down_{nullptr};
   LayerNorm before_{nullptr}, after_{nullptr};
 };
-TORCH_MODULE(Layer);
+TORCH_MODULE(VitLayer);
 
 }  // namespace
 
@@ -126,17 +127,17 @@ Built build_vit(const std::string& name, const ModelOptions& options) {
   Built built{std::make_shared<torch::nn::Module>(), {}};
   const auto body = add_container(*built.root, "vit");
   const auto embeddings =
-      body->register_module("embeddings", Embeddings(options));
+      body->register_module("embeddings", VitEmbeddings(options));
   built.stages.push_back(make_stage("embed", embeddings).on_first());
 
   const auto list = add_container(*add_container(*body, "encoder"), "layer");
   for (int64_t i = 0; i < options.depth; ++i) {
     const std::string number = std::to_string(i);
-    const auto layer = list->register_module(number, Layer(options));
+    const auto layer = list->register_module(number, VitLayer(options));
     built.stages.push_back(make_block_stage("layer." + number, layer));
   }
   const auto norm = body->register_module(
-      "layernorm", make_layer_norm(options.width, kEpsilon));
+      "layernorm", make_layer_norm(options.width, kVitEpsilon));
   built.stages.push_back(make_stage("layernorm", norm).on_first());
 
   auto classifier = built.root->register_module(
