@@ -6,7 +6,6 @@
 #include "options.h"
 
 #include <reprise/memory/bytes.h>
-#include <reprise/models/model.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/trainer.h>
@@ -78,12 +77,6 @@ class Draw {
       config.quantize_embeddings = coin();
     }
     config.precision = any<std::string>({"fp32", "fp32", "bf16"});
-    // On a processor without bf16 products, drawing bf16 here ended in a corrupted heap,
-    // noticed inside LibTorch 1.13's convolution_backward. The cause is not established.
-    if (reprise::task_of(config.model) == reprise::Task::kImages ||
-        reprise::task_of(config.model) == reprise::Task::kPixels) {
-      config.precision = "fp32";
-    }
     if (config.precision == "bf16") {
       config.weight_copies = any<std::string>({"auto", "on", "each", "off"});
     }
@@ -298,6 +291,7 @@ int main(int argc, char** argv) {
   int budgets = 4;
   int64_t seed = 1;
   bool timed = false;
+  bool verbose = false;
   reprise::bench::Options("Random planned trainings: is a budget ever passed?")
       .add_positive("--trainings", &trainings, "How many")
       .add_positive("--budgets", &budgets,
@@ -305,6 +299,8 @@ int main(int argc, char** argv) {
       .add("--seed", &seed, "Of the random draws")
       .add_flag("--timed", &timed,
                 "Plan with times tried, as the command does; slower")
+      .add_flag("--verbose", &verbose,
+                "Print each training before it is planned")
       .parse(argc, argv);
   const OwnCache cache;
   PlanningOptions planning;
@@ -314,6 +310,7 @@ int main(int argc, char** argv) {
   int impossible = 0;
   while (totals.trained < trainings) {
     TrainConfig config = draw.training();
+    if (verbose) fmt::print(stderr, "{}\n", command_of(config));
     const auto range = range_of(config, planning);
     if (!range) {
       ++impossible;

@@ -27,13 +27,13 @@ Conv2d make_conv(int64_t from, int64_t to, int64_t kernel, int64_t stride) {
 
 /// A residual block: convolutions each with a norm, ReLU between them, the
 /// input (through `downsample` where its shape differs) added before the last.
-class BlockImpl : public torch::nn::Module {
+class ResNetBlockImpl : public torch::nn::Module {
  public:
   struct Layer {
     int64_t to, kernel, stride;
   };
 
-  BlockImpl(int64_t from, const std::vector<Layer>& layers) {
+  ResNetBlockImpl(int64_t from, const std::vector<Layer>& layers) {
     int64_t channels = from;
     int64_t stride = 1;
     for (const Layer& layer : layers) {
@@ -66,21 +66,39 @@ class BlockImpl : public torch::nn::Module {
           y);
     }
     y = norms_.back()(y);
-    y.add_(downsample_.is_empty() ? x : downsample_->forward(x));
+    y.add_(downsample_.is_empty() ? x : shortcut(x));
     return relu_over(y);
   }
 
  private:
+  /// oneDNN 2.6, which LibTorch 1.13 has, writes past the end of a buffer in the backward
+  /// of a 1 × 1 convolution with a stride if channels are last and their number is no
+  /// multiple of its vectors. Such a convolution reads every stride-th position alone:
+  /// with these picked before, it has none.
+  Tensor shortcut(const Tensor& x) {
+    const auto& conv = downsample_->at<torch::nn::Conv2dImpl>(0);
+    const int64_t stride = conv.options.stride()->at(0);
+    if (stride == 1 || !x.device().is_cpu() ||
+        x.suggest_memory_format() != at::MemoryFormat::ChannelsLast) {
+      return downsample_->forward(x);
+    }
+    const auto every = [stride](const Tensor& t, int64_t dim) {
+      return t.slice(dim, 0, t.size(dim), stride);
+    };
+    const Tensor y = torch::conv2d(every(every(x, 2), 3), conv.weight);
+    return downsample_->at<BatchNorm2dImpl>(1).forward(y);
+  }
+
   std::vector<Conv2d> convs_;
   std::vector<BatchNorm2d> norms_;
   torch::nn::Sequential downsample_{nullptr};
 };
-TORCH_MODULE(Block);
+TORCH_MODULE(ResNetBlock);
 
 enum class Kind { kBasic, kBottleneck };
 
-Built build(const ModelOptions& options, Kind kind,
-            const std::array<int, 4>& counts) {
+Built build_resnet(const ModelOptions& options, Kind kind,
+                   const std::array<int, 4>& counts) {
   Built built{std::make_shared<torch::nn::Module>(), {}};
   auto& root = *built.root;
   int64_t planes = options.width;
@@ -113,12 +131,13 @@ Built build(const ModelOptions& options, Kind kind,
       const int64_t to = kind == Kind::kBasic ? planes : 4 * planes;
       const auto layers =
           kind == Kind::kBasic
-              ? std::vector<BlockImpl::Layer>{{planes, 3, stride},
-                                              {planes, 3, 1}}
-              : std::vector<BlockImpl::Layer>{
+              ? std::vector<ResNetBlockImpl::Layer>{{planes, 3, stride},
+                                                    {planes, 3, 1}}
+              : std::vector<ResNetBlockImpl::Layer>{
                     {planes, 1, 1}, {planes, 3, stride}, {to, 1, 1}};
       const auto number = std::to_string(i);
-      const auto block = list->register_module(number, Block(channels, layers));
+      const auto block =
+          list->register_module(number, ResNetBlock(channels, layers));
       built.stages.push_back(
           make_stage(name + "." + number, block)
               .with_variant("norms again",
@@ -149,15 +168,15 @@ Built build(const ModelOptions& options, Kind kind,
 }  // namespace
 
 Built build_resnet18(const std::string&, const ModelOptions& options) {
-  return build(options, Kind::kBasic, {2, 2, 2, 2});
+  return build_resnet(options, Kind::kBasic, {2, 2, 2, 2});
 }
 
 Built build_resnet50(const std::string&, const ModelOptions& options) {
-  return build(options, Kind::kBottleneck, {3, 4, 6, 3});
+  return build_resnet(options, Kind::kBottleneck, {3, 4, 6, 3});
 }
 
 Built build_resnet101(const std::string&, const ModelOptions& options) {
-  return build(options, Kind::kBottleneck, {3, 4, 23, 3});
+  return build_resnet(options, Kind::kBottleneck, {3, 4, 23, 3});
 }
 
 }  // namespace reprise::zoo

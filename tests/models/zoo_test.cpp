@@ -120,6 +120,29 @@ TEST(Zoo, RunsInDoublePrecisionWithALossInSingle) {
   }
 }
 
+// Its shortcuts run otherwise there.
+TEST(Zoo, ChannelsLastChangesNothingInResnet) {
+  ModelOptions options;
+  options.width = 4;
+  options.image_size = 32;
+  options.classes = 5;
+  Model model = make_model("resnet18", options);
+  model.root->to(device());
+  model.root->to(torch::kDouble);
+  model.root->train();
+  torch::manual_seed(4);
+  const auto at = torch::device(device());
+  Tensors inputs = {torch::randn({6, 3, 32, 32}, at.dtype(torch::kDouble)),
+                    torch::randint(5, {6}, at.dtype(torch::kLong))};
+  const auto planes = step(model, inputs, "none");
+  inputs[0] = inputs[0].contiguous(at::MemoryFormat::ChannelsLast);
+  const auto last = step(model, inputs, "none");
+  ASSERT_EQ(planes.size(), last.size());
+  for (size_t i = 0; i < planes.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(last[i], planes[i], 1e-9, 1e-9)) << i;
+  }
+}
+
 TEST(Zoo, EvaluationCountsRightPredictions) {
   for (const SmallModel& small : small_models()) {
     const Model model = make_model(small.name, small.options);
