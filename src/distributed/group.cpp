@@ -314,7 +314,18 @@ std::vector<double> RankGroup::total(std::vector<double> values) {
 }
 
 void RankGroup::gather(const torch::Tensor& own, const torch::Tensor& all) {
-  impl_->run([&] { return impl_->control->all_gather(all, own); });
+  TORCH_CHECK(own.scalar_type() == torch::kDouble && own.is_contiguous() &&
+                  all.scalar_type() == torch::kDouble && all.is_contiguous() &&
+                  all.numel() == size() * own.numel(),
+              "[RankGroup::gather] expected contiguous doubles, ", size(),
+              " times as many for all");
+  // A sum with zeros: Gloo's own gather allocates while it is under way, and where that
+  // fails the others would wait for ever.
+  auto* to = all.data_ptr<double>();
+  std::fill_n(to, all.numel(), 0.0);
+  std::copy_n(own.data_ptr<double>(), own.numel(), to + rank() * own.numel());
+  torch::Tensor sum = all;
+  impl_->run([&] { return impl_->control->sum(sum); });
 }
 
 std::string RankGroup::from_first(const std::string& text) {

@@ -193,7 +193,7 @@ TEST(NormSync, TrainsLikeOneProcess) {
 // Shares of six and five as micro-batches of two: the second rank has a third one of
 // one sample; of a window of three, one has a second micro-batch and the other none.
 TEST(NormSync, StartsAWindowAgainOnAllRanks) {
-  const std::vector<int64_t> moments = {30, 150, 400, 800, 1300};
+  const std::vector<int64_t> moments = {30, 71, 150, 403, 800, 1300};
   const TemporaryDirectory folder;
   InRanks how{.ranks = 2};
   how.folder = folder.path();
@@ -208,7 +208,7 @@ TEST(NormSync, StartsAWindowAgainOnAllRanks) {
     for (const int64_t after : moments) {
       train(group, {.config = config,
                     .name = std::to_string(after),
-                    .failing_rank = static_cast<int>(after / 10 % 2),
+                    .failing_rank = static_cast<int>(after % 2),
                     .failing_after = after});
     }
     group->leave();

@@ -59,7 +59,8 @@ class RankGroup {
   std::vector<int64_t> largest(std::vector<int64_t> values);
   std::vector<double> total(std::vector<double> values);
 
-  /// The `own` (n) of all ranks into `all` (ranks, n): tensors on the host, contiguous.
+  /// The `own` (n) of all ranks into `all` (ranks, n): doubles on the host, contiguous.
+  /// Allocates no tensor, so that it cannot fail on one rank alone.
   void gather(const torch::Tensor& own, const torch::Tensor& all);
 
   /// Rank 0's text; what the others give is ignored.
