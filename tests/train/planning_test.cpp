@@ -344,20 +344,25 @@ TEST(Planning, TheLargestFits) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
   config.resolve();
+  PlanningOptions quick;
+  quick.quick = true;
   const int64_t memory = int64_t{testing::device().is_cuda() ? 256 : 10} << 20;
   const Largest batch =
-      find_largest(config, "batch", request_for(config, memory));
+      find_largest(config, "batch", request_for(config, memory), quick);
   EXPECT_GT(batch.plain, 0);
   EXPECT_GT(batch.value, batch.plain);
   EXPECT_LE(batch.peak_bytes, memory);
   ASSERT_TRUE(batch.plan.has_value());
   EXPECT_EQ(batch.plan->micro_batch, batch.value);
   // One more does not fit.
-  const auto fits = [](TrainConfig one, PlanRequest request, bool plain) {
+  std::string found;
+  const auto fits = [&](TrainConfig one, PlanRequest request, bool plain) {
     if (plain) request.strategy = "none";
-    PlanningOptions anything;  // but nothing cached, as the search has it
-    anything.fresh = true;
-    return TrainingPlanner(one, anything).plan(request).feasible;
+    PlanningOptions anything = quick;
+    anything.fresh = true;  // nothing cached, as the search has it
+    const PlanResult result = TrainingPlanner(one, anything).plan(request);
+    found = to_text(result);
+    return result.feasible;
   };
   for (const bool plain : {true, false}) {
     PlanRequest request = request_for(config, memory);
@@ -365,23 +370,26 @@ TEST(Planning, TheLargestFits) {
       request.global_batch = request.micro_batch =
           (plain ? batch.plain : batch.value) + more;
       EXPECT_EQ(fits(config, request, plain), more == 0)
-          << plain << " " << request.micro_batch;
+          << plain << " " << request.micro_batch << "\n"
+          << to_text(batch) << found;
     }
   }
-  const Largest seq = find_largest(config, "seq", request_for(config, memory));
+  const Largest seq =
+      find_largest(config, "seq", request_for(config, memory), quick);
   EXPECT_GE(seq.value, seq.plain);
   for (const int64_t more : {0, 1}) {
     TrainConfig longer = config;
     longer.model_options.seq = seq.value + more;
     longer.resolve();
     EXPECT_EQ(fits(longer, request_for(longer, memory), false), more == 0)
-        << longer.model_options.seq;
+        << longer.model_options.seq << "\n"
+        << to_text(seq) << found;
   }
   // Sizes that are doubles.
   TrainConfig cnn = config_of("cnn-basic");
   cnn.resolve();
   const Largest side =
-      find_largest(cnn, "image-size", request_for(cnn, memory));
+      find_largest(cnn, "image-size", request_for(cnn, memory), quick);
   EXPECT_GE(side.plain, 28);
   EXPECT_GE(side.value, side.plain);
   EXPECT_LE(side.peak_bytes, memory);
