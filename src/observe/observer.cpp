@@ -69,6 +69,7 @@ struct Observer::Impl {
   double seconds_before = 0;  // in parts that are over
   double last_s = 0;          // of the last look
   double thread_cpu_s = 0;    // of the observing thread
+  double look_cpu_s = 0;      // of its last look
   double edge_cpu_s = 0;      // of looks at the ends of parts
 
   double training_seconds(Clock::time_point now) const {
@@ -131,7 +132,12 @@ struct Observer::Impl {
       const auto now = Clock::now();
       if (state != State::kTraining || now < next) continue;
       const double t_s = training_seconds(now);
-      if (thread_cpu_s + edge_cpu_s <= options.max_cost * t_s) look(t_s);
+      // The next look will cost what the last one did.
+      if (thread_cpu_s + edge_cpu_s + look_cpu_s <= options.max_cost * t_s) {
+        look(t_s);
+        look_cpu_s =
+            detail::cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - thread_cpu_s;
+      }
       // Times that were missed are left out, not made up for.
       next += interval * ((Clock::now() - next) / interval + 1);
       thread_cpu_s = detail::cpu_seconds(CLOCK_THREAD_CPUTIME_ID);

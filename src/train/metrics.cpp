@@ -19,8 +19,11 @@ ordered_json number(double value) {
 }  // namespace
 
 Metrics::Metrics(const RunDirectory* directory, int64_t keep_bytes,
-                 const std::string& tensorboard, TrainListener* listener)
-    : listener_(listener) {
+                 const std::string& tensorboard, TrainListener* listener,
+                 torch::Device device)
+    : listener_(listener),
+      values_(torch::zeros({kMostPending, 2},
+                           torch::dtype(torch::kDouble).device(device))) {
   if (directory != nullptr) log_.emplace(directory->metrics_path(), keep_bytes);
   if (!tensorboard.empty()) {
     events_ = std::make_unique<EventWriter>(tensorboard);
@@ -29,7 +32,11 @@ Metrics::Metrics(const RunDirectory* directory, int64_t keep_bytes,
 
 void Metrics::add(int64_t step, const torch::Tensor& loss,
                   const torch::Tensor& norm, double rate, int64_t samples) {
-  pending_.push_back({step, loss, norm, rate, samples});
+  TORCH_INTERNAL_ASSERT(!full());
+  const torch::Tensor row = values_[std::ssize(pending_)];
+  row[0].copy_(loss, /*non_blocking=*/true);
+  if (norm.defined()) row[1].copy_(norm, /*non_blocking=*/true);
+  pending_.push_back({step, norm.defined(), rate, samples});
 }
 
 void Metrics::add(const TrainListener::Evaluation& evaluation) {
@@ -46,13 +53,7 @@ void Metrics::add(const TrainListener::Evaluation& evaluation) {
 
 void Metrics::flush() {
   if (pending_.empty()) return;
-  std::vector<torch::Tensor> scalars;  // one transfer for all
-  for (const Pending& p : pending_) {
-    scalars.push_back(p.loss.to(torch::kDouble));
-    scalars.push_back(p.norm.defined() ? p.norm.to(torch::kDouble)
-                                       : torch::zeros_like(scalars.back()));
-  }
-  const torch::Tensor values = torch::stack(scalars).cpu();
+  const torch::Tensor values = values_.narrow(0, 0, std::ssize(pending_)).cpu();
   const double* at = values.data_ptr<double>();
   for (const Pending& p : pending_) {
     const double loss = *at++;
@@ -61,12 +62,12 @@ void Metrics::flush() {
                          {"loss", number(loss)},
                          {"lr", p.rate},
                          {"samples", p.samples}};
-    if (p.norm.defined()) line["norm"] = number(norm);
+    if (p.has_norm) line["norm"] = number(norm);
     write(line.dump());
     if (events_) {
       events_->scalar("train/loss", loss, p.step);
       events_->scalar("train/lr", p.rate, p.step);
-      if (p.norm.defined()) events_->scalar("train/norm", norm, p.step);
+      if (p.has_norm) events_->scalar("train/norm", norm, p.step);
     }
     last_loss_ = loss;
     if (!std::isfinite(loss) && !warned_of_loss_) {

@@ -6,6 +6,7 @@
 
 #include <torch/types.h>
 
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -13,16 +14,27 @@
 namespace reprise::train_detail {
 
 /// The figures of each update, on their way from the device to the run's files.
-/// They are fetched in groups, so that training need not wait for each.
+/// They are fetched in groups, so that training need not wait for each. What waits on
+/// the device has a tensor of its own, so that a training's memory does not depend on
+/// when it is fetched.
 class Metrics {
  public:
+  /// Updates that can wait.
+  static constexpr int64_t kMostPending = 256;
+  /// What waits takes on the device, always.
+  static constexpr int64_t kDeviceBytes =
+      kMostPending * 2 * static_cast<int64_t>(sizeof(double));
+
   /// `directory` null: nothing is written. `tensorboard` empty: no events.
   Metrics(const RunDirectory* directory, int64_t keep_bytes,
-          const std::string& tensorboard, TrainListener* listener);
+          const std::string& tensorboard, TrainListener* listener,
+          torch::Device device);
 
-  /// `loss` and `norm` are scalars on the device; `norm` may be undefined.
+  /// `loss` and `norm` are scalars on the device; `norm` may be undefined. Allocates
+  /// nothing. Not while full().
   void add(int64_t step, const torch::Tensor& loss, const torch::Tensor& norm,
            double rate, int64_t samples);
+  bool full() const { return std::ssize(pending_) == kMostPending; }
   void add(const TrainListener::Evaluation& evaluation);
 
   /// Fetches and writes what was added; waits for the device.
@@ -36,7 +48,7 @@ class Metrics {
  private:
   struct Pending {
     int64_t step;
-    torch::Tensor loss, norm;
+    bool has_norm;
     double rate;
     int64_t samples;
   };
@@ -47,6 +59,7 @@ class Metrics {
   std::unique_ptr<EventWriter> events_;
   TrainListener* listener_;
   std::vector<Pending> pending_;
+  torch::Tensor values_;  // (kMostPending, 2) doubles: loss and norm
   std::optional<double> last_loss_;
   bool warned_of_loss_ = false;
   bool warned_of_log_ = false;

@@ -1,6 +1,7 @@
 #include "micro_step.h"
 
 #include <reprise/accumulate/small_gradients.h>
+#include <reprise/memory/meter.h>
 
 #include <utility>
 
@@ -12,6 +13,11 @@ MicroStep::MicroStep(torch::Device device,
     : device_(device),
       autocast_(autocast),
       small_(smallest_of(std::move(parameters))) {}
+
+int64_t MicroStep::held_bytes(torch::Device device) {
+  return 2 *
+         allocated_bytes(sizeof(double), device);  // the weight and the loss
+}
 
 void MicroStep::set_weight(double weight) {
   if (weight_on_device_.defined() && weight == weight_) return;

@@ -21,6 +21,9 @@ class MicroStep {
   MicroStep(torch::Device device, const compat::AutocastState& autocast,
             std::vector<torch::Tensor> parameters);
 
+  /// Most that it holds itself, between calls.
+  static int64_t held_bytes(torch::Device device);
+
   /// What the gradient of each micro-batch's loss sum is from now on.
   void set_weight(double weight);
 

@@ -164,8 +164,10 @@ void Session::start() {
   }
   keep_config();
   open_loader();
-  metrics_.emplace(run_.directory, state_.metrics_bytes, run_.tensorboard,
-                   run_.listener);
+  rescue_.run("starting", [this] {
+    metrics_.emplace(run_.directory, state_.metrics_bytes, run_.tensorboard,
+                     run_.listener, device_);
+  });
   rate_.total_steps = total_steps_;
   before_s_ = state_.train_s;
   meter_.restart();
@@ -262,8 +264,10 @@ void Session::tell_training(bool active) {
 void Session::show(bool now) {
   const double since =
       std::chrono::duration<double>(Clock::now() - last_show_).count();
-  if (!now && since < kShowEveryS) return;
+  const bool due = now || since >= kShowEveryS;
+  if (!due && !metrics_->full()) return;
   rescue_.run("fetching the losses", [this] { metrics_->flush(); });
+  if (!due) return;
   last_show_ = Clock::now();
   if (run_.listener == nullptr) return;
   const double speed = samples_per_s();

@@ -1,6 +1,7 @@
 #include "training_costs.h"
 
 #include "measuring.h"
+#include "metrics.h"
 #include "session.h"
 
 #include <reprise/data/file.h>
@@ -29,9 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 11;
-// Losses, norms and weights of the loss: a few bytes each, until they are fetched.
-constexpr int64_t kScalarBytes = 1024;
+constexpr int kFormat = 12;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -143,7 +142,8 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
     const bool first = profile.sizes.empty();
     SizeCosts size = measure_size(precision, micro_batch);
     if (first) measure_workspace(profile);
-    profile.fixed.workspace = std::max(profile.fixed.workspace, workspaces_);
+    profile.fixed.workspace =
+        std::max(profile.fixed.workspace, workspaces_ + held_by_training());
     if (!options_.memory_only) measure_factors(profile, size);
     profile.add(std::move(size));
   } catch (const c10::Error& error) {
@@ -288,12 +288,17 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
 }
 
+int64_t TrainingCosts::held_by_training() const {
+  return MicroStep::held_bytes(parts_.device) + Metrics::kDeviceBytes;
+}
+
 void TrainingCosts::measure_workspace(CostProfile& profile) {
   // All that is neither model nor data when nothing runs: what libraries took.
   const auto made = copies(profile.precision);
   const int64_t live = live_bytes(parts_.device);
   profile.fixed.workspace =
-      std::max<int64_t>(0, live - profile.fixed.parameters) + kScalarBytes;
+      std::max<int64_t>(0, live - profile.fixed.parameters) +
+      held_by_training();
 }
 
 Batch TrainingCosts::make_batch(int64_t samples) const {
@@ -331,6 +336,8 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
   // Of another precision, or of whatever ran before: not the training's.
   if (workspaces_of_ != precision) release_workspaces();
   workspaces_of_ = precision;
+  // A block that is left over from another size may be larger than what is asked for.
+  if (parts_.device.is_cuda()) compat::empty_cuda_cache();
   const int64_t before = live_bytes(parts_.device);
   SizeCosts size = trace_size(precision, micro_batch);
   if (!parts_.device.is_cuda()) return size;

@@ -63,6 +63,8 @@ class TrainingCosts final : public CostSource {
   void measure_fixed(CostProfile& profile);
   void measure_update(CostProfile& profile);
   void measure_workspace(CostProfile& profile);
+  /// Sums and figures of a training that stay on the device.
+  int64_t held_by_training() const;
   SizeCosts measure_size(const std::string& precision, int64_t micro_batch);
   SizeCosts trace_size(const std::string& precision, int64_t micro_batch);
   void measure_factors(CostProfile& profile, SizeCosts& size);

@@ -32,7 +32,8 @@ assert 0 < plan["predicted"]["peak_bytes"] <= plan["budget"]
 assert plan["predicted"]["step_ms"] > 0 and plan["predicted"]["samples_per_s"] > 0
 assert plan["precision"] in ("fp32", "bf16")
 assert sum(plan["memory"].values()) == plan["predicted"]["peak_bytes"]
-assert plan["peak_at"]["phase"] in ("forward", "recompute", "backward", "update")
+assert plan["peak_at"]["phase"] in ("forward", "recompute", "backward", "update",
+                                    "preparation of a batch")
 for key in ("recompute", "schedule", "alternatives", "frontier", "references",
             "measures", "smallest_bytes", "stages"):
     assert key in plan, key
