@@ -2,7 +2,9 @@
 
 For every number of segments: peak memory and samples a second of torchvision's
 model, cut into the same stages as ours. Then `reprise plan --measure` gets that
-peak as its budget, on the same machine in the same run.
+peak as its budget, on the same machine in the same run. By default both compute in the
+fp32 of their own defaults, which with PyTorch means TF32 in convolutions; --tf32 both and
+--tf32 neither compare like with like.
 
     python3 bench/peers/checkpoint_sequential.py REPRISE [--model resnet101]
 """
@@ -75,6 +77,8 @@ def ours(arguments, memory):
     command = [arguments.reprise, "plan", "--model", arguments.model, "--device", "cuda"]
     command += ["--batch", str(arguments.batch), "--global-batch", str(arguments.batch)]
     command += ["--optimizer", "sgd", "--precision", "fp32", "--memory", str(memory), "--measure", "--format", "json"]
+    if arguments.tf32 == "both":
+        command.append("--tf32")
     answer = subprocess.run(command, capture_output=True, text=True)
     if answer.returncode != 0:
         return None
@@ -90,9 +94,13 @@ def main():
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--segments", type=int, nargs="*", default=[2, 3, 4, 5, 6, 8, 10])
+    parser.add_argument("--tf32", choices=["default", "both", "neither"], default="default")
     arguments = parser.parse_args()
-    print(f"{arguments.model}, batch {arguments.batch}, {torch.cuda.get_device_name()}, fp32 as")
-    print("PyTorch sets it; memory is the caching allocator's peak")
+    if arguments.tf32 != "default":
+        torch.backends.cudnn.allow_tf32 = arguments.tf32 == "both"
+        torch.backends.cuda.matmul.allow_tf32 = arguments.tf32 == "both"
+    print(f"{arguments.model}, batch {arguments.batch}, {torch.cuda.get_device_name()}, "
+          f"TF32: {arguments.tf32}; memory is the caching allocator's peak")
     print(f"{'segments':>8} {'PyTorch':>10} {'samples/s':>10} | {'Reprise':>10} {'samples/s':>10} {'ratio':>6}")
     rows = []
     for segments in [0, *arguments.segments]:

@@ -32,6 +32,9 @@ constexpr size_t kMostTried = 4;
 constexpr size_t kMostRivals = 2;
 constexpr double kRivalRatio = 1.25;
 constexpr int kMostComparisons = 2;
+// A precision that takes so many times as long as the first one at some size is not
+// measured at larger ones.
+constexpr double kHopelessRatio = 4;
 
 /// What was found for one size.
 struct Choice {
@@ -96,6 +99,10 @@ class Planner {
       if (profile.sizes.size() >= 2 && !may_fit(profile, size)) break;
       if (measure(precision, size)) {
         last = size;
+        if (is_hopeless(precision, size)) {
+          leave_out_from(precision, size);
+          break;
+        }
       } else if (cannot_run_.count(size) == 0) {
         break;
       }
@@ -112,9 +119,35 @@ class Planner {
       cannot_run_.insert(size);
       return false;
     }
-    const auto known = too_large_.emplace(precision, size).first;
-    known->second = std::min(known->second, size);
+    leave_out_from(precision, size);
     return false;
+  }
+
+  void leave_out_from(const std::string& precision, int64_t size) {
+    const auto known = left_out_from_.emplace(precision, size).first;
+    known->second = std::min(known->second, size);
+  }
+
+  /// Many processors have no products of half precision and are slower with them by an
+  /// order of magnitude: measuring every size would take longer than the training saves.
+  /// Never where the first precision does not fit.
+  bool is_hopeless(const std::string& precision, int64_t size) {
+    const std::string& first = request_.precisions.front();
+    const auto ms = [&](const std::string& name) {
+      double sum = 0;
+      for (const auto& stage : costs_.profile(name).at(size).figures.stages) {
+        sum += stage.forward_ms + stage.backward_ms;
+      }
+      return sum;
+    };
+    if (precision == first || !costs_.profile(first).measured(size) ||
+        ms(precision) <= kHopelessRatio * ms(first)) {
+      return false;
+    }
+    consider_all();
+    return std::any_of(choices_.begin(), choices_.end(), [&](const auto& c) {
+      return c.plan && c.precision() == first;
+    });
   }
 
   bool can_try(const std::string& precision, int64_t size) const {
@@ -122,8 +155,8 @@ class Planner {
     if (cannot_run_.count(size) > 0 || cannot_run_.count(rest) > 0) {
       return false;
     }
-    const auto known = too_large_.find(precision);
-    return known == too_large_.end() || size < known->second;
+    const auto known = left_out_from_.find(precision);
+    return known == left_out_from_.end() || size < known->second;
   }
 
   /// By what is known so far: a stage alone, with nothing else kept.
@@ -131,7 +164,14 @@ class Planner {
     const SizeCosts costs = profile.at(size);
     int64_t most = 0;
     for (const auto& stage : costs.figures.stages) {
-      most = std::max(most, stage.saved_bytes + stage.backward_extra_bytes);
+      const auto alone = [](const KeptRunFigures& kept) {
+        return kept.saved_bytes + kept.backward_extra_bytes;
+      };
+      int64_t least = alone(stage);
+      for (const auto& variant : stage.variants) {
+        least = std::min(least, alone(variant));
+      }
+      most = std::max(most, least);
     }
     return profile.fixed.total() + costs.data_bytes + most <= budget_;
   }
@@ -454,7 +494,8 @@ class Planner {
   int64_t budget_;
   Evaluations evaluations_;
   std::vector<Choice> choices_;
-  std::map<std::string, int64_t> too_large_;  // the smallest such size
+  /// By precision: the smallest size without room, or hopelessly slow.
+  std::map<std::string, int64_t> left_out_from_;
   std::set<int64_t> cannot_run_;
   std::set<std::pair<Key, std::string>> cannot_be_tried_;
   int comparisons_ = 0;

@@ -193,7 +193,7 @@ void Session::start() {
              (decision_ ? "; plan: " + decision_->text : ""),
          state_.step, total_steps_});
   }
-  began_ = last_save_ = last_show_ = last_look_ = Clock::now();
+  began_ = last_save_ = last_show_ = look_again_ = Clock::now();
   if (total_steps_ - state_.step <= kWarmUpWindows) {
     running_ = true;
     tell_training(true);
@@ -251,10 +251,18 @@ void Session::look_at_clock() {
   }
   // The host runs ahead of a GPU; to wait after each window would slow it down.
   const auto now = Clock::now();
-  if (seconds() < config_.seconds && now - last_look_ < kLookEvery) return;
+  if (now < look_again_) return;
   wait_for_device();
-  last_look_ = Clock::now();
-  time_is_up_ = seconds() >= config_.seconds;
+  // Half of it at least is for what the speed is taken from: capturing a graph may
+  // take longer than all of it.
+  const double left_s =
+      std::max(config_.seconds - seconds(),
+               config_.seconds / 2 - (seconds() - steady_from_s_));
+  time_is_up_ = left_s <= 0;
+  look_again_ = Clock::now() +
+                std::min<Clock::duration>(
+                    kLookEvery, std::chrono::duration_cast<Clock::duration>(
+                                    std::chrono::duration<double>(left_s)));
 }
 
 void Session::tell_training(bool active) {

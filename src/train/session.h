@@ -209,7 +209,7 @@ class Session {
   bool time_is_up_ = false;
   // Training proper, as a listener is told of it.
   bool running_ = false;
-  Clock::time_point last_look_;
+  Clock::time_point look_again_;             // at the clock
   std::vector<compat::Moment> window_ends_;  // of a short run
   int64_t windows_ = 0;                      // of this process
   int64_t window_samples_ = 0;               // of all ranks

@@ -53,6 +53,7 @@ class MadeUp final : public CostSource {
     if (b > room_) return false;
     asked.insert(b);
     SizeCosts size = costs(precision, b);
+    if (change) change(precision, size);
     // Factors are measured with a graph where there is one.
     size.cut_factor = size.joined_factor = 1 / faster_with_graph;
     profiles_.at(precision).add(std::move(size));
@@ -111,6 +112,8 @@ class MadeUp final : public CostSource {
 
   std::set<int64_t> asked;
   int64_t smallest = 1;
+  /// What a size costs instead.
+  std::function<void(const std::string& precision, SizeCosts&)> change;
   /// What a micro-batch takes where it is tried; without it none can be.
   std::function<std::optional<double>(int64_t, const Schedule&)> truth;
   double faster_with_graph = 1;

@@ -153,6 +153,54 @@ TEST(Planner, ChoosesThePrecision) {
   EXPECT_EQ(both.plan.precision, "bf16");  // as fast, at half the bytes
 }
 
+TEST(Planner, MeasuresNoMoreOfAPrecisionThatIsHopelesslySlow) {
+  MadeUp costs;
+  costs.change = [](const std::string& precision, SizeCosts& size) {
+    if (precision != "bf16") return;
+    for (auto& stage : size.figures.stages) {
+      stage.forward_ms *= 6;
+      stage.backward_ms *= 6;
+    }
+  };
+  PlanRequest request = request_for(64, 200 * kMiB);
+  request.precisions = {"fp32", "bf16"};
+  EXPECT_EQ(make_plan(request, costs).plan.precision, "fp32");
+  EXPECT_EQ(costs.profile("bf16").sizes.size(), 1u);
+  EXPECT_GT(costs.profile("fp32").sizes.size(), 1u);
+  // Where only it fits, it is measured all the same.
+  int only = 0;
+  request.micro_batch = 16;  // else the update sets the least memory of both
+  for (request.memory = 60 * kMiB; request.memory < 260 * kMiB;
+       request.memory += 4 * kMiB) {
+    MadeUp one, quick, slow;
+    slow.change = costs.change;
+    const bool fits = make_plan(request, quick).feasible;
+    EXPECT_EQ(make_plan(request, slow).feasible, fits) << request.memory;
+    PlanRequest first = request;
+    first.precisions = {"fp32"};
+    only += fits && !make_plan(first, one).feasible;
+  }
+  EXPECT_GT(only, 0);
+}
+
+/// By the extrapolation a stage that keeps everything has no room; a variant has.
+TEST(Planner, MeasuresASizeThatFitsByAVariant) {
+  MadeUp costs;
+  costs.change = [](const std::string&, SizeCosts& size) {
+    StageFigures& stage = size.figures.stages[2];
+    StageFigures::Variant variant = stage;
+    variant.forward_ms += 1;
+    stage.saved_bytes = 100 * variant.saved_bytes;
+    stage.variants.push_back(variant);
+  };
+  for (const int64_t b : {1, 2, 4}) costs.measure("fp32", b);
+  PlanRequest request = request_for(8, 200 * kMiB);
+  request.micro_batch = 8;
+  const PlanResult result = make_plan(request, costs);
+  ASSERT_TRUE(result.feasible);
+  EXPECT_TRUE(costs.profile("fp32").measured(8));
+}
+
 TEST(Planner, KeepsToWhatTheDeviceHasRoomFor) {
   MadeUp costs(/*room=*/4);
   const PlanResult result = make_plan(request_for(64, 0), costs);

@@ -67,7 +67,7 @@ struct TrainConfig {
   int64_t steps = 0;   ///< updates in all; 0: by epochs
   int64_t epochs = 0;  ///< 0: by steps
   /// Of training, after which it ends with its window, whatever is left of the
-  /// steps or epochs, but not before the speed is known; 0: any.
+  /// steps or epochs, but not before the speed is known: from half of it at least. 0: any.
   double seconds = 0;
   int64_t eval_every = 0;  ///< updates; 0: at the end of each epoch only
   /// On the test split; on random data only where `eval_every` is given.
