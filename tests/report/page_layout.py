@@ -1,6 +1,7 @@
 """What a report's page shows and where: each check yields texts of what is wrong."""
 import csv
 import io
+import time
 
 import recompute
 
@@ -31,6 +32,10 @@ COVERED = """(() => {
 
 def first_screen(browser):
     headline, chart, height = browser.evaluate(FIRST_SCREEN)
+    deadline = time.monotonic() + 10
+    while chart is None and time.monotonic() < deadline:  # drawn when it is in view
+        browser.settle()
+        headline, chart, height = browser.evaluate(FIRST_SCREEN)
     if headline is None or headline > height:
         yield f"the verdict ends at {headline} of {height} px"
     if chart is None or chart > height:
