@@ -167,7 +167,7 @@ TEST(Planner, MeasuresNoMoreOfAPrecisionThatIsHopelesslySlow) {
   EXPECT_EQ(make_plan(request, costs).plan.precision, "fp32");
   EXPECT_EQ(costs.profile("bf16").sizes.size(), 1u);
   EXPECT_GT(costs.profile("fp32").sizes.size(), 1u);
-  // Where only it fits, it is measured all the same.
+  // If nothing else fits, it is measured anyway.
   int only = 0;
   request.micro_batch = 16;  // else the update sets the least memory of both
   for (request.memory = 60 * kMiB; request.memory < 260 * kMiB;

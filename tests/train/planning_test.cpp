@@ -224,8 +224,8 @@ TEST(Planning, TriesWhatItPlans) {
       ASSERT_TRUE(ms.has_value()) << model << " " << share;
       EXPECT_EQ(result.plan.micro_ms, *ms);
       EXPECT_GT(*ms, 0);
-      // What is kept is enough for the same answer; where the machine was disturbed,
-      // after its times were compared once more.
+      // What is kept is enough for the same answer. On a busy machine the times may be
+      // compared once more before.
       std::string last = to_json(result);
       bool settled = false;
       for (int i = 0; i < 4 && !settled; ++i) {
@@ -320,7 +320,7 @@ TEST(Planning, KeepsWhatItMeasured) {
   };
   plan_again();
   EXPECT_GT(measured, 0);
-  // Where the machine was disturbed, times are compared once more.
+  // On a busy machine the times may be compared once more.
   for (int i = 0; i < 4 && measured > 0; ++i) plan_again();
   EXPECT_EQ(measured, 0);
   EXPECT_EQ(last, before);

@@ -1,4 +1,8 @@
+#include "../../src/train/metrics.h"
 #include "runs.h"
+
+#include <reprise/data/file.h>
+#include <reprise/memory/meter.h>
 
 #include <nlohmann/json.hpp>
 
@@ -96,6 +100,37 @@ TEST(Trainer, MetricsHaveALineAnUpdate) {
   EXPECT_EQ(step, 6);  // two epochs of 8, 8 and 6 samples
   EXPECT_EQ(samples, 44);
   EXPECT_EQ(ended.result.summary.steps, 6);
+}
+
+TEST(Trainer, MetricsWaitInAFixedPlace) {
+  using train_detail::Metrics;
+  const testing::TemporaryDirectory base;
+  const auto directory = RunDirectory::create(base.path() + "/run", small());
+  Metrics metrics(&directory, 0, "", nullptr, device());
+  const auto scalar = [](double value) {
+    return torch::full({}, value, testing::on_device(torch::kFloat));
+  };
+  constexpr int64_t kUpdates = Metrics::kMostPending + 44;
+  const int64_t before = live_bytes(device());
+  for (int64_t step = 1; step <= kUpdates; ++step) {
+    if (metrics.full()) metrics.flush();
+    metrics.add(step, scalar(0.5), step % 2 == 0 ? scalar(2) : torch::Tensor(),
+                0.1, 3);
+    EXPECT_EQ(live_bytes(device()), before);
+  }
+  metrics.flush();
+  metrics.synced_bytes();
+  std::istringstream lines(read_text(directory.metrics_path()));
+  std::string line;
+  int64_t step = 0;
+  while (std::getline(lines, line)) {
+    const auto json = nlohmann::json::parse(line);
+    EXPECT_EQ(json.at("step"), ++step);
+    EXPECT_EQ(json.at("loss"), 0.5);
+    ASSERT_EQ(json.contains("norm"), step % 2 == 0);
+    EXPECT_EQ(json.value("norm", 2.0), 2.0);
+  }
+  EXPECT_EQ(step, kUpdates);
 }
 
 TEST(Trainer, SummaryDividesThePeakAmongCategories) {
