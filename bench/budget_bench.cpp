@@ -1,4 +1,4 @@
-// Is a budget ever passed? Draws random small trainings on the CPU (models of the zoo,
+// Is a budget ever passed? Draws random small trainings (models of the zoo,
 // their options, optimizer, precision, sizes), asks for the smallest budget that each
 // can do with, trains within that and within larger ones, and compares the measured
 // peak with the budget. Every case prints, if it fails, the command that repeats it.
@@ -64,10 +64,12 @@ class OwnCache {
 /// Draws trainings; the same seed gives the same ones.
 class Draw {
  public:
-  explicit Draw(uint64_t seed) : generator_(seed) {}
+  Draw(uint64_t seed, std::string device)
+      : generator_(seed), device_(std::move(device)) {}
 
   TrainConfig training() {
     TrainConfig config;
+    config.device = device_;
     draw_model(config);
     config.optimizer.name = any(reprise::optimizer_names());
     if (config.optimizer.name == "sgd" && coin()) {
@@ -156,6 +158,7 @@ class Draw {
   }
 
   std::mt19937_64 generator_;
+  std::string device_;
 };
 
 /// The command that repeats a training.
@@ -187,6 +190,7 @@ std::string command_of(const TrainConfig& c) {
   add("--steps", c.steps, true);
   add("--eval-every", c.eval_every, c.eval_every > 0);
   add("--seed", c.seed, true);
+  add("--device", c.device, true);
   add("--threads", c.threads, true);
   add("--memory", c.memory_limit, true);
   return text + " --data random --out none";
@@ -290,6 +294,7 @@ int main(int argc, char** argv) {
   int trainings = 1000;
   int budgets = 4;
   int64_t seed = 1;
+  std::string device = "cpu";
   bool timed = false;
   bool verbose = false;
   reprise::bench::Options("Random planned trainings: is a budget ever passed?")
@@ -297,6 +302,7 @@ int main(int argc, char** argv) {
       .add_positive("--budgets", &budgets,
                     "Budgets per model, from the smallest upward")
       .add("--seed", &seed, "Of the random draws")
+      .add("--device", &device, "cpu or cuda")
       .add_flag("--timed", &timed,
                 "Plan with times tried, as the command does; slower")
       .add_flag("--verbose", &verbose,
@@ -305,7 +311,7 @@ int main(int argc, char** argv) {
   const OwnCache cache;
   PlanningOptions planning;
   planning.quick = !timed;
-  Draw draw(static_cast<uint64_t>(seed));
+  Draw draw(static_cast<uint64_t>(seed), device);
   Totals totals;
   int impossible = 0;
   while (totals.trained < trainings) {

@@ -147,7 +147,7 @@ struct Comparison {
   int worst_chain = 0, worst_stages = 0;
 };
 
-/// Compares chains `first` … `first + count - 1`; prints as it goes, since the
+/// Compares chains `first` … `first + count - 1`, and says how far it is, since the
 /// exact program takes seconds for a long chain.
 void compare(int first, int count, const std::vector<int>& stages) {
   std::vector<Comparison> rows;
@@ -185,6 +185,7 @@ void compare(int first, int count, const std::vector<int>& stages) {
       row.worst_chain = chain;
       row.worst_stages = static_cast<int>(figures.stages.size());
     }
+    fmt::print(stderr, "chain {}, {} of {}\n", chain, chain - first + 1, count);
   }
   fmt::print(
       "{} chains of {} to {} stages, from {}: smallest budget equal in {}, "

@@ -105,6 +105,10 @@ SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
   result.micro_batch = micro_batch;
   result.data_bytes = line(a.data_bytes, b.data_bytes);
   result.prepare_bytes = line(a.prepare_bytes, b.prepare_bytes);
+  // Taken or not, whatever the size.
+  result.workspace_bytes = std::max(a.workspace_bytes, b.workspace_bytes);
+  result.graph_workspace_bytes =
+      std::max(a.graph_workspace_bytes, b.graph_workspace_bytes);
   result.other_ms = line(a.other_ms, b.other_ms);
   // Not along the line: beyond the last size it could become anything.
   result.cut_factor = near.cut_factor;
@@ -179,6 +183,8 @@ json to_value(const SizeCosts& size) {
   json value = {{"micro_batch", size.micro_batch},
                 {"data_bytes", size.data_bytes},
                 {"prepare_bytes", size.prepare_bytes},
+                {"workspace_bytes", size.workspace_bytes},
+                {"graph_workspace_bytes", size.graph_workspace_bytes},
                 {"other_ms", size.other_ms},
                 {"cut_factor", size.cut_factor},
                 {"joined_factor", size.joined_factor},
@@ -195,6 +201,8 @@ SizeCosts size_from(const json& value) {
   value.at("micro_batch").get_to(size.micro_batch);
   value.at("data_bytes").get_to(size.data_bytes);
   value.at("prepare_bytes").get_to(size.prepare_bytes);
+  value.at("workspace_bytes").get_to(size.workspace_bytes);
+  value.at("graph_workspace_bytes").get_to(size.graph_workspace_bytes);
   value.at("other_ms").get_to(size.other_ms);
   value.at("cut_factor").get_to(size.cut_factor);
   value.at("joined_factor").get_to(size.joined_factor);
@@ -212,7 +220,7 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("precision", p.precision);
   visit("stages", p.stages);
   visit("gradient_bytes", p.gradient_bytes);
-  visit("tied_bytes", p.tied_bytes);
+  visit("held_twice_bytes", p.held_twice_bytes);
   visit("parameters", p.fixed.parameters);
   visit("gradients", p.fixed.gradients);
   visit("optimizer", p.fixed.optimizer);

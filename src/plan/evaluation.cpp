@@ -26,9 +26,8 @@ double factor_of(const SizeCosts& costs, const Schedule& schedule) {
 }
 
 /// Gradients of parameters that come into being during the backward: of a window's
-/// first micro-batch all of them; of the others those of tied weights, which are
-/// added up apart where the chain is cut into several graphs. They join the
-/// gradient in flight, which like them depends only on how far the backward has
+/// first micro-batch all of them; of the others those that are there twice. They join
+/// the gradient in flight, which like them depends only on how far the backward has
 /// come.
 ChainFigures add_gradients(ChainFigures figures,
                            const std::vector<int64_t>& added, bool first) {
@@ -114,13 +113,15 @@ Schedule keep_fastest(const ChainFigures& figures) {
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first) {
   const ChainFigures figures = add_gradients(
-      size.figures, first ? profile.gradient_bytes : profile.tied_bytes, first);
+      size.figures, first ? profile.gradient_bytes : profile.held_twice_bytes,
+      first);
   return profile.fixed.total() - (first ? profile.fixed.gradients : 0) +
-         size.data_bytes + simulate(schedule, figures).peak_bytes;
+         size.data_bytes + size.workspace_bytes +
+         simulate(schedule, figures).peak_bytes;
 }
 
 int64_t beside_graph(const CostProfile& profile, const SizeCosts& size) {
-  return size.data_bytes + profile.update_bytes;
+  return size.data_bytes + profile.update_bytes + size.graph_workspace_bytes;
 }
 
 Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
@@ -128,7 +129,7 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
     : precision_(profile.precision),
       stages_(profile.stages),
       gradient_bytes_(profile.gradient_bytes),
-      tied_bytes_(profile.tied_bytes),
+      held_twice_bytes_(profile.held_twice_bytes),
       fixed_(profile.fixed),
       update_ms_(profile.update_ms),
       update_bytes_(profile.update_bytes),
@@ -140,6 +141,8 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
       strategy_(std::move(strategy)) {
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
+  fixed_.workspace +=
+      std::max(costs_.workspace_bytes, last_costs_.workspace_bytes);
   set_bounds();
 }
 
@@ -173,8 +176,8 @@ int64_t Evaluator::solver_bytes() const {
 
 ChainFigures Evaluator::with_gradients() const {
   const bool first = !gradients_stand();
-  return add_gradients(costs_.figures, first ? gradient_bytes_ : tied_bytes_,
-                       first);
+  return add_gradients(costs_.figures,
+                       first ? gradient_bytes_ : held_twice_bytes_, first);
 }
 
 /// There during the whole micro-batch.
@@ -248,7 +251,7 @@ PeakReport Evaluator::report(const Schedule& schedule,
   }
   if (graph_) {
     report.data += costs_.data_bytes;
-    report.workspace += update_bytes_;
+    report.workspace += beside_graph_ - costs_.data_bytes;
   }
   const Op& op = schedule.ops().at(simulation.peak_op);
   const bool first_pass = simulation.peak_op < schedule.forward_ops();
@@ -268,7 +271,7 @@ PeakReport Evaluator::report(const Schedule& schedule,
         next = schedule.ops()[i].stage;
       }
     }
-    const auto& added = gradients_stand() ? tied_bytes_ : gradient_bytes_;
+    const auto& added = gradients_stand() ? held_twice_bytes_ : gradient_bytes_;
     for (size_t i = static_cast<size_t>(next); i < added.size(); ++i) {
       parameters += added[i];
     }

@@ -18,7 +18,8 @@ int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first);
 
 /// What else is live if it runs as a CUDA graph: a second batch, which the graph reads,
-/// and what the update will take, which cannot be of the graph's memory.
+/// what the update will take, which cannot be of the graph's memory, and what libraries
+/// keep for the graph's second stream.
 int64_t beside_graph(const CostProfile& profile, const SizeCosts& size);
 
 /// All plans of one precision and one micro-batch size, with a CUDA graph or without,
@@ -73,7 +74,7 @@ class Evaluator {
 
   std::string precision_;
   std::vector<std::string> stages_;
-  std::vector<int64_t> gradient_bytes_, tied_bytes_;
+  std::vector<int64_t> gradient_bytes_, held_twice_bytes_;
   FixedMemory fixed_;
   double update_ms_;
   int64_t update_bytes_;

@@ -173,7 +173,9 @@ class Planner {
       }
       most = std::max(most, least);
     }
-    return profile.fixed.total() + costs.data_bytes + most <= budget_;
+    return profile.fixed.total() + costs.data_bytes + costs.workspace_bytes +
+               most <=
+           budget_;
   }
 
   /// Of many sizes only some are looked at first: adds all those between the

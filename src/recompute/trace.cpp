@@ -152,11 +152,43 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+/// How the gradients of a boundary's tensors lie in memory: their strides. Empty: there
+/// is none, or it is not known.
+using Strides = std::vector<int64_t>;
+using Layout = std::vector<Strides>;
+
+/// Strides of a dimension of one element mean nothing.
+bool lie_alike(const torch::Tensor& gradient, const Strides& strides) {
+  for (int64_t d = 0; d < gradient.dim(); ++d) {
+    if (gradient.size(d) > 1 &&
+        gradient.stride(d) != strides.at(static_cast<size_t>(d))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// Ones, for the gradient of `output`.
+torch::Tensor ones_for(const torch::Tensor& output, const Strides& strides) {
+  torch::Tensor dense = torch::ones_like(output);
+  if (strides.empty() || lie_alike(dense, strides)) return dense;
+  int64_t last = 0;
+  for (int64_t d = 0; d < output.dim(); ++d) {
+    last += (output.size(d) - 1) * strides.at(static_cast<size_t>(d));
+  }
+  return torch::ones({last + 1}, dense.options())
+      .as_strided(output.sizes(), strides);
+}
+
 class Tracer {
  public:
-  Tracer(const Chain& chain, const Tensors& inputs, const TraceOptions& options)
+  /// `layouts`: what gradients come in to each stage's outputs, as layouts() of an earlier
+  /// run has it; empty: they lie as the outputs do.
+  Tracer(const Chain& chain, const Tensors& inputs, const TraceOptions& options,
+         std::vector<Layout> layouts)
       : chain_(chain),
         options_(options),
+        layouts_(std::move(layouts)),
         device_(inputs.at(0).device()),
         filler_(device_),
         state_(chain.parameters()),
@@ -178,7 +210,33 @@ class Tracer {
     return figures;
   }
 
+  /// How the gradients lay that each stage's backward made for the one before it.
+  std::vector<Layout> layouts() const {
+    std::vector<Layout> layouts;
+    for (size_t i = 1; i < gradients_.size(); ++i) {
+      Layout layout;
+      for (const auto& buffer : gradients_[i]) layout.push_back(buffer.strides);
+      layouts.push_back(std::move(layout));
+    }
+    return layouts;
+  }
+
+  /// Whether all lay as the stages before them had been measured with.
+  bool lay_as_supposed() const {
+    return std::all_of(
+        gradients_.begin(), gradients_.end(), [](const auto& list) {
+          return std::all_of(list.begin(), list.end(),
+                             [](const auto& b) { return b.as_supposed; });
+        });
+  }
+
  private:
+  /// Of the gradient of output `i` of the stage that is measured.
+  Strides supposed(size_t boundary, size_t i) const {
+    if (boundary >= layouts_.size()) return {};
+    return layouts_[boundary].at(i);
+  }
+
   StageFigures measure(const Stage& stage) {
     StageFigures figures;
     const ForwardContext context(current_, stage.modules());
@@ -225,6 +283,12 @@ class Tracer {
     for (const auto& module : stage.modules()) {
       for (const auto& parameter : module->parameters()) {
         add(parameter, parameter.requires_grad());
+      }
+    }
+    const size_t boundary = gradients_.size();
+    if (boundary < layouts_.size()) {
+      for (const Strides& strides : layouts_[boundary]) {
+        key << " gradient" << at::IntArrayRef(strides);
       }
     }
     return key.str();
@@ -308,13 +372,18 @@ class Tracer {
     note_buffers(outputs, std::exchange(policy->saved, {}), figures);
 
     Tensors gradients;
-    for (const auto& output : outputs) {
+    // Those of this stage's inputs are noted in the first round.
+    const size_t boundary = gradients_.size() - (note_gradients_ ? 0 : 1);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const torch::Tensor& output = outputs[i];
       gradients.push_back(output.defined() && output.requires_grad()
-                              ? torch::ones_like(output)
+                              ? ones_for(output, supposed(boundary, i))
                               : torch::Tensor());
     }
     outputs.clear();  // as in an execution, where only graphs hold them
     const Tensors given = note_gradients_ ? gradients : Tensors{};
+    const auto around =
+        options_.around_backward ? options_.around_backward() : nullptr;
     meter.restart();
     const Moment back(device_);
     const Tensors result =
@@ -375,14 +444,26 @@ class Tracer {
   struct GradientBuffer {
     int64_t bytes = 0;  // of its storage; 0: none, or the same as one before
     int output = -1;    // whose gradient's storage it is; -1: one of its own
+    Strides strides;
+    bool as_supposed = true;  // lies as the stage before was measured with
   };
 
   void note_gradients(const Tensors& given, const Tensors& made) {
     std::unordered_set<const void*> seen;
     std::vector<GradientBuffer> list;
-    for (const auto& gradient : made) {
+    const size_t stage = gradients_.size();
+    for (size_t k = 0; k < made.size(); ++k) {
+      const torch::Tensor& gradient = made[k];
       GradientBuffer& buffer = list.emplace_back();
       if (!gradient.defined()) continue;
+      buffer.strides = gradient.strides().vec();
+      if (stage > 0) {
+        const Strides before = supposed(stage - 1, k);
+        buffer.as_supposed = lie_alike(
+            gradient, before.empty()
+                          ? torch::empty_like(current_[k]).strides().vec()
+                          : before);
+      }
       const auto& storage = gradient.storage();
       if (!seen.insert(storage.unsafeGetStorageImpl()).second) continue;
       buffer.bytes = allocated_bytes(static_cast<int64_t>(storage.nbytes()),
@@ -411,6 +492,7 @@ class Tracer {
 
   const Chain& chain_;
   TraceOptions options_;
+  std::vector<Layout> layouts_;  // of the gradients of each stage's outputs
   torch::Device device_;
   Filler filler_;
   Tensors state_;  // parameters and buffers: never counted
@@ -447,7 +529,16 @@ ChainFigures trace(const Chain& chain, const Tensors& inputs,
               "[trace] expected at least one input, got none");
   TORCH_CHECK(options.repeats >= 1,
               "[trace] expected at least one repeat, got ", options.repeats);
-  return Tracer(chain, inputs, options).run();
+  // A gradient that lies otherwise than its tensor may have to be copied: what that takes
+  // is known where the stage behind has run.
+  constexpr int kMostPasses = 3;
+  std::vector<Layout> layouts;
+  for (int pass = 1;; ++pass) {
+    Tracer tracer(chain, inputs, options, std::move(layouts));
+    ChainFigures figures = tracer.run();
+    if (pass == kMostPasses || tracer.lay_as_supposed()) return figures;
+    layouts = tracer.layouts();
+  }
 }
 
 std::vector<int64_t> output_bytes(const Chain& chain, const Tensors& inputs) {

@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,6 +18,11 @@ namespace reprise::compat {
 namespace {
 
 using c10::cuda::CUDAStream;
+
+// Of CaptureExpected. Read by autograd's threads.
+std::atomic<int> g_captures_expected{0};
+// Rises when libraries let go of what they keep for streams.
+std::atomic<int64_t> g_setup{1};
 
 /// Beside one stream of backwards.
 class SecondStream {
@@ -29,7 +35,10 @@ class SecondStream {
   /// False: nothing was done, this is not the time.
   bool run(std::vector<at::Tensor>& used, const std::function<void()>& work) {
     const std::lock_guard lock(mutex_);
-    if (stream_ == main_ || (ready_ && capture_of(main_) == 0)) return false;
+    if (stream_ == main_) return false;
+    const int64_t setup = g_setup;
+    const bool to_set_up = setup_ != setup && g_captures_expected > 0;
+    if (!to_set_up && capture_of(main_) == 0) return false;
     wait();
     at::cuda::CUDAEvent fork;
     fork.record(main_);
@@ -40,7 +49,7 @@ class SecondStream {
     }
     done_.emplace(stream_);
     used_ = std::move(used);
-    ready_ = true;
+    setup_ = setup;
     return true;
   }
 
@@ -58,7 +67,7 @@ class SecondStream {
 
   std::mutex mutex_;
   CUDAStream main_, stream_;
-  bool ready_ = false;              // was used before
+  int64_t setup_ = 0;               // of g_setup, when it was used last
   std::optional<StreamMark> done_;  // of what runs, if anything does
   std::vector<at::Tensor> used_;
 };
@@ -85,6 +94,18 @@ void run_beside(std::vector<at::Tensor> used,
   // Every time: the second of two joins finds nothing to do.
   torch::autograd::Engine::get_default_engine().queue_callback(
       [&second] { second.join(); });
+}
+
+CaptureExpected::CaptureExpected(bool expected) : expected_(expected) {
+  if (expected_) ++g_captures_expected;
+}
+
+CaptureExpected::~CaptureExpected() {
+  if (expected_) --g_captures_expected;
+}
+
+void forget_streams_beside() {
+  ++g_setup;
 }
 
 }  // namespace reprise::compat

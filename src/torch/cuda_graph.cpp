@@ -8,6 +8,7 @@
 // when nobody knows how many it takes, and kept in step at every replay. The
 // distance itself is a plain field of the state that the graph holds: put back, it
 // does all that.
+#include <reprise/torch/beside.h>
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/version.h>
@@ -214,11 +215,14 @@ GraphStreamScope::~GraphStreamScope() {
   quietly([&] { c10::cuda::setCurrentCUDAStream(impl_->before); });
 }
 
-void release_workspaces(c10::Device device) {
-  if (!device.is_cuda() || Recording::any_alive()) return;
+bool release_workspaces(c10::Device device) {
+  if (!device.is_cuda()) return true;
+  if (Recording::any_alive()) return false;
   const c10::cuda::CUDAGuard guard(device);
   c10::cuda::device_synchronize();
   at::cuda::clearCublasWorkspaces();
+  forget_streams_beside();
+  return true;
 }
 
 struct CudaGraphPool::Impl {

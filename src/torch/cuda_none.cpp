@@ -80,6 +80,11 @@ void run_beside(std::vector<at::Tensor>, const std::function<void()>& work) {
   work();
 }
 
+CaptureExpected::CaptureExpected(bool expected) : expected_(expected) {}
+CaptureExpected::~CaptureExpected() = default;
+
+void forget_streams_beside() {}
+
 std::string cuda_graph_refusal() {
   return "this LibTorch has no CUDA";
 }

@@ -12,7 +12,9 @@ struct GraphStreamScope::Impl {};
 GraphStreamScope::GraphStreamScope(c10::Device, bool) {}
 GraphStreamScope::~GraphStreamScope() = default;
 
-void release_workspaces(c10::Device) {}
+bool release_workspaces(c10::Device) {
+  return true;
+}
 
 struct CudaGraphPool::Impl {};
 CudaGraphPool::CudaGraphPool() = default;

@@ -9,10 +9,14 @@ namespace reprise::train_detail {
 
 MicroStep::MicroStep(torch::Device device,
                      const compat::AutocastState& autocast,
-                     std::vector<torch::Tensor> parameters)
-    : device_(device),
-      autocast_(autocast),
-      small_(smallest_of(std::move(parameters))) {}
+                     std::vector<torch::Tensor> small)
+    : device_(device), autocast_(autocast), small_(std::move(small)) {}
+
+std::vector<torch::Tensor> MicroStep::small_of(
+    torch::Device device, const std::vector<torch::Tensor>& parameters) {
+  if (!device.is_cuda()) return {};
+  return smallest_of(parameters);
+}
 
 int64_t MicroStep::held_bytes(torch::Device device) {
   return 2 *

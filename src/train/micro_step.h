@@ -16,10 +16,14 @@ namespace reprise::train_detail {
 /// every later micro-batch of its shape.
 class MicroStep {
  public:
-  /// The smallest gradients of `parameters` are added up together, see SmallGradients.
-  /// None on the CPU, where starting a kernel costs nothing.
+  /// The gradients of the parameters `small` are added up together, see SmallGradients.
   MicroStep(torch::Device device, const compat::AutocastState& autocast,
-            std::vector<torch::Tensor> parameters);
+            std::vector<torch::Tensor> small);
+
+  /// Those of `parameters` for which that is worth it: the smallest; none on the CPU,
+  /// where starting a kernel costs nothing.
+  static std::vector<torch::Tensor> small_of(
+      torch::Device device, const std::vector<torch::Tensor>& parameters);
 
   /// Most that it holds itself, between calls.
   static int64_t held_bytes(torch::Device device);

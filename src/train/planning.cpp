@@ -301,7 +301,9 @@ class LargestSearch {
     }
     std::optional<PlanResult> found;
     try {
-      found = trial(config, value).plan(request);
+      Trial& here = trial(config, value);
+      if (request.micro_batch == 0) found = smallest_micro_batch(here, request);
+      if (!found) found = here.plan(request);
     } catch (const c10::Error& error) {
       // No room for it at all, or a size that the model cannot take.
       if (value == axis_.first) throw;
@@ -315,6 +317,19 @@ class LargestSearch {
       result_.plan.emplace(found->plan);
     }
     return true;
+  }
+
+  /// If that fits, no other has to be measured.
+  static std::optional<PlanResult> smallest_micro_batch(Trial& trial,
+                                                        PlanRequest request) {
+    request.micro_batch = 1;
+    try {
+      PlanResult result = trial.plan(request);
+      if (result.feasible) return result;
+    } catch (const c10::Error&) {
+      // BatchNorm may need more than one sample.
+    }
+    return std::nullopt;
   }
 
   /// The batch needs one model only.

@@ -8,6 +8,7 @@
 
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
+#include <reprise/torch/beside.h>
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/out_of_memory.h>
 
@@ -150,9 +151,8 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
   Batch batch;
   std::vector<torch::Tensor> parameters = parts_.model.root->parameters();
   std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
-  MicroStep micro(
-      parts_.device, autocast_of(profile.precision, parts_.device),
-      parts_.device.is_cuda() ? parameters : std::vector<torch::Tensor>{});
+  MicroStep micro(parts_.device, autocast_of(profile.precision, parts_.device),
+                  MicroStep::small_of(parts_.device, parameters));
   micro.set_weight(1e-6);
   if (accumulate) {
     for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
@@ -172,6 +172,7 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
       micro.run(execution, inputs);
     };
     const Tensors inputs = {batch.inputs, batch.targets};
+    const compat::CaptureExpected capture(graphs.active());
     if (!graphs.run(inputs, run)) run(inputs);
   };
   const bool cuda = parts_.device.is_cuda();

@@ -2,6 +2,7 @@
 // ran out.
 #include "session.h"
 
+#include <reprise/torch/beside.h>
 #include <reprise/torch/denormals.h>
 
 #include <fmt/format.h>
@@ -156,6 +157,7 @@ void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
   const Tensors inputs = {batch_.inputs, batch_.targets};
   // Not before a window was looked into, which cannot be done with a graph.
   const bool with_graph = profile == nullptr && profile_;
+  const compat::CaptureExpected capture(graphs_.active());
   if (!with_graph) graphs_.see(inputs);
   if (!with_graph || !graphs_.run(inputs, [this](const Tensors& batch) {
         step_.run(execution_, batch);

@@ -4,11 +4,13 @@
 #include "metrics.h"
 #include "session.h"
 
+#include <reprise/accumulate/accumulator.h>
+#include <reprise/accumulate/small_gradients.h>
 #include <reprise/data/file.h>
 #include <reprise/data/hash.h>
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/host_memory.h>
-#include <reprise/recompute/trace.h>
+#include <reprise/torch/beside.h>
 #include <reprise/torch/cuda.h>
 #include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/out_of_memory.h>
@@ -30,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 12;
+constexpr int kFormat = 13;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -141,9 +143,7 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
   try {
     const bool first = profile.sizes.empty();
     SizeCosts size = measure_size(precision, micro_batch);
-    if (first) measure_workspace(profile);
-    profile.fixed.workspace =
-        std::max(profile.fixed.workspace, workspaces_ + held_by_training());
+    if (first) measure_workspace(profile, size);
     if (!options_.memory_only) measure_factors(profile, size);
     profile.add(std::move(size));
   } catch (const c10::Error& error) {
@@ -220,7 +220,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   const Chain& chain = parts_.model.chain;
   const auto n = static_cast<size_t>(chain.size());
   profile.gradient_bytes.assign(n, 0);
-  profile.tied_bytes.assign(n, 0);
+  profile.held_twice_bytes.assign(n, 0);
   profile.stages = stage_names();
   profile.graph = graph();
   std::map<const void*, int> uses;
@@ -233,6 +233,13 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     }
     for (const void* p : here) ++uses[p];
   }
+  const auto made = copies(profile.precision);
+  std::set<const void*> small;
+  for (const auto& p :
+       MicroStep::small_of(parts_.device, values(parts_.parameters))) {
+    // As SmallGradients: copies have their layers add to the sum.
+    if (!WeightCopies::has(p)) small.insert(p.unsafeGetTensorImpl());
+  }
   // The last stage to use a parameter is the first to give it a gradient.
   std::set<const void*> seen;
   for (int i = chain.size(); i-- > 0;) {
@@ -242,7 +249,9 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
         if (!p.requires_grad() || !seen.insert(key).second) continue;
         const int64_t bytes = bytes_on(p, parts_.device);
         profile.gradient_bytes[static_cast<size_t>(i)] += bytes;
-        if (uses[key] > 1) profile.tied_bytes[static_cast<size_t>(i)] += bytes;
+        if (uses[key] > 1 || small.contains(key)) {
+          profile.held_twice_bytes[static_cast<size_t>(i)] += bytes;
+        }
       }
     }
   }
@@ -255,7 +264,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     // Twice: a session copies them to start a window again.
     profile.fixed.parameters += 2 * bytes_on(b, parts_.device);
   }
-  if (const auto made = copies(profile.precision)) {
+  if (made) {
     for (const auto& copy : made->copies()) {
       profile.fixed.parameters += bytes_on(copy, parts_.device);
     }
@@ -271,8 +280,19 @@ void TrainingCosts::measure_update(CostProfile& profile) {
     p.mutable_grad() = torch::zeros_like(p);
   }
   const auto optimizer = optimizer_of(parts_.config, parts_.model);
+  const auto parameters = values(parts_.parameters);
+  // With what a session's update has on the device besides the optimizer's own.
+  const auto update = [&] {
+    torch::Tensor norm;
+    if (parts_.config.clip > 0) {
+      norm = gradient_norm(parameters);
+      clip_gradients(parameters, norm, parts_.config.clip);
+    }
+    const torch::Tensor loss = torch::zeros({}, parts_.device);
+    optimizer->step(0);
+  };
   MemoryMeter meter(parts_.device);
-  optimizer->step(0);
+  update();
   for (const auto& tensor : optimizer->held()) {
     profile.fixed.optimizer += bytes_on(tensor, parts_.device);
   }
@@ -283,8 +303,8 @@ void TrainingCosts::measure_update(CostProfile& profile) {
     profile.fixed.optimizer /= parts_.config.ranks;
   }
   meter.restart();
-  profile.update_ms = time_of(parts_.device, options_.memory_only ? 1 : 3,
-                              [&] { optimizer->step(0); });
+  profile.update_ms =
+      time_of(parts_.device, options_.memory_only ? 1 : 3, update);
   profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
 }
 
@@ -292,13 +312,13 @@ int64_t TrainingCosts::held_by_training() const {
   return MicroStep::held_bytes(parts_.device) + Metrics::kDeviceBytes;
 }
 
-void TrainingCosts::measure_workspace(CostProfile& profile) {
-  // All that is neither model nor data when nothing runs: what libraries took.
+void TrainingCosts::measure_workspace(CostProfile& profile,
+                                      const SizeCosts& size) {
+  // All that is neither model nor data when nothing runs, and not the size's.
   const auto made = copies(profile.precision);
-  const int64_t live = live_bytes(parts_.device);
-  profile.fixed.workspace =
-      std::max<int64_t>(0, live - profile.fixed.parameters) +
-      held_by_training();
+  const int64_t rest = live_bytes(parts_.device) - profile.fixed.parameters -
+                       size.workspace_bytes - size.graph_workspace_bytes;
+  profile.fixed.workspace = std::max<int64_t>(0, rest) + held_by_training();
 }
 
 Batch TrainingCosts::make_batch(int64_t samples) const {
@@ -327,29 +347,63 @@ int64_t TrainingCosts::ahead_bytes(const Batch& raw,
 
 void TrainingCosts::release_workspaces() {
   compat::release_workspaces(parts_.device);
-  workspaces_of_.clear();
-  workspaces_ = 0;
 }
 
 SizeCosts TrainingCosts::measure_size(const std::string& precision,
                                       int64_t micro_batch) {
-  // Of another precision, or of whatever ran before: not the training's.
-  if (workspaces_of_ != precision) release_workspaces();
-  workspaces_of_ = precision;
+  if (!parts_.device.is_cuda()) {
+    return trace_size(precision, micro_batch, tracing());
+  }
+  // Of other sizes, and of whatever ran before: not this one's.
+  const bool released = compat::release_workspaces(parts_.device);
   // A block that is left over from another size may be larger than what is asked for.
-  if (parts_.device.is_cuda()) compat::empty_cuda_cache();
-  const int64_t before = live_bytes(parts_.device);
-  SizeCosts size = trace_size(precision, micro_batch);
-  if (!parts_.device.is_cuda()) return size;
-  // What stays is a library's, taken in the midst of a stage; it was no part of it.
-  const int64_t taken = live_bytes(parts_.device) - before;
-  if (taken <= 0) return size;
-  workspaces_ += taken;
-  return trace_size(precision, micro_batch);
+  compat::empty_cuda_cache();
+  // What stays of a run is a library's, taken in the midst of a stage; it is no part of
+  // it. And blocks are found as in a training that has run for a while.
+  const auto taken_by_a_run = [&] {
+    const int64_t before = live_bytes(parts_.device);
+    trace_size(precision, micro_batch, {});
+    return std::max<int64_t>(0, live_bytes(parts_.device) - before);
+  };
+  int64_t workspace_bytes = taken_by_a_run();
+  int64_t graph_workspace_bytes = 0;
+  if (graph() != "off") {
+    const compat::CaptureExpected capture(true);
+    graph_workspace_bytes = taken_by_a_run();
+  }
+  if (!released) {
+    // What was there and is used again cannot be told from what is not.
+    for (const SizeCosts& other : entry(precision).sizes) {
+      workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
+      graph_workspace_bytes =
+          std::max(graph_workspace_bytes, other.graph_workspace_bytes);
+    }
+  }
+  SizeCosts size = trace_size(precision, micro_batch, tracing());
+  size.workspace_bytes = workspace_bytes;
+  size.graph_workspace_bytes = graph_workspace_bytes;
+  return size;
+}
+
+TraceOptions TrainingCosts::tracing() const {
+  TraceOptions options;
+  const auto small =
+      MicroStep::small_of(parts_.device, values(parts_.parameters));
+  if (!small.empty()) {
+    options.around_backward = [small] {
+      return std::make_shared<SmallGradients>(small);
+    };
+  }
+  if (options_.memory_only) return options;
+  options.repeats = parts_.device.is_cuda() ? 5 : 2;
+  options.enough_ms = 40;
+  options.most_repeats = 15;
+  return options;
 }
 
 SizeCosts TrainingCosts::trace_size(const std::string& precision,
-                                    int64_t micro_batch) {
+                                    int64_t micro_batch,
+                                    const TraceOptions& tracing) {
   SizeCosts size;
   size.micro_batch = micro_batch;
   Batch batch;
@@ -370,12 +424,6 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
     // Each of them does at any moment what is done here before a micro-batch.
     size.data_bytes += parts_.config.workers * meter.peak_increase_bytes();
     size.prepare_bytes += parts_.config.workers * meter.peak_increase_bytes();
-  }
-  TraceOptions tracing;
-  if (!options_.memory_only) {
-    tracing.repeats = parts_.device.is_cuda() ? 5 : 2;
-    tracing.enough_ms = 40;
-    tracing.most_repeats = 15;
   }
   const auto made = copies(precision);
   const compat::AutocastGuard autocast(autocast_of(precision, parts_.device));

@@ -5,6 +5,7 @@
 #include <reprise/lean/weight_copies.h>
 #include <reprise/models/model.h>
 #include <reprise/plan/planner.h>
+#include <reprise/recompute/trace.h>
 #include <reprise/torch/cuda_graph.h>
 #include <reprise/torch/host_store.h>
 #include <reprise/train/config.h>
@@ -62,11 +63,13 @@ class TrainingCosts final : public CostSource {
   std::unique_ptr<WeightCopies> copies(const std::string& precision) const;
   void measure_fixed(CostProfile& profile);
   void measure_update(CostProfile& profile);
-  void measure_workspace(CostProfile& profile);
+  void measure_workspace(CostProfile& profile, const SizeCosts& size);
   /// Sums and figures of a training that stay on the device.
   int64_t held_by_training() const;
   SizeCosts measure_size(const std::string& precision, int64_t micro_batch);
-  SizeCosts trace_size(const std::string& precision, int64_t micro_batch);
+  TraceOptions tracing() const;
+  SizeCosts trace_size(const std::string& precision, int64_t micro_batch,
+                       const TraceOptions& tracing);
   void measure_factors(CostProfile& profile, SizeCosts& size);
   /// Into what trying may take; `first` as micro_batch_peak() has it.
   bool fits(const CostProfile& profile, const SizeCosts& size,
@@ -101,8 +104,6 @@ class TrainingCosts final : public CostSource {
   CostParts parts_;
   Options options_;
   std::map<std::string, CostProfile> profiles_;
-  std::string workspaces_of_;  // the precision that libraries took theirs for
-  int64_t workspaces_ = 0;     // bytes of them
 };
 
 }  // namespace reprise::train_detail

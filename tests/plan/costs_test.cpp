@@ -22,6 +22,8 @@ SizeCosts line_at(int64_t b) {
   size.figures = ChainFigures::simple(8 * b, {stage});
   size.data_bytes = 16 * b;
   size.prepare_bytes = 40 * b;
+  size.workspace_bytes = 5;  // whatever the size
+  size.graph_workspace_bytes = 3;
   size.other_ms = 0.25;
   return size;
 }
@@ -83,7 +85,7 @@ TEST(Costs, SurviveTheDisk) {
   profile.precision = "bf16";
   profile.stages = {"only"};
   profile.gradient_bytes = {40};
-  profile.tied_bytes = {8};
+  profile.held_twice_bytes = {8};
   profile.fixed = {1, 2, 3, 4, 5};
   profile.update_ms = 0.1;
   profile.update_bytes = 6;

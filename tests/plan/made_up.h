@@ -34,7 +34,7 @@ class MadeUp final : public CostSource {
       for (int i = 0; i < kStages; ++i) {
         profile.stages.push_back("s" + std::to_string(i));
         profile.gradient_bytes.push_back(2 * kMiB);
-        profile.tied_bytes.push_back(i == kStages - 1 ? kMiB : 0);
+        profile.held_twice_bytes.push_back(i == kStages - 1 ? kMiB : 0);
       }
       profile.fixed.parameters = 12 * kMiB;
       profile.fixed.gradients = 12 * kMiB;

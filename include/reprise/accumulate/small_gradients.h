@@ -40,7 +40,7 @@ class SmallGradients {
 };
 
 /// The smallest of `parameters`, as many as have `share` of all their values together,
-/// and none with more than 65,536. By itself so few that no plan has to count them.
+/// and none with more than 65,536.
 std::vector<torch::Tensor> smallest_of(std::vector<torch::Tensor> parameters,
                                        double share = 1.0 / 64);
 

@@ -16,7 +16,7 @@ struct FixedMemory {
   int64_t gradients = 0;
   int64_t optimizer = 0;
   int64_t data = 0;       ///< what the dataset holds on the device
-  int64_t workspace = 0;  ///< of libraries, such as cuBLAS
+  int64_t workspace = 0;  ///< sums, and what libraries keep whatever runs
 
   int64_t total() const {
     return parameters + gradients + optimizer + data + workspace;
@@ -31,6 +31,9 @@ struct SizeCosts {
   /// Most live while a batch is prepared, before its chain runs: those read ahead and
   /// temporaries included.
   int64_t prepare_bytes = 0;
+  /// What libraries such as cuBLAS keep once it ran, and, for its graph alone, besides.
+  int64_t workspace_bytes = 0;
+  int64_t graph_workspace_bytes = 0;
   /// Time outside the chain: moving and preparing the batch.
   double other_ms = 0;
   /// Time of a whole micro-batch over the sum of its stages' times: where each
@@ -57,10 +60,12 @@ struct CostProfile {
   std::string key;  ///< model, shapes, precision, device and versions
   std::string precision;
   std::vector<std::string> stages;  ///< names
-  /// Of parameters, by the stage whose backward makes their gradient first; and
-  /// of these, the ones that other stages use too (tied weights).
+  /// Of parameters, by the stage whose backward makes their gradient first; and of
+  /// these, the ones whose gradient is there twice from that backward to the end of the
+  /// micro-batch, beside the sum so far: those that other stages use too (tied weights),
+  /// and those of SmallGradients.
   std::vector<int64_t> gradient_bytes;
-  std::vector<int64_t> tied_bytes;
+  std::vector<int64_t> held_twice_bytes;
   FixedMemory fixed;
   double update_ms = 0;      ///< the optimizer's step
   int64_t update_bytes = 0;  ///< its temporaries

@@ -4,6 +4,8 @@
 #include <reprise/recompute/simulate.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 namespace reprise {
@@ -14,6 +16,9 @@ struct TraceOptions {
   /// up to `most_repeats` of them.
   double enough_ms = 0;
   int most_repeats = 1;
+  /// Called before each backward of a stage; what it returns lives during that backward.
+  /// For what a training does to gradients meanwhile, such as SmallGradients.
+  std::function<std::shared_ptr<void>()> around_backward{};
 };
 
 /// Measures the figures of every stage of `chain` on `inputs`, one stage at a

@@ -15,9 +15,26 @@ namespace reprise::compat {
 /// it where the next such work begins, and at its end; until then `used` is held.
 ///
 /// Elsewhere `work` simply runs: launched one by one, small things wait for the host,
-/// and large ones need no company. (Once a stream it goes to the second stream there
-/// too, so that what libraries keep a stream is set up before a capture.)
+/// and large ones need no company.
 void run_beside(std::vector<at::Tensor> used,
                 const std::function<void()>& work);
+
+/// A capture is to come: while one of these lives with `expected`, the first work of
+/// run_beside() goes to the second stream outside a capture too. That sets up what
+/// libraries keep for each stream (cuBLAS's workspaces), where a capture could not.
+class CaptureExpected {
+ public:
+  explicit CaptureExpected(bool expected);
+  ~CaptureExpected();
+  CaptureExpected(const CaptureExpected&) = delete;
+  CaptureExpected& operator=(const CaptureExpected&) = delete;
+
+ private:
+  bool expected_;
+};
+
+/// What libraries kept for the streams is gone; the next capture that is expected has
+/// it set up again. Called by release_workspaces().
+void forget_streams_beside();
 
 }  // namespace reprise::compat

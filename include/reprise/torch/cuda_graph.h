@@ -35,9 +35,9 @@ class GraphStreamScope {
 };
 
 /// Lets go of what libraries (cuBLAS) keep to work in, of all threads and streams; each
-/// takes its own again when it needs it. Waits for the device. Does nothing while there
-/// is a graph, which may use it, or for the CPU.
-void release_workspaces(c10::Device device);
+/// takes its own again when it needs it. Waits for the device. False, and nothing done,
+/// while there is a graph, which may use it. On the CPU there is nothing to do.
+bool release_workspaces(c10::Device device);
 
 /// Device memory that graphs share. What one graph uses while it runs, the next one
 /// uses too, so results have to leave it: into tensors made before the capture.
