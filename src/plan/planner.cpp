@@ -33,8 +33,10 @@ constexpr size_t kMostRivals = 2;
 constexpr double kRivalRatio = 1.25;
 constexpr int kMostComparisons = 2;
 // A precision that takes so many times as long as the first one at some size is not
-// measured at larger ones.
+// measured at larger ones; nor one that takes longer at two sizes, at the larger of them
+// by more.
 constexpr double kHopelessRatio = 4;
+constexpr double kSlowRatio = 1.5;
 
 /// What was found for one size.
 struct Choice {
@@ -133,6 +135,27 @@ class Planner {
   /// Never where the first precision does not fit.
   bool is_hopeless(const std::string& precision, int64_t size) {
     const std::string& first = request_.precisions.front();
+    if (precision == first || !costs_.profile(first).measured(size)) {
+      return false;
+    }
+    const double ratio = ratio_of(precision, first, size);
+    bool hopeless = ratio > kHopelessRatio;
+    for (const SizeCosts& other : costs_.profile(precision).sizes) {
+      const int64_t smaller = other.micro_batch;
+      if (smaller >= size || !costs_.profile(first).measured(smaller)) continue;
+      const double before = ratio_of(precision, first, smaller);
+      hopeless |= before > kSlowRatio && ratio > before;
+    }
+    if (!hopeless) return false;
+    consider_all();
+    return std::any_of(choices_.begin(), choices_.end(), [&](const auto& c) {
+      return c.plan && c.precision() == first;
+    });
+  }
+
+  /// Time of the stages in one precision over that in another.
+  double ratio_of(const std::string& precision, const std::string& other,
+                  int64_t size) const {
     const auto ms = [&](const std::string& name) {
       double sum = 0;
       for (const auto& stage : costs_.profile(name).at(size).figures.stages) {
@@ -140,14 +163,7 @@ class Planner {
       }
       return sum;
     };
-    if (precision == first || !costs_.profile(first).measured(size) ||
-        ms(precision) <= kHopelessRatio * ms(first)) {
-      return false;
-    }
-    consider_all();
-    return std::any_of(choices_.begin(), choices_.end(), [&](const auto& c) {
-      return c.plan && c.precision() == first;
-    });
+    return ms(precision) / ms(other);
   }
 
   bool can_try(const std::string& precision, int64_t size) const {

@@ -23,8 +23,9 @@
 namespace reprise::train_detail {
 namespace {
 
-constexpr double kRowMs = 30;    // of micro-batches timed together
-constexpr double kLongMs = 500;  // of a micro-batch that is timed less often
+constexpr double kRowMs = 30;         // of micro-batches timed together
+constexpr double kLongMs = 500;       // of a micro-batch that is timed twice
+constexpr double kVeryLongMs = 1500;  // and of one that is timed once
 // How long plans are timed in turn, within these numbers of rounds.
 constexpr double kCompareMs = 2000;
 constexpr int kFewestRounds = 3;
@@ -180,12 +181,14 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
   const int warm_up = cuda ? 3 : timing.warm_up ? 1 : 0;
   for (int i = 0; i < warm_up; ++i) step();
   // A row long enough for the host to run ahead as it does in training. On the CPU
-  // a long micro-batch is a row by itself, and of very long ones two are enough.
+  // a long micro-batch is a row by itself, and of those two or one are enough.
   const double about_ms = std::max(time_of(parts_.device, 1, step), 0.1);
   const int enough = static_cast<int>(std::ceil(kRowMs / about_ms));
   const int in_a_row = std::max(enough, !cuda ? 1 : enough > 1 ? 5 : 2);
-  const size_t rows = static_cast<size_t>(
-      about_ms >= kLongMs ? std::min(timing.rows, 2) : timing.rows);
+  const int most_rows = about_ms >= kVeryLongMs ? 1
+                        : about_ms >= kLongMs   ? 2
+                                                : 3;
+  const auto rows = static_cast<size_t>(std::min(timing.rows, most_rows));
   std::vector<double> row_ms;
   if (!cuda && in_a_row == 1) row_ms.push_back(about_ms);
   while (row_ms.size() < rows) {

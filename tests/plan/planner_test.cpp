@@ -167,6 +167,17 @@ TEST(Planner, MeasuresNoMoreOfAPrecisionThatIsHopelesslySlow) {
   EXPECT_EQ(make_plan(request, costs).plan.precision, "fp32");
   EXPECT_EQ(costs.profile("bf16").sizes.size(), 1u);
   EXPECT_GT(costs.profile("fp32").sizes.size(), 1u);
+  // Slower from size to size: twice as long, then three times.
+  MadeUp rising;
+  rising.change = [](const std::string& precision, SizeCosts& size) {
+    if (precision != "bf16") return;
+    for (auto& stage : size.figures.stages) {
+      stage.forward_ms *= size.micro_batch == 1 ? 2 : 3;
+      stage.backward_ms *= size.micro_batch == 1 ? 2 : 3;
+    }
+  };
+  EXPECT_EQ(make_plan(request, rising).plan.precision, "fp32");
+  EXPECT_EQ(rising.profile("bf16").sizes.size(), 2u);
   // If nothing else fits, it is measured anyway.
   int only = 0;
   request.micro_batch = 16;  // else the update sets the least memory of both
