@@ -1,11 +1,12 @@
+#include "gradient_layout.h"
 #include "saved_nothing.h"
 #include "stage_graph.h"
+#include "stage_times.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/replay.h>
 #include <reprise/recompute/trace.h>
-#include <reprise/torch/moment.h>
 #include <reprise/torch/saved_tensors.h>
 
 #include <algorithm>
@@ -97,88 +98,6 @@ class GradientsAside {
   std::vector<torch::Tensor> parameters_;
   std::vector<torch::Tensor> gradients_;
 };
-
-/// Work that keeps a device busy while the host starts what is to be timed:
-/// otherwise a short stage would be timed together with the wait for its launch.
-class Filler {
- public:
-  explicit Filler(torch::Device device) : device_(device) {
-    if (!device.is_cuda()) return;
-    constexpr int64_t kCycles = 1'000'000;
-    compat::spin_cuda(device.index(), kCycles);
-    const compat::CudaMoment start(device.index());
-    compat::spin_cuda(device.index(), kCycles);
-    const compat::CudaMoment end(device.index());
-    cycles_per_ms_ = kCycles / end.milliseconds_since(start);
-  }
-
-  /// So many milliseconds of it. Takes no memory, nor makes a library take some.
-  void fill(double ms) {
-    if (!device_.is_cuda()) return;
-    compat::spin_cuda(device_.index(),
-                      static_cast<int64_t>(ms * cycles_per_ms_) + 1);
-  }
-
- private:
-  torch::Device device_;
-  double cycles_per_ms_ = 0;
-};
-
-/// Times of the runs of one stage.
-struct Times {
-  std::vector<double> forward, backward, forward_host, backward_host;
-
-  void add(const Moment& start, const Moment& middle, const Moment& back,
-           const Moment& end, bool on_device) {
-    forward.push_back(middle.ms_since(start));
-    backward.push_back(end.ms_since(back));
-    if (!on_device) return;
-    forward_host.push_back(middle.host_ms_since(start));
-    backward_host.push_back(end.host_ms_since(back));
-  }
-  double last_ms() const {
-    const double device = forward.back() + backward.back();
-    if (forward_host.empty()) return device;
-    return std::max(device, forward_host.back() + backward_host.back());
-  }
-  void clear() { *this = {}; }
-};
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle =
-      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-/// How the gradients of a boundary's tensors lie in memory: their strides. Empty: there
-/// is none, or it is not known.
-using Strides = std::vector<int64_t>;
-using Layout = std::vector<Strides>;
-
-/// Strides of a dimension of one element mean nothing.
-bool lie_alike(const torch::Tensor& gradient, const Strides& strides) {
-  for (int64_t d = 0; d < gradient.dim(); ++d) {
-    if (gradient.size(d) > 1 &&
-        gradient.stride(d) != strides.at(static_cast<size_t>(d))) {
-      return false;
-    }
-  }
-  return true;
-}
-
-/// Ones, for the gradient of `output`.
-torch::Tensor ones_for(const torch::Tensor& output, const Strides& strides) {
-  torch::Tensor dense = torch::ones_like(output);
-  if (strides.empty() || lie_alike(dense, strides)) return dense;
-  int64_t last = 0;
-  for (int64_t d = 0; d < output.dim(); ++d) {
-    last += (output.size(d) - 1) * strides.at(static_cast<size_t>(d));
-  }
-  return torch::ones({last + 1}, dense.options())
-      .as_strided(output.sizes(), strides);
-}
 
 class Tracer {
  public:
@@ -498,7 +417,7 @@ class Tracer {
   Tensors state_;  // parameters and buffers: never counted
   Tensors current_;
   std::vector<bool> requires_grad_;
-  Times times_;
+  StageTimes times_;
   bool note_gradients_ = false;
   std::vector<std::vector<GradientBuffer>> gradients_;  // by stage
   struct Measured {

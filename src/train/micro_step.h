@@ -20,8 +20,8 @@ class MicroStep {
   MicroStep(torch::Device device, const compat::AutocastState& autocast,
             std::vector<torch::Tensor> small);
 
-  /// Those of `parameters` for which that is worth it: the smallest; none on the CPU,
-  /// where starting a kernel costs nothing.
+  /// The smallest of `parameters`. None on the CPU: there a kernel starts at no cost, and
+  /// adding gradients up together gains nothing.
   static std::vector<torch::Tensor> small_of(
       torch::Device device, const std::vector<torch::Tensor>& parameters);
 

@@ -354,7 +354,7 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
   if (!parts_.device.is_cuda()) {
     return trace_size(precision, micro_batch, tracing());
   }
-  // Of other sizes, and of whatever ran before: not this one's.
+  // What other sizes, or whatever ran before, had libraries take is not this one's.
   const bool released = compat::release_workspaces(parts_.device);
   // A block that is left over from another size may be larger than what is asked for.
   compat::empty_cuda_cache();
