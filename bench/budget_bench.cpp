@@ -5,7 +5,7 @@
 // Exit status: 1 if a peak passed its budget or a smallest budget was refused.
 #include "options.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/trainer.h>

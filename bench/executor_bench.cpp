@@ -1,14 +1,14 @@
 // What the executor costs: the same model as a bare LibTorch loop and as a
 // chain with the schedule "none", forward and backward, side by side in one
 // run. And what counting costs: the counting allocator against LibTorch's own.
+#include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/version.h>
+#include <reprise/version.h>
 
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
@@ -148,8 +148,8 @@ int main(int argc, char** argv) {
     if (device.is_cuda()) reprise::compat::cuda_synchronize(device.index());
   };
   bool good = true;
-  fmt::print("LibTorch {}, {}, {} pairs\n\n",
-             reprise::compat::libtorch_version(), device_name, repeats);
+  fmt::print("LibTorch {}, {}, {} pairs\n\n", reprise::libtorch_version(),
+             device_name, repeats);
   fmt::print("{:<34}{:>10}{:>10}{:>9}{:>18}\n", "model", "bare ms", "ours ms",
              "ratio", "quartiles");
   for (Model& model : make_models(small, device)) {

@@ -4,19 +4,19 @@
 // within it. By default the model, batch and checkpoint counts of a table that
 // is widely read (26 layers, 16 images of 256², SGD), with what it reports for
 // its own implementation as the limits of ours.
+#include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
 #include <reprise/models/model.h>
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/execution.h>
+#include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/recompute/trace.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/version.h>
+#include <reprise/version.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -82,7 +82,7 @@ class Bench {
                      torch::TensorOptions(device).dtype(torch::kLong))};
     output_bytes_ = reprise::output_bytes(model_->chain, inputs_);
     if (!settings.solve) return;
-    figures_ = reprise::trace(model_->chain, inputs_);
+    figures_ = reprise::measure_stage_costs(model_->chain, inputs_);
     solver_.emplace(figures_);
   }
 
@@ -141,7 +141,7 @@ class Bench {
   std::optional<reprise::Model> model_;
   Tensors inputs_;
   std::vector<int64_t> output_bytes_;
-  reprise::ChainFigures figures_;
+  reprise::ChainCosts figures_;
   std::optional<reprise::Solver> solver_;
 };
 
@@ -189,8 +189,7 @@ class Report {
       std::cout << nlohmann::json{{"model", settings_.model},
                                   {"batch", settings_.batch},
                                   {"device", settings_.device},
-                                  {"libtorch",
-                                   reprise::compat::libtorch_version()},
+                                  {"libtorch", reprise::libtorch_version()},
                                   {"rows", rows_}}
                        .dump(2)
                 << "\n";

@@ -7,8 +7,8 @@
 #include "repeated.h"
 #include "side_by_side.h"
 
-#include <reprise/lean/image_conv.h>
-#include <reprise/torch/version.h>
+#include <reprise/ops/image_conv.h>
+#include <reprise/version.h>
 
 #include <fmt/format.h>
 #include <torch/types.h>
@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   const torch::Device device = reprise::bench::device_named(place);
 
   fmt::print("LibTorch {}, {}, forward and backward\n\n",
-             reprise::compat::libtorch_version(), place);
+             reprise::libtorch_version(), place);
   fmt::print("{:<12}{:>14}{:>14}{:>12}{:>10}{:>12}{:>12}{:>12}\n", "network",
              "images", "library, ms", "ours, ms", "ratio", "a copy, ms",
              "error", "ours");

@@ -2,13 +2,13 @@
 // time that a step waits for data, with images enlarged on the device (bytes
 // travel) and in the loader's workers (floats travel). The training step itself
 // is a pause of --step-ms.
+#include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"
 
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/version.h>
+#include <reprise/version.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -110,8 +110,7 @@ int main(int argc, char** argv) {
                       {"waiting_share", row.waiting_share}});
     }
     std::cout << nlohmann::json{{"device", settings.device},
-                                {"libtorch",
-                                 reprise::compat::libtorch_version()},
+                                {"libtorch", reprise::libtorch_version()},
                                 {"image_size", settings.image_size},
                                 {"batch", settings.batch},
                                 {"workers", settings.workers},
@@ -123,7 +122,7 @@ int main(int argc, char** argv) {
   }
   fmt::print(
       "LibTorch {}, {}, {}, to {}², batch {}, {} workers, pause {} ms\n\n",
-      reprise::compat::libtorch_version(), settings.device, data->description(),
+      reprise::libtorch_version(), settings.device, data->description(),
       settings.image_size, settings.batch, settings.workers, settings.step_ms);
   fmt::print("{:<10}{:>12}{:>12}{:>12}\n", "resize", "samples/s", "step ms",
              "waiting");

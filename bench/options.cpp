@@ -1,6 +1,6 @@
 #include "options.h"
 
-#include <reprise/torch/cuda.h>
+#include "compat/cuda.h"
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Exception.h>

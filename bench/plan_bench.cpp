@@ -5,10 +5,10 @@
 // Exit status: 1 where a peak passes its budget or a prediction is too far off.
 #include "options.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/torch/version.h>
 #include <reprise/train/planning.h>
+#include <reprise/version.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -23,8 +23,8 @@ namespace {
 
 using nlohmann::json;
 using reprise::format_bytes;
-using reprise::Measured;
 using reprise::Plan;
+using reprise::PlanMeasurement;
 using reprise::PlanRequest;
 using reprise::PlanResult;
 using reprise::TrainConfig;
@@ -114,7 +114,7 @@ class Report {
   }
 
   void row(const std::string& model, int64_t budget, const Plan& plan,
-           const Measured& measured) {
+           const PlanMeasurement& measured) {
     const double peak_off = off_by(static_cast<double>(plan.peak_bytes),
                                    static_cast<double>(measured.peak_bytes));
     const double time_off = off_by(plan.step_ms, measured.step_ms);
@@ -199,7 +199,7 @@ void table(const Case& one, const Settings& settings, Report& report) {
   planner.reset();  // the model's memory
   report.next_model();
   std::string last;
-  Measured measured;
+  PlanMeasurement measured;
   for (const auto& [budget, result] : plans) {
     if (!result.feasible) {
       fmt::print("{:<12} {:>10} nothing fits\n", one.model,
@@ -270,7 +270,7 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
   std::erase_if(hands, [&](const Hand& hand) {
     return hand.plan.step_ms > 2 * hands.front().plan.step_ms;
   });
-  const Measured ours =
+  const PlanMeasurement ours =
       measure_plan(config, result.plan, request.memory, settings.windows);
   fmt::print("{}: budget {}, plan {}×{}, {} again: {:.1f} ms, {}\n", one.model,
              format_bytes(request.memory), result.plan.micro_batch,
@@ -280,7 +280,7 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
   double best_ms = 0;
   std::string best;
   for (const Hand& hand : hands) {
-    const Measured measured =
+    const PlanMeasurement measured =
         measure_plan(config, hand.plan, request.memory, settings.windows);
     const bool fits = measured.peak_bytes <= request.memory;
     fmt::print("  {:>4} × {:<8} {:>10} {:>9.1f} ms{}\n", hand.micro_batch,
@@ -337,7 +337,7 @@ int main(int argc, char** argv) {
       .parse(argc, argv);
 
   const bool cuda = settings.device.rfind("cuda", 0) == 0;
-  fmt::print("LibTorch {}, {}\n\n", reprise::compat::libtorch_version(),
+  fmt::print("LibTorch {}, {}\n\n", reprise::libtorch_version(),
              settings.device);
   Report report(cuda);
   if (!settings.sweep) report.head();

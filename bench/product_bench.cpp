@@ -2,14 +2,14 @@
 // library's. For each layer, forward and backward (three products) with gradients that
 // are added to, as in a window; and how far its output is from that in double precision.
 // On other devices than those they are for, both are the library's.
+#include "ops/tf32x3_gemm.h"
 #include "options.h"
 #include "repeated.h"
 #include "side_by_side.h"
 
-#include <reprise/lean/linear.h>
-#include <reprise/lean/split_products.h>
-#include <reprise/lean/weight_copies.h>
-#include <reprise/torch/version.h>
+#include <reprise/ops/linear.h>
+#include <reprise/ops/weight_copies.h>
+#include <reprise/version.h>
 
 #include <fmt/format.h>
 #include <torch/types.h>
@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
   const torch::Device device = reprise::bench::device_named(place);
 
   fmt::print("LibTorch {}, {}, {} rows, forward and backward{}\n\n",
-             reprise::compat::libtorch_version(), place, rows,
+             reprise::libtorch_version(), place, rows,
              reprise::takes_split_products(device)
                  ? ""
                  : ": both the library's on this device");

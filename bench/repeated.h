@@ -1,7 +1,7 @@
 #pragma once
 
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/cuda_graph.h>
+#include "compat/cuda.h"
+#include "compat/cuda_graph.h"
 
 #include <functional>
 #include <memory>

@@ -4,13 +4,13 @@
 // while its widths grow. Times of training are simulated; see tradeoff_bench
 // for how well that predicts. With --exact-chains it compares the solver with the
 // exact optimum instead.
-#include "../tests/plan/exact_schedules.h"
-#include "../tests/plan/random_chains.h"
 #include "options.h"
+#include "plan/exact_schedules.h"
+#include "plan/random_chains.h"
 #include "side_by_side.h"
 
-#include <reprise/memory/bytes.h>
-#include <reprise/memory/process.h>
+#include <reprise/base/bytes.h>
+#include <reprise/memory/process_memory.h>
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/strategy.h>
 
@@ -25,24 +25,24 @@
 
 namespace {
 
-using reprise::ChainFigures;
-using reprise::StageFigures;
+using reprise::ChainCosts;
+using reprise::StageCosts;
 
-ChainFigures uneven_stages(int count, unsigned seed) {
+ChainCosts uneven_stages(int count, unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> vary(0.5, 2.0);
   const auto bytes = [&](double most) {
     return static_cast<int64_t>(most * vary(random));
   };
-  std::vector<StageFigures> stages;
+  std::vector<StageCosts> stages;
   for (int i = 0; i < count; ++i) {
     const double size = 4e6 * std::pow(0.5, 4 * i / count);
-    auto stage = StageFigures::simple(bytes(size), bytes(2 * size),
-                                      vary(random), 2 * vary(random));
+    auto stage = StageCosts::simple(bytes(size), bytes(2 * size), vary(random),
+                                    2 * vary(random));
     stage.keep_extra_bytes = stage.drop_extra_bytes = bytes(size / 4);
     stages.push_back(std::move(stage));
   }
-  return ChainFigures::simple(2'000'000, std::move(stages));
+  return ChainCosts::simple(2'000'000, std::move(stages));
 }
 
 struct Row {
@@ -130,7 +130,7 @@ nlohmann::json to_json(const Result& result) {
 
 /// Chain `index` of the comparison: most are short, so that the exact program,
 /// which takes the fourth power of the stages, has them all within minutes.
-ChainFigures compared_chain(int index, int fewest, int most) {
+ChainCosts compared_chain(int index, int fewest, int most) {
   using reprise::testing::ChainKind;
   std::mt19937 random(static_cast<unsigned>(index));
   const double part = std::uniform_real_distribution<double>(0, 1)(random);

@@ -1,17 +1,17 @@
 // What each strategy keeps, how often it runs stages again, and what that costs
 // in time, on a chain of equal stages; the simulator's prediction beside the
 // measurement. Time is the ratio to "none", run in turn with it.
+#include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/simulate.h>
+#include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/recompute/trace.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/version.h>
+#include <reprise/version.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -62,7 +62,7 @@ struct Row {
 };
 
 Row measure(const Chain& chain, const Tensor& x, const std::string& strategy,
-            const reprise::ChainFigures& figures, int repeats) {
+            const reprise::ChainCosts& figures, int repeats) {
   const auto schedule = reprise::make_schedule(strategy, chain.size());
   const auto simulated = reprise::simulate(schedule, figures);
   Row row;
@@ -126,13 +126,12 @@ int main(int argc, char** argv) {
   torch::manual_seed(0);
   const Chain chain = equal_stages(stages, width, device);
   const Tensor x = torch::randn({rows, width}, device);
-  const auto figures = reprise::trace(chain, {x});
+  const auto figures = reprise::measure_stage_costs(chain, {x});
 
   nlohmann::json list = nlohmann::json::array();
   if (format == "table") {
     fmt::print("LibTorch {}, {}, {} stages, {} pairs\n\n",
-               reprise::compat::libtorch_version(), device_name, stages,
-               repeats);
+               reprise::libtorch_version(), device_name, stages, repeats);
     fmt::print("{:<15}{:>6}{:>12}{:>8}{:>12}{:>12}{:>12}{:>8}{:>16}\n",
                "recompute", "runs", "kept", "", "simulated", "peak",
                "simulated", "time", "quartiles");
@@ -156,8 +155,7 @@ int main(int argc, char** argv) {
   if (format == "json") {
     std::cout << nlohmann::json{{"stages", stages},
                                 {"device", device_name},
-                                {"libtorch",
-                                 reprise::compat::libtorch_version()},
+                                {"libtorch", reprise::libtorch_version()},
                                 {"rows", list}}
                      .dump(2)
               << "\n";

@@ -3,12 +3,12 @@
 // the variants and without them.
 #include "options.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/models/model.h>
 #include <reprise/plan/solver.h>
+#include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/recompute/trace.h>
-#include <reprise/torch/version.h>
+#include <reprise/version.h>
 
 #include <fmt/format.h>
 #include <torch/types.h>
@@ -18,9 +18,9 @@
 
 namespace {
 
-using reprise::ChainFigures;
+using reprise::ChainCosts;
 using reprise::format_bytes;
-using reprise::StageFigures;
+using reprise::StageCosts;
 
 struct Settings {
   std::string model = "gpt2";
@@ -32,8 +32,7 @@ struct Settings {
 };
 
 /// What the graph of a run holds besides the stage's input.
-int64_t held_bytes(const StageFigures& stage,
-                   const reprise::KeptRunFigures& run) {
+int64_t held_bytes(const StageCosts& stage, const reprise::KeptRunCosts& run) {
   int64_t bytes = run.saved_bytes;
   for (const int i : run.saved_outputs) {
     bytes += stage.outputs.at(static_cast<size_t>(i)).bytes;
@@ -41,19 +40,19 @@ int64_t held_bytes(const StageFigures& stage,
   return bytes;
 }
 
-std::string run_text(const StageFigures& stage,
-                     const reprise::KeptRunFigures& run) {
+std::string run_text(const StageCosts& stage,
+                     const reprise::KeptRunCosts& run) {
   return fmt::format("{:>10}{:>8.1f} +{:>8.1f} ms",
                      format_bytes(held_bytes(stage, run)), run.forward_ms,
                      run.backward_ms);
 }
 
 /// One line per kind of stage: equal blocks differ by noise alone.
-void print_stages(const reprise::Chain& chain, const ChainFigures& figures) {
+void print_stages(const reprise::Chain& chain, const ChainCosts& figures) {
   fmt::print("{:<24}{:<32}{}\n", "stage", "plain", "variants");
   std::set<std::string> seen;
   for (int i = 0; i < chain.size(); ++i) {
-    const StageFigures& stage = figures.stages[static_cast<size_t>(i)];
+    const StageCosts& stage = figures.stages[static_cast<size_t>(i)];
     const std::string kind =
         chain[i].kind().empty() ? chain[i].name() : chain[i].kind();
     if (stage.variants.empty() || !seen.insert(kind).second) continue;
@@ -72,9 +71,9 @@ std::string time_text(const reprise::Solver& solver, int64_t bytes) {
                   : "does not fit";
 }
 
-void print_plans(const ChainFigures& figures, const std::vector<int>& shares) {
-  ChainFigures plain = figures;
-  for (StageFigures& stage : plain.stages) stage.variants.clear();
+void print_plans(const ChainCosts& figures, const std::vector<int>& shares) {
+  ChainCosts plain = figures;
+  for (StageCosts& stage : plain.stages) stage.variants.clear();
   const auto none = reprise::simulate(
       reprise::make_schedule("none", static_cast<int>(figures.stages.size())),
       figures);
@@ -122,11 +121,10 @@ int main(int argc, char** argv) {
   model.root->train();
   const reprise::Tensors inputs =
       reprise::random_batch(model.task, model.options, settings.batch, device);
-  const ChainFigures figures =
-      reprise::trace(model.chain, inputs, settings.repeats);
+  const ChainCosts figures =
+      reprise::measure_stage_costs(model.chain, inputs, settings.repeats);
   fmt::print("{}, {} samples, {}, LibTorch {}\n", settings.model,
-             settings.batch, settings.device,
-             reprise::compat::libtorch_version());
+             settings.batch, settings.device, reprise::libtorch_version());
   print_stages(model.chain, figures);
   print_plans(figures, settings.shares);
   return 0;

@@ -2,7 +2,7 @@
 
 #include "support.h"
 
-#include <reprise/torch/host_store.h>
+#include <reprise/memory/host_store.h>
 
 #include <atomic>
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace reprise::testing {
 
 /// Counts and, on the CPU, does what a store does, with everything at once.
-class CountingStore final : public compat::HostStore {
+class CountingStore final : public HostStore {
  public:
   struct Counts {
     int sent = 0, fetched = 0, opened = 0;
@@ -24,11 +24,11 @@ class CountingStore final : public compat::HostStore {
 
   explicit CountingStore(int64_t limit = int64_t{1} << 40) : limit_(limit) {
     if (testing::device().is_cuda()) {
-      real_ = compat::make_host_store(testing::device().index(), limit);
+      real_ = make_host_store(testing::device().index(), limit);
     }
   }
 
-  std::unique_ptr<compat::HostCopy> send(const torch::Tensor& bytes) override {
+  std::unique_ptr<HostCopy> send(const torch::Tensor& bytes) override {
     if (counts->bytes + bytes.numel() > limit_) return nullptr;
     auto real = real_ ? real_->send(bytes) : nullptr;
     if (real_ && !real) return nullptr;
@@ -47,10 +47,10 @@ class CountingStore final : public compat::HostStore {
   std::shared_ptr<Counts> counts = std::make_shared<Counts>();
 
  private:
-  class Copy final : public compat::HostCopy {
+  class Copy final : public HostCopy {
    public:
     Copy(std::shared_ptr<Counts> counts, const torch::Tensor& bytes,
-         std::unique_ptr<compat::HostCopy> real)
+         std::unique_ptr<HostCopy> real)
         : counts_(std::move(counts)),
           size_(bytes.numel()),
           real_(std::move(real)) {
@@ -91,13 +91,13 @@ class CountingStore final : public compat::HostStore {
    private:
     std::shared_ptr<Counts> counts_;
     int64_t size_;
-    std::unique_ptr<compat::HostCopy> real_;
+    std::unique_ptr<HostCopy> real_;
     std::vector<uint8_t> host_;
     torch::Tensor device_;
   };
 
   int64_t limit_;
-  std::shared_ptr<compat::HostStore> real_;
+  std::shared_ptr<HostStore> real_;
 };
 
 }  // namespace reprise::testing

@@ -1,7 +1,7 @@
+#include "compat/cuda.h"
 #include "support.h"
 
 #include <reprise/memory/meter.h>
-#include <reprise/torch/cuda.h>
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

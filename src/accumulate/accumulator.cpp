@@ -1,5 +1,6 @@
+#include "compat/foreach.h"
+
 #include <reprise/accumulate/accumulator.h>
-#include <reprise/torch/lists.h>
 
 #include <c10/util/Exception.h>
 

@@ -1,6 +1,8 @@
-#include <reprise/accumulate/small_gradients.h>
-#include <reprise/lean/weight_copies.h>
-#include <reprise/torch/lists.h>
+#include "accumulate/small_gradients.h"
+
+#include "compat/foreach.h"
+
+#include <reprise/ops/weight_copies.h>
 
 #include <algorithm>
 #include <utility>

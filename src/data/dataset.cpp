@@ -1,6 +1,6 @@
-#include "idx.h"
-#include "random.h"
-#include "tokens.h"
+#include "data/idx.h"
+#include "data/random.h"
+#include "data/tokens.h"
 
 #include <reprise/data/dataset.h>
 

@@ -1,4 +1,6 @@
-#include "idx.h"
+#include "data/idx.h"
+
+#include "data/dataset_error.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -22,21 +24,17 @@ constexpr int64_t kStatisticsImages = 1000;
 // Deflate cannot make more of a byte (zlib's technical notes: 1032).
 constexpr uint64_t kMostInflation = 1100;
 
-[[noreturn]] void fail(const std::string& path, const std::string& what) {
-  TORCH_CHECK(false, "[dataset] ", path, ": ", what);
-}
-
 /// zlib reads plain files as they are, and gzipped ones by their first bytes.
 class Reader {
  public:
   explicit Reader(std::string path) : path_(std::move(path)) {
     std::error_code error;
     file_bytes_ = std::filesystem::file_size(path_, error);
-    if (error) fail(path_, "cannot read: " + error.message());
+    if (error) dataset_error(path_, "cannot read: " + error.message());
     errno = 0;
     file_ = gzopen(path_.c_str(), "rb");
     if (file_ == nullptr) {
-      fail(path_, std::string("cannot read: ") + std::strerror(errno));
+      dataset_error(path_, std::string("cannot read: ") + std::strerror(errno));
     }
     gzbuffer(file_, 1 << 18);
   }
@@ -54,10 +52,11 @@ class Reader {
       int code = Z_OK;
       const char* text = gzerror(file_, &code);
       if (got < 0 || code == Z_BUF_ERROR) {
-        fail(path_, fmt::format("expected gzip data, found damage after {} "
-                                "bytes of content: {}",
-                                total_ + std::max(got, 0),
-                                code == Z_ERRNO ? std::strerror(errno) : text));
+        dataset_error(
+            path_, fmt::format("expected gzip data, found damage after {} "
+                               "bytes of content: {}",
+                               total_ + std::max(got, 0),
+                               code == Z_ERRNO ? std::strerror(errno) : text));
       }
       done += static_cast<uint64_t>(got);
       total_ += static_cast<uint64_t>(got);
@@ -95,14 +94,15 @@ std::string labels_beside(const std::string& images) {
   // As some tools unpack them.
   if (labels.empty()) labels = replaced(images, "images.idx3", "labels.idx1");
   if (labels.empty()) {
-    fail(images,
-         "expected a name with \"images-idx3\" in it, from which that of the "
-         "labels follows; rename the file");
+    dataset_error(
+        images,
+        "expected a name with \"images-idx3\" in it, from which that of the "
+        "labels follows; rename the file");
   }
   const std::string found = plain_or_gzipped(labels);
   if (found.empty()) {
-    fail(images, "expected its labels in " + labels.string() +
-                     ", found no such file (nor with or without .gz)");
+    dataset_error(images, "expected its labels in " + labels.string() +
+                              ", found no such file (nor with or without .gz)");
   }
   return found;
 }
@@ -110,14 +110,15 @@ std::string labels_beside(const std::string& images) {
 std::string test_images_beside(const std::string& images) {
   const auto test = replaced(images, "train-images", "t10k-images");
   if (test.empty()) {
-    fail(images,
-         "expected a name with \"train-images\" in it, from which that of the "
-         "test images follows; rename the file");
+    dataset_error(
+        images,
+        "expected a name with \"train-images\" in it, from which that of the "
+        "test images follows; rename the file");
   }
   const std::string found = plain_or_gzipped(test);
   if (found.empty()) {
-    fail(images, "expected test images in " + test.string() +
-                     ", found no such file (nor with or without .gz)");
+    dataset_error(images, "expected test images in " + test.string() +
+                              ", found no such file (nor with or without .gz)");
   }
   return found;
 }
@@ -202,13 +203,14 @@ torch::Tensor read_idx(const std::string& path, int dimensions) {
   const uint64_t got = reader.read(header.data(), header_bytes);
   const uint32_t expected_magic = 0x800u + static_cast<uint32_t>(dimensions);
   if (got >= 4 && big_endian(header.data()) != expected_magic) {
-    fail(path,
-         fmt::format("expected IDX {} (magic number {:#010x}), found {:#010x}",
-                     kind, expected_magic, big_endian(header.data())));
+    dataset_error(
+        path,
+        fmt::format("expected IDX {} (magic number {:#010x}), found {:#010x}",
+                    kind, expected_magic, big_endian(header.data())));
   }
   if (got < header_bytes) {
-    fail(path, fmt::format("expected a header of {} bytes, found {}",
-                           header_bytes, got));
+    dataset_error(path, fmt::format("expected a header of {} bytes, found {}",
+                                    header_bytes, got));
   }
 
   std::vector<int64_t> shape;
@@ -216,13 +218,13 @@ torch::Tensor read_idx(const std::string& path, int dimensions) {
   for (int i = 0; i < dimensions; ++i) {
     const uint64_t extent = big_endian(&header[4 + 4 * static_cast<size_t>(i)]);
     if (extent == 0) {
-      fail(path,
-           fmt::format("expected {}, found dimension {} to be 0", kind, i + 1));
+      dataset_error(path, fmt::format("expected {}, found dimension {} to be 0",
+                                      kind, i + 1));
     }
     if (bytes > uint64_t{std::numeric_limits<int64_t>::max()} / extent) {
-      fail(path,
-           "expected dimensions that fit memory, found more than 2^63 "
-           "bytes");
+      dataset_error(path,
+                    "expected dimensions that fit memory, found more than 2^63 "
+                    "bytes");
     }
     bytes *= extent;
     shape.push_back(static_cast<int64_t>(extent));
@@ -234,21 +236,24 @@ torch::Tensor read_idx(const std::string& path, int dimensions) {
           ? reader.file_bytes() * kMostInflation
           : reader.file_bytes() - std::min(header_bytes, reader.file_bytes());
   if (bytes > possible) {
-    fail(path,
-         fmt::format("expected {} bytes of {} after the header, found {}{}",
-                     bytes, kind, gzipped ? "at most " : "", possible));
+    dataset_error(
+        path,
+        fmt::format("expected {} bytes of {} after the header, found {}{}",
+                    bytes, kind, gzipped ? "at most " : "", possible));
   }
   const torch::Tensor values = torch::empty(shape, torch::kUInt8);
   const uint64_t found = reader.read(values.data_ptr<uint8_t>(), bytes);
   if (found != bytes) {
-    fail(path, fmt::format("expected {} bytes of {} after the header, found {}",
-                           bytes, kind, found));
+    dataset_error(
+        path, fmt::format("expected {} bytes of {} after the header, found {}",
+                          bytes, kind, found));
   }
   uint8_t more = 0;
   if (reader.read(&more, 1) != 0) {
-    fail(path, fmt::format("expected {} bytes of {} after the header, found "
-                           "more",
-                           bytes, kind));
+    dataset_error(path,
+                  fmt::format("expected {} bytes of {} after the header, found "
+                              "more",
+                              bytes, kind));
   }
   return values;
 }
@@ -288,18 +293,19 @@ std::shared_ptr<const Dataset> open_idx(const std::string& path,
   const std::string labels_path = labels_beside(images_path);
   const torch::Tensor labels = read_idx(labels_path, 1);
   if (labels.size(0) != data->size()) {
-    fail(labels_path,
-         fmt::format("expected {} labels as {} has images, found {}",
-                     data->size(), images_path, labels.size(0)));
+    dataset_error(labels_path,
+                  fmt::format("expected {} labels as {} has images, found {}",
+                              data->size(), images_path, labels.size(0)));
   }
   const uint8_t* const label = labels.data_ptr<uint8_t>();
   data->labels.assign(label, label + labels.size(0));
   for (size_t i = 0; options.classes > 0 && i < data->labels.size(); ++i) {
     if (data->labels[i] >= options.classes) {
-      fail(labels_path,
-           fmt::format("expected labels below the model's {} classes, found {} "
-                       "at image {}; choose a model with more classes",
-                       options.classes, data->labels[i], i));
+      dataset_error(
+          labels_path,
+          fmt::format("expected labels below the model's {} classes, found {} "
+                      "at image {}; choose a model with more classes",
+                      options.classes, data->labels[i], i));
     }
   }
   if (name == "mnist") {

@@ -1,7 +1,7 @@
-#include "splitmix.h"
+#include "base/splitmix.h"
+#include "compat/threads.h"
 
 #include <reprise/data/loader.h>
-#include <reprise/torch/threads.h>
 
 #include <c10/util/Exception.h>
 #include <torch/cuda.h>

@@ -1,6 +1,6 @@
-#include "random.h"
+#include "data/random.h"
 
-#include "splitmix.h"
+#include "base/splitmix.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

@@ -1,4 +1,5 @@
-#include <reprise/data/file.h>
+#include "base/file.h"
+
 #include <reprise/data/safetensors.h>
 
 #include <c10/util/Exception.h>

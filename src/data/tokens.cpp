@@ -1,4 +1,6 @@
-#include "tokens.h"
+#include "data/tokens.h"
+
+#include "data/dataset_error.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -23,10 +25,6 @@ constexpr int32_t kLlmcMagic = 20240520;
 constexpr int32_t kLlmcVersion = 1;
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
 
-[[noreturn]] void fail(const std::string& path, const std::string& what) {
-  TORCH_CHECK(false, "[dataset] ", path, ": ", what);
-}
-
 /// A file as memory; pages are read when they are touched.
 class Mapping {
  public:
@@ -36,11 +34,11 @@ class Mapping {
     if (file < 0 || fstat(file, &info) != 0) {
       const std::string reason = std::strerror(errno);
       if (file >= 0) close(file);
-      fail(path, "cannot read: " + reason);
+      dataset_error(path, "cannot read: " + reason);
     }
     if (!S_ISREG(info.st_mode)) {
       close(file);
-      fail(path, "expected a plain file");
+      dataset_error(path, "expected a plain file");
     }
     size_ = info.st_size;
     if (size_ > 0) {
@@ -48,7 +46,7 @@ class Mapping {
                             MAP_PRIVATE, file, 0);
       const std::string reason = std::strerror(errno);
       close(file);
-      if (at == MAP_FAILED) fail(path, "cannot read: " + reason);
+      if (at == MAP_FAILED) dataset_error(path, "cannot read: " + reason);
       bytes_ = static_cast<const uint8_t*>(at);
     } else {
       close(file);
@@ -118,9 +116,10 @@ std::shared_ptr<const Dataset> split(std::shared_ptr<const Mapping> file,
   if (options.vocab > 0 && options.vocab < possible && total > 0) {
     const Token* const most = std::max_element(tokens, tokens + total);
     if (*most >= options.vocab) {
-      fail(path, fmt::format("expected tokens below the model's vocabulary of "
-                             "{}, found {} at {}; choose a larger vocabulary",
-                             options.vocab, *most, most - tokens));
+      dataset_error(
+          path, fmt::format("expected tokens below the model's vocabulary of "
+                            "{}, found {} at {}; choose a larger vocabulary",
+                            options.vocab, *most, most - tokens));
     }
   }
   const bool test = options.split == Split::kTest;
@@ -133,11 +132,12 @@ std::shared_ptr<const Dataset> split(std::shared_ptr<const Mapping> file,
   data->seq = options.seq;
   data->name = std::filesystem::path(path).filename().string();
   if (data->length < options.seq + 1) {
-    fail(path, fmt::format(
-                   "expected at least {} tokens for one sample of {}, found {} "
-                   "in the {} part of {}; take a longer file or a smaller seq",
-                   options.seq + 1, options.seq, data->length,
-                   test ? "test" : "training", total));
+    dataset_error(
+        path, fmt::format(
+                  "expected at least {} tokens for one sample of {}, found {} "
+                  "in the {} part of {}; take a longer file or a smaller seq",
+                  options.seq + 1, options.seq, data->length,
+                  test ? "test" : "training", total));
   }
   return data;
 }
@@ -153,19 +153,22 @@ std::shared_ptr<const Dataset> open_uint16(std::shared_ptr<const Mapping> file,
   if (header[0] == kLlmcMagic) {
     begin = kLlmcHeaderBytes;
     if (header[1] != kLlmcVersion) {
-      fail(path, fmt::format("expected version {} in llm.c's header, found {}",
-                             kLlmcVersion, header[1]));
+      dataset_error(
+          path, fmt::format("expected version {} in llm.c's header, found {}",
+                            kLlmcVersion, header[1]));
     }
     if (file->size() - begin != int64_t{header[2]} * 2) {
-      fail(path, fmt::format("expected {} tokens of 2 bytes as its header "
-                             "says, found {} bytes",
-                             header[2], file->size() - begin));
+      dataset_error(path,
+                    fmt::format("expected {} tokens of 2 bytes as its header "
+                                "says, found {} bytes",
+                                header[2], file->size() - begin));
     }
   }
   if (file->size() % 2 != 0) {
-    fail(path, fmt::format("expected tokens of 2 bytes, found an odd size of "
-                           "{} bytes",
-                           file->size()));
+    dataset_error(
+        path, fmt::format("expected tokens of 2 bytes, found an odd size of "
+                          "{} bytes",
+                          file->size()));
   }
   const auto* const tokens =
       reinterpret_cast<const uint16_t*>(file->bytes() + begin);

@@ -1,10 +1,10 @@
-#include "bucket_layout.h"
+#include "distributed/bucket_layout.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
-namespace reprise::distributed_detail {
+namespace reprise::detail {
 
 BucketLayout::BucketLayout(
     const std::vector<GradientReducer::Parameter>& parameters,
@@ -65,4 +65,4 @@ torch::Tensor BucketLayout::view_of(const Entry& entry,
       .view(tensor.sizes());
 }
 
-}  // namespace reprise::distributed_detail
+}  // namespace reprise::detail

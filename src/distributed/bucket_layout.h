@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace reprise::distributed_detail {
+namespace reprise::detail {
 
 /// Which values lie where in which flat bucket: the same on every rank.
 class BucketLayout {
@@ -49,4 +49,4 @@ class BucketLayout {
   std::vector<int> cuts_;
 };
 
-}  // namespace reprise::distributed_detail
+}  // namespace reprise::detail

@@ -1,8 +1,8 @@
-#include "watch.h"
+#include "compat/cuda.h"
+#include "distributed/failure_detector.h"
 
 #include <reprise/distributed/group.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/out_of_memory.h>
+#include <reprise/memory/out_of_memory.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -117,7 +117,7 @@ struct RankGroup::Impl {
   std::string prefix;
   std::optional<compat::Store> store;
   std::optional<compat::ProcessGroup> control, data;
-  std::optional<Watch> watch;
+  std::optional<FailureDetector> watch;
   int comparisons = 0;
 
   int rank() const { return options.place.rank; }
@@ -130,7 +130,7 @@ struct RankGroup::Impl {
 
   /// Waits for a key. Before there is a watch, until the time to arrive is over.
   std::string await(const std::string& key, const std::string& whose) {
-    const Watch::Waiting waiting(watch ? &*watch : nullptr);
+    const FailureDetector::Waiting waiting(watch ? &*watch : nullptr);
     const auto until = Clock::now() + in_ms(options.join_timeout_s);
     while (true) {
       if (auto value = store->find(prefix + key)) return *value;
@@ -191,7 +191,7 @@ struct RankGroup::Impl {
   }
 
   void finish(compat::Work& work) {
-    const Watch::Waiting waiting(watch ? &*watch : nullptr);
+    const FailureDetector::Waiting waiting(watch ? &*watch : nullptr);
     guarded([&] { work.wait(); });
   }
 
@@ -209,7 +209,7 @@ struct RankGroup::Impl {
       return body();
     } catch (const std::exception& error) {
       const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-      if (torch_error != nullptr && compat::is_out_of_memory(*torch_error)) {
+      if (torch_error != nullptr && is_out_of_memory(*torch_error)) {
         throw;
       }
       const std::string what = error.what();
@@ -237,7 +237,7 @@ RankGroup::RankGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RankGroup::~RankGroup() = default;
 
 std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
-  const RankPlace& place = options.place;
+  const RankInfo& place = options.place;
   TORCH_CHECK(place.ranks >= 1 && place.rank >= 0 && place.rank < place.ranks,
               "[ranks] expected a rank below ", place.ranks, ", got ",
               place.rank);
@@ -264,7 +264,7 @@ std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   same["backend"] = impl->backend;
   impl->require_same(same);
   impl->connect();
-  Watch::Options watching;
+  FailureDetector::Options watching;
   watching.store = impl->store_options(false);
   watching.prefix = impl->prefix;
   watching.holder =
@@ -299,14 +299,14 @@ void RankGroup::require_same(const std::map<std::string, std::string>& values) {
   impl_->require_same(values);
 }
 
-std::vector<int64_t> RankGroup::largest(std::vector<int64_t> values) {
+std::vector<int64_t> RankGroup::all_reduce_max(std::vector<int64_t> values) {
   torch::Tensor tensor = torch::from_blob(
       values.data(), {static_cast<int64_t>(values.size())}, torch::kLong);
   impl_->run([&] { return impl_->control->max(tensor); });
   return values;
 }
 
-std::vector<double> RankGroup::total(std::vector<double> values) {
+std::vector<double> RankGroup::all_reduce_sum(std::vector<double> values) {
   torch::Tensor tensor = torch::from_blob(
       values.data(), {static_cast<int64_t>(values.size())}, torch::kDouble);
   impl_->run([&] { return impl_->control->sum(tensor); });
@@ -328,19 +328,19 @@ void RankGroup::gather(const torch::Tensor& own, const torch::Tensor& all) {
   impl_->run([&] { return impl_->control->sum(sum); });
 }
 
-std::string RankGroup::from_first(const std::string& text) {
+std::string RankGroup::broadcast_text(const std::string& text) {
   const bool first = rank() == 0;
   const int64_t size =
-      largest({first ? static_cast<int64_t>(text.size()) : 0}).at(0);
+      all_reduce_max({first ? static_cast<int64_t>(text.size()) : 0}).at(0);
   if (size == 0) return "";
   torch::Tensor bytes = torch::empty({size}, torch::kByte);
   if (first) std::memcpy(bytes.data_ptr(), text.data(), text.size());
-  copy_from_first({bytes});
+  broadcast({bytes});
   return {static_cast<const char*>(bytes.data_ptr()),
           static_cast<size_t>(size)};
 }
 
-void RankGroup::copy_from_first(const std::vector<torch::Tensor>& tensors) {
+void RankGroup::broadcast(const std::vector<torch::Tensor>& tensors) {
   const torch::NoGradGuard no_grad;
   for (torch::Tensor tensor : tensors) {
     if (tensor.numel() == 0) continue;
@@ -358,13 +358,13 @@ void RankGroup::copy_from_first(const std::vector<torch::Tensor>& tensors) {
   }
 }
 
-void RankGroup::send_from_first(NamedList& tensors) {
+void RankGroup::broadcast_named(NamedList& tensors) {
   json header = json::array();
   for (const auto& [name, tensor] : tensors) {
     header.push_back(
         {name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()});
   }
-  header = json::parse(from_first(header.dump()));
+  header = json::parse(broadcast_text(header.dump()));
   if (rank() != 0) {
     tensors.clear();
     for (const auto& entry : header) {
@@ -376,7 +376,7 @@ void RankGroup::send_from_first(NamedList& tensors) {
   }
   std::vector<torch::Tensor> list;
   for (const auto& item : tensors) list.push_back(item.second);
-  copy_from_first(list);
+  broadcast(list);
 }
 
 compat::Work RankGroup::sum(const torch::Tensor& tensor) {
@@ -397,12 +397,12 @@ void RankGroup::wait(compat::Work& work) {
   impl_->finish(work);
 }
 
-void RankGroup::step() {
-  impl_->watch->step();
+void RankGroup::heartbeat() {
+  impl_->watch->heartbeat();
 }
 
-void RankGroup::rest() {
-  impl_->watch->rest();
+void RankGroup::pause_watchdog() {
+  impl_->watch->pause_watchdog();
 }
 
 void RankGroup::fail(const std::string& what) noexcept {

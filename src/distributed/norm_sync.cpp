@@ -1,4 +1,4 @@
-#include <reprise/distributed/norm_sync.h>
+#include "distributed/norm_sync.h"
 
 #include <c10/util/Exception.h>
 

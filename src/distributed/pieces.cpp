@@ -1,10 +1,10 @@
-#include "pieces.h"
+#include "distributed/pieces.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
-namespace reprise::distributed_detail {
+namespace reprise::detail {
 namespace {
 
 /// Values in the order in which they lie, for tensors without gaps.
@@ -152,7 +152,7 @@ void Pieces::whole_of(const std::string& kind, size_t b, const ByName& by_name,
   for (size_t i = 0; i < bucket.count; ++i) {
     has[i] = by_name.count(kind + entries[bucket.first + i].parameter.name) > 0;
   }
-  has = group_->largest(std::move(has));
+  has = group_->all_reduce_max(std::move(has));
   auto [all, work] = gather(bucket, values_in(b, kind, by_name));
   group_->wait(work);
   if (group_->rank() != 0) return;
@@ -179,4 +179,4 @@ bool Pieces::is_parameters(const std::string& name,
   return false;
 }
 
-}  // namespace reprise::distributed_detail
+}  // namespace reprise::detail

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "bucket_layout.h"
+#include "compat/process_group.h"
+#include "distributed/bucket_layout.h"
 
 #include <reprise/distributed/group.h>
 
@@ -10,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace reprise::distributed_detail {
+namespace reprise::detail {
 
 /// With a divided optimizer: this rank's share of every bucket, as pieces of parameters.
 class Pieces {
@@ -64,4 +65,4 @@ class Pieces {
   NamedList list_;
 };
 
-}  // namespace reprise::distributed_detail
+}  // namespace reprise::detail

@@ -1,6 +1,6 @@
-#include "bucket_layout.h"
-#include "pieces.h"
-#include "timeline.h"
+#include "distributed/bucket_layout.h"
+#include "distributed/pieces.h"
+#include "distributed/timeline.h"
 
 #include <reprise/distributed/reducer.h>
 
@@ -13,13 +13,13 @@
 namespace reprise {
 namespace {
 
-using distributed_detail::BucketLayout;
-using distributed_detail::Pieces;
-using distributed_detail::Timeline;
+using detail::BucketLayout;
+using detail::Pieces;
+using detail::Timeline;
 using Clock = Timeline::Clock;
 
 /// What one window has of a bucket.
-struct Travel {
+struct BucketInFlight {
   torch::Tensor flat;  // gradients, then their sum
   torch::Tensor sent;  // what travels by parts, and what arrives
   torch::Tensor arrived;
@@ -72,7 +72,7 @@ class GradientReducer::Impl {
   void give_up() {
     const torch::NoGradGuard no_grad;
     whole_window({}, /*zeros=*/true);
-    for (Travel& travel : travels_) travel = {};
+    for (BucketInFlight& travel : travels_) travel = {};
   }
 
   int64_t extra_bytes() const {
@@ -102,7 +102,7 @@ class GradientReducer::Impl {
 
   void start(size_t b, bool zeros) {
     const auto& bucket = layout_.buckets()[b];
-    Travel& travel = travels_[b];
+    BucketInFlight& travel = travels_[b];
     travel.flat = torch::empty({bucket.padded}, bucket.options);
     if (zeros) travel.flat.zero_();
     travel.flat.slice(0, bucket.elements).zero_();
@@ -150,7 +150,7 @@ class GradientReducer::Impl {
   void add_up_arrived() {
     if (!by_parts()) return;
     for (size_t b = 0; b < next_; ++b) {
-      const Travel& travel = travels_[b];
+      const BucketInFlight& travel = travels_[b];
       if (travel.arrived.defined() && !travel.sum.defined() &&
           travel.work.done()) {
         add_up(b);
@@ -159,7 +159,7 @@ class GradientReducer::Impl {
   }
 
   void add_up(size_t b) {
-    Travel& travel = travels_[b];
+    BucketInFlight& travel = travels_[b];
     group_->wait(travel.work);
     const auto parts = travel.arrived.chunk(group_->size());
     torch::Tensor sum =
@@ -181,7 +181,7 @@ class GradientReducer::Impl {
     const bool all_here = defined_.size() == entries;
     if (!tail_work_.valid()) start_tail(loss);
     for (size_t b = 0; b < travels_.size(); ++b) {
-      Travel& travel = travels_[b];
+      BucketInFlight& travel = travels_[b];
       if (travel.arrived.defined() && !travel.sum.defined()) add_up(b);
       if (!by_parts()) group_->wait(travel.work);
     }
@@ -214,7 +214,7 @@ class GradientReducer::Impl {
   /// The sums, rounded, to all; through the memory that they came with.
   void send_back() {
     for (; back_ < travels_.size(); ++back_) {
-      Travel& travel = travels_[back_];
+      BucketInFlight& travel = travels_[back_];
       const auto begin = Clock::now();
       const torch::Tensor own = travel.sent.slice(0, 0, travel.sum.numel());
       own.copy_(travel.sum);
@@ -222,7 +222,7 @@ class GradientReducer::Impl {
       note(travel.work, begin, 0);
     }
     for (size_t b = 0; b < travels_.size(); ++b) {
-      Travel& travel = travels_[b];
+      BucketInFlight& travel = travels_[b];
       group_->wait(travel.work);
       if (!travel.flat.defined()) {
         travel.flat = travel.arrived.to(layout_.buckets()[b].options.dtype());
@@ -231,7 +231,8 @@ class GradientReducer::Impl {
     }
   }
 
-  void give(const BucketLayout::Entry& entry, bool used, const Travel& travel) {
+  void give(const BucketLayout::Entry& entry, bool used,
+            const BucketInFlight& travel) {
     torch::Tensor tensor = entry.parameter.tensor;
     torch::Tensor& gradient = tensor.mutable_grad();
     if (options_.shard) {
@@ -253,7 +254,7 @@ class GradientReducer::Impl {
   std::optional<Pieces> pieces_;  // with `shard`
   bool keep_ = false;
   Counters counters_;
-  std::vector<Travel> travels_;  // as the layout's buckets
+  std::vector<BucketInFlight> travels_;  // as the layout's buckets
   std::shared_ptr<Timeline> timeline_;
   size_t next_ = 0;              // bucket to start
   std::vector<size_t> defined_;  // entries with a gradient here, this window

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace reprise::distributed_detail {
+namespace reprise::detail {
 
 /// When collectives were under way, told by the backend's threads.
 class Timeline {
@@ -44,4 +44,4 @@ class Timeline {
   std::vector<std::pair<Clock::time_point, Clock::time_point>> spans_;
 };
 
-}  // namespace reprise::distributed_detail
+}  // namespace reprise::detail

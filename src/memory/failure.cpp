@@ -1,6 +1,7 @@
+#include "compat/cpu_allocator.h"
+
 #include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
-#include <reprise/torch/cpu_allocator.h>
 
 namespace reprise {
 

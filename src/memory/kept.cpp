@@ -1,3 +1,5 @@
+#include "compat/saved_tensors.h"
+
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
 

@@ -1,6 +1,7 @@
+#include "compat/cpu_allocator.h"
+#include "compat/cuda.h"
+
 #include <reprise/memory/meter.h>
-#include <reprise/torch/cpu_allocator.h>
-#include <reprise/torch/cuda.h>
 
 #include <c10/util/Exception.h>
 

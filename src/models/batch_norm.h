@@ -1,11 +1,11 @@
 #pragma once
 
-#include <reprise/lean/shared_norm.h>
+#include <reprise/ops/shared_norm.h>
 
 #include <ATen/Context.h>
 #include <torch/nn/modules/batchnorm.h>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 
 /// torch::nn::BatchNorm2d, over several processes where a SharedNormScope is open.
 /// (That class itself cannot be derived from: parts of it are not exported.)
@@ -40,4 +40,4 @@ class BatchNorm2dImpl
 };
 TORCH_MODULE(BatchNorm2d);
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

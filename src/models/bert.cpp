@@ -1,11 +1,11 @@
-#include "loss.h"
-#include "transformer.h"
+#include "models/loss.h"
+#include "models/transformer.h"
 
-#include <reprise/lean/embedding.h>
+#include <reprise/ops/embedding.h>
 
 #include <torch/nn.h>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
@@ -63,7 +63,7 @@ class BertOutputImpl : public torch::nn::Module {
                               make_layer_norm(options.width, kBertEpsilon))) {}
 
   Tensor dense(const Tensor& x) { return run_linear(dense_, x); }
-  Tensor add(const Tensor& x, const Tensor& residual, Again again) {
+  Tensor add(const Tensor& x, const Tensor& residual, RecomputeChoice again) {
     return drop_out(x, dropout_, is_training(), again) + residual;
   }
   Tensor norm(const Tensor& sum) { return norm_(sum); }
@@ -89,25 +89,25 @@ class BertLayerImpl : public torch::nn::Module {
     down_ = register_module("output", BertOutput(4 * options.width, options));
   }
 
-  Tensor forward(const Tensor& x, Again again = {}) {  // (N, T, C)
+  Tensor forward(const Tensor& x, RecomputeChoice again = {}) {  // (N, T, C)
     // The norm's result is both the residual and what goes up.
-    const auto [y, up] = run_again_if(
+    const auto [y, up] = checkpoint_if(
         again.pointwise,
         [this](const Tensor& sum) {
           const Tensor normed = mixed_->norm(sum);
           return std::tuple(normed, run_linear(up_, normed));
         },
         mixed_->add(attend(x, again), x, again));
-    const Tensor down = run_again_if(
+    const Tensor down = checkpoint_if(
         again.pointwise,
         [this](const Tensor& t) { return down_->dense(torch::gelu(t)); }, up);
     return down_->norm(down_->add(down, y, again));
   }
 
  private:
-  Tensor attend(const Tensor& x, Again again) {
+  Tensor attend(const Tensor& x, RecomputeChoice again) {
     const auto [q, k, v] = self_->project(x);
-    return run_again_if(
+    return checkpoint_if(
         again.attention,
         [this](const Tensor& a, const Tensor& b, const Tensor& c) {
           return mixed_->dense(self_->attend(a, b, c));
@@ -171,4 +171,4 @@ Built build_bert(const std::string& name, const ModelOptions& options) {
   return built;
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

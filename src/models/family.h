@@ -1,8 +1,8 @@
 #pragma once
 
-#include <reprise/lean/image_conv.h>
-#include <reprise/lean/linear.h>
 #include <reprise/models/model.h>
+#include <reprise/ops/image_conv.h>
+#include <reprise/ops/linear.h>
 #include <reprise/recompute/checkpoint.h>
 
 #include <torch/nn/modules/linear.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 /// What the families of models share with the zoo that lists them.
-namespace reprise::zoo {
+namespace reprise::detail {
 
 using ModulePtr = std::shared_ptr<torch::nn::Module>;
 
@@ -58,7 +58,7 @@ void zero_init(torch::Tensor bias);
 
 /// ReLU written over `x`: for what a convolution, linear layer or norm has just
 /// returned, which none of them saves. Never for the input of a stage.
-inline torch::Tensor relu_over(torch::Tensor x) {
+inline torch::Tensor relu_inplace(torch::Tensor x) {
   return x.relu_();
 }
 
@@ -77,8 +77,8 @@ inline torch::Tensor run_linear(const torch::nn::Linear& layer,
 /// `function(inputs...)`; if `again`, inside checkpoint(), so that what its
 /// backward needs is computed once more instead of kept.
 template <class F, class... T>
-auto run_again_if(bool again, F function, const T&... inputs) {
+auto checkpoint_if(bool again, F function, const T&... inputs) {
   return again ? checkpoint(function, inputs...) : function(inputs...);
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

@@ -1,16 +1,16 @@
-#include "loss.h"
-#include "transformer.h"
+#include "compat/autocast.h"
+#include "models/loss.h"
+#include "models/transformer.h"
 
-#include <reprise/lean/add_norm.h>
-#include <reprise/lean/embedding.h>
-#include <reprise/torch/autocast.h>
+#include <reprise/ops/add_norm.h>
+#include <reprise/ops/embedding.h>
 
 #include <torch/nn.h>
 
 #include <cmath>
 #include <utility>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
@@ -45,7 +45,7 @@ TORCH_MODULE(Conv1D);
 Tensor run_on_normal(Conv1D layer, const Tensor& x, const Tensor& normal,
                      LayerNorm norm) {
   if (normal.defined()) return layer(normal);
-  return run_again_if(
+  return checkpoint_if(
       true,
       [layer, norm](const Tensor& t) mutable {
         return layer(lean_add_norm(t, {}, norm).normal);
@@ -65,9 +65,9 @@ class Gpt2AttentionImpl : public torch::nn::Module {
 
   /// `normal`: x normalised; undefined: by `norm`, once more in the backward.
   Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
-                 Again again) {
+                 RecomputeChoice again) {
     const auto parts = run_on_normal(c_attn_, x, normal, norm).chunk(3, -1);
-    const Tensor mixed = run_again_if(
+    const Tensor mixed = checkpoint_if(
         again.attention,
         [this](const Tensor& q, const Tensor& k, const Tensor& v) {
           HeadsOptions options;
@@ -99,9 +99,9 @@ class Gpt2FeedForwardImpl : public torch::nn::Module {
 
   /// As Gpt2Attention's.
   Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
-                 Again again) {
+                 RecomputeChoice again) {
     const Tensor up = run_on_normal(c_fc_, x, normal, norm);
-    const Tensor down = run_again_if(
+    const Tensor down = checkpoint_if(
         again.pointwise,
         [this](const Tensor& t) { return c_proj_(torch::gelu(t, "tanh")); },
         up);
@@ -123,7 +123,7 @@ class Gpt2BlockImpl : public torch::nn::Module {
                       kWeightDeviation /
                           std::sqrt(2 * static_cast<double>(options.depth))) {}
 
-  Tensor forward(const Tensor& x, Again again = {}) {
+  Tensor forward(const Tensor& x, RecomputeChoice again = {}) {
     if (again.pointwise) {
       const Tensor y = x + attn_->forward(x, {}, ln_1_, again);
       return y + mlp_->forward(y, {}, ln_2_, again);
@@ -226,4 +226,4 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
   return built;
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

@@ -1,10 +1,10 @@
-#include "loss.h"
+#include "models/loss.h"
 
-#include <reprise/lean/linear_cross_entropy.h>
+#include <reprise/ops/linear_cross_entropy.h>
 
 #include <torch/nn/functional/loss.h>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 
 namespace F = torch::nn::functional;
 using torch::Tensor;
@@ -35,4 +35,4 @@ Tensors LossImpl::forward_in_chunks(const Tensor& hidden, const Tensor& weight,
   return {loss, right.to(torch::kDouble)};
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

@@ -4,7 +4,7 @@
 
 #include <torch/nn/pimpl.h>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 
 /// Cross entropy of scores (N, classes, ...), in single precision. A module so
 /// that it follows the model into evaluation; it has no parameters.
@@ -27,4 +27,4 @@ class LossImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Loss);
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

@@ -1,16 +1,16 @@
-#include "batch_norm.h"
-#include "family.h"
-#include "loss.h"
+#include "models/batch_norm.h"
+#include "models/family.h"
+#include "models/loss.h"
 
-#include <reprise/lean/max_pool.h>
-#include <reprise/lean/norm_relu.h>
+#include <reprise/ops/max_pool.h>
+#include <reprise/ops/norm_relu.h>
 
 #include <torch/nn.h>
 
 #include <algorithm>
 #include <functional>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
@@ -34,7 +34,8 @@ void add_hidden(Built& built, const std::string& name, Linear linear,
   built.stages.push_back(
       make_stage(name,
                  [linear, dropout](const Tensor& x) mutable {
-                   const Tensor y = relu_over(run_linear(linear, x.flatten(1)));
+                   const Tensor y =
+                       relu_inplace(run_linear(linear, x.flatten(1)));
                    if (dropout == 0) return y;
                    return torch::dropout(y, dropout, linear->is_training());
                  },
@@ -163,7 +164,7 @@ Built build_cnn_profile(const std::string& name, const ModelOptions& options) {
         Conv2d(Conv2dOptions(channels, kFilters[i], 5).padding(2)));
     built.stages.push_back(make_stage("conv" + number,
                                       [conv](const Tensor& x) mutable {
-                                        return relu_over(conv->forward(x));
+                                        return relu_inplace(conv->forward(x));
                                       },
                                       {conv})
                                .of_kind("conv")
@@ -194,4 +195,4 @@ Built build_cnn_profile(const std::string& name, const ModelOptions& options) {
   return built;
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

@@ -1,14 +1,14 @@
-#include "batch_norm.h"
-#include "family.h"
-#include "loss.h"
+#include "models/batch_norm.h"
+#include "models/family.h"
+#include "models/loss.h"
 
-#include <reprise/lean/max_pool.h>
+#include <reprise/ops/max_pool.h>
 
 #include <torch/nn.h>
 
 #include <array>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
@@ -58,16 +58,16 @@ class ResNetBlockImpl : public torch::nn::Module {
   Tensor forward(const Tensor& x, bool norms_again = false) {
     Tensor y = convs_[0](x);
     for (size_t i = 1; i < convs_.size(); ++i) {
-      y = run_again_if(
+      y = checkpoint_if(
           norms_again,
           [this, i](const Tensor& t) {
-            return convs_[i](relu_over(norms_[i - 1](t)));
+            return convs_[i](relu_inplace(norms_[i - 1](t)));
           },
           y);
     }
     y = norms_.back()(y);
     y.add_(downsample_.is_empty() ? x : shortcut(x));
-    return relu_over(y);
+    return relu_inplace(y);
   }
 
  private:
@@ -109,7 +109,7 @@ Built build_resnet(const ModelOptions& options, Kind kind,
       make_stage("stem",
                  [conv, norm](const Tensor& x) mutable {
                    return torch::max_pool2d(
-                       relu_over(norm->forward(conv->forward(x))),
+                       relu_inplace(norm->forward(conv->forward(x))),
                        /*kernel=*/3,
                        /*stride=*/2, /*padding=*/1);
                  },
@@ -179,4 +179,4 @@ Built build_resnet101(const std::string&, const ModelOptions& options) {
   return build_resnet(options, Kind::kBottleneck, {3, 4, 23, 3});
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

@@ -1,11 +1,12 @@
-#include "transformer.h"
+#include "models/transformer.h"
 
-#include <reprise/lean/dropout.h>
-#include <reprise/torch/attention.h>
+#include "compat/attention.h"
+
+#include <reprise/ops/dropout.h>
 
 #include <c10/util/Exception.h>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 
 using torch::Tensor;
 using torch::nn::LayerNorm;
@@ -22,7 +23,7 @@ LayerNorm make_layer_norm(int64_t width, double epsilon) {
   return LayerNorm(torch::nn::LayerNormOptions({width}).eps(epsilon));
 }
 
-Tensor drop_out(const Tensor& x, double p, bool train, Again again) {
+Tensor drop_out(const Tensor& x, double p, bool train, RecomputeChoice again) {
   return again.pointwise ? lean_dropout(x, p, train)
                          : torch::dropout(x, p, train);
 }
@@ -52,8 +53,8 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
 
 std::tuple<Tensor, Tensor, Tensor> SelfAttentionImpl::project(const Tensor& x) {
   const Tensor all =
-      lean_linears(x, {query_->weight, key_->weight, value_->weight},
-                   {query_->bias, key_->bias, value_->bias});
+      qkv_linear(x, {query_->weight, key_->weight, value_->weight},
+                 {query_->bias, key_->bias, value_->bias});
   if (all.defined()) {
     const auto parts = all.chunk(3, -1);
     return {parts[0], parts[1], parts[2]};
@@ -83,4 +84,4 @@ void check_tokens(const std::string& name, const ModelOptions& options,
               options.seq, ", got ", tokens.sizes(), "; set seq");
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

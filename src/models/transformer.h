@@ -1,6 +1,6 @@
 #pragma once
 
-#include "family.h"
+#include "models/family.h"
 
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -8,7 +8,7 @@
 #include <tuple>
 
 /// Parts that the transformers share.
-namespace reprise::zoo {
+namespace reprise::detail {
 
 /// Deviation of weights at the start, in all three families.
 constexpr double kWeightDeviation = 0.02;
@@ -20,7 +20,7 @@ torch::nn::LayerNorm make_layer_norm(int64_t width, double epsilon);
 
 /// What a block computes once more in its backward instead of keeping it, and
 /// what is left of the tensors that all blocks keep. The result is the same.
-struct Again {
+struct RecomputeChoice {
   /// Norms and GELU, which cost next to nothing beside the matrix products; and
   /// dropout keeps a byte a value. Left are the results of the products.
   bool pointwise = false;
@@ -31,7 +31,7 @@ struct Again {
 
 /// torch::dropout, or the one that keeps less.
 torch::Tensor drop_out(const torch::Tensor& x, double p, bool train,
-                       Again again);
+                       RecomputeChoice again);
 
 /// Attention of queries, keys and values (N, T, C), cut into `heads`.
 struct HeadsOptions {
@@ -61,10 +61,10 @@ class SelfAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SelfAttention);
 
-/// A stage of a block with `forward(x, Again)`, and its variants.
+/// A stage of a block with `forward(x, RecomputeChoice)`, and its variants.
 template <class Block>
 Stage make_block_stage(const std::string& name, const Block& block) {
-  const auto with = [&block](Again again) -> Stage::Function {
+  const auto with = [&block](RecomputeChoice again) -> Stage::Function {
     return [block, again](const Tensors& inputs) mutable {
       return Tensors{block->forward(inputs.at(0), again)};
     };
@@ -81,4 +81,4 @@ Stage make_block_stage(const std::string& name, const Block& block) {
 void check_tokens(const std::string& name, const ModelOptions& options,
                   const torch::Tensor& tokens);
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

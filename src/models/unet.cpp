@@ -1,12 +1,12 @@
-#include "batch_norm.h"
-#include "family.h"
-#include "loss.h"
+#include "models/batch_norm.h"
+#include "models/family.h"
+#include "models/loss.h"
 
-#include <reprise/lean/max_pool.h>
+#include <reprise/ops/max_pool.h>
 
 #include <torch/nn.h>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
@@ -27,7 +27,7 @@ class ConvBlockImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& x) {
-    return relu_over(norm_(run_conv(conv_, x, first_)));
+    return relu_inplace(norm_(run_conv(conv_, x, first_)));
   }
 
  private:
@@ -118,4 +118,4 @@ Built build_unet(const std::string& name, const ModelOptions& options) {
   return built;
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

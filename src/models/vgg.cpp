@@ -1,11 +1,11 @@
-#include "family.h"
-#include "loss.h"
+#include "models/family.h"
+#include "models/loss.h"
 
-#include <reprise/lean/max_pool.h>
+#include <reprise/ops/max_pool.h>
 
 #include <torch/nn.h>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
@@ -53,7 +53,7 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
     Stage stage = make_stage("features." + number,
                              [conv, first, pool](const Tensor& x) {
                                const Tensor y =
-                                   relu_over(run_conv(conv, x, first));
+                                   relu_inplace(run_conv(conv, x, first));
                                return pool ? torch::max_pool2d(y, 2) : y;
                              },
                              {conv});
@@ -80,8 +80,9 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
                          x.dim() == 2
                              ? x
                              : torch::adaptive_avg_pool2d(x, {7, 7}).flatten(1);
-                     return torch::dropout(relu_over(run_linear(linear, flat)),
-                                           dropout, linear->is_training());
+                     return torch::dropout(
+                         relu_inplace(run_linear(linear, flat)), dropout,
+                         linear->is_training());
                    },
                    {linear})
             .on_first());
@@ -96,4 +97,4 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
   return built;
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

@@ -1,9 +1,9 @@
-#include "loss.h"
-#include "transformer.h"
+#include "models/loss.h"
+#include "models/transformer.h"
 
 #include <torch/nn.h>
 
-namespace reprise::zoo {
+namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
@@ -76,18 +76,18 @@ class VitLayerImpl : public torch::nn::Module {
         register_module("layernorm_after", make_layer_norm(width, kVitEpsilon));
   }
 
-  Tensor forward(const Tensor& x, Again again = {}) {  // (N, T, C)
+  Tensor forward(const Tensor& x, RecomputeChoice again = {}) {  // (N, T, C)
     const Tensor y = x + attend(x, again);
     return y + feed(y, again);
   }
 
  private:
-  Tensor attend(const Tensor& x, Again again) {
-    const auto [q, k, v] = run_again_if(
+  Tensor attend(const Tensor& x, RecomputeChoice again) {
+    const auto [q, k, v] = checkpoint_if(
         again.pointwise,
         [this](const Tensor& t) { return self_->project(before_->forward(t)); },
         x);
-    const Tensor mixed = run_again_if(
+    const Tensor mixed = checkpoint_if(
         again.attention,
         [this](const Tensor& a, const Tensor& b, const Tensor& c) {
           return run_linear(mixed_, self_->attend(a, b, c));
@@ -96,19 +96,19 @@ class VitLayerImpl : public torch::nn::Module {
     return drop(mixed, again);
   }
 
-  Tensor feed(const Tensor& y, Again again) {
-    const Tensor up = run_again_if(
+  Tensor feed(const Tensor& y, RecomputeChoice again) {
+    const Tensor up = checkpoint_if(
         again.pointwise,
         [this](const Tensor& t) { return run_linear(up_, after_->forward(t)); },
         y);
-    const Tensor down = run_again_if(
+    const Tensor down = checkpoint_if(
         again.pointwise,
         [this](const Tensor& t) { return run_linear(down_, torch::gelu(t)); },
         up);
     return drop(down, again);
   }
 
-  Tensor drop(const Tensor& x, Again again) {
+  Tensor drop(const Tensor& x, RecomputeChoice again) {
     return drop_out(x, dropout_, is_training(), again);
   }
 
@@ -154,4 +154,4 @@ Built build_vit(const std::string& name, const ModelOptions& options) {
   return built;
 }
 
-}  // namespace reprise::zoo
+}  // namespace reprise::detail

@@ -1,7 +1,7 @@
-#include "family.h"
-#include "transformer.h"
+#include "base/nearest.h"
+#include "models/family.h"
+#include "models/transformer.h"
 
-#include <reprise/data/nearest.h>
 #include <reprise/models/model.h>
 
 #include <c10/util/Exception.h>
@@ -18,7 +18,7 @@ struct Spec {
   Task task;
   /// What is zero, empty or negative here is an option the model does not have.
   ModelOptions defaults;
-  zoo::Builder build;
+  detail::Builder build;
 };
 
 ModelOptions image_defaults(int64_t size, int64_t channels, int64_t classes,
@@ -82,71 +82,71 @@ std::vector<Spec> make_specs() {
       {{"mlp", "linear layers on flattened images"},
        Task::kImages,
        mlp,
-       zoo::build_mlp},
+       detail::build_mlp},
       {{"cnn-basic", "convolutions that halve the image, 28 to 3584 pixels"},
        Task::kImages,
        cnn_basic,
-       zoo::build_cnn_basic},
+       detail::build_cnn_basic},
       {{"cnn-blocks", "blocks of convolution, norm, ReLU and pool"},
        Task::kImages,
        cnn_blocks,
-       zoo::build_cnn_blocks},
+       detail::build_cnn_blocks},
       {{"cnn-profile", "11 convolutions and pools at nearly one size"},
        Task::kImages,
        image_defaults(256, 1, 10),
-       zoo::build_cnn_profile},
+       detail::build_cnn_profile},
       {{"vgg16", "torchvision's vgg16, 138M parameters"},
        Task::kImages,
        vgg16,
-       zoo::build_vgg16},
+       detail::build_vgg16},
       {{"resnet18", "torchvision's resnet18, 11.7M"},
        Task::kImages,
        resnet,
-       zoo::build_resnet18},
+       detail::build_resnet18},
       {{"resnet50", "torchvision's resnet50, 25.6M"},
        Task::kImages,
        resnet,
-       zoo::build_resnet50},
+       detail::build_resnet50},
       {{"resnet101", "torchvision's resnet101, 44.5M"},
        Task::kImages,
        resnet,
-       zoo::build_resnet101},
+       detail::build_resnet101},
       {{"unet", "a class a pixel, skip connections across stages"},
        Task::kPixels,
        unet,
-       zoo::build_unet},
+       detail::build_unet},
       {{"bert-base", "sequence classification, 109M"},
        Task::kSequences,
        bert_defaults(12, 768),
-       zoo::build_bert},
+       detail::build_bert},
       {{"bert-large", "sequence classification, 335M"},
        Task::kSequences,
        bert_defaults(24, 1024),
-       zoo::build_bert},
+       detail::build_bert},
       {{"gpt2", "language model, 124M"},
        Task::kLanguage,
        gpt2_defaults(12, 768),
-       zoo::build_gpt2},
+       detail::build_gpt2},
       {{"gpt2-medium", "language model, 355M"},
        Task::kLanguage,
        gpt2_defaults(24, 1024),
-       zoo::build_gpt2},
+       detail::build_gpt2},
       {{"gpt2-large", "language model, 774M"},
        Task::kLanguage,
        gpt2_defaults(36, 1280),
-       zoo::build_gpt2},
+       detail::build_gpt2},
       {{"gpt2-xl", "language model, 1558M"},
        Task::kLanguage,
        gpt2_defaults(48, 1600),
-       zoo::build_gpt2},
+       detail::build_gpt2},
       {{"vit-b-16", "image classification by patches, 86.6M"},
        Task::kImages,
        vit_defaults(12, 768),
-       zoo::build_vit},
+       detail::build_vit},
       {{"vit-l-16", "image classification by patches, 304M"},
        Task::kImages,
        vit_defaults(24, 1024),
-       zoo::build_vit},
+       detail::build_vit},
   };
 }
 
@@ -255,7 +255,7 @@ Task task_of(std::string_view name) {
 Model make_model(std::string_view name, const ModelOptions& options) {
   const Spec& spec = find_spec(name);
   ModelOptions resolved = resolve(spec, options);
-  zoo::Built built = spec.build(spec.info.name, resolved);
+  detail::Built built = spec.build(spec.info.name, resolved);
   const auto linear_parameters = [root = built.root,
                                   more = std::move(built.linear_parameters)] {
     std::vector<torch::Tensor> found, biases;
@@ -274,7 +274,7 @@ Model make_model(std::string_view name, const ModelOptions& options) {
   const auto groups = [root = built.root] {
     std::vector<std::vector<torch::Tensor>> found;
     for (const auto& module : root->modules(/*include_self=*/false)) {
-      if (const auto* layer = module->as<zoo::SelfAttention>()) {
+      if (const auto* layer = module->as<detail::SelfAttention>()) {
         for (auto& group : layer->groups()) found.push_back(std::move(group));
       }
     }
@@ -327,7 +327,7 @@ int64_t parameter_count(const Model& model) {
   return count;
 }
 
-namespace zoo {
+namespace detail {
 
 void check_image_size(const std::string& name, const ModelOptions& options,
                       bool fits, const std::string& sizes) {
@@ -347,5 +347,5 @@ void zero_init(torch::Tensor bias) {
   torch::nn::init::zeros_(bias);
 }
 
-}  // namespace zoo
+}  // namespace detail
 }  // namespace reprise

@@ -1,10 +1,10 @@
-#include "nvml.h"
-#include "probes.h"
+#include "base/limits.h"
+#include "compat/cuda.h"
+#include "observe/nvml.h"
+#include "observe/probes.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/observe/devices.h>
-#include <reprise/observe/limits.h>
-#include <reprise/torch/cuda.h>
 
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
@@ -99,7 +99,7 @@ std::string flag_of(const DeviceInfo& info) {
   return info.kind == "cpu" ? "cpu" : fmt::format("cuda:{}", info.index);
 }
 
-std::array<std::pair<const char*, const Sight*>, 4> sights(
+std::array<std::pair<const char*, const Availability*>, 4> sights(
     const DeviceInfo& info) {
   return {{{"memory", &info.visible.memory},
            {"utilisation", &info.visible.utilisation},

@@ -1,6 +1,6 @@
-#include "clocks.h"
-#include "nvml.h"
-#include "parts.h"
+#include "observe/clocks.h"
+#include "observe/nvml.h"
+#include "observe/parts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -105,7 +105,7 @@ class NvmlProbe final : public DeviceProbe {
     return std::exchange(past_, {});
   }
 
-  Visible visible() override {
+  ProbeAvailability visible() override {
     power_ = clock_ = {};
     const double now_s = steady_seconds();
     memory();
@@ -115,7 +115,7 @@ class NvmlProbe final : public DeviceProbe {
       new_samples(now_s);
       if (utilisation_.code == kNvmlSuccess) utilisation_code = kNvmlSuccess;
     }
-    const Sight utilisation = sight(utilisation_code);
+    const Availability utilisation = sight(utilisation_code);
     power(now_s);
     clock(now_s);
     return {sight(memory_code_), utilisation, sight(power_.code),
@@ -123,7 +123,7 @@ class NvmlProbe final : public DeviceProbe {
   }
 
  private:
-  Sight sight(NvmlReturn code) const {
+  Availability sight(NvmlReturn code) const {
     if (code == kNvmlSuccess) return {true, ""};
     return {false, code == kNvmlFunctionNotFound ? "not in this driver"
                                                  : nvml_->error(code)};
@@ -323,8 +323,8 @@ class BlindProbe : public DeviceProbe {
   explicit BlindProbe(std::string reason) : reason_(std::move(reason)) {}
   std::string source() const override { return "nvml"; }
   DeviceSample sample() override { return {}; }
-  Visible visible() override {
-    const Sight none{false, reason_};
+  ProbeAvailability visible() override {
+    const Availability none{false, reason_};
     return {none, none, none, none};
   }
 

@@ -1,4 +1,4 @@
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/observe/observation.h>
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "clocks.h"
+#include "observe/clocks.h"
 
 #include <reprise/observe/observer.h>
 

@@ -1,7 +1,6 @@
-#include "nvml.h"
-#include "probes.h"
-
-#include <reprise/torch/cuda.h>
+#include "compat/cuda.h"
+#include "observe/nvml.h"
+#include "observe/probes.h"
 
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>

@@ -1,7 +1,6 @@
-#include "clocks.h"
-#include "probes.h"
-
-#include <reprise/observe/limits.h>
+#include "base/limits.h"
+#include "observe/clocks.h"
+#include "observe/probes.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -155,8 +154,8 @@ class ProcessProbe final : public DeviceProbe {
     return {memory(), utilisation(now_s), power(now_s), clock(now_s)};
   }
 
-  Visible visible() override {
-    Visible visible;
+  ProbeAvailability visible() override {
+    ProbeAvailability visible;
     visible.memory = {memory().has_value(), ""};
     if (!visible.memory.seen) visible.memory.reason = "no /proc/self/statm";
     visible.utilisation = {true, ""};

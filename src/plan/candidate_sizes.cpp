@@ -1,9 +1,9 @@
-#include "candidate_sizes.h"
+#include "plan/candidate_sizes.h"
 
 #include <cmath>
 #include <set>
 
-namespace reprise::plan_detail {
+namespace reprise::detail {
 namespace {
 
 constexpr size_t kMostSizes = 20;
@@ -33,4 +33,4 @@ std::vector<int64_t> thinned(const std::vector<int64_t>& sizes) {
   return list;
 }
 
-}  // namespace reprise::plan_detail
+}  // namespace reprise::detail

@@ -12,7 +12,7 @@ namespace reprise {
 namespace {
 
 using nlohmann::json;
-using Buffer = StageFigures::Buffer;
+using Buffer = StageCosts::Buffer;
 
 /// Every field once: `visit(name, field)`.
 template <class Figures, class Visit>
@@ -61,26 +61,26 @@ std::vector<int64_t> between(const std::vector<int64_t>& a,
   return result;
 }
 
-void mix_kept(const KeptRunFigures& a, const KeptRunFigures& b,
-              const Line& line, KeptRunFigures& result) {
-  const auto mix = [&](auto KeptRunFigures::*field) {
+void mix_kept(const KeptRunCosts& a, const KeptRunCosts& b, const Line& line,
+              KeptRunCosts& result) {
+  const auto mix = [&](auto KeptRunCosts::*field) {
     result.*field = line(a.*field, b.*field);
   };
-  mix(&KeptRunFigures::saved_bytes);
-  mix(&KeptRunFigures::host_bytes);
-  mix(&KeptRunFigures::keep_extra_bytes);
-  mix(&KeptRunFigures::backward_extra_bytes);
-  mix(&KeptRunFigures::first_backward_extra_bytes);
-  mix(&KeptRunFigures::forward_ms);
-  mix(&KeptRunFigures::backward_ms);
-  mix(&KeptRunFigures::forward_host_ms);
-  mix(&KeptRunFigures::backward_host_ms);
+  mix(&KeptRunCosts::saved_bytes);
+  mix(&KeptRunCosts::host_bytes);
+  mix(&KeptRunCosts::keep_extra_bytes);
+  mix(&KeptRunCosts::backward_extra_bytes);
+  mix(&KeptRunCosts::first_backward_extra_bytes);
+  mix(&KeptRunCosts::forward_ms);
+  mix(&KeptRunCosts::backward_ms);
+  mix(&KeptRunCosts::forward_host_ms);
+  mix(&KeptRunCosts::backward_host_ms);
 }
 
 /// `near` gives what has no size: which tensors are saved and shared.
-StageFigures between(const StageFigures& a, const StageFigures& b,
-                     const StageFigures& near, const Line& line) {
-  StageFigures result = near;
+StageCosts between(const StageCosts& a, const StageCosts& b,
+                   const StageCosts& near, const Line& line) {
+  StageCosts result = near;
   for (size_t i = 0; i < near.outputs.size(); ++i) {
     result.outputs[i].bytes =
         line(a.outputs.at(i).bytes, b.outputs.at(i).bytes);
@@ -129,8 +129,8 @@ SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
 SizeCosts nothing_like(const SizeCosts& size) {
   SizeCosts nothing;
   nothing.figures.input_bytes.resize(size.figures.input_bytes.size());
-  for (const StageFigures& stage : size.figures.stages) {
-    StageFigures none = stage;
+  for (const StageCosts& stage : size.figures.stages) {
+    StageCosts none = stage;
     const auto clear = [](const char*, auto& field) {
       if constexpr (std::is_arithmetic_v<std::decay_t<decltype(field)>>) {
         field = 0;
@@ -144,7 +144,7 @@ SizeCosts nothing_like(const SizeCosts& size) {
   return nothing;
 }
 
-json to_value(const StageFigures& figures) {
+json to_value(const StageCosts& figures) {
   json value;
   for (const Buffer& buffer : figures.outputs) {
     value["outputs"].push_back({buffer.bytes, buffer.input});
@@ -162,8 +162,8 @@ json to_value(const StageFigures& figures) {
   return value;
 }
 
-StageFigures stage_from(const json& value) {
-  StageFigures figures;
+StageCosts stage_from(const json& value) {
+  StageCosts figures;
   for (const json& buffer : value.at("outputs")) {
     figures.outputs.push_back({buffer.at(0), buffer.at(1)});
   }
@@ -190,7 +190,7 @@ json to_value(const SizeCosts& size) {
                 {"joined_factor", size.joined_factor},
                 {"input_bytes", size.figures.input_bytes},
                 {"output_gradient_bytes", size.figures.output_gradient_bytes}};
-  for (const StageFigures& stage : size.figures.stages) {
+  for (const StageCosts& stage : size.figures.stages) {
     value["stages"].push_back(to_value(stage));
   }
   return value;

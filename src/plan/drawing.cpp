@@ -1,6 +1,6 @@
-#include "drawing.h"
+#include "plan/drawing.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-namespace reprise::plan_detail {
+namespace reprise::detail {
 namespace {
 
 constexpr int kStackColumns = 48;
@@ -179,4 +179,4 @@ std::string ScatterPlot::draw(std::string (*x_label)(double),
   return text;
 }
 
-}  // namespace reprise::plan_detail
+}  // namespace reprise::detail

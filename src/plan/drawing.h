@@ -7,7 +7,7 @@
 
 /// Figures as characters, for a terminal of 100 columns. Each character drawn is
 /// one column wide, whatever it takes in UTF-8.
-namespace reprise::plan_detail {
+namespace reprise::detail {
 
 constexpr int kColumns = 96;
 
@@ -75,4 +75,4 @@ struct ScatterPlot {
                    std::string (*y_label)(double)) const;
 };
 
-}  // namespace reprise::plan_detail
+}  // namespace reprise::detail

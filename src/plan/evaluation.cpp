@@ -1,4 +1,4 @@
-#include "evaluation.h"
+#include "plan/evaluation.h"
 
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-namespace reprise::plan_detail {
+namespace reprise::detail {
 namespace {
 
 int64_t sum(const std::vector<int64_t>& values) {
@@ -29,15 +29,15 @@ double factor_of(const SizeCosts& costs, const Schedule& schedule) {
 /// first micro-batch all of them; of the others those that are there twice. They join
 /// the gradient in flight, which like them depends only on how far the backward has
 /// come.
-ChainFigures add_gradients(ChainFigures figures,
-                           const std::vector<int64_t>& added, bool first) {
+ChainCosts add_gradients(ChainCosts figures, const std::vector<int64_t>& added,
+                         bool first) {
   int64_t so_far = 0;
   for (size_t i = figures.stages.size(); i-- > 0;) {
-    StageFigures& stage = figures.stages[i];
+    StageCosts& stage = figures.stages[i];
     so_far += added.at(i);
     stage.input_gradient_bytes += so_far;
     if (!first) continue;
-    const auto more = [](KeptRunFigures& run) {
+    const auto more = [](KeptRunCosts& run) {
       run.backward_extra_bytes =
           std::max(run.backward_extra_bytes, run.first_backward_extra_bytes);
     };
@@ -49,9 +49,9 @@ ChainFigures add_gradients(ChainFigures figures,
 
 /// Least time that the stages of one micro-batch take, each run once as its fastest
 /// variant.
-double least_sum_of(const ChainFigures& figures) {
+double least_sum_of(const ChainCosts& figures) {
   double device_ms = 0, host_ms = 0;
-  for (const StageFigures& stage : figures.stages) {
+  for (const StageCosts& stage : figures.stages) {
     double device = stage.forward_ms + stage.backward_ms;
     double host = stage.forward_host_ms + stage.backward_host_ms;
     for (const auto& variant : stage.variants) {
@@ -66,14 +66,14 @@ double least_sum_of(const ChainFigures& figures) {
 
 /// Bytes that every schedule reaches: with the outputs of a stage that runs, and in
 /// its backward with what its graph holds by itself.
-int64_t least_peak_of(const ChainFigures& figures) {
+int64_t least_peak_of(const ChainCosts& figures) {
   int64_t most = 0;
   int64_t gradient = figures.output_gradient_bytes;
   for (size_t i = figures.stages.size(); i-- > 0;) {
-    const StageFigures& stage = figures.stages[i];
+    const StageCosts& stage = figures.stages[i];
     int64_t forward = stage.drop_extra_bytes;
     int64_t backward = stage.saved_bytes + stage.backward_extra_bytes;
-    const auto lower = [&](const KeptRunFigures& run) {
+    const auto lower = [&](const KeptRunCosts& run) {
       forward = std::min(forward, run.saved_bytes + run.keep_extra_bytes);
       backward = std::min(backward, run.saved_bytes + run.backward_extra_bytes);
     };
@@ -89,11 +89,11 @@ int64_t least_peak_of(const ChainFigures& figures) {
 }
 
 /// Every stage kept, each as the fastest of its variants.
-Schedule keep_fastest(const ChainFigures& figures) {
+Schedule keep_fastest(const ChainCosts& figures) {
   const auto n = static_cast<int>(figures.stages.size());
   std::vector<Op> ops;
   for (int i = 0; i < n; ++i) {
-    const StageFigures& stage = figures.stages[static_cast<size_t>(i)];
+    const StageCosts& stage = figures.stages[static_cast<size_t>(i)];
     int fastest = 0;
     const auto ms = [&](int variant) {
       const auto& run = stage.kept_as(variant);
@@ -112,7 +112,7 @@ Schedule keep_fastest(const ChainFigures& figures) {
 
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first) {
-  const ChainFigures figures = add_gradients(
+  const ChainCosts figures = add_gradients(
       size.figures, first ? profile.gradient_bytes : profile.held_twice_bytes,
       first);
   return profile.fixed.total() - (first ? profile.fixed.gradients : 0) +
@@ -174,7 +174,7 @@ int64_t Evaluator::solver_bytes() const {
   return solver_ ? solver_->table_bytes() : 0;
 }
 
-ChainFigures Evaluator::with_gradients() const {
+ChainCosts Evaluator::with_gradients() const {
   const bool first = !gradients_stand();
   return add_gradients(costs_.figures,
                        first ? gradient_bytes_ : held_twice_bytes_, first);
@@ -336,4 +336,4 @@ Plan Evaluator::of_strategy(const std::string& strategy) const {
   return plan_of(make_schedule(strategy, static_cast<int>(stages_.size())));
 }
 
-}  // namespace reprise::plan_detail
+}  // namespace reprise::detail

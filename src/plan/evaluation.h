@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace reprise::plan_detail {
+namespace reprise::detail {
 
 /// Bytes at the peak of one micro-batch, what is there all the time included.
 /// `first`: of a window, with no gradients of parameters there yet.
@@ -61,7 +61,7 @@ class Evaluator {
                     int64_t peak_bytes) const;
   /// Whether gradients of parameters are there before the backward.
   bool gradients_stand() const { return graph_ || accumulate_ > 1; }
-  ChainFigures with_gradients() const;
+  ChainCosts with_gradients() const;
   int64_t base_bytes() const;
   /// Most outside of the chain: in the update, or while a batch is prepared.
   int64_t other_peak_bytes() const;
@@ -90,4 +90,4 @@ class Evaluator {
   mutable std::unique_ptr<const Solver> solver_;
 };
 
-}  // namespace reprise::plan_detail
+}  // namespace reprise::detail

@@ -1,10 +1,10 @@
-#include "evaluations.h"
+#include "plan/evaluations.h"
 
 #include <cstdlib>
 #include <limits>
 #include <utility>
 
-namespace reprise::plan_detail {
+namespace reprise::detail {
 namespace {
 
 // Of all solvers together; beyond, those used longest ago are made again when needed.
@@ -132,4 +132,4 @@ void Evaluations::limit_solvers(const Entry& present) {
   }
 }
 
-}  // namespace reprise::plan_detail
+}  // namespace reprise::detail

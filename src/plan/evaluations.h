@@ -1,6 +1,6 @@
 #pragma once
 
-#include "evaluation.h"
+#include "plan/evaluation.h"
 
 #include <reprise/plan/planner.h>
 
@@ -12,7 +12,7 @@
 #include <tuple>
 #include <vector>
 
-namespace reprise::plan_detail {
+namespace reprise::detail {
 
 /// A precision and a micro-batch size, with a CUDA graph or without.
 using Key = std::tuple<std::string, int64_t, bool>;
@@ -67,4 +67,4 @@ class Evaluations {
   std::map<Key, Entry> entries_;
 };
 
-}  // namespace reprise::plan_detail
+}  // namespace reprise::detail

@@ -1,4 +1,4 @@
-#include "explanation.h"
+#include "plan/explanation.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-namespace reprise::plan_detail {
+namespace reprise::detail {
 namespace {
 
 constexpr int kFrontierPoints = 24;  // of each micro-batch size
@@ -83,11 +83,11 @@ std::vector<FrontierPoint> references_of(const PlanResult& result,
   return list;
 }
 
-std::vector<Measure> measures_of(const PlanResult& result,
-                                 const std::vector<Key>& keys,
-                                 const CostProfile& profile,
-                                 Evaluations& evaluations) {
-  std::vector<Measure> list;
+std::vector<PeakReduction> measures_of(const PlanResult& result,
+                                       const std::vector<Key>& keys,
+                                       const CostProfile& profile,
+                                       Evaluations& evaluations) {
+  std::vector<PeakReduction> list;
   const Plan& plan = result.plan;
   const auto add = [&](std::string what, const Plan& there) {
     if (there.peak_bytes >= plan.peak_bytes) return;
@@ -133,4 +133,4 @@ std::vector<Measure> measures_of(const PlanResult& result,
   return list;
 }
 
-}  // namespace reprise::plan_detail
+}  // namespace reprise::detail

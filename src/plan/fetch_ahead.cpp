@@ -1,10 +1,10 @@
-#include "fetch_ahead.h"
+#include "plan/fetch_ahead.h"
 
 #include <optional>
 #include <utility>
 #include <vector>
 
-namespace reprise::plan {
+namespace reprise::detail {
 namespace {
 
 /// Where in `ops` the fetch of a stage would stand: before the backward before its own,
@@ -24,7 +24,7 @@ std::optional<size_t> place_of_fetch(const std::vector<Op>& ops, int stage) {
 
 }  // namespace
 
-Schedule fetch_ahead(const Schedule& schedule, const ChainFigures& figures,
+Schedule fetch_ahead(const Schedule& schedule, const ChainCosts& figures,
                      int64_t bytes) {
   Schedule best = schedule;
   for (const Op& op : schedule.ops()) {
@@ -42,4 +42,4 @@ Schedule fetch_ahead(const Schedule& schedule, const ChainFigures& figures,
   return best;
 }
 
-}  // namespace reprise::plan
+}  // namespace reprise::detail

@@ -61,9 +61,9 @@ ordered_json points_array(const std::vector<FrontierPoint>& points) {
   return list;
 }
 
-ordered_json measures_array(const std::vector<Measure>& measures) {
+ordered_json measures_array(const std::vector<PeakReduction>& measures) {
   auto list = ordered_json::array();
-  for (const Measure& measure : measures) {
+  for (const PeakReduction& measure : measures) {
     list.push_back(
         {{"what", measure.what},
          {"peak_bytes", measure.peak_bytes},
@@ -80,7 +80,7 @@ std::string to_json(const Plan& plan) {
 }
 
 std::string to_json(const PlanResult& result,
-                    const std::optional<Measured>& measured) {
+                    const std::optional<PlanMeasurement>& measured) {
   ordered_json json;
   json["feasible"] = result.feasible;
   json["budget"] = result.request.memory > 0

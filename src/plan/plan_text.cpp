@@ -1,7 +1,7 @@
-#include "drawing.h"
-#include "plan_words.h"
+#include "plan/drawing.h"
+#include "plan/plan_words.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/plan/planner.h>
 
 #include <fmt/format.h>
@@ -12,15 +12,15 @@
 namespace reprise {
 namespace {
 
-using plan_detail::batches_in_words;
-using plan_detail::columns_of;
-using plan_detail::enough_bytes;
-using plan_detail::exact_bytes;
-using plan_detail::flow;
-using plan_detail::format_change;
-using plan_detail::format_ms;
-using plan_detail::schedule_in_words;
-using plan_detail::shorten;
+using detail::batches_in_words;
+using detail::columns_of;
+using detail::enough_bytes;
+using detail::exact_bytes;
+using detail::flow;
+using detail::format_change;
+using detail::format_ms;
+using detail::schedule_in_words;
+using detail::shorten;
 
 constexpr int kNameColumns = 32;
 constexpr int kMostRows = 10;  // of the drawn chain; beyond, stages share cells
@@ -45,7 +45,7 @@ std::string name_of_stage(const PlanResult& result, int stage) {
 }
 
 std::string settings(const PlanResult& result,
-                     const std::optional<Measured>& measured) {
+                     const std::optional<PlanMeasurement>& measured) {
   const Plan& plan = result.plan;
   std::string text =
       fmt::format("{}, {}{}\nrecompute {}: {}\n", batches_in_words(plan),
@@ -80,14 +80,14 @@ std::string settings(const PlanResult& result,
 std::string memory_bars(const PlanResult& result) {
   const PeakReport& peak = result.plan.peak;
   return "\nMemory at the peak\n" +
-         plan_detail::draw_stack({{"parameters", peak.parameters},
-                                  {"gradients", peak.gradients},
-                                  {"optimizer", peak.optimizer},
-                                  {"data", peak.data},
-                                  {"kept activations", peak.kept},
-                                  {"gradients in flight", peak.in_flight},
-                                  {"workspace", peak.workspace}},
-                                 result.request.memory);
+         detail::draw_stack({{"parameters", peak.parameters},
+                             {"gradients", peak.gradients},
+                             {"optimizer", peak.optimizer},
+                             {"data", peak.data},
+                             {"kept activations", peak.kept},
+                             {"gradients in flight", peak.in_flight},
+                             {"workspace", peak.workspace}},
+                            result.request.memory);
 }
 
 /// "largest kept: 'stem' 512 MiB, 'layer1.0' 256 MiB, 3 others 96 MiB".
@@ -122,14 +122,14 @@ std::string largest_kept(const PlanResult& result) {
 std::string measures_table(const PlanResult& result) {
   if (result.measures.empty()) return "";
   int widest = 4;
-  for (const Measure& measure : result.measures) {
+  for (const PeakReduction& measure : result.measures) {
     widest = std::max(widest, columns_of(measure.what));
   }
   widest = std::min(widest, 48);
   std::string text =
       fmt::format("  {:<{}}{:>12}{:>12}{:>11}{:>10}\n", "what lowers it",
                   std::max(widest, 14), "peak", "saves", "step", "time");
-  for (const Measure& measure : result.measures) {
+  for (const PeakReduction& measure : result.measures) {
     const bool timed = measure.step_ms > 0;
     text += fmt::format(
         "  {:<{}}{:>12}{:>12}{:>11}{:>10}\n", shorten(measure.what, widest),
@@ -254,7 +254,7 @@ int64_t plotted_bytes(const PlanResult& result) {
 }
 
 /// Whether a line at `x` leaves the points at least half of the plot.
-bool near_points(const std::vector<plan_detail::PlotPoint>& points, double x) {
+bool near_points(const std::vector<detail::PlotPoint>& points, double x) {
   const auto [low, high] = std::minmax_element(
       points.begin(), points.end(),
       [](const auto& a, const auto& b) { return a.x < b.x; });
@@ -265,7 +265,7 @@ bool near_points(const std::vector<plan_detail::PlotPoint>& points, double x) {
 std::string frontier_section(const PlanResult& result) {
   if (result.frontier.empty()) return "";
   const int64_t most = plotted_bytes(result);
-  plan_detail::ScatterPlot plot;
+  detail::ScatterPlot plot;
   std::vector<std::string> beyond;
   const auto add = [&](const FrontierPoint& point) {
     if (point.peak_bytes <= most) {
@@ -316,7 +316,7 @@ std::string alternatives_table(const PlanResult& result) {
 
 }  // namespace
 
-std::string plan_detail::batches_in_words(const Plan& plan) {
+std::string detail::batches_in_words(const Plan& plan) {
   const bool even = plan.last_micro_batch == plan.micro_batch;
   return fmt::format(
       "micro-batch {} × {}{} = {} samples per update", plan.micro_batch,
@@ -325,11 +325,11 @@ std::string plan_detail::batches_in_words(const Plan& plan) {
       plan.global_batch);
 }
 
-std::string plan_detail::exact_bytes(int64_t bytes) {
+std::string detail::exact_bytes(int64_t bytes) {
   return fmt::format("{} ({} bytes)", format_bytes(bytes), bytes);
 }
 
-std::string plan_detail::enough_bytes(int64_t bytes) {
+std::string detail::enough_bytes(int64_t bytes) {
   // A step above the third figure is enough for what rounding took away.
   int64_t rounded = bytes;
   while (parse_bytes(format_bytes(rounded)) < bytes)
@@ -337,7 +337,7 @@ std::string plan_detail::enough_bytes(int64_t bytes) {
   return fmt::format("{} ({} bytes)", format_bytes(rounded), bytes);
 }
 
-std::string plan_detail::schedule_in_words(const Schedule& schedule) {
+std::string detail::schedule_in_words(const Schedule& schedule) {
   const std::vector<Fate> fates = fates_of(schedule);
   const auto count = [&](Fate fate) {
     return std::count(fates.begin(), fates.end(), fate);
@@ -364,7 +364,7 @@ std::string plan_detail::schedule_in_words(const Schedule& schedule) {
 }
 
 std::string to_text(const PlanResult& result,
-                    const std::optional<Measured>& measured) {
+                    const std::optional<PlanMeasurement>& measured) {
   std::string text;
   if (!result.feasible) {
     text = fmt::format("Nothing fits into {}: the smallest plan needs {}\n\n",

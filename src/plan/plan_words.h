@@ -6,7 +6,7 @@
 #include <string>
 
 /// Parts of a plan as people say them.
-namespace reprise::plan_detail {
+namespace reprise::detail {
 
 /// "micro-batch 12 × 3 (the last one 8) = 32 samples per update".
 std::string batches_in_words(const Plan& plan);
@@ -21,4 +21,4 @@ std::string exact_bytes(int64_t bytes);
 /// either of the two is enough if it is typed.
 std::string enough_bytes(int64_t bytes);
 
-}  // namespace reprise::plan_detail
+}  // namespace reprise::detail

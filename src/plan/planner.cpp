@@ -1,6 +1,6 @@
-#include "candidate_sizes.h"
-#include "evaluations.h"
-#include "explanation.h"
+#include "plan/candidate_sizes.h"
+#include "plan/evaluations.h"
+#include "plan/explanation.h"
 
 #include <reprise/plan/planner.h>
 
@@ -16,11 +16,11 @@
 namespace reprise {
 namespace {
 
-using plan_detail::candidate_sizes;
-using plan_detail::Evaluations;
-using plan_detail::Evaluator;
-using plan_detail::Key;
-using plan_detail::key_of;
+using detail::candidate_sizes;
+using detail::Evaluations;
+using detail::Evaluator;
+using detail::Key;
+using detail::key_of;
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
 // How often the choice may lead to a measurement that changes the choice.
@@ -62,7 +62,7 @@ class Planner {
       : request_(request),
         costs_(costs),
         all_sizes_(candidate_sizes(request)),
-        sizes_(plan_detail::thinned(all_sizes_)),
+        sizes_(detail::thinned(all_sizes_)),
         budget_(request.memory > 0
                     ? static_cast<int64_t>(static_cast<double>(request.memory) *
                                            (1 - request.margin))
@@ -180,7 +180,7 @@ class Planner {
     const SizeCosts costs = profile.at(size);
     int64_t most = 0;
     for (const auto& stage : costs.figures.stages) {
-      const auto alone = [](const KeptRunFigures& kept) {
+      const auto alone = [](const KeptRunCosts& kept) {
         return kept.saved_bytes + kept.backward_extra_bytes;
       };
       int64_t least = alone(stage);
@@ -466,10 +466,9 @@ class Planner {
     std::vector<Key> keys;
     for (const Choice& choice : choices_) keys.push_back(choice.key);
     result.plan.peak.is_floor = evaluations_.is_floor(result.plan);
-    result.frontier =
-        plan_detail::frontier_of(result, keys, budget_, evaluations_);
-    result.references = plan_detail::references_of(result, evaluations_);
-    result.measures = plan_detail::measures_of(
+    result.frontier = detail::frontier_of(result, keys, budget_, evaluations_);
+    result.references = detail::references_of(result, evaluations_);
+    result.measures = detail::measures_of(
         result, keys, costs_.profile(chosen.precision()), evaluations_);
     return result;
   }

@@ -1,6 +1,6 @@
-#include "fetch_ahead.h"
-#include "solver_model.h"
-#include "solver_table.h"
+#include "plan/fetch_ahead.h"
+#include "plan/solver_model.h"
+#include "plan/solver_table.h"
 
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/strategy.h>
@@ -17,8 +17,8 @@
 namespace reprise {
 namespace {
 
-using plan::ChainModel;
-using plan::TimeTable;
+using detail::ChainModel;
+using detail::TimeTable;
 using Solution = Solver::Solution;
 
 constexpr double kFirstReach = 1.125, kReachRatio = 1.6;
@@ -26,8 +26,9 @@ constexpr double kFirstReach = 1.125, kReachRatio = 1.6;
 // stages run again and again. With more of it there are fewer, and finer slots
 // are worth more than all of them.
 constexpr double kLittleReach = 1.9;
-constexpr plan::ModelLimits kLittleMemory = {.all = 128, .near = 64, .far = 64};
-constexpr plan::ModelLimits kMuchMemory = {.all = 48, .near = 32, .far = 32};
+constexpr detail::ModelLimits kLittleMemory = {
+    .all = 128, .near = 64, .far = 64};
+constexpr detail::ModelLimits kMuchMemory = {.all = 48, .near = 32, .far = 32};
 constexpr int64_t kTableBytes = 96 << 20;  // one table's
 constexpr int64_t kAllTablesBytes = 256 << 20;
 
@@ -79,10 +80,10 @@ std::vector<Strategy> strategies_for(int stages) {
 }
 
 /// The largest number of bytes that all sizes are multiples of.
-int64_t common_divisor(const ChainFigures& figures) {
+int64_t common_divisor(const ChainCosts& figures) {
   int64_t divisor = figures.output_gradient_bytes;
   const auto add = [&](int64_t bytes) { divisor = std::gcd(divisor, bytes); };
-  const auto add_run = [&](const KeptRunFigures& run) {
+  const auto add_run = [&](const KeptRunCosts& run) {
     add(run.saved_bytes);
     add(run.keep_extra_bytes);
     add(run.backward_extra_bytes);
@@ -105,7 +106,7 @@ double additions_for(int stages) {
   return std::min(1e8 * std::pow(stages / 100.0, 2), 2.5e9);
 }
 
-bool hands_on(const ChainFigures& figures) {
+bool hands_on(const ChainCosts& figures) {
   for (const auto& stage : figures.stages) {
     for (const auto& output : stage.outputs) {
       if (output.input >= 0) return true;
@@ -118,7 +119,7 @@ bool hands_on(const ChainFigures& figures) {
 
 class Solver::Impl {
  public:
-  Impl(ChainFigures figures, const SolverOptions& options)
+  Impl(ChainCosts figures, const SolverOptions& options)
       : figures_(std::move(figures)),
         hands_on_(hands_on(figures_)),
         little_(figures_, kLittleMemory),
@@ -149,7 +150,7 @@ class Solver::Impl {
       remember(best);
     }
     if (best.simulation.host_peak_bytes > 0) {
-      best = judge(plan::fetch_ahead(best.schedule, figures_, bytes));
+      best = judge(detail::fetch_ahead(best.schedule, figures_, bytes));
     }
     return best;
   }
@@ -183,10 +184,10 @@ class Solver::Impl {
   /// The chain with some of its intervals, and their bounds.
   struct Intervals {
     ChainModel model;
-    plan::MemoryBounds bounds;
+    detail::MemoryBounds bounds;
 
-    Intervals(const ChainFigures& figures, const plan::ModelLimits& limits)
-        : model(plan::make_chain_model(figures, limits)), bounds(model) {}
+    Intervals(const ChainCosts& figures, const detail::ModelLimits& limits)
+        : model(detail::make_chain_model(figures, limits)), bounds(model) {}
     Intervals(const Intervals&) = delete;
     int64_t least() const { return bounds.least(bounds.whole()); }
   };
@@ -262,17 +263,17 @@ class Solver::Impl {
     }
   }
 
-  ChainFigures figures_;
+  ChainCosts figures_;
   bool hands_on_;
   const Intervals little_, much_;  // for little memory and for much
-  plan::TableLimits limits_;
+  detail::TableLimits limits_;
   int64_t smallest_bytes_ = 0, largest_bytes_ = 0;
   mutable std::mutex mutex_;             // of what follows
   mutable std::vector<Solution> known_;  // of rising memory and falling time
   mutable std::vector<Table> tables_;
 };
 
-Solver::Solver(ChainFigures figures, const SolverOptions& options) {
+Solver::Solver(ChainCosts figures, const SolverOptions& options) {
   TORCH_CHECK(!figures.stages.empty(),
               "[Solver] expected figures for at least one stage, got none");
   TORCH_CHECK(options.slots >= 0 && options.slots <= (1 << 20),

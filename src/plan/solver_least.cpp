@@ -1,8 +1,8 @@
-#include "solver_least.h"
+#include "plan/solver_least.h"
 
 #include <limits>
 
-namespace reprise::plan {
+namespace reprise::detail {
 namespace {
 
 // A quarter, so that sums of a few stay numbers.
@@ -90,4 +90,4 @@ std::vector<Op> MemoryBounds::fastest_ops() const {
   return ScheduleWriter(*model_, choose).write(0);
 }
 
-}  // namespace reprise::plan
+}  // namespace reprise::detail

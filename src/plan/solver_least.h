@@ -1,6 +1,6 @@
 #pragma once
 
-#include "solver_model.h"
+#include "plan/solver_model.h"
 
 #include <reprise/recompute/schedule.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace reprise::plan {
+namespace reprise::detail {
 
 /// One way to reverse the interval from s to t: keep the graph of stage s, or
 /// run without graphs up to a boundary that is kept, and return to s later. What
@@ -157,4 +157,4 @@ class ScheduleWriter {
   std::vector<Op> ops_;
 };
 
-}  // namespace reprise::plan
+}  // namespace reprise::detail

@@ -1,8 +1,8 @@
-#include "solver_model.h"
+#include "plan/solver_model.h"
 
 #include <algorithm>
 
-namespace reprise::plan {
+namespace reprise::detail {
 namespace {
 
 // Contexts of one boundary. A chain with one tensor between stages has two:
@@ -11,7 +11,7 @@ constexpr size_t kMostContexts = 16;
 
 class Builder {
  public:
-  Builder(const ChainFigures& figures, const ModelLimits& limits)
+  Builder(const ChainCosts& figures, const ModelLimits& limits)
       : figures_(figures), n_(static_cast<int>(figures.stages.size())) {
     model_.stages = n_;
     find_boundaries();
@@ -39,7 +39,7 @@ class Builder {
     int64_t made_bytes = 0;     // by the stage before it
   };
 
-  const StageFigures& stage(int s) const {
+  const StageCosts& stage(int s) const {
     return figures_.stages[static_cast<size_t>(s)];
   }
   const Boundary& boundary(int s) const {
@@ -106,10 +106,10 @@ class Builder {
     }
   }
 
-  double forward_ms(const KeptRunFigures& run) const {
+  double forward_ms(const KeptRunCosts& run) const {
     return by_host_ ? run.forward_host_ms : run.forward_ms;
   }
-  double backward_ms(const KeptRunFigures& run) const {
+  double backward_ms(const KeptRunCosts& run) const {
     return by_host_ ? run.backward_host_ms : run.backward_ms;
   }
 
@@ -223,7 +223,7 @@ class Builder {
   }
 
   Keep make_keep(int s, const Context& context, int variant) {
-    const KeptRunFigures& run = stage(s).kept_as(variant);
+    const KeptRunCosts& run = stage(s).kept_as(variant);
     const auto held = held_by(s, context, run);
     const auto is_held = [&](int id) {
       return std::find(held.begin(), held.end(), id) != held.end();
@@ -252,7 +252,7 @@ class Builder {
 
   /// Boundary buffers that the run's graph holds and nobody else is known to.
   std::vector<int> held_by(int s, const Context& context,
-                           const KeptRunFigures& run) const {
+                           const KeptRunCosts& run) const {
     std::vector<int> held;
     const auto add = [&](int id) {
       if (buffer(id).maker < 0 || buffer(id).bytes == 0) return;
@@ -270,7 +270,7 @@ class Builder {
     return held;
   }
 
-  const ChainFigures& figures_;
+  const ChainCosts& figures_;
   const int n_;
   bool by_host_ = false;
   std::vector<Buffer> buffers_;
@@ -280,9 +280,9 @@ class Builder {
 
 }  // namespace
 
-ChainModel make_chain_model(const ChainFigures& figures,
+ChainModel make_chain_model(const ChainCosts& figures,
                             const ModelLimits& limits) {
   return Builder(figures, limits).take();
 }
 
-}  // namespace reprise::plan
+}  // namespace reprise::detail

@@ -10,7 +10,7 @@
 /// s … t-1, run forward from boundary s and then backward. The interval owns
 /// boundary s. What others hold at the same time costs the same whatever the
 /// interval does, so that its own memory is enough to choose by.
-namespace reprise::plan {
+namespace reprise::detail {
 
 /// A run of stage s that keeps its graph, in one context.
 struct Keep {
@@ -113,7 +113,7 @@ struct ModelLimits {
   int near = 0;
   int far = 0;
 };
-ChainModel make_chain_model(const ChainFigures& figures,
+ChainModel make_chain_model(const ChainCosts& figures,
                             const ModelLimits& limits);
 
-}  // namespace reprise::plan
+}  // namespace reprise::detail

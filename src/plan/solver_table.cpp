@@ -1,11 +1,11 @@
-#include "solver_table.h"
+#include "plan/solver_table.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <limits>
 
-namespace reprise::plan {
+namespace reprise::detail {
 namespace {
 
 constexpr float kNever = std::numeric_limits<float>::infinity();
@@ -261,4 +261,4 @@ std::vector<Op> TimeTable::ops(int64_t bytes, Between between) const {
   return ScheduleWriter(*model_, choose).write(bytes);
 }
 
-}  // namespace reprise::plan
+}  // namespace reprise::detail

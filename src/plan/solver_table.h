@@ -1,7 +1,7 @@
 #pragma once
 
-#include "solver_least.h"
-#include "solver_model.h"
+#include "plan/solver_least.h"
+#include "plan/solver_model.h"
 
 #include <reprise/recompute/schedule.h>
 
@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-namespace reprise::plan {
+namespace reprise::detail {
 
 /// What a table may take.
 struct TableLimits {
@@ -83,4 +83,4 @@ class TimeTable {
   std::vector<float> best_;  // of the row being made
 };
 
-}  // namespace reprise::plan
+}  // namespace reprise::detail

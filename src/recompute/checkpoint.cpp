@@ -6,10 +6,11 @@
 // Nesting: the inputs are kept through autograd's own SavedVariable, and so
 // through the hooks of a checkpoint around this one. They become slots there,
 // and opening them recomputes the outer function first.
+#include "compat/saved_tensors.h"
+#include "recompute/recompute_context.h"
+
 #include <reprise/memory/kept.h>
 #include <reprise/recompute/checkpoint.h>
-#include <reprise/recompute/replay.h>
-#include <reprise/torch/saved_tensors.h>
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -122,7 +123,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<SavedVariable> inputs_;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::vector<bool> requires_grad_;
-  ForwardContext context_;
+  RecomputeContext context_;
   KeptMeter::Place place_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<Slot>> slots_;  // gone where the graph let go
@@ -228,7 +229,7 @@ void Frame::recompute() {
         });
   }
   try {
-    const ReplayGuard replay(context_);
+    const RecomputeGuard replay(context_);
     const compat::SavedTensorScope scope(std::make_shared<CatchPolicy>(*this));
     function_(inputs);
   } catch (const EnoughRecomputed&) {

@@ -1,10 +1,10 @@
-#include "saved_nothing.h"
-#include "stage_graph.h"
-#include "tied_gradients.h"
+#include "recompute/no_save_scope.h"
+#include "recompute/recompute_context.h"
+#include "recompute/stage_graph.h"
+#include "recompute/tied_gradients.h"
 
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/host_memory.h>
-#include <reprise/recompute/replay.h>
 
 #include <fmt/format.h>
 #include <torch/csrc/autograd/grad_mode.h>
@@ -301,7 +301,7 @@ class Execution::Impl {
 
     Tensors outputs;
     {
-      std::optional<ReplayGuard> replay;
+      std::optional<RecomputeGuard> replay;
       if (again) replay.emplace(*contexts_[i]);
       if (!joined_[i] || !keep) open_.emplace();
       outputs = call(stage, op,
@@ -337,7 +337,7 @@ class Execution::Impl {
     if (op.kind != OpKind::kForwardKeep) {
       // The graph is built all the same, so that operators which choose their
       // kernel by it choose as in the run that counts; but nothing is saved.
-      const SavedNothing nothing;
+      const NoSaveScope nothing;
       return stage(inputs);
     }
     const HostRuns host;
@@ -408,7 +408,7 @@ class Execution::Impl {
   std::optional<StageGraph>
       open_;  // the graph that the next stage may continue
   std::vector<std::optional<StageGraph>> graphs_;  // at the last stage of each
-  std::vector<std::optional<ForwardContext>> contexts_;
+  std::vector<std::optional<RecomputeContext>> contexts_;
   std::vector<HostRuns::List> on_host_;                  // by stage
   std::vector<std::vector<TensorShape>> output_shapes_;  // of the first run
   std::vector<int> runs_left_;                           // by stage

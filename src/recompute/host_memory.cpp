@@ -5,10 +5,11 @@
 // own hold on it gone, it is either freed or still there. Where it is there, moving
 // it frees nothing, and it stays; the copy was for nothing, and the next run of the
 // stage does not begin it.
+#include "compat/saved_tensors.h"
+
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/host_memory.h>
-#include <reprise/torch/saved_tensors.h>
 
 #include <torch/csrc/autograd/grad_mode.h>
 
@@ -69,7 +70,7 @@ HostRuns*& innermost() {
 /// One run of a stage, from its forward until its graph is gone.
 class HostRun : public std::enable_shared_from_this<HostRun> {
  public:
-  HostRun(std::shared_ptr<compat::HostStore> store,
+  HostRun(std::shared_ptr<HostStore> store,
           std::shared_ptr<HeldElsewhere> elsewhere, const HostOptions& options)
       : store_(std::move(store)),
         elsewhere_(std::move(elsewhere)),
@@ -108,9 +109,9 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     c10::VariableVersion counter;
     uint32_t version = 0;
-    int64_t bytes = 0;                         // on the device
-    std::unique_ptr<compat::HostCopy> copy{};  // null: it stays on the device,
-    at::Tensor device{};                       // as this,
+    int64_t bytes = 0;                 // on the device
+    std::unique_ptr<HostCopy> copy{};  // null: it stays on the device,
+    at::Tensor device{};               // as this,
     std::unique_ptr<compat::SavedTensorHooks> kept{};  // or in the outer hooks
     std::shared_ptr<void> counted{};  // by the meter, once it is back
   };
@@ -246,7 +247,7 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
     }
   }
 
-  std::shared_ptr<compat::HostStore> store_;
+  std::shared_ptr<HostStore> store_;
   std::shared_ptr<HeldElsewhere> elsewhere_;
   HostOptions options_;
   std::shared_ptr<compat::SavedTensorPolicy> outer_;
@@ -330,8 +331,7 @@ class HostPolicy final : public compat::SavedTensorPolicy {
 
 }  // namespace
 
-Stage with_host_variant(const Stage& stage,
-                        std::shared_ptr<compat::HostStore> store,
+Stage with_host_variant(const Stage& stage, std::shared_ptr<HostStore> store,
                         const HostOptions& options) {
   TORCH_CHECK(store, "[with_host_variant] expected a store, got none");
   auto elsewhere = std::make_shared<HeldElsewhere>();
@@ -358,7 +358,7 @@ Stage with_host_variant(const Stage& stage,
 }
 
 Chain with_host_variants(const Chain& chain,
-                         const std::shared_ptr<compat::HostStore>& store,
+                         const std::shared_ptr<HostStore>& store,
                          const HostOptions& options) {
   std::vector<Stage> stages;
   for (int i = 0; i < chain.size(); ++i) {

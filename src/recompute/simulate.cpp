@@ -13,7 +13,7 @@ namespace {
 /// again makes new buffers, even while the old ones are still held.
 class Simulator {
  public:
-  Simulator(const Schedule& schedule, const ChainFigures& figures)
+  Simulator(const Schedule& schedule, const ChainCosts& figures)
       : schedule_(schedule), figures_(figures) {
     const auto n = static_cast<size_t>(schedule.stages());
     boundaries_.resize(n + 1);
@@ -113,7 +113,7 @@ class Simulator {
         forward(op, index);
         break;
       case OpKind::kBackward: {
-        const KeptRunFigures& kept = *kept_as_[i];
+        const KeptRunCosts& kept = *kept_as_[i];
         const int64_t back = fetched_[i] ? kept.host_bytes : 0;
         reach(std::max<int64_t>(0, kept.backward_extra_bytes - back), index);
         release(graphs_[i]);
@@ -149,9 +149,9 @@ class Simulator {
 
   void forward(const Op& op, size_t index) {
     const auto i = static_cast<size_t>(op.stage);
-    const StageFigures& stage = figures_.stages[i];
+    const StageCosts& stage = figures_.stages[i];
     const bool keep = op.kind == OpKind::kForwardKeep;
-    const KeptRunFigures& run = stage.kept_as(op.variant);
+    const KeptRunCosts& run = stage.kept_as(op.variant);
     const bool again = result_.runs[i] > 0;
     if (!again) hold_context(op.stage, +1);
     const List input = *boundaries_[i];
@@ -201,12 +201,12 @@ class Simulator {
   }
 
   const Schedule& schedule_;
-  const ChainFigures& figures_;
+  const ChainCosts& figures_;
   std::vector<Buffer> buffers_;
   std::vector<std::optional<List>> boundaries_;
   std::vector<std::optional<List>> graphs_;
-  std::vector<std::optional<List>> fetched_;    // brought back ahead of need
-  std::vector<const KeptRunFigures*> kept_as_;  // the run that made the graph
+  std::vector<std::optional<List>> fetched_;  // brought back ahead of need
+  std::vector<const KeptRunCosts*> kept_as_;  // the run that made the graph
   // All changes are noted and summed up once, at the end: a copy of what is
   // live by stage at every new peak would take stages × operations.
   std::vector<Change> changes_;
@@ -221,9 +221,9 @@ class Simulator {
 
 }  // namespace
 
-StageFigures StageFigures::simple(int64_t output_bytes, int64_t saved_bytes,
-                                  double forward_ms, double backward_ms) {
-  StageFigures figures;
+StageCosts StageCosts::simple(int64_t output_bytes, int64_t saved_bytes,
+                              double forward_ms, double backward_ms) {
+  StageCosts figures;
   figures.outputs = {{output_bytes, -1}};
   figures.saved_inputs = {0};
   figures.saved_outputs = {0};
@@ -235,9 +235,9 @@ StageFigures StageFigures::simple(int64_t output_bytes, int64_t saved_bytes,
   return figures;
 }
 
-ChainFigures ChainFigures::simple(int64_t input_bytes,
-                                  std::vector<StageFigures> stages) {
-  ChainFigures figures;
+ChainCosts ChainCosts::simple(int64_t input_bytes,
+                              std::vector<StageCosts> stages) {
+  ChainCosts figures;
   figures.input_bytes = {input_bytes};
   if (!stages.empty()) {
     figures.output_gradient_bytes = stages.back().outputs.at(0).bytes;
@@ -246,7 +246,7 @@ ChainFigures ChainFigures::simple(int64_t input_bytes,
   return figures;
 }
 
-Simulation simulate(const Schedule& schedule, const ChainFigures& figures) {
+Simulation simulate(const Schedule& schedule, const ChainCosts& figures) {
   TORCH_CHECK(figures.stages.size() == static_cast<size_t>(schedule.stages()),
               "[simulate] expected figures for ", schedule.stages(),
               " stages, got ", figures.stages.size());

@@ -1,4 +1,4 @@
-#include "stage_graph.h"
+#include "recompute/stage_graph.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <reprise/torch/moment.h>
+#include "compat/timestamp.h"
 
 #include <torch/types.h>
 
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-/// How trace() times a stage: on the device's clock while the device is kept busy.
+/// How measure_stage_costs() times a stage: on the device's clock while the device is kept busy.
 namespace reprise {
 
 /// Work that keeps a device busy while the host starts what is to be timed:
@@ -41,8 +41,8 @@ class Filler {
 struct StageTimes {
   std::vector<double> forward, backward, forward_host, backward_host;
 
-  void add(const compat::Moment& start, const compat::Moment& middle,
-           const compat::Moment& back, const compat::Moment& end,
+  void add(const compat::Timestamp& start, const compat::Timestamp& middle,
+           const compat::Timestamp& back, const compat::Timestamp& end,
            bool on_device) {
     forward.push_back(middle.ms_since(start));
     backward.push_back(end.ms_since(back));

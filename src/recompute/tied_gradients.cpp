@@ -1,6 +1,6 @@
-#include "tied_gradients.h"
+#include "recompute/tied_gradients.h"
 
-#include <reprise/lean/weight_copies.h>
+#include <reprise/ops/weight_copies.h>
 
 #include <torch/csrc/autograd/grad_mode.h>
 

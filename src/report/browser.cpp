@@ -1,4 +1,4 @@
-#include "browser.h"
+#include "report/browser.h"
 
 #include <c10/util/Exception.h>
 

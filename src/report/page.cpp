@@ -1,4 +1,4 @@
-#include "page.h"
+#include "report/page.h"
 
 // The assembler reads the file: a megabyte as a string literal would take the
 // compiler seconds, and more than some allow.

@@ -1,6 +1,6 @@
-#include "browser.h"
+#include "base/file.h"
+#include "report/browser.h"
 
-#include <reprise/data/file.h>
 #include <reprise/report/report.h>
 
 #include <c10/util/Exception.h>

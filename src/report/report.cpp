@@ -1,6 +1,6 @@
-#include "page.h"
+#include "base/file.h"
+#include "report/page.h"
 
-#include <reprise/data/file.h>
 #include <reprise/report/report.h>
 #include <reprise/study/results.h>
 

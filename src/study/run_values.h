@@ -9,7 +9,7 @@
 #include <vector>
 
 /// What reading studies and changing them share.
-namespace reprise::study_detail {
+namespace reprise::detail {
 
 using Values = std::vector<std::pair<std::string, std::string>>;
 
@@ -22,4 +22,4 @@ void assign(Values& values, const std::string& flag, const std::string& value);
 /// Flags that all of `runs` set alike; there must be one run or more.
 std::vector<std::string> constants_of(const std::vector<StudyRun>& runs);
 
-}  // namespace reprise::study_detail
+}  // namespace reprise::detail

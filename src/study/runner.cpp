@@ -1,8 +1,9 @@
-#include <reprise/memory/bytes.h>
-#include <reprise/study/process.h>
+#include "base/process.h"
+
+#include <reprise/base/bytes.h>
 #include <reprise/study/results.h>
 #include <reprise/study/runner.h>
-#include <reprise/torch/version.h>
+#include <reprise/version.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -260,7 +261,7 @@ class Runner {
                       ? json(nullptr)
                       : json::parse(options_.device_json);
     r["versions"] = {{"reprise", options_.version},
-                     {"libtorch", compat::libtorch_version()}};
+                     {"libtorch", libtorch_version()}};
     r["host"] = host_name();
     auto words = command_of(run, options_);
     words[0] = "reprise";

@@ -1,7 +1,7 @@
-#include "run_values.h"
+#include "base/file.h"
+#include "base/nearest.h"
+#include "study/run_values.h"
 
-#include <reprise/data/file.h>
-#include <reprise/data/nearest.h>
 #include <reprise/study/study_file.h>
 #include <reprise/train/field_check.h>
 
@@ -21,10 +21,10 @@ namespace reprise {
 namespace {
 
 namespace fs = std::filesystem;
+using detail::assign;
+using detail::constants_of;
+using detail::typed;
 using nlohmann::json;
-using study_detail::assign;
-using study_detail::constants_of;
-using study_detail::typed;
 
 const std::vector<std::string> kKeys = {"title",     "question", "views",
                                         "repeats",   "runs",     "shared",

@@ -1,7 +1,7 @@
-#include "run_values.h"
+#include "base/hash.h"
+#include "base/nearest.h"
+#include "study/run_values.h"
 
-#include <reprise/data/hash.h>
-#include <reprise/data/nearest.h>
 #include <reprise/study/study_file.h>
 
 #include <c10/util/Exception.h>
@@ -12,7 +12,7 @@
 #include <set>
 
 namespace reprise {
-namespace study_detail {
+namespace detail {
 
 nlohmann::json typed(const std::string& text) {
   using nlohmann::json;
@@ -42,12 +42,12 @@ std::vector<std::string> constants_of(const std::vector<StudyRun>& runs) {
   return flags;
 }
 
-}  // namespace study_detail
+}  // namespace detail
 
+using detail::assign;
+using detail::constants_of;
+using detail::typed;
 using nlohmann::json;
-using study_detail::assign;
-using study_detail::constants_of;
-using study_detail::typed;
 
 void Study::set(const std::string& flag, const std::string& value) {
   static const std::set<std::string> lengths = {"steps", "epochs", "seconds"};

@@ -1,9 +1,11 @@
+#include "compat/rng.h"
+
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/simulate.h>
-#include <reprise/recompute/trace.h>
-#include <reprise/torch/rng.h>
+#include <reprise/recompute/stage_costs.h>
 #include <reprise/verify/verify.h>
 
+#include <ATen/Context.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
@@ -13,6 +15,26 @@
 
 namespace reprise {
 namespace {
+
+/// While it lives, cuDNN uses deterministic algorithms and does not benchmark, so that
+/// runs can be compared bit by bit. Has no effect on the CPU.
+class DeterministicCudnn {
+ public:
+  DeterministicCudnn() {
+    at::globalContext().setDeterministicCuDNN(true);
+    at::globalContext().setBenchmarkCuDNN(false);
+  }
+  ~DeterministicCudnn() {
+    at::globalContext().setDeterministicCuDNN(deterministic_);
+    at::globalContext().setBenchmarkCuDNN(benchmark_);
+  }
+  DeterministicCudnn(const DeterministicCudnn&) = delete;
+  DeterministicCudnn& operator=(const DeterministicCudnn&) = delete;
+
+ private:
+  bool deterministic_ = at::globalContext().deterministicCuDNN();
+  bool benchmark_ = at::globalContext().benchmarkCuDNN();
+};
 
 struct Named {
   std::string name;
@@ -143,6 +165,7 @@ VerifyRow compare(std::string what, const std::vector<Named>& expected,
 
 VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
                     const VerifyOptions& options) {
+  const DeterministicCudnn deterministic;
   TORCH_CHECK(options.updates >= 1,
               "[verify] expected at least one update, got ", options.updates);
   const auto seeded = [&](const auto& make, uint64_t salt) {
@@ -192,7 +215,8 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
   };
   for (const VerifyRow& row : report.rows) report.same &= row.same;
 
-  const Simulation simulation = simulate(schedule, trace(chain, inputs));
+  const Simulation simulation =
+      simulate(schedule, measure_stage_costs(chain, inputs));
   report.simulated_runs = simulation.runs;
   report.simulated_kept_bytes = simulation.kept_peak_bytes;
   report.kept_peak_bytes = meter.peak_bytes();

@@ -1,6 +1,6 @@
-#include "support.h"
+#include "accumulate/small_gradients.h"
 
-#include <reprise/accumulate/small_gradients.h>
+#include "support.h"
 
 namespace reprise {
 namespace {

@@ -1,8 +1,8 @@
+#include "compat/threads.h"
 #include "support.h"
 
 #include <reprise/data/loader.h>
 #include <reprise/data/prepare.h>
-#include <reprise/torch/threads.h>
 
 #include <gtest/gtest.h>
 

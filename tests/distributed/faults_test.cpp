@@ -1,8 +1,8 @@
 // A rank is killed, stopped, or throws, at random moments of a training: all others
 // end in time and say whose fault it was, what was saved is whole, and going on ends
 // as if nothing had been. faults.sh repeats it as often as one likes.
-#include "../../src/train/session.h"
 #include "ranked_runs.h"
+#include "train/loop/session.h"
 
 #include <random>
 
@@ -76,7 +76,7 @@ void train_to_fault(Fault fault, const Fate& fate, const std::string& name) {
     directory.emplace(
         RunDirectory::create(child_folder() + "/" + name, config));
   }
-  train_detail::Session session(config, nullptr, {}, group);
+  detail::Session session(config, nullptr, {}, group);
   if (group->rank() == fate.victim) {
     torch::Tensor weight =
         session.cost_parts().model.root->parameters().front();

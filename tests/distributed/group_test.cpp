@@ -1,3 +1,4 @@
+#include "compat/process_group.h"
 #include "ranks.h"
 #include "temporary.h"
 
@@ -9,14 +10,16 @@ TEST(Group, AddsUpAndSendsOn) {
     const auto group = RankGroup::join(group_options());
     const int r = group->rank();
     ASSERT_EQ(group->size(), 3);
-    EXPECT_EQ(group->largest({r, -r, 7}), (std::vector<int64_t>{2, 0, 7}));
-    EXPECT_EQ(group->total({0.5 * r, 1}), (std::vector<double>{1.5, 3}));
-    EXPECT_EQ(group->from_first(r == 0 ? "first" : "another"), "first");
-    EXPECT_EQ(group->from_first(r == 0 ? "" : "another"), "");
+    EXPECT_EQ(group->all_reduce_max({r, -r, 7}),
+              (std::vector<int64_t>{2, 0, 7}));
+    EXPECT_EQ(group->all_reduce_sum({0.5 * r, 1}),
+              (std::vector<double>{1.5, 3}));
+    EXPECT_EQ(group->broadcast_text(r == 0 ? "first" : "another"), "first");
+    EXPECT_EQ(group->broadcast_text(r == 0 ? "" : "another"), "");
 
     auto tensor = torch::arange(5, torch::kInt) * (r + 1);
     auto wide = torch::full({2, 3}, double(r), torch::kDouble).t();
-    group->copy_from_first({tensor, wide, torch::empty({0})});
+    group->broadcast({tensor, wide, torch::empty({0})});
     EXPECT_TRUE(tensor.equal(torch::arange(5, torch::kInt)));
     EXPECT_TRUE(wide.equal(torch::zeros({3, 2}, torch::kDouble)));
 
@@ -25,7 +28,7 @@ TEST(Group, AddsUpAndSendsOn) {
       list = {{"a", torch::ones({2, 2}, torch::kBFloat16)},
               {"count", torch::scalar_tensor(41, torch::kLong)}};
     }
-    group->send_from_first(list);
+    group->broadcast_named(list);
     ASSERT_EQ(list.size(), 2u);
     EXPECT_EQ(list[0].first, "a");
     EXPECT_TRUE(list[0].second.equal(torch::ones({2, 2}, torch::kBFloat16)));
@@ -202,7 +205,7 @@ TEST(Group, EndsWithOneThatFails) {
 TEST(Group, EndsWithOneThatMakesNoStep) {
   const auto fated =
       with_fault(2, {.rank = 1, .does = [](RankGroup& group) {
-                       group.step();
+                       group.heartbeat();
                        std::this_thread::sleep_for(std::chrono::seconds(30));
                      }});
   expect_named(fated, -1, "rank 1 has made no step for 1.5 s");

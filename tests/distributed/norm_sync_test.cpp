@@ -1,7 +1,9 @@
-#include "../../src/train/step_graphs.h"
-#include "ranked_runs.h"
+#include "distributed/norm_sync.h"
 
-#include <reprise/distributed/norm_sync.h>
+#include "compat/process_group.h"
+#include "ranked_runs.h"
+#include "train/step/step_graphs.h"
+
 #include <reprise/models/model.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
@@ -224,8 +226,8 @@ TEST(NormSync, GraphsAreRefused) {
   const auto ends = in_ranks({.ranks = 2}, [] {
     TrainConfig config = cnn_config(2);
     config.graph = "on";
-    const train_detail::RecordedInstead instead(
-        [] { return std::unique_ptr<train_detail::Recorded>(); });
+    const detail::RecordedInstead instead(
+        [] { return std::unique_ptr<detail::Recorded>(); });
     const auto group = RankGroup::join(group_options());
     Training training(config, nullptr, {}, group);
   });

@@ -3,8 +3,8 @@
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/data/loader.h>
 #include <reprise/distributed/reducer.h>
-#include <reprise/lean/weight_copies.h>
 #include <reprise/models/model.h>
+#include <reprise/ops/weight_copies.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
 

@@ -150,7 +150,7 @@ TEST(Reducer, DividesValuesAmongRanks) {
     }
     // A third of 48 values, but for what rounding buckets up makes of it.
     EXPECT_LE(own, 3 + 9 + 5);
-    EXPECT_EQ(group->total({double(own)}).at(0), 48);
+    EXPECT_EQ(group->all_reduce_sum({double(own)}).at(0), 48);
     std::vector<torch::Tensor> after;
     for (size_t p = 0; p < list.size(); ++p) {
       const auto& tensor = list[p].tensor;
@@ -184,7 +184,7 @@ TEST(Reducer, DividesValuesAmongRanks) {
         }
       }
     }
-    group->send_from_first(whole);
+    group->broadcast_named(whole);
     whole.emplace_back("step", torch::scalar_tensor(4));
     auto parts = reducer.parts(whole, {"twice."});
     ASSERT_EQ(parts.size(), kept.size() + 1);

@@ -1,8 +1,9 @@
+#include "compat/reserved_scope.h"
 #include "support.h"
 
 #include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
-#include <reprise/torch/out_of_memory.h>
+#include <reprise/memory/out_of_memory.h>
 
 #include <limits>
 #include <thread>
@@ -68,7 +69,7 @@ TEST(Failure, InjectedAndRealOnesAreRecognised) {
     try {
       body();
     } catch (const c10::Error& error) {
-      return compat::is_out_of_memory(error);
+      return is_out_of_memory(error);
     }
     ADD_FAILURE() << "nothing was thrown";
     return false;

@@ -1,12 +1,12 @@
+#include "compat/autocast.h"
 #include "small_models.h"
 #include "support.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/models/model.h>
 #include <reprise/plan/solver.h>
+#include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/recompute/trace.h>
-#include <reprise/torch/autocast.h>
 
 #include <torch/optim/sgd.h>
 
@@ -164,8 +164,8 @@ Tensors language_inputs(const Model& model, int64_t batch) {
 }
 
 /// The figures without the variants.
-ChainFigures without_variants(ChainFigures figures) {
-  for (StageFigures& stage : figures.stages) stage.variants.clear();
+ChainCosts without_variants(ChainCosts figures) {
+  for (StageCosts& stage : figures.stages) stage.variants.clear();
   return figures;
 }
 
@@ -224,16 +224,16 @@ TEST(Variants, FiguresReachThePlanner) {
   const Model model = make_model(small.name, small.options);
   model.root->to(device());
   const Tensors inputs = language_inputs(model, 16);
-  const ChainFigures figures = trace(model.chain, inputs);
+  const ChainCosts figures = measure_stage_costs(model.chain, inputs);
   const int64_t scores = 16 * 128 * small.options.vocab * 4;
-  const StageFigures& head = figures.stages.back();
+  const StageCosts& head = figures.stages.back();
   ASSERT_EQ(head.variants.size(), 1u);
   EXPECT_GE(head.saved_bytes, scores);
   EXPECT_LT(head.variants[0].saved_bytes, scores / 1000);
   EXPECT_GT(head.backward_extra_bytes, scores * 19 / 10);
   EXPECT_LT(head.variants[0].backward_extra_bytes, scores);
 
-  const StageFigures& block = figures.stages.at(1);
+  const StageCosts& block = figures.stages.at(1);
   ASSERT_EQ(block.variants.size(), 2u);
   // Of the plain one's kept bytes besides the input; see docs/lean.md.
   EXPECT_LT(block.variants[0].saved_bytes, block.saved_bytes * 9 / 10);
@@ -268,8 +268,9 @@ TEST(Variants, NormsAgainKeepLess) {
     if (small.name != "resnet18" && small.name != "resnet50") continue;
     const Model model = make_model(small.name, small.options);
     model.root->to(device());
-    const ChainFigures figures = trace(model.chain, small_inputs(model));
-    const StageFigures& block = figures.stages.at(2);
+    const ChainCosts figures =
+        measure_stage_costs(model.chain, small_inputs(model));
+    const StageCosts& block = figures.stages.at(2);
     ASSERT_EQ(block.variants.size(), 1u);
     // Of two convolutions' results and one ReLU's, or of three and two, with the
     // last as wide as four others.
@@ -314,14 +315,15 @@ TEST(Variants, PoolsKeepLess) {
     if (wanted == stages.end()) continue;
     const Model model = make_model(small.name, small.options);
     model.root->to(device());
-    const ChainFigures figures = trace(model.chain, small_inputs(model));
+    const ChainCosts figures =
+        measure_stage_costs(model.chain, small_inputs(model));
     bool found = false;
     for (int i = 0; i < model.chain.size(); ++i) {
       if (model.chain[i].name() != wanted->second) continue;
       found = true;
-      const StageFigures& stage = figures.stages.at(static_cast<size_t>(i));
+      const StageCosts& stage = figures.stages.at(static_cast<size_t>(i));
       ASSERT_EQ(stage.variants.size(), 1u) << small.name;
-      const StageFigures::Variant& lean = stage.variants[0];
+      const StageCosts::Variant& lean = stage.variants[0];
       if (small.name == "vgg16") {
         // Instead of the ReLU's output and 8 bytes an output, one byte.
         EXPECT_LE(lean.saved_bytes, stage.saved_bytes / 24 + 1024);

@@ -1,9 +1,9 @@
+#include "base/limits.h"
+#include "compat/cuda.h"
 #include "fakes.h"
 #include "support.h"
 
 #include <reprise/observe/devices.h>
-#include <reprise/observe/limits.h>
-#include <reprise/torch/cuda.h>
 
 #include <nlohmann/json.hpp>
 

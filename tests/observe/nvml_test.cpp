@@ -1,9 +1,9 @@
+#include "compat/cuda.h"
 #include "fakes.h"
 #include "support.h"
 
 #include <reprise/observe/observer.h>
 #include <reprise/observe/probe.h>
-#include <reprise/torch/cuda.h>
 
 #include <chrono>
 #include <functional>
@@ -136,7 +136,7 @@ TEST(Nvml, WhatMayNotBeReadIsEmptyAndSaysWhy) {
   nvml->power_error = 4;
   nvml->memory_error = nvml->memory2_error = 999;
   const auto probe = make_probe("cuda");
-  const Visible visible = probe->visible();
+  const ProbeAvailability visible = probe->visible();
   EXPECT_FALSE(visible.power.seen);
   EXPECT_EQ(visible.power.reason, "Insufficient Permissions");
   EXPECT_FALSE(visible.memory.seen);

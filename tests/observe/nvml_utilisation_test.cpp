@@ -1,9 +1,9 @@
+#include "compat/cuda.h"
 #include "fakes.h"
 #include "support.h"
 
 #include <reprise/observe/observer.h>
 #include <reprise/observe/probe.h>
-#include <reprise/torch/cuda.h>
 
 #include <chrono>
 #include <functional>

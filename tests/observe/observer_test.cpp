@@ -42,7 +42,7 @@ class FakeProbe : public DeviceProbe {
     return shown_.to_come-- > 0;
   }
   std::vector<PastUtilisation> rest() override { return shown_.rest; }
-  Visible visible() override { return {}; }
+  ProbeAvailability visible() override { return {}; }
   DeviceSample sample() override {
     const auto number = static_cast<size_t>(shown_.samples++);
     if (shown_.throws) throw std::runtime_error("no");

@@ -1,7 +1,7 @@
+#include "base/limits.h"
 #include "sleep.h"
 #include "support.h"
 
-#include <reprise/observe/limits.h>
 #include <reprise/observe/observer.h>
 #include <reprise/observe/probe.h>
 
@@ -117,7 +117,7 @@ TEST(ProcessProbe, RestartForgetsWhatWasBefore) {
 
 TEST(ProcessProbe, WhatIsVisibleIsSampled) {
   const auto probe = make_probe("cpu");
-  const Visible visible = probe->visible();
+  const ProbeAvailability visible = probe->visible();
   probe->restart();
   sleep_ms(20);
   const DeviceSample sample = probe->sample();
@@ -127,7 +127,7 @@ TEST(ProcessProbe, WhatIsVisibleIsSampled) {
   EXPECT_EQ(visible.utilisation.seen, sample.utilisation.has_value());
   EXPECT_EQ(visible.power.seen, sample.power_w.has_value());
   EXPECT_EQ(visible.clock.seen, sample.clock_mhz.has_value());
-  for (const Sight& sight : {visible.power, visible.clock}) {
+  for (const Availability& sight : {visible.power, visible.clock}) {
     EXPECT_EQ(sight.seen, sight.reason.empty());
   }
   if (sample.clock_mhz) {

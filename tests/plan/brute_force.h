@@ -33,7 +33,7 @@ class BruteForce {
     std::vector<Op> ops;
   };
 
-  BruteForce(const ChainFigures& figures, Rules rules)
+  BruteForce(const ChainCosts& figures, Rules rules)
       : figures_(figures),
         n_(static_cast<int>(figures.stages.size())),
         rules_(rules) {
@@ -115,7 +115,7 @@ class BruteForce {
     return stage(state.due).input_gradient_bytes;
   }
 
-  const StageFigures& stage(int i) const {
+  const StageCosts& stage(int i) const {
     return figures_.stages[static_cast<size_t>(i)];
   }
 
@@ -210,7 +210,7 @@ class BruteForce {
   void forward(const Label& from, int at, Op op) {
     const int i = op.stage;
     State state = from.state;
-    const KeptRunFigures& run = stage(i).kept_as(op.variant);
+    const KeptRunCosts& run = stage(i).kept_as(op.variant);
     state.held[i + 1] = 7;  // a new copy
     int64_t extra = stage(i).drop_extra_bytes;
     if (op.kind == OpKind::kForwardKeep) {
@@ -235,7 +235,7 @@ class BruteForce {
 
   void backward(const Label& from, int at, int i) {
     State state = from.state;
-    const KeptRunFigures& run = stage(i).kept_as(state.graph[i] - 1);
+    const KeptRunCosts& run = stage(i).kept_as(state.graph[i] - 1);
     const int64_t peak =
         std::max(from.peak_bytes, live(state) + run.backward_extra_bytes);
     state.graph[i] = 0;
@@ -248,7 +248,7 @@ class BruteForce {
          at);
   }
 
-  const ChainFigures& figures_;
+  const ChainCosts& figures_;
   const int n_;
   const Rules rules_;
   std::vector<Label> labels_;

@@ -11,15 +11,15 @@ using testing::error_of;
 SizeCosts line_at(int64_t b) {
   SizeCosts size;
   size.micro_batch = b;
-  StageFigures stage = StageFigures::simple(100 * b, 50 + 10 * b,
-                                            1.0 + 0.5 * double(b), double(b));
+  StageCosts stage = StageCosts::simple(100 * b, 50 + 10 * b,
+                                        1.0 + 0.5 * double(b), double(b));
   stage.forward_host_ms = 2;
   stage.context_bytes = 24;  // whatever the size
-  KeptRunFigures host = stage;
+  KeptRunCosts host = stage;
   host.saved_bytes = 0;
   host.host_bytes = stage.saved_bytes;
   stage.variants.push_back(host);
-  size.figures = ChainFigures::simple(8 * b, {stage});
+  size.figures = ChainCosts::simple(8 * b, {stage});
   size.data_bytes = 16 * b;
   size.prepare_bytes = 40 * b;
   size.workspace_bytes = 5;  // whatever the size

@@ -26,7 +26,7 @@ class ExactSchedules {
  public:
   /// Schedules that need more than `most_bytes` are left out.
   explicit ExactSchedules(
-      const ChainFigures& figures,
+      const ChainCosts& figures,
       int64_t most_bytes = std::numeric_limits<int64_t>::max())
       : figures_(figures),
         stages_(static_cast<int>(figures.stages.size())),
@@ -80,7 +80,7 @@ class ExactSchedules {
   };
 
   static size_t at(int i) { return static_cast<size_t>(i); }
-  const StageFigures& stage(int s) const { return figures_.stages[at(s)]; }
+  const StageCosts& stage(int s) const { return figures_.stages[at(s)]; }
   const Points& whole() const { return starts_[0][0].reversed.back(); }
 
   static int whole_ms(double ms) {
@@ -328,7 +328,7 @@ class ExactSchedules {
     }
   }
 
-  const ChainFigures& figures_;
+  const ChainCosts& figures_;
   const int stages_;
   const int64_t most_bytes_;
   std::vector<Ids> ids_;        // buffers, by boundary and position

@@ -97,14 +97,14 @@ class MadeUp final : public CostSource {
     const int64_t unit = (precision == "bf16" ? kMiB / 2 : kMiB);
     SizeCosts size;
     size.micro_batch = b;
-    std::vector<StageFigures> stages;
+    std::vector<StageCosts> stages;
     for (int i = 0; i < kStages; ++i) {
-      StageFigures stage = StageFigures::simple(
-          b * unit, b * unit * (1 + i % 3), 0.4 + 0.1 * double(b * (1 + i % 2)),
-          0.8 + 0.2 * double(b));
+      StageCosts stage = StageCosts::simple(b * unit, b * unit * (1 + i % 3),
+                                            0.4 + 0.1 * double(b * (1 + i % 2)),
+                                            0.8 + 0.2 * double(b));
       stages.push_back(stage);
     }
-    size.figures = ChainFigures::simple(b * 1000, std::move(stages));
+    size.figures = ChainCosts::simple(b * 1000, std::move(stages));
     size.data_bytes = b * 1000;
     size.other_ms = 0.1;
     return size;
@@ -152,7 +152,7 @@ inline Window window_of(int64_t global, int64_t b, const Schedule& schedule,
                         bool graph = false) {
   const int64_t k = (global + b - 1) / b;
   const int64_t rest = global - (k - 1) * b;
-  ChainFigures figures = MadeUp::costs("fp32", b).figures;
+  ChainCosts figures = MadeUp::costs("fp32", b).figures;
   int64_t fixed = 12 * kMiB + 24 * kMiB + b * 1000;
   if (graph) fixed += b * 1000 + 2 * kMiB;  // what it reads; the update's
   if (k == 1 && !graph) {  // gradients of parameters come one by one

@@ -58,8 +58,8 @@ TEST(PlanJson, MemoryAddsUpToThePeak) {
 }
 
 TEST(PlanJson, ListsAreComplete) {
-  const auto plan =
-      json::parse(to_json(example_result(), Measured{630 * kMiB, 199.5, 3}));
+  const auto plan = json::parse(
+      to_json(example_result(), PlanMeasurement{630 * kMiB, 199.5, 3}));
   EXPECT_EQ(plan["measured"]["peak_bytes"], 630 * kMiB);
   EXPECT_EQ(plan["measured"]["step_ms"], 199.5);
   ASSERT_EQ(plan["alternatives"].size(), 1u);

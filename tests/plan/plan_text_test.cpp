@@ -1,6 +1,6 @@
 #include "examples.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 
 #include <gtest/gtest.h>
 
@@ -78,7 +78,7 @@ TEST(PlanText, ASmallerLastMicroBatchIsNamed) {
 
 TEST(PlanText, MeasuredStandsAgainstPredicted) {
   EXPECT_EQ(to_text(example_result()).find("measured"), std::string::npos);
-  expect_line(to_text(example_result(), Measured{630 * kMiB, 199.5, 3}),
+  expect_line(to_text(example_result(), PlanMeasurement{630 * kMiB, 199.5, 3}),
               "measured   peak 630 MiB (+5.0 % against predicted); step 200 ms "
               "± 3.00 ms (-5.0 %)");
 }

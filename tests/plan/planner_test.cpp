@@ -198,8 +198,8 @@ TEST(Planner, MeasuresNoMoreOfAPrecisionThatIsHopelesslySlow) {
 TEST(Planner, MeasuresASizeThatFitsByAVariant) {
   MadeUp costs;
   costs.change = [](const std::string&, SizeCosts& size) {
-    StageFigures& stage = size.figures.stages[2];
-    StageFigures::Variant variant = stage;
+    StageCosts& stage = size.figures.stages[2];
+    StageCosts::Variant variant = stage;
     variant.forward_ms += 1;
     stage.saved_bytes = 100 * variant.saved_bytes;
     stage.variants.push_back(variant);

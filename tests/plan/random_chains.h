@@ -1,6 +1,6 @@
 #pragma once
 
-#include "../recompute/random_figures.h"
+#include "recompute/random_figures.h"
 
 #include <cmath>
 #include <random>
@@ -16,18 +16,18 @@ enum class ChainKind {
   kHandedOn,  ///< as kUniform, with tensors handed on from stage to stage
 };
 
-inline ChainFigures random_chain(std::mt19937& random, ChainKind kind,
-                                 int stages) {
+inline ChainCosts random_chain(std::mt19937& random, ChainKind kind,
+                               int stages) {
   std::uniform_real_distribution<double> part(0, 1);
   if (kind == ChainKind::kUniform || kind == ChainKind::kHandedOn) {
-    ChainFigures figures = random_figures(
+    ChainCosts figures = random_figures(
         random, {.stages = stages,
                  .most_bytes = part(random) < 0.3 ? 1000 : 100'000'000,
                  .most_ms = part(random) < 0.3 ? 20 : 5,
                  .variants = part(random) < 0.5,
                  .handed_on = kind == ChainKind::kHandedOn});
     // A loss, say: ExactSchedules wants an output of its own.
-    StageFigures& last = figures.stages.back();
+    StageCosts& last = figures.stages.back();
     last.outputs.resize(1);
     last.saved_outputs = {};
     for (auto& variant : last.variants) variant.saved_outputs = {};
@@ -42,14 +42,14 @@ inline ChainFigures random_chain(std::mt19937& random, ChainKind kind,
   const auto up_to = [&](int most) {
     return std::uniform_int_distribution<int>(0, most)(random);
   };
-  std::vector<StageFigures> list;
+  std::vector<StageCosts> list;
   for (int i = 0; i < stages; ++i) {
     const double bytes = alike ? 1e6 : 1e6 * std::pow(0.5, 4 * i / stages);
-    auto stage = StageFigures::simple(near(bytes), near(2 * bytes),
-                                      1 + up_to(4), up_to(9));
+    auto stage = StageCosts::simple(near(bytes), near(2 * bytes), 1 + up_to(4),
+                                    up_to(9));
     stage.keep_extra_bytes = stage.drop_extra_bytes = near(bytes / 4);
     if (part(random) < 0.3) {
-      StageFigures::Variant lean = stage;
+      StageCosts::Variant lean = stage;
       lean.saved_bytes = 0;
       lean.saved_outputs = {};
       lean.backward_ms += 1 + up_to(1);
@@ -57,7 +57,7 @@ inline ChainFigures random_chain(std::mt19937& random, ChainKind kind,
     }
     list.push_back(std::move(stage));
   }
-  return ChainFigures::simple(1'000'000, std::move(list));
+  return ChainCosts::simple(1'000'000, std::move(list));
 }
 
 /// Budgets to compare at, over the smallest.

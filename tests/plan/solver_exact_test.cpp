@@ -43,7 +43,7 @@ TEST(SolverExact, TheReferenceEqualsBruteForce) {
 
 /// The largest time over the optimum's, at all budgets compared up to
 /// `most_budget` times the smallest.
-double worst_ratio(const ChainFigures& figures, double most_budget = 8) {
+double worst_ratio(const ChainCosts& figures, double most_budget = 8) {
   const Solver solver(figures);
   const auto bytes_for = [&](double budget) {
     return static_cast<int64_t>(

@@ -29,9 +29,9 @@ std::vector<Strategy> all_strategies(int stages) {
   return list;
 }
 
-ChainFigures equal_figures(int stages) {
-  return ChainFigures::simple(
-      1, std::vector<StageFigures>(size_t(stages), StageFigures::simple(1)));
+ChainCosts equal_figures(int stages) {
+  return ChainCosts::simple(
+      1, std::vector<StageCosts>(size_t(stages), StageCosts::simple(1)));
 }
 
 TEST(Solver, EqualsBruteForceAtEveryBudget) {
@@ -127,9 +127,9 @@ TEST(Solver, NeverSlowerThanAStrategy) {
 }
 
 TEST(Solver, OneStage) {
-  auto stage = StageFigures::simple(10, 5, 1, 2);
+  auto stage = StageCosts::simple(10, 5, 1, 2);
   stage.backward_extra_bytes = 7;
-  const Solver solver(ChainFigures::simple(100, {stage}));
+  const Solver solver(ChainCosts::simple(100, {stage}));
   // Output, what the graph saves, the output's gradient, the rise.
   EXPECT_EQ(solver.smallest_bytes(), 10 + 5 + 10 + 7);
   EXPECT_EQ(solver.largest_bytes(), solver.smallest_bytes());
@@ -150,16 +150,16 @@ TEST(Solver, WithTheLargestNothingIsRecomputed) {
 
 TEST(Solver, FindsRevolvesOptimumOnEqualStages) {
   // One graph at a time fits, whichever: then a budget is a number of slots.
-  StageFigures stage = StageFigures::simple(100, 10'000, 1, 0);
+  StageCosts stage = StageCosts::simple(100, 10'000, 1, 0);
   stage.saved_inputs = stage.saved_outputs = {};
   stage.input_gradient_bytes = stage.backward_extra_bytes = 0;
-  StageFigures last = stage;  // as any other, but nothing stays of its output
+  StageCosts last = stage;  // as any other, but nothing stays of its output
   last.outputs[0].bytes = 0;
   last.keep_extra_bytes = 100;
   for (const int stages : {5, 12, 40}) {
-    std::vector<StageFigures> list(size_t(stages) - 1, stage);
+    std::vector<StageCosts> list(size_t(stages) - 1, stage);
     list.push_back(last);
-    const auto figures = ChainFigures::simple(100, list);
+    const auto figures = ChainCosts::simple(100, list);
     const Solver solver(figures);
     for (int slots = 2; slots <= 6; ++slots) {
       const auto theirs = simulate(
@@ -173,14 +173,14 @@ TEST(Solver, FindsRevolvesOptimumOnEqualStages) {
 }
 
 TEST(Solver, TakesAFasterOrLeanerVariant) {
-  auto stage = StageFigures::simple(10, 100, 1, 2);
-  StageFigures::Variant lean;
+  auto stage = StageCosts::simple(10, 100, 1, 2);
+  StageCosts::Variant lean;
   lean.saved_inputs = {0};
   lean.forward_ms = 1;
   lean.backward_ms = 2.5;
   stage.variants = {lean};
   const Solver solver(
-      ChainFigures::simple(10, std::vector<StageFigures>(4, stage)));
+      ChainCosts::simple(10, std::vector<StageCosts>(4, stage)));
   EXPECT_EQ(solver.solve(solver.largest_bytes())->schedule.to_text(),
             "K0 K1 K2 K3 B3 B2 B1 B0");
   // Without room for one graph of four the lean variant is the cheapest way.
@@ -278,23 +278,23 @@ TEST(Solver, TensorsThatTravelAlongAreCountedOnce) {
 }
 
 /// Down and up again, every level handing its output to the level opposite.
-ChainFigures unet_figures(int levels, int64_t bytes) {
-  std::vector<StageFigures> stages;
+ChainCosts unet_figures(int levels, int64_t bytes) {
+  std::vector<StageCosts> stages;
   int skips = 0;
   for (int i = 0; i < levels; ++i, ++skips, bytes /= 2) {
-    auto down = StageFigures::simple(bytes, bytes);
+    auto down = StageCosts::simple(bytes, bytes);
     down.outputs.push_back({bytes, -1});  // the skip connection
     for (int s = 0; s < skips; ++s) down.outputs.push_back({0, 1 + s});
     stages.push_back(down);
   }
   for (int i = 0; i < levels; ++i, bytes *= 2) {
-    auto up = StageFigures::simple(bytes, bytes);
+    auto up = StageCosts::simple(bytes, bytes);
     up.saved_inputs = {0, 1};
     for (int s = 1; s < skips; ++s) up.outputs.push_back({0, 1 + s});
     --skips;
     stages.push_back(up);
   }
-  return ChainFigures::simple(bytes, stages);
+  return ChainCosts::simple(bytes, stages);
 }
 
 TEST(Solver, SkipConnectionsCountOnce) {
@@ -347,7 +347,7 @@ TEST(Solver, LongChains) {
 
 TEST(Solver, Errors) {
   EXPECT_NE(testing::error_of([] {
-              Solver(ChainFigures{});
+              Solver(ChainCosts{});
             }).find("at least one stage, got none"),
             std::string::npos);
   EXPECT_THROW(Solver(equal_figures(2), {.slots = -1}), c10::Error);

@@ -1,9 +1,9 @@
+#include "recompute/recompute_context.h"
 #include "support.h"
 
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/checkpoint.h>
-#include <reprise/recompute/replay.h>
 
 #include <torch/autograd.h>
 #include <torch/nn/modules/dropout.h>

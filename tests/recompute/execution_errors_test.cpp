@@ -1,8 +1,8 @@
+#include "recompute/recompute_context.h"
 #include "support.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/execution.h>
-#include <reprise/recompute/replay.h>
 #include <reprise/recompute/strategy.h>
 
 #include <stdexcept>

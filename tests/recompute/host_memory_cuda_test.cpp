@@ -1,13 +1,13 @@
 // Tensors in the host's memory with a device that copies beside its work.
+#include "compat/cuda.h"
+#include "compat/cuda_graph.h"
+#include "compat/timestamp.h"
 #include "host_runs.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/plan/solver.h>
+#include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/recompute/trace.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/cuda_graph.h>
-#include <reprise/torch/moment.h>
 
 #include <algorithm>
 
@@ -211,9 +211,9 @@ TEST(HostMemoryCuda, ThePlannerTakesItForCostlyStages) {
   // 137 GFLOP a product of 4,096 × 4,096 rows for 64 MiB in single precision.
   const Chain chain = with_host_variants(costly_chain(8, 4096, 4), store);
   const Tensors inputs = {torch::randn({4096, 4096}, on_device())};
-  const ChainFigures figures = trace(chain, inputs, 5);
-  ChainFigures without = figures;
-  for (StageFigures& stage : without.stages) stage.variants.clear();
+  const ChainCosts figures = measure_stage_costs(chain, inputs, 5);
+  ChainCosts without = figures;
+  for (StageCosts& stage : without.stages) stage.variants.clear();
   const Solver with(figures);
   const Solver only_again(without);
   const int64_t budget = only_again.smallest_bytes() * 5 / 4;

@@ -1,16 +1,16 @@
 // Stages whose tensors wait in the host's memory. On the CPU a stand-in for the store
 // copies into other memory of the host and counts; on CUDA it is the real one, of which
 // host_memory_cuda_test.cpp asks more.
-#include "../../src/plan/fetch_ahead.h"
+#include "compat/cuda.h"
 #include "host_runs.h"
+#include "plan/fetch_ahead.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/host_memory.h>
+#include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/recompute/trace.h>
-#include <reprise/torch/cuda.h>
 
 #include <algorithm>
 
@@ -87,12 +87,12 @@ TEST(HostMemory, GraphsHoldLessOnTheDevice) {
   const auto store = std::make_shared<Store>();
   const Chain chain = with_host_variants(layers(4), store, small_too());
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
-  const ChainFigures figures = trace(chain, inputs);
-  for (const StageFigures& stage : figures.stages) {
+  const ChainCosts figures = measure_stage_costs(chain, inputs);
+  for (const StageCosts& stage : figures.stages) {
     ASSERT_EQ(stage.variants.size(), 1u);
     EXPECT_EQ(stage.saved_bytes, kSize);
     EXPECT_EQ(stage.host_bytes, 0);
-    const KeptRunFigures& host = stage.variants[0];
+    const KeptRunCosts& host = stage.variants[0];
     EXPECT_EQ(host.saved_bytes, 0);
     EXPECT_EQ(host.host_bytes, kSize);
     EXPECT_EQ(host.saved_inputs, stage.saved_inputs);
@@ -126,7 +126,7 @@ TEST(HostMemory, PeakIsAsSimulated) {
       make_stage("sum", [](const Tensor& x) { return (x * x).sum(); }));
   const Chain chain = with_host_variants(Chain(stages), store, small_too());
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
-  const ChainFigures figures = trace(chain, inputs);
+  const ChainCosts figures = measure_stage_costs(chain, inputs);
   const auto measure = [&](const Schedule& schedule) {
     Execution execution(chain, schedule, {.separate_graphs = true});
     const auto step = [&] {
@@ -304,7 +304,7 @@ TEST(HostMemory, ScheduleBringsBackAheadOfNeed) {
                run_by(plain, make_schedule("none", 3), inputs));
   EXPECT_EQ(store->counts->alive, 0);
 
-  const ChainFigures figures = trace(chain, inputs);
+  const ChainCosts figures = measure_stage_costs(chain, inputs);
   const auto peak = [&](const char* text) {
     return simulate(Schedule::parse("s", 3, text), figures).peak_bytes;
   };
@@ -356,10 +356,10 @@ TEST(HostMemory, DroppedAndRecomputedRunsMoveNothing) {
 TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
   // A chain of equal stages: a kept graph of 100 bytes besides a small boundary.
   const auto figures_of = [](double host_ms) {
-    std::vector<StageFigures> stages;
+    std::vector<StageCosts> stages;
     for (int i = 0; i < 8; ++i) {
-      StageFigures stage = StageFigures::simple(1, 100, 10, 20);
-      KeptRunFigures host = stage;
+      StageCosts stage = StageCosts::simple(1, 100, 10, 20);
+      KeptRunCosts host = stage;
       host.saved_bytes = 0;
       host.host_bytes = 100;
       host.keep_extra_bytes = 100;
@@ -368,9 +368,9 @@ TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
       stage.variants.push_back(host);
       stages.push_back(stage);
     }
-    return ChainFigures::simple(1, stages);
+    return ChainCosts::simple(1, stages);
   };
-  const auto solve = [](const ChainFigures& figures, int64_t bytes) {
+  const auto solve = [](const ChainCosts& figures, int64_t bytes) {
     const auto solution = Solver(figures).solve(bytes);
     EXPECT_TRUE(solution);
     return *solution;
@@ -384,15 +384,15 @@ TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
   EXPECT_GT(dear.simulation.total_runs, 8);
 
   // Fetched ahead where there is room for it.
-  const ChainFigures figures = figures_of(2);
+  const ChainCosts figures = figures_of(2);
   const Schedule all =
       Schedule::parse("all", 4, "K0.1 K1.1 K2.1 K3.1 B3 B2 B1 B0");
-  ChainFigures four = figures;
+  ChainCosts four = figures;
   four.stages.resize(4);
   const int64_t peak = simulate(all, four).peak_bytes;
-  EXPECT_EQ(plan::fetch_ahead(all, four, peak + 100).to_text(),
+  EXPECT_EQ(detail::fetch_ahead(all, four, peak + 100).to_text(),
             "K0.1 K1.1 K2.1 K3.1 F2 B3 F1 B2 F0 B1 B0");
-  const Schedule tight = plan::fetch_ahead(all, four, peak);
+  const Schedule tight = detail::fetch_ahead(all, four, peak);
   EXPECT_EQ(simulate(tight, four).peak_bytes, peak);
   EXPECT_LT(tight.ops().size(), all.ops().size() + 3);
   EXPECT_EQ(simulate(tight, four).time_ms, simulate(all, four).time_ms);
@@ -404,7 +404,7 @@ TEST(HostMemory, NeedsAStore) {
             }).find("expected a store"),
             std::string::npos);
   if (compat::cuda_built()) return;
-  EXPECT_THROW(compat::make_host_store(0, 1), c10::Error);
+  EXPECT_THROW(make_host_store(0, 1), c10::Error);
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/simulate.h>
+#include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/recompute/trace.h>
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ class HundredStages : public ::testing::Test {
   static constexpr int64_t kRows = 8192;
   Chain chain = testing::equal_stages(100, kWidth);
   torch::Tensor x = torch::randn({kRows, kWidth}, on_device());
-  ChainFigures figures = trace(chain, {x});
+  ChainCosts figures = measure_stage_costs(chain, {x});
 
   Measured measure(const std::string& strategy) {
     const auto schedule = make_schedule(strategy, 100);

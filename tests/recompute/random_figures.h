@@ -22,8 +22,8 @@ class RandomChain {
   RandomChain(std::mt19937& random, const RandomFigures& wanted)
       : random_(random), wanted_(wanted) {}
 
-  ChainFigures make() {
-    ChainFigures chain;
+  ChainCosts make() {
+    ChainCosts chain;
     chain.input_bytes = {bytes()};
     if (wanted_.handed_on && coin()) chain.input_bytes.push_back(bytes());
     auto inputs = static_cast<int>(chain.input_bytes.size());
@@ -43,7 +43,7 @@ class RandomChain {
   int64_t bytes() { return up_to(wanted_.most_bytes); }
   int64_t rarely_bytes() { return up_to(2) == 0 ? bytes() : 0; }
 
-  void fill(KeptRunFigures& run, int inputs, int outputs) {
+  void fill(KeptRunCosts& run, int inputs, int outputs) {
     for (int i = 0; i < inputs; ++i) {
       if (coin()) run.saved_inputs.push_back(i);
     }
@@ -57,8 +57,8 @@ class RandomChain {
     run.backward_ms = up_to(wanted_.most_ms);
   }
 
-  StageFigures stage(int inputs) {
-    StageFigures stage;
+  StageCosts stage(int inputs) {
+    StageCosts stage;
     stage.outputs = {{bytes(), -1}};
     for (int i = 0; wanted_.handed_on && i < inputs; ++i) {
       if (up_to(2) > 0 && stage.outputs.size() < 5) {
@@ -82,8 +82,8 @@ class RandomChain {
   RandomFigures wanted_;
 };
 
-inline ChainFigures random_figures(std::mt19937& random,
-                                   const RandomFigures& wanted) {
+inline ChainCosts random_figures(std::mt19937& random,
+                                 const RandomFigures& wanted) {
   return RandomChain(random, wanted).make();
 }
 

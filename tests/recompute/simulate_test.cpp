@@ -9,13 +9,13 @@
 namespace reprise {
 namespace {
 
-Simulation run(const std::string& strategy, const ChainFigures& figures) {
+Simulation run(const std::string& strategy, const ChainCosts& figures) {
   return simulate(make_schedule(strategy, int(figures.stages.size())), figures);
 }
 
 TEST(Simulate, EqualStagesByHand) {
-  const auto figures = ChainFigures::simple(
-      10, std::vector<StageFigures>(4, StageFigures::simple(10, 5, 1, 2)));
+  const auto figures = ChainCosts::simple(
+      10, std::vector<StageCosts>(4, StageCosts::simple(10, 5, 1, 2)));
   const auto none = run("none", figures);
   EXPECT_EQ(none.kept_peak_bytes, 5 * 10 + 4 * 5);
   EXPECT_EQ(none.kept_after_forward_bytes, 5 * 10 + 4 * 5);
@@ -34,28 +34,28 @@ TEST(Simulate, EqualStagesByHand) {
 
 TEST(Simulate, WhatPassesThroughCountsOnce) {
   // Stage 0 makes a skip connection of 100 that stages 1 and 2 hand on.
-  StageFigures first = StageFigures::simple(10);
+  StageCosts first = StageCosts::simple(10);
   first.outputs.push_back({100, -1});
-  StageFigures handing_on = StageFigures::simple(10);
+  StageCosts handing_on = StageCosts::simple(10);
   handing_on.outputs.push_back({0, 1});
-  StageFigures last = StageFigures::simple(10);
+  StageCosts last = StageCosts::simple(10);
   last.saved_inputs = {0, 1};
-  ChainFigures figures =
-      ChainFigures::simple(10, {first, handing_on, handing_on, last});
+  ChainCosts figures =
+      ChainCosts::simple(10, {first, handing_on, handing_on, last});
   EXPECT_EQ(run("none", figures).kept_peak_bytes, 50 + 100);
   EXPECT_EQ(run("all", figures).kept_peak_bytes, 50 + 100);
 }
 
 TEST(Simulate, ARunMakesNewBuffersWhileOldOnesAreHeld) {
-  StageFigures first = StageFigures::simple(0);
+  StageCosts first = StageCosts::simple(0);
   first.saved_inputs.clear();
   first.saved_outputs.clear();
   first.outputs = {{100, -1}, {1, -1}};
-  StageFigures second = first;
+  StageCosts second = first;
   second.outputs = {{0, 0}, {1, -1}};  // hands the 100 on
-  StageFigures third = second;
+  StageCosts third = second;
   third.outputs = {{1, -1}};
-  const auto figures = ChainFigures::simple(0, {first, second, third});
+  const auto figures = ChainCosts::simple(0, {first, second, third});
   // The second run of stage 0 happens while boundary 2 holds the first copy.
   const auto schedule =
       Schedule::parse("both", 3, "I0 D1 I2 I0 X1 K2 X3 B2 K0 K1 X2 B1 B0");
@@ -63,32 +63,32 @@ TEST(Simulate, ARunMakesNewBuffersWhileOldOnesAreHeld) {
 }
 
 TEST(Simulate, ExtrasSetThePeak) {
-  auto stage = StageFigures::simple(10);
+  auto stage = StageCosts::simple(10);
   auto big = stage;
   big.keep_extra_bytes = 1000;
   big.drop_extra_bytes = 500;
-  const auto none = run("none", ChainFigures::simple(10, {stage, big, stage}));
+  const auto none = run("none", ChainCosts::simple(10, {stage, big, stage}));
   EXPECT_EQ(none.peak_op, 1u);
   EXPECT_EQ(none.peak_bytes, 20 + 1000);
   big.keep_extra_bytes = 0;
   big.drop_extra_bytes = 0;
   big.backward_extra_bytes = 2000;
-  const auto back = run("all", ChainFigures::simple(10, {stage, big, stage}));
+  const auto back = run("all", ChainCosts::simple(10, {stage, big, stage}));
   EXPECT_EQ(to_string(make_schedule("all", 3).ops()[back.peak_op]),
             "backward 1");
 }
 
 TEST(Simulate, VariantsByHand) {
-  auto stage = StageFigures::simple(10, 100, 1, 2);
+  auto stage = StageCosts::simple(10, 100, 1, 2);
   auto lean = stage;  // keeps its input alone and runs twice
-  StageFigures::Variant again;
+  StageCosts::Variant again;
   again.saved_inputs = {0};
   again.keep_extra_bytes = 100;
   again.backward_extra_bytes = 110;
   again.forward_ms = 1;
   again.backward_ms = 3;
   lean.variants = {again};
-  const auto figures = ChainFigures::simple(10, {stage, lean, stage});
+  const auto figures = ChainCosts::simple(10, {stage, lean, stage});
   const auto plain = run("none", figures);
   const auto with =
       simulate(Schedule::parse("variant", 3, "K0 K1.1 K2 B2 B1 B0"), figures);
@@ -110,10 +110,10 @@ TEST(Simulate, VariantsByHand) {
 }
 
 TEST(Simulate, CopiesOfBuffersAreHeldForStagesThatRunAgain) {
-  auto stages = std::vector<StageFigures>(4, StageFigures::simple(10, 5));
-  const auto plain = ChainFigures::simple(10, stages);
+  auto stages = std::vector<StageCosts>(4, StageCosts::simple(10, 5));
+  const auto plain = ChainCosts::simple(10, stages);
   for (auto& stage : stages) stage.context_bytes = 100;
-  const auto figures = ChainFigures::simple(10, stages);
+  const auto figures = ChainCosts::simple(10, stages);
   EXPECT_EQ(run("none", figures).peak_bytes, run("none", plain).peak_bytes);
   // Of three stages, to their backward; once more in the first that runs again.
   const auto all = run("all", figures);
@@ -126,7 +126,7 @@ TEST(Simulate, CopiesOfBuffersAreHeldForStagesThatRunAgain) {
 }
 
 TEST(Simulate, AnUnknownVariantIsRefused) {
-  const auto figures = ChainFigures::simple(10, {StageFigures::simple(10)});
+  const auto figures = ChainCosts::simple(10, {StageCosts::simple(10)});
   const auto error = testing::error_of(
       [&] { simulate(Schedule::parse("variant", 1, "K0.2 B0"), figures); });
   EXPECT_NE(error.find("figures for variant 2 of stage 0, got 0 variants"),
@@ -135,8 +135,8 @@ TEST(Simulate, AnUnknownVariantIsRefused) {
 }
 
 TEST(Simulate, AtPeakByHand) {
-  auto stage = StageFigures::simple(10, 5);
-  const auto none = run("none", ChainFigures::simple(99, {stage, stage}));
+  auto stage = StageCosts::simple(10, 5);
+  const auto none = run("none", ChainCosts::simple(99, {stage, stage}));
   EXPECT_EQ(none.at_peak.kept_by_stage, (std::vector<int64_t>{15, 15}));
   EXPECT_EQ(none.at_peak.gradient_bytes, 10);
   EXPECT_EQ(none.at_peak.workspace_bytes, 10);
@@ -145,7 +145,7 @@ TEST(Simulate, AtPeakByHand) {
   stage.saved_outputs.clear();
   auto first = stage;
   first.backward_extra_bytes = 1000;
-  const auto late = run("none", ChainFigures::simple(99, {first, stage}));
+  const auto late = run("none", ChainCosts::simple(99, {first, stage}));
   EXPECT_EQ(late.at_peak.kept_by_stage, (std::vector<int64_t>{5, 10}));
   EXPECT_EQ(late.at_peak.workspace_bytes, 1000);
 }
@@ -173,7 +173,7 @@ TEST(Simulate, AtPeakAddsUp) {
 }
 
 TEST(Simulate, NumbersOfStagesMustAgree) {
-  EXPECT_THROW(simulate(make_schedule("none", 3), ChainFigures{}), c10::Error);
+  EXPECT_THROW(simulate(make_schedule("none", 3), ChainCosts{}), c10::Error);
 }
 
 }  // namespace

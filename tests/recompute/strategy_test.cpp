@@ -73,8 +73,8 @@ TEST(Strategy, SegmentsRunAtMostOnceMore) {
 }
 
 TEST(Strategy, CheckpointsKeepsJustThatManyOutputs) {
-  const auto figures = ChainFigures::simple(
-      1, std::vector<StageFigures>(26, StageFigures::simple(1)));
+  const auto figures =
+      ChainCosts::simple(1, std::vector<StageCosts>(26, StageCosts::simple(1)));
   for (int k : {0, 2, 4, 8, 16, 25}) {
     const auto schedule = make_schedule("checkpoints:" + std::to_string(k), 26);
     const auto result = simulate(schedule, figures);
@@ -138,12 +138,12 @@ TEST(Strategy, RevolveHoldsNoMoreThanItsSlots) {
     for (int s : {1, 2, 3, 6}) {
       const auto schedule = make_schedule("revolve:" + std::to_string(s), n);
       // Boundaries weigh 1, graphs nothing: what is held is what is kept.
-      StageFigures stage = StageFigures::simple(1);
+      StageCosts stage = StageCosts::simple(1);
       stage.saved_inputs.clear();
       stage.saved_outputs.clear();
       const auto result = simulate(
           schedule,
-          ChainFigures::simple(1, std::vector<StageFigures>(size_t(n), stage)));
+          ChainCosts::simple(1, std::vector<StageCosts>(size_t(n), stage)));
       // Besides the slots: the input and the output of the stage that runs.
       EXPECT_LE(result.kept_peak_bytes, std::min(s, n) + 2) << n << " " << s;
     }

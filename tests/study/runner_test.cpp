@@ -1,7 +1,7 @@
+#include "base/file.h"
 #include "support.h"
 #include "temporary.h"
 
-#include <reprise/data/file.h>
 #include <reprise/study/results.h>
 #include <reprise/study/runner.h>
 

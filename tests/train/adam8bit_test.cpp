@@ -1,10 +1,10 @@
-#include "../../src/train/dynamic_code.h"
 #include "support.h"
+#include "train/optim/dynamic_quantization.h"
 #include "train/optimizer_values.h"
 
 #include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
-#include <reprise/torch/out_of_memory.h>
+#include <reprise/memory/out_of_memory.h>
 #include <reprise/train/optimizer.h>
 
 #include <nlohmann/json.hpp>
@@ -405,7 +405,7 @@ TEST(Adam8bit, AFailedAllocationChangesNothing) {
         optimizer->step(0.01);
         break;
       } catch (const c10::Error& error) {
-        ASSERT_TRUE(compat::is_out_of_memory(error)) << error.what();
+        ASSERT_TRUE(is_out_of_memory(error)) << error.what();
       }
       ++failures;
       for (size_t i = 0; i < parameters.size(); ++i) {

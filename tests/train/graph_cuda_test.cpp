@@ -1,9 +1,9 @@
 // Trainings whose micro-step is a graph on a CUDA device.
+#include "compat/cuda.h"
+#include "compat/cuda_graph.h"
 #include "graph_runs.h"
 
 #include <reprise/recompute/strategy.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/cuda_graph.h>
 
 namespace reprise {
 namespace {

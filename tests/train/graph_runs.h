@@ -1,8 +1,8 @@
 #pragma once
 
-#include "../../src/train/micro_step.h"
-#include "../../src/train/step_graphs.h"
 #include "runs.h"
+#include "train/step/micro_step.h"
+#include "train/step/step_graphs.h"
 
 #include <algorithm>
 #include <string>
@@ -77,9 +77,9 @@ struct Stepper {
   }
   Chain chain;
   Execution execution;
-  train_detail::MicroStep step;
+  detail::MicroStep step;
   std::vector<std::string> told;
-  train_detail::StepGraphs graphs;
+  detail::StepGraphs graphs;
 };
 
 inline Chain summed(Stage stage) {

@@ -2,18 +2,22 @@
 // stand-in that repeats the step where a graph would be launched: static inputs,
 // the weight on the device, gradients that stand and the choice when to capture are
 // then the real ones. Real graphs are in graph_cuda_test.cpp.
+#include "compat/cuda.h"
+#include "compat/cuda_graph.h"
 #include "graph_runs.h"
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/recompute/strategy.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/cuda_graph.h>
 
 #include <algorithm>
 
 namespace reprise {
 namespace {
 
+using detail::MicroStep;
+using detail::Recorded;
+using detail::RecordedInstead;
+using detail::StepGraphs;
 using testing::device;
 using testing::Ended;
 using testing::error_of;
@@ -30,10 +34,6 @@ using testing::Stepper;
 using testing::summed;
 using testing::tokens;
 using testing::Warnings;
-using train_detail::MicroStep;
-using train_detail::Recorded;
-using train_detail::RecordedInstead;
-using train_detail::StepGraphs;
 
 /// Runs the step again where a graph would be launched.
 class Repeated final : public Recorded {
@@ -51,7 +51,7 @@ class Repeated final : public Recorded {
   int* fails_;
 };
 
-train_detail::MakeRecorded repeated(int* fails = nullptr) {
+detail::MakeRecorded repeated(int* fails = nullptr) {
   return [fails] { return std::make_unique<Repeated>(fails); };
 }
 

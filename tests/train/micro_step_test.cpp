@@ -1,8 +1,8 @@
-#include "../../src/train/micro_step.h"
+#include "train/step/micro_step.h"
 
+#include "accumulate/small_gradients.h"
 #include "support.h"
 
-#include <reprise/accumulate/small_gradients.h>
 #include <reprise/recompute/strategy.h>
 
 #include <map>
@@ -10,7 +10,7 @@
 namespace reprise::testing {
 namespace {
 
-using train_detail::MicroStep;
+using detail::MicroStep;
 
 // So wide that the biases have less than a 64th of all values.
 constexpr int64_t kWidth = 80;

@@ -3,7 +3,7 @@
 
 #include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
-#include <reprise/torch/out_of_memory.h>
+#include <reprise/memory/out_of_memory.h>
 #include <reprise/train/optimizer.h>
 
 #include <nlohmann/json.hpp>
@@ -272,7 +272,7 @@ TEST(Optimizer, AFailedAllocationChangesNothing) {
           optimizer->step(rate);
           break;
         } catch (const c10::Error& error) {
-          ASSERT_TRUE(compat::is_out_of_memory(error)) << error.what();
+          ASSERT_TRUE(is_out_of_memory(error)) << error.what();
         }
         ++failures;
         for (size_t i = 0; i < parameters.size(); ++i) {

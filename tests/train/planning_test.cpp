@@ -1,9 +1,9 @@
-#include "../../src/train/session.h"
+#include "compat/cuda.h"
 #include "host_store.h"
+#include "train/loop/session.h"
 #include "train/runs.h"
 
 #include <reprise/recompute/host_memory.h>
-#include <reprise/torch/cuda.h>
 #include <reprise/train/planning.h>
 
 #include <cstdlib>
@@ -90,7 +90,8 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
     }
     for (const auto& [budget, result] : plans) {
       ASSERT_TRUE(result.feasible) << model << " " << budget;
-      const Measured measured = measure_plan(config, result.plan, budget, 2);
+      const PlanMeasurement measured =
+          measure_plan(config, result.plan, budget, 2);
       EXPECT_LE(measured.peak_bytes, budget) << model;
       EXPECT_NEAR(double(result.plan.peak_bytes) / double(measured.peak_bytes),
                   1, 0.03)
@@ -136,7 +137,7 @@ TEST(Planning, TheSmallestPlanKeepsItsBudget) {
     const PlanResult result = plan_training(open, request, quick);
     ASSERT_TRUE(result.feasible) << model;
     EXPECT_GT(result.plan.schedule.total_runs(), result.plan.schedule.stages());
-    const Measured measured = measure_plan(open, result.plan, 0, 1);
+    const PlanMeasurement measured = measure_plan(open, result.plan, 0, 1);
     EXPECT_LE(measured.peak_bytes, config.memory_limit) << model;
     // With the margin that a training leaves.
     request.margin = PlanRequest{}.margin;
@@ -154,7 +155,7 @@ TEST(Planning, OffersTheHostNoMoreThanItHolds) {
   config.host_memory = "off";  // here it is another one
   config.batch = 4;
   config.resolve();
-  const train_detail::Session session(config);
+  const detail::Session session(config);
   const auto offered = [&](int64_t limit) {
     const auto store = std::make_shared<testing::CountingStore>(limit);
     auto parts = session.cost_parts();
@@ -162,12 +163,12 @@ TEST(Planning, OffersTheHostNoMoreThanItHolds) {
     options.smallest_bytes = 1;
     parts.model.chain = with_host_variants(parts.model.chain, store, options);
     parts.host = store;
-    train_detail::TrainingCosts costs(parts, {.memory_only = true});
+    detail::TrainingCosts costs(parts, {.memory_only = true});
     EXPECT_TRUE(costs.measure("fp32", 4));
     int64_t sum = 0;
     const auto& figures = costs.profile("fp32").sizes.at(0).figures;
-    for (const StageFigures& stage : figures.stages) {
-      const KeptRunFigures& host = stage.variants.back();
+    for (const StageCosts& stage : figures.stages) {
+      const KeptRunCosts& host = stage.variants.back();
       sum += host.host_bytes;
       // Either it is moved, or it is like the plain run.
       if (host.host_bytes > 0) {

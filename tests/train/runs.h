@@ -1,9 +1,9 @@
 #pragma once
 
+#include "base/file.h"
 #include "support.h"
 #include "temporary.h"
 
-#include <reprise/data/file.h>
 #include <reprise/memory/failure.h>
 #include <reprise/train/trainer.h>
 

@@ -1,7 +1,7 @@
+#include "train/store/tensorboard.h"
+
 #include "support.h"
 #include "temporary.h"
-
-#include <reprise/train/tensorboard.h>
 
 #include <chrono>
 #include <cstring>

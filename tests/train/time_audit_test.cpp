@@ -1,4 +1,4 @@
-#include "../../src/train/time_audit.h"
+#include "train/loop/time_audit.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-namespace reprise::train_detail {
+namespace reprise::detail {
 namespace {
 
 constexpr TimeAudit::Usage kBusy{.user_s = 9.9, .system_s = 0.1};
@@ -79,4 +79,4 @@ TEST(TimeAudit, SeesTheKernelsTimeOfThisProcess) {
 }
 
 }  // namespace
-}  // namespace reprise::train_detail
+}  // namespace reprise::detail

@@ -1,7 +1,7 @@
-#include "../../src/train/metrics.h"
+#include "base/file.h"
 #include "runs.h"
+#include "train/loop/metrics.h"
 
-#include <reprise/data/file.h>
 #include <reprise/memory/meter.h>
 
 #include <nlohmann/json.hpp>
@@ -103,7 +103,7 @@ TEST(Trainer, MetricsHaveALineAnUpdate) {
 }
 
 TEST(Trainer, MetricsWaitInAFixedPlace) {
-  using train_detail::Metrics;
+  using detail::Metrics;
   const testing::TemporaryDirectory base;
   const auto directory = RunDirectory::create(base.path() + "/run", small());
   Metrics metrics(&directory, 0, "", nullptr, device());

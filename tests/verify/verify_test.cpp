@@ -1,8 +1,8 @@
-#include "../models/small_models.h"
+#include "compat/cuda.h"
+#include "models/small_models.h"
 #include "support.h"
 
 #include <reprise/models/builtin.h>
-#include <reprise/torch/cuda.h>
 #include <reprise/verify/verify.h>
 
 namespace reprise {

@@ -1,6 +1,6 @@
 #include "checks.h"
 
-#include <reprise/data/nearest.h>
+#include "base/nearest.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

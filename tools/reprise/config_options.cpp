@@ -2,9 +2,8 @@
 
 #include "checks.h"
 
-#include <reprise/torch/cuda.h>
-
 #include <fmt/format.h>
+#include <torch/cuda.h>
 
 namespace reprise::command {
 namespace {
@@ -200,7 +199,7 @@ torch::Device device_of(const std::string& text) {
   if (!error.empty()) throw CLI::ValidationError("--device", error);
   torch::Device device(text);
   if (device.is_cuda() && !device.has_index()) device.set_index(0);
-  const int count = compat::cuda_device_count();
+  const int count = static_cast<int>(torch::cuda::device_count());
   if (device.is_cuda() && device.index() >= count) {
     throw CLI::ValidationError(
         "--device",

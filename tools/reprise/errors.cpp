@@ -1,8 +1,9 @@
 #include "errors.h"
 
-#include <reprise/data/nearest.h>
-#include <reprise/memory/bytes.h>
-#include <reprise/torch/out_of_memory.h>
+#include "base/nearest.h"
+
+#include <reprise/base/bytes.h>
+#include <reprise/memory/out_of_memory.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -181,7 +182,7 @@ std::string user_message(const std::string& what) {
 
 std::string user_message(const c10::Error& error) {
   const std::string what = error.what_without_backtrace();
-  if (!compat::is_out_of_memory(error) || !origin_of(what).empty()) {
+  if (!is_out_of_memory(error) || !origin_of(what).empty()) {
     return user_message(what);
   }
   const std::string remedy =
@@ -198,7 +199,7 @@ std::string user_message(const c10::Error& error) {
 bool is_wrong_usage(const c10::Error& error) {
   const std::string what = error.what_without_backtrace();
   // A budget that nothing fits into is an answer, and a full disk a failure.
-  if (compat::is_out_of_memory(error)) return false;
+  if (is_out_of_memory(error)) return false;
   const auto says = [&](const char* part) {
     return what.find(part) != std::string::npos;
   };

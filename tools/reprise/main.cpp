@@ -1,9 +1,8 @@
 #include "commands.h"
 #include "errors.h"
-#include "version.h"
 
 #include <reprise/memory/meter.h>
-#include <reprise/torch/version.h>
+#include <reprise/version.h>
 
 #include <CLI/CLI.hpp>
 #include <c10/util/Exception.h>
@@ -30,8 +29,8 @@ int refuse(const CLI::App& app, const std::string& message) {
 
 void add_all(CLI::App& app, Action& action) {
   app.require_subcommand(1);
-  app.set_version_flag("--version", "reprise " + version() + ", LibTorch " +
-                                        compat::libtorch_version());
+  app.set_version_flag(
+      "--version", "reprise " + version() + ", LibTorch " + libtorch_version());
   app.footer(
       std::string("Results go to standard output, progress to standard error.\n"
                   "Status 2 means that nothing was started: a flag, a value or "

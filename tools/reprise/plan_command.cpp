@@ -3,9 +3,8 @@
 #include "config_options.h"
 #include "errors.h"
 
-#include <reprise/memory/bytes.h>
-#include <reprise/memory/process.h>
-#include <reprise/torch/cuda.h>
+#include <reprise/base/bytes.h>
+#include <reprise/memory/process_memory.h>
 #include <reprise/train/planning.h>
 
 #include <fmt/format.h>
@@ -35,11 +34,6 @@ struct Asked {
   PlanRequest request;
 };
 
-int64_t free_bytes(torch::Device device) {
-  return device.is_cuda() ? compat::cuda_device_memory(device.index()).free
-                          : available_memory();
-}
-
 /// What the flags ask for. A size that decides the micro-batch fixes it, a
 /// global batch by itself leaves it to the planner.
 Asked ask(const PlanFlags& flags) {
@@ -48,8 +42,8 @@ Asked ask(const PlanFlags& flags) {
   PlanRequest& request = asked.request;
   const torch::Device device = device_of(config.device);
   config.device = device.str();
-  request.memory =
-      flags.memory.empty() ? free_bytes(device) : parse_bytes(flags.memory);
+  request.memory = flags.memory.empty() ? available_memory(device)
+                                        : parse_bytes(flags.memory);
   request.margin = flags.margin;
   request.precisions = {config.precision};
   if (config.precision == kAuto) request.precisions = {"fp32", "bf16"};
@@ -100,7 +94,7 @@ int plan_with(const PlanFlags& flags) {
     return largest.value > 0 ? 0 : 1;
   }
   const PlanResult result = plan_training(asked.config, asked.request, options);
-  std::optional<Measured> measured;
+  std::optional<PlanMeasurement> measured;
   if (flags.measure && result.feasible) {
     options.progress("training by the plan");
     measured = measure_plan(asked.config, result.plan, result.request.memory);

@@ -1,6 +1,6 @@
 #include "progress.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 
 #include <fmt/format.h>
 

@@ -2,7 +2,7 @@
 #include "commands.h"
 #include "errors.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/report/report.h>
 #include <reprise/study/results.h>
 

@@ -1,3 +1,5 @@
+#include "base/nearest.h"
+#include "base/process.h"
 #include "checks.h"
 #include "commands.h"
 #include "config_options.h"
@@ -5,16 +7,14 @@
 #include "signals.h"
 #include "study_progress.h"
 #include "train_flags.h"
-#include "version.h"
 
-#include <reprise/data/nearest.h>
-#include <reprise/memory/bytes.h>
-#include <reprise/memory/process.h>
+#include <reprise/base/bytes.h>
+#include <reprise/memory/process_memory.h>
 #include <reprise/observe/devices.h>
 #include <reprise/report/report.h>
-#include <reprise/study/process.h>
 #include <reprise/study/runner.h>
 #include <reprise/train/prediction.h>
+#include <reprise/version.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

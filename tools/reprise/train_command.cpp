@@ -1,3 +1,4 @@
+#include "base/file.h"
 #include "checks.h"
 #include "commands.h"
 #include "config_options.h"
@@ -5,20 +6,18 @@
 #include "progress.h"
 #include "signals.h"
 #include "train_flags.h"
-#include "version.h"
 
-#include <reprise/data/file.h>
+#include <reprise/base/bytes.h>
 #include <reprise/distributed/group.h>
-#include <reprise/distributed/place.h>
-#include <reprise/memory/bytes.h>
+#include <reprise/distributed/rank_info.h>
+#include <reprise/memory/out_of_memory.h>
 #include <reprise/observe/observer.h>
-#include <reprise/torch/cuda.h>
-#include <reprise/torch/out_of_memory.h>
-#include <reprise/torch/version.h>
 #include <reprise/train/trainer.h>
+#include <reprise/version.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <torch/cuda.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -33,9 +32,9 @@ namespace reprise::command {
 namespace {
 
 /// Progress, and a look at the device while it trains.
-class Watched final : public Progress {
+class ObservedProgress final : public Progress {
  public:
-  Watched(Observer* observer, std::FILE* out)
+  ObservedProgress(Observer* observer, std::FILE* out)
       : Progress(out), observer_(observer) {}
 
   bool begun() const { return begun_; }
@@ -90,15 +89,14 @@ std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
     config.device = fmt::format(
         "cuda:{}",
         place->local_rank %
-            std::max(1, static_cast<int>(compat::cuda_device_count())));
+            std::max(1, static_cast<int>(torch::cuda::device_count())));
   }
   RankGroupOptions options;
   options.place = *place;
   options.device = device_of(config.device);
   options.backend = flags.backend;
   options.timeout_s = flags.rank_timeout_s;
-  options.same = {{"reprise", version()},
-                  {"LibTorch", compat::libtorch_version()}};
+  options.same = {{"reprise", version()}, {"LibTorch", libtorch_version()}};
   return RankGroup::join(options);
 }
 
@@ -210,7 +208,7 @@ int train_with(TrainFlags& flags, CLI::App& app,
   if (!flags.resume.empty()) {
     if (first) directory.emplace(RunDirectory::open(flags.resume));
     std::string text = first ? to_json(directory->config()) : "";
-    if (ranks) text = ranks->from_first(text);
+    if (ranks) text = ranks->broadcast_text(text);
     TrainConfig saved = config_from_json(text);
     saved.share_among(ranks ? ranks->size() : 1);
     continue_from(saved, app, config);
@@ -243,13 +241,13 @@ int train_with(TrainFlags& flags, CLI::App& app,
   }
 
   std::string path = directory ? directory->path() : "";
-  if (ranks) path = ranks->from_first(path);
+  if (ranks) path = ranks->broadcast_text(path);
   const Log log = open_log(ranks.get(), path);
   const auto stop = stop_on_signals();
   TrainResult result;
   std::optional<Observation> seen;
   {
-    Watched progress(observer ? &*observer : nullptr, log.get());
+    ObservedProgress progress(observer ? &*observer : nullptr, log.get());
     TrainRun run;
     run.directory = directory ? &*directory : nullptr;
     run.resume = !flags.resume.empty();
@@ -308,7 +306,7 @@ void print_failure(const std::string& what, bool out_of_memory) {
             << std::endl;
 }
 
-int train_or_say_why(TrainFlags& flags, CLI::App& app) {
+int train_with_json_errors(TrainFlags& flags, CLI::App& app) {
   if (flags.format != "json") return train_as_rank(flags, app);
   try {
     return train_as_rank(flags, app);
@@ -316,7 +314,7 @@ int train_or_say_why(TrainFlags& flags, CLI::App& app) {
     print_failure(error.what(), false);
     throw;
   } catch (const c10::Error& error) {
-    print_failure(user_message(error), compat::is_out_of_memory(error));
+    print_failure(user_message(error), is_out_of_memory(error));
     throw;
   } catch (const std::bad_alloc& error) {
     print_failure(error.what(), true);
@@ -335,7 +333,7 @@ void add_train(CLI::App& app, Action& action) {
       "out_of_memory.\nExit status: 0 done, 1 failed, 2 wrong usage, 130 "
       "interrupted (143 by SIGTERM).");
   train->callback([flags, train, &action] {
-    action = [flags, train] { return train_or_say_why(*flags, *train); };
+    action = [flags, train] { return train_with_json_errors(*flags, *train); };
   });
 }
 

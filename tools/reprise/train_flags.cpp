@@ -4,7 +4,7 @@
 #include "config_options.h"
 #include "errors.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 
 #include <fmt/format.h>
 

@@ -3,10 +3,9 @@
 #include "config_options.h"
 #include "errors.h"
 
-#include <reprise/memory/bytes.h>
+#include <reprise/base/bytes.h>
 #include <reprise/models/builtin.h>
 #include <reprise/models/model.h>
-#include <reprise/torch/cuda.h>
 #include <reprise/verify/verify.h>
 
 #include <ATen/Parallel.h>
@@ -177,7 +176,6 @@ int verify_all(const Flags& flags) {
   how.updates = flags.updates;
   how.seed = flags.seed;
   how.tolerance = device.is_cuda() ? kCudaTolerance : 0;
-  if (device.is_cuda()) compat::set_cuda_deterministic(true);
 
   const std::vector<Subject> subjects = subjects_of(flags, device);
   std::vector<Strategy> strategies;

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <reprise/distributed/place.h>
-#include <reprise/torch/process_group.h>
+#include <reprise/distributed/rank_info.h>
 
 #include <torch/types.h>
 
@@ -15,8 +14,12 @@
 
 namespace reprise {
 
+namespace compat {
+class Work;
+}
+
 struct RankGroupOptions {
-  RankPlace place{};
+  RankInfo place{};
   torch::Device device{torch::kCPU};  ///< of the tensors that are reduced
   /// gloo, nccl; empty: nccl on CUDA where it was built in and no two ranks share a
   /// device, else gloo.
@@ -56,24 +59,24 @@ class RankGroup {
 
   /// Of each number the largest, or the sum, over all ranks. Through the host, on
   /// connections of its own: waits for no device.
-  std::vector<int64_t> largest(std::vector<int64_t> values);
-  std::vector<double> total(std::vector<double> values);
+  std::vector<int64_t> all_reduce_max(std::vector<int64_t> values);
+  std::vector<double> all_reduce_sum(std::vector<double> values);
 
   /// The `own` (n) of all ranks into `all` (ranks, n): doubles on the host, contiguous.
   /// Allocates no tensor, so that it cannot fail on one rank alone.
   void gather(const torch::Tensor& own, const torch::Tensor& all);
 
   /// Rank 0's text; what the others give is ignored.
-  std::string from_first(const std::string& text);
+  std::string broadcast_text(const std::string& text);
 
   /// Rank 0's values, into the tensors of all others; on any device. Ranks have
   /// tensors of the same types and sizes.
-  void copy_from_first(const std::vector<torch::Tensor>& tensors);
+  void broadcast(const std::vector<torch::Tensor>& tensors);
 
   /// The same, for what others do not know the shapes of: their list is replaced by
   /// one on the host.
   using NamedList = std::vector<std::pair<std::string, torch::Tensor>>;
-  void send_from_first(NamedList& tensors);
+  void broadcast_named(NamedList& tensors);
 
   /// Collectives on the device's tensors, contiguous, by the backend. They run beside
   /// the caller; wait() with the group's.
@@ -85,9 +88,9 @@ class RankGroup {
   void wait(compat::Work& work);
 
   /// This rank's work has come a step further, as it must within each time-out from
-  /// now on; rest(): no longer, until the next step.
-  void step();
-  void rest();
+  /// now on; pause_watchdog(): no longer, until the next step.
+  void heartbeat();
+  void pause_watchdog();
 
   /// Tells the others that this rank ends with an error. May be called at any time,
   /// and again; never throws.

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <reprise/torch/saved_tensors.h>
-
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

@@ -56,7 +56,7 @@ struct Model {
   std::function<std::vector<torch::Tensor>()> linear_parameters{};
   /// Tables of lean_embedding() that are not among these; likewise.
   std::function<std::vector<torch::Tensor>()> embeddings{};
-  /// Parameters for lay_together(), so that one product takes a group.
+  /// Parameters for pack_contiguous(), so that one product takes a group.
   std::function<std::vector<std::vector<torch::Tensor>>()> groups{};
 };
 

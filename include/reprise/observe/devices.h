@@ -18,7 +18,7 @@ struct DeviceInfo {
   std::optional<int> cores;  ///< that may be used; on CUDA CUDA cores
   std::optional<std::string> driver;  ///< CUDA
   bool usable = true;                 ///< this LibTorch can train on it
-  Visible visible;
+  ProbeAvailability visible;
 };
 
 /// Whether CUDA may be started in this process to learn of devices. A process

@@ -27,13 +27,13 @@ struct DeviceSample {
 };
 
 /// Whether something can be seen, and why not.
-struct Sight {
+struct Availability {
   bool seen = false;
   std::string reason;  ///< empty where it is seen
 };
 
-struct Visible {
-  Sight memory, utilisation, power, clock;
+struct ProbeAvailability {
+  Availability memory, utilisation, power, clock;
 };
 
 /// Reads one device. From any thread, but from one at a time.
@@ -63,7 +63,7 @@ class DeviceProbe {
   virtual std::vector<PastUtilisation> rest() { return {}; }
 
   /// Looks at everything once.
-  virtual Visible visible() = 0;
+  virtual ProbeAvailability visible() = 0;
 };
 
 /// For "cpu": this process. Memory is what is resident, utilisation is in

@@ -26,7 +26,7 @@ struct FixedMemory {
 /// What one micro-batch of a given size costs.
 struct SizeCosts {
   int64_t micro_batch = 0;
-  ChainFigures figures;
+  ChainCosts figures;
   int64_t data_bytes = 0;  ///< the batch itself, and those read ahead
   /// Most live while a batch is prepared, before its chain runs: those read ahead and
   /// temporaries included.

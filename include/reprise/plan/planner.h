@@ -101,7 +101,7 @@ struct FrontierPoint {
 };
 
 /// One thing that lowers the peak, and to what.
-struct Measure {
+struct PeakReduction {
   std::string what;  ///< "micro-batch 4 instead of 8"
   int64_t peak_bytes = 0;
   double step_ms = 0;  ///< 0: not known
@@ -121,7 +121,7 @@ struct PlanResult {
   /// the whole global batch.
   std::vector<FrontierPoint> references;
   /// What sets the peak and what would lower it.
-  std::vector<Measure> measures;
+  std::vector<PeakReduction> measures;
   std::vector<std::string> stages;  ///< names
   int64_t smallest_bytes = 0;       ///< below this nothing fits
 };
@@ -134,7 +134,7 @@ struct PlanResult {
 PlanResult make_plan(const PlanRequest& request, CostSource& costs);
 
 /// What a training by a plan took.
-struct Measured {
+struct PlanMeasurement {
   int64_t peak_bytes = 0;
   double step_ms = 0;         ///< median
   double step_ms_spread = 0;  ///< half the distance of the quartiles
@@ -144,7 +144,7 @@ struct Measured {
 /// lowers it, the schedule drawn over the chain, the frontier, alternatives. At
 /// most 100 columns. With `measured` also that against what was predicted.
 std::string to_text(const PlanResult& result,
-                    const std::optional<Measured>& measured = {});
+                    const std::optional<PlanMeasurement>& measured = {});
 
 /// One plan as JSON: its part of what follows, down to `predicted`.
 std::string to_json(const Plan& plan);
@@ -159,6 +159,6 @@ std::string to_json(const Plan& plan);
 /// plans like it; frontier[] and references[] of {recompute, micro_batch,
 /// peak_bytes, step_ms}; measures[]; stages[].
 std::string to_json(const PlanResult& result,
-                    const std::optional<Measured>& measured = {});
+                    const std::optional<PlanMeasurement>& measured = {});
 
 }  // namespace reprise

@@ -38,7 +38,7 @@ struct SolverOptions {
 class Solver {
  public:
   /// Throws c10::Error where there are no stages.
-  explicit Solver(ChainFigures figures, const SolverOptions& options = {});
+  explicit Solver(ChainCosts figures, const SolverOptions& options = {});
   ~Solver();
   Solver(Solver&&) noexcept;
   Solver& operator=(Solver&&) noexcept;

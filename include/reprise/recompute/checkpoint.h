@@ -21,6 +21,10 @@ struct CheckpointOptions {
   bool early_stop = true;
 };
 
+/// Whether this thread is recomputing a stage or a checkpointed function. For code with
+/// side effects that should happen once, such as logging or counters.
+bool is_recomputing();
+
 /// Runs `function(inputs)` and keeps its inputs only; what its backward needs
 /// is recomputed when the backward asks for it. The result is part of the
 /// caller's graph like any other: it works under `backward()` and

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <reprise/memory/host_store.h>
 #include <reprise/recompute/chain.h>
-#include <reprise/torch/host_store.h>
 
 #include <cstdint>
 #include <memory>
@@ -14,7 +14,7 @@
 /// what others hold anyway (its inputs and outputs, parameters, buffers) and what is
 /// small. Values come back as they went, so results are the same in every bit.
 ///
-///     auto store = compat::make_host_store(0, 8LL << 30);
+///     auto store = make_host_store(0, 8LL << 30);
 ///     chain = with_host_variants(chain, store);
 ///
 /// Copies run beside the stage: each begins where its tensor is saved, and by the
@@ -37,13 +37,12 @@ inline constexpr const char* kOnHost = "on the host";
 
 /// A copy of `stage` with a variant more, kOnHost, the last one. What there is no room
 /// for in `store` stays on the device. Throws c10::Error where `store` is null.
-Stage with_host_variant(const Stage& stage,
-                        std::shared_ptr<compat::HostStore> store,
+Stage with_host_variant(const Stage& stage, std::shared_ptr<HostStore> store,
                         const HostOptions& options = {});
 
 /// All stages so.
 Chain with_host_variants(const Chain& chain,
-                         const std::shared_ptr<compat::HostStore>& store,
+                         const std::shared_ptr<HostStore>& store,
                          const HostOptions& options = {});
 
 /// Which variant of `stage` is kOnHost, counted from 1; 0: none.

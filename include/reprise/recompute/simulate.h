@@ -9,7 +9,7 @@ namespace reprise {
 
 /// What a run that keeps its graph costs, and the backward that goes with it,
 /// in bytes and milliseconds.
-struct KeptRunFigures {
+struct KeptRunCosts {
   std::vector<int> saved_inputs;   ///< positions that the graph holds
   std::vector<int> saved_outputs;  ///< positions that the graph holds
   int64_t saved_bytes = 0;         ///< what else the graph holds
@@ -38,12 +38,12 @@ struct KeptRunFigures {
 /// What one stage costs. A *buffer* is one storage; tensors that share memory
 /// are one buffer. The outputs of a stage are, in order, the inputs of the
 /// next. A run that drops its graph takes as long as one that keeps it.
-struct StageFigures : KeptRunFigures {
+struct StageCosts : KeptRunCosts {
   struct Buffer {
     int64_t bytes = 0;
     int input = -1;  ///< the stage's input that it shares memory with, or none
   };
-  using Variant = KeptRunFigures;
+  using Variant = KeptRunCosts;
 
   std::vector<Buffer> outputs;
   int64_t input_gradient_bytes = 0;
@@ -57,24 +57,23 @@ struct StageFigures : KeptRunFigures {
   std::vector<Variant> variants;
 
   /// The stage itself for 0, else `variants[variant - 1]`.
-  const KeptRunFigures& kept_as(int variant) const {
+  const KeptRunCosts& kept_as(int variant) const {
     if (variant == 0) return *this;
     return variants.at(static_cast<size_t>(variant) - 1);
   }
 
   /// One new output of `output_bytes`, saved together with the input and
   /// `saved_bytes` more: a plain layer, for calculations by hand.
-  static StageFigures simple(int64_t output_bytes, int64_t saved_bytes = 0,
-                             double forward_ms = 1, double backward_ms = 2);
+  static StageCosts simple(int64_t output_bytes, int64_t saved_bytes = 0,
+                           double forward_ms = 1, double backward_ms = 2);
 };
 
-struct ChainFigures {
+struct ChainCosts {
   std::vector<int64_t> input_bytes;  ///< buffers of the chain's input
   int64_t output_gradient_bytes = 0;
-  std::vector<StageFigures> stages;
+  std::vector<StageCosts> stages;
 
-  static ChainFigures simple(int64_t input_bytes,
-                             std::vector<StageFigures> stages);
+  static ChainCosts simple(int64_t input_bytes, std::vector<StageCosts> stages);
 };
 
 /// What a schedule costs.
@@ -107,6 +106,6 @@ struct Simulation {
 
 /// Walks `schedule` with these figures; no tensor is touched. Throws c10::Error
 /// where the numbers of stages differ or a variant has no figures.
-Simulation simulate(const Schedule& schedule, const ChainFigures& figures);
+Simulation simulate(const Schedule& schedule, const ChainCosts& figures);
 
 }  // namespace reprise

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <reprise/models/model.h>
+#include <reprise/train/lr_schedule.h>
 #include <reprise/train/optimizer.h>
-#include <reprise/train/rate.h>
 
 #include <cstdint>
 #include <string>
@@ -59,7 +59,7 @@ struct TrainConfig {
   double loss_scale = 65536;       ///< fp16: the first one
   OptimizerOptions optimizer{};
   bool quantize_embeddings = false;  ///< with adam8bit and adamw8bit
-  RateOptions rate{};
+  LrScheduleOptions rate{};
   std::string scale_lr;    ///< "", linear, sqrt
   int64_t base_batch = 0;  ///< that the rate was tuned for, for scale_lr
   double clip = 0;         ///< largest norm of the gradient; 0: any

@@ -47,8 +47,8 @@ PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
 
 /// Trains a few windows by `plan`, within the budget it was made for (0: none), and says
 /// what they took.
-Measured measure_plan(const TrainConfig& config, const Plan& plan,
-                      int64_t memory, int windows = 5);
+PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
+                             int64_t memory, int windows = 5);
 
 struct Largest {
   std::string axis;

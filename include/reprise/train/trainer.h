@@ -13,7 +13,7 @@
 #include <string>
 
 namespace reprise {
-namespace train_detail {
+namespace detail {
 class Session;
 }
 
@@ -118,7 +118,7 @@ class Training {
   TrainResult run(const TrainRun& run = {});
 
  private:
-  std::unique_ptr<train_detail::Session> session_;
+  std::unique_ptr<detail::Session> session_;
 };
 
 }  // namespace reprise

@@ -1,0 +1,38 @@
+#pragma once
+
+/// The library reprise::core: gradient checkpointing and accumulation, operators that save
+/// less for the backward pass, memory meters and the schedule planner.
+
+#include <reprise/accumulate/accumulator.h>
+#include <reprise/base/bytes.h>
+#include <reprise/memory/categories.h>
+#include <reprise/memory/failure.h>
+#include <reprise/memory/host_store.h>
+#include <reprise/memory/kept.h>
+#include <reprise/memory/meter.h>
+#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/process_memory.h>
+#include <reprise/ops/add_norm.h>
+#include <reprise/ops/dropout.h>
+#include <reprise/ops/embedding.h>
+#include <reprise/ops/image_conv.h>
+#include <reprise/ops/linear.h>
+#include <reprise/ops/linear_cross_entropy.h>
+#include <reprise/ops/max_pool.h>
+#include <reprise/ops/norm_relu.h>
+#include <reprise/ops/shared_norm.h>
+#include <reprise/ops/weight_copies.h>
+#include <reprise/plan/costs.h>
+#include <reprise/plan/planner.h>
+#include <reprise/plan/solver.h>
+#include <reprise/recompute/chain.h>
+#include <reprise/recompute/checkpoint.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/host_memory.h>
+#include <reprise/recompute/schedule.h>
+#include <reprise/recompute/simulate.h>
+#include <reprise/recompute/stage.h>
+#include <reprise/recompute/stage_costs.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/verify/verify.h>
+#include <reprise/version.h>

@@ -1,0 +1,27 @@
+#pragma once
+
+/// The library reprise::train: the trainer with its data, models and ranks, and reprise::core.
+
+#include <reprise/core.h>
+#include <reprise/data/dataset.h>
+#include <reprise/data/loader.h>
+#include <reprise/data/prepare.h>
+#include <reprise/data/safetensors.h>
+#include <reprise/distributed/group.h>
+#include <reprise/distributed/launch.h>
+#include <reprise/distributed/rank_info.h>
+#include <reprise/distributed/reducer.h>
+#include <reprise/models/builtin.h>
+#include <reprise/models/model.h>
+#include <reprise/models/weights.h>
+#include <reprise/train/config.h>
+#include <reprise/train/field_check.h>
+#include <reprise/train/lr_schedule.h>
+#include <reprise/train/optimizer.h>
+#include <reprise/train/planning.h>
+#include <reprise/train/prediction.h>
+#include <reprise/train/profile.h>
+#include <reprise/train/run_directory.h>
+#include <reprise/train/scaler.h>
+#include <reprise/train/summary.h>
+#include <reprise/train/trainer.h>

@@ -1,0 +1,43 @@
+#include "compat/gemm.h"
+
+#include <ATen/ATen.h>
+#include <torch/version.h>
+
+// Products of half precision with a result of single precision came with 2.8.
+#define REPRISE_WIDE_PRODUCTS \
+  (TORCH_VERSION_MAJOR > 2 || \
+   (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8))
+
+namespace reprise::compat {
+namespace {
+
+/// Whether a product of `a` can be had in `type` without rounding it first.
+[[maybe_unused]] bool widens(const at::Tensor& a, at::ScalarType type) {
+  return a.is_cuda() && a.element_size() == 2 && type == at::kFloat;
+}
+
+}  // namespace
+
+void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (sum.scalar_type() == a.scalar_type()) {
+    sum.addmm_(a, b);
+    return;
+  }
+#if REPRISE_WIDE_PRODUCTS
+  if (widens(a, sum.scalar_type())) {
+    at::addmm_out(sum, sum, a, b, sum.scalar_type());
+    return;
+  }
+#endif
+  sum.add_(at::mm(a, b));
+}
+
+at::Tensor product_as(const at::Tensor& a, const at::Tensor& b,
+                      at::ScalarType type) {
+#if REPRISE_WIDE_PRODUCTS
+  if (widens(a, type)) return at::mm(a, b, type);
+#endif
+  return at::mm(a, b).to(type);
+}
+
+}  // namespace reprise::compat

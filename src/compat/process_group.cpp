@@ -1,0 +1,204 @@
+#include "compat/process_group.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#ifdef REPRISE_HAS_NCCL
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+#include <torch/version.h>
+
+#include <utility>
+
+namespace reprise::compat {
+namespace {
+
+// From 2.0 on a backend is no process group any more.
+#if TORCH_VERSION_MAJOR >= 2
+using Backend = c10d::Backend;
+#else
+using Backend = c10d::ProcessGroup;
+#endif
+using C10dWork = c10d::Work;
+
+std::vector<uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+/// Gloo knows few types; where values are only moved, bytes do.
+torch::Tensor as_bytes(const torch::Tensor& tensor) {
+  return tensor.view({-1}).view(torch::kByte);
+}
+
+}  // namespace
+
+// TCPStore lets one call in at a time by itself.
+struct Store::Impl {
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+Store::Store(const Options& options) : impl_(std::make_unique<Impl>()) {
+  c10d::TCPStoreOptions o;
+  o.port = static_cast<uint16_t>(options.port);
+  o.isServer = options.serve;
+  o.waitWorkers = false;
+  o.timeout = options.timeout;
+  impl_->store = c10::make_intrusive<c10d::TCPStore>(options.host, o);
+}
+
+Store::~Store() = default;
+
+void Store::set(const std::string& key, const std::string& value) {
+  impl_->store->set(key, bytes_of(value));
+}
+
+std::optional<std::string> Store::find(const std::string& key) {
+  if (!impl_->store->check({key})) return std::nullopt;
+  const auto bytes = impl_->store->get(key);
+  return std::string(bytes.begin(), bytes.end());
+}
+
+int64_t Store::add(const std::string& key, int64_t value) {
+  return impl_->store->add(key, value);
+}
+
+struct Work::Impl {
+  c10::intrusive_ptr<C10dWork> work;
+  std::vector<torch::Tensor> held;  // until it is over
+  bool tells = false;               // when it is over
+};
+
+void Work::wait() {
+  TORCH_INTERNAL_ASSERT(impl_);
+  impl_->work->wait();
+}
+
+bool Work::done() const {
+  return impl_->work->isCompleted();
+}
+
+bool Work::when_done(std::function<void()> body) {
+  if (!impl_->tells) return false;
+  impl_->work->getFuture()->addCallback(
+      [body = std::move(body)](c10::ivalue::Future&) { body(); });
+  return true;
+}
+
+struct ProcessGroup::Impl {
+  c10::intrusive_ptr<Backend> backend;
+  int rank = 0;
+  int size = 1;
+  bool gloo = true;
+
+  Work start(c10::intrusive_ptr<C10dWork> work,
+             std::vector<torch::Tensor> held) {
+    Work made;
+    made.impl_ = std::make_shared<Work::Impl>();
+    made.impl_->work = std::move(work);
+    made.impl_->held = std::move(held);
+    made.impl_->tells = gloo;
+    return made;
+  }
+
+  Work reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op) {
+    std::vector<torch::Tensor> list{tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = op;
+    auto work = backend->allreduce(list, options);
+    return start(std::move(work), std::move(list));
+  }
+};
+
+bool ProcessGroup::available(const std::string& backend) {
+#ifdef REPRISE_HAS_NCCL
+  if (backend == "nccl") return true;
+#endif
+  return backend == "gloo";
+}
+
+ProcessGroup::ProcessGroup(Store& store, const Options& options)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->rank = options.rank;
+  impl_->size = options.size;
+  impl_->gloo = options.backend == "gloo";
+  const auto prefixed =
+      c10::make_intrusive<c10d::PrefixStore>(options.name, store.impl_->store);
+  if (impl_->gloo) {
+    auto o = c10d::ProcessGroupGloo::Options::create(options.timeout);
+    o->devices.push_back(
+        options.address.empty()
+            ? c10d::ProcessGroupGloo::createDefaultDevice()
+            : c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
+    o->threads = 2;
+    impl_->backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        prefixed, options.rank, options.size, std::move(o));
+    return;
+  }
+#ifdef REPRISE_HAS_NCCL
+  if (options.backend == "nccl") {
+    auto o = c10d::ProcessGroupNCCL::Options::create();
+    o->timeout = options.timeout;
+    impl_->backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        prefixed, options.rank, options.size, std::move(o));
+    return;
+  }
+#endif
+  TORCH_CHECK(false, "[--backend] expected one that this LibTorch has, got ",
+              options.backend);
+}
+
+ProcessGroup::~ProcessGroup() = default;
+
+Work ProcessGroup::sum(const torch::Tensor& tensor) {
+  return impl_->reduce(tensor, c10d::ReduceOp::SUM);
+}
+
+Work ProcessGroup::max(const torch::Tensor& tensor) {
+  return impl_->reduce(tensor, c10d::ReduceOp::MAX);
+}
+
+Work ProcessGroup::broadcast(const torch::Tensor& tensor, int from) {
+  std::vector<torch::Tensor> list{impl_->gloo ? as_bytes(tensor) : tensor};
+  c10d::BroadcastOptions options;
+  options.rootRank = from;
+  auto work = impl_->backend->broadcast(list, options);
+  return impl_->start(std::move(work), std::move(list));
+}
+
+Work ProcessGroup::all_to_all(const torch::Tensor& output,
+                              const torch::Tensor& input) {
+  torch::Tensor out = as_bytes(output);
+  torch::Tensor in = as_bytes(input);
+  TORCH_INTERNAL_ASSERT(out.numel() == in.numel() &&
+                        in.numel() % impl_->size == 0);
+  std::vector<int64_t> equal;  // parts
+  auto work = impl_->backend->alltoall_base(out, in, equal, equal);
+  return impl_->start(std::move(work), {out, in});
+}
+
+Work ProcessGroup::all_gather(const torch::Tensor& output,
+                              const torch::Tensor& input) {
+  torch::Tensor out = as_bytes(output);
+  torch::Tensor in = as_bytes(input);
+  TORCH_INTERNAL_ASSERT(out.numel() == in.numel() * impl_->size);
+  if (!impl_->gloo) {
+    auto work = impl_->backend->_allgather_base(out, in);
+    return impl_->start(std::move(work), {out, in});
+  }
+  std::vector<std::vector<torch::Tensor>> parts{out.chunk(impl_->size)};
+  std::vector<torch::Tensor> own{in};
+  auto work = impl_->backend->allgather(parts, own);
+  return impl_->start(std::move(work), {out, in});
+}
+
+void ProcessGroup::shut_down() {
+#ifdef REPRISE_HAS_NCCL
+  if (auto* nccl =
+          dynamic_cast<c10d::ProcessGroupNCCL*>(impl_->backend.get())) {
+    nccl->shutdown();
+  }
+#endif
+}
+
+}  // namespace reprise::compat

@@ -1,0 +1,17 @@
+#include <reprise/version.h>
+
+#include <torch/version.h>
+
+namespace reprise {
+
+std::string version() {
+  return REPRISE_VERSION;
+}
+
+std::string libtorch_version() {
+  return std::to_string(TORCH_VERSION_MAJOR) + "." +
+         std::to_string(TORCH_VERSION_MINOR) + "." +
+         std::to_string(TORCH_VERSION_PATCH);
+}
+
+}  // namespace reprise

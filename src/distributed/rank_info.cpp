@@ -1,0 +1,129 @@
+#include <reprise/distributed/rank_info.h>
+
+#include <c10/util/Exception.h>
+
+#include <cctype>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+namespace reprise {
+namespace {
+
+using Variable = std::function<const char*(const char*)>;
+
+std::string text_of(const Variable& variable, const char* name) {
+  const char* text = variable(name);
+  return text == nullptr ? "" : text;
+}
+
+int number(const Variable& variable, const char* name, int least, int most) {
+  const std::string text = text_of(variable, name);
+  int value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  TORCH_CHECK(error == std::errc() && end == text.data() + text.size() &&
+                  value >= least && value <= most,
+              "[ranks] expected a number from ", least, " to ", most, " in ",
+              name, ", got '", text, "'");
+  return value;
+}
+
+int number_or(const Variable& variable, const char* name, int otherwise,
+              int most) {
+  return text_of(variable, name).empty() ? otherwise
+                                         : number(variable, name, 0, most);
+}
+
+constexpr int kMostRanks = 1 << 20;
+
+struct Names {
+  const char* launcher;
+  const char* rank;
+  const char* ranks;
+  const char* local_rank;
+  const char* local_ranks;
+};
+
+constexpr Names kLaunchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+     "SLURM_NTASKS_PER_NODE"},
+};
+
+/// "node[03-07,9],other" → "node03".
+std::string first_machine(const std::string& list) {
+  const size_t end = list.find_first_of(",[");
+  std::string name = list.substr(0, end);
+  if (end == std::string::npos || list[end] == ',') return name;
+  for (size_t i = end + 1; i < list.size(); ++i) {
+    if (std::isdigit(static_cast<unsigned char>(list[i])) == 0) break;
+    name += list[i];
+  }
+  return name;
+}
+
+/// The same for all ranks of a job, another one for another job most of the time.
+int port_of_job(const Variable& variable) {
+  uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE",
+                           "OMPI_MCA_ess_base_jobid", "PMI_ID"}) {
+    for (const char c : text_of(variable, name)) {
+      hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+    }
+  }
+  // Below those that systems hand out by themselves.
+  return 20000 + static_cast<int>(hash % 12000);
+}
+
+void find_store(RankInfo& place, const Variable& variable) {
+  const std::string host = text_of(variable, "MASTER_ADDR");
+  const std::string nodes = text_of(variable, "SLURM_STEP_NODELIST");
+  if (!host.empty()) {
+    place.host = host;
+  } else if (place.launcher == "Slurm" && !nodes.empty()) {
+    place.host = first_machine(nodes);
+  }
+  place.port = text_of(variable, "MASTER_PORT").empty()
+                   ? port_of_job(variable)
+                   : number(variable, "MASTER_PORT", 1, 65535);
+  // torchrun's agent keeps a store, at this very port.
+  place.serve = text_of(variable, "TORCHELASTIC_USE_AGENT_STORE") != "True";
+  if (!place.serve) {
+    place.start = text_of(variable, "TORCHELASTIC_RUN_ID") + "/" +
+                  text_of(variable, "TORCHELASTIC_RESTART_COUNT");
+  }
+}
+
+}  // namespace
+
+std::optional<RankInfo> place_from_environment(const Variable& variable) {
+  for (const Names& names : kLaunchers) {
+    if (text_of(variable, names.rank).empty()) continue;
+    const bool slurm = std::string_view(names.launcher) == "Slurm";
+    // A single process of a batch job has these too.
+    if (slurm && number_or(variable, names.ranks, 1, kMostRanks) == 1) continue;
+    RankInfo place;
+    place.launcher = names.launcher;
+    place.ranks = number(variable, names.ranks, 1, kMostRanks);
+    place.rank = number(variable, names.rank, 0, place.ranks - 1);
+    place.local_rank =
+        number_or(variable, names.local_rank, place.rank, kMostRanks);
+    place.local_ranks =
+        number_or(variable, names.local_ranks, place.ranks, kMostRanks);
+    find_store(place, variable);
+    return place;
+  }
+  return std::nullopt;
+}
+
+std::optional<RankInfo> place_from_environment() {
+  return place_from_environment(
+      [](const char* name) { return std::getenv(name); });
+}
+
+}  // namespace reprise

@@ -1,0 +1,242 @@
+// Compiled against a LibTorch with CUDA; host_store_none.cpp replaces it otherwise.
+//
+// When device memory may be used again. The caching allocator hands a freed block to
+// the next request of the stream that it was taken on, at once: right for work on
+// that stream, wrong while another stream reads it. Its own remedy, record_stream(),
+// holds the block back until some later request finds the reading done, so that how
+// much memory a run needs depends on the clock (and inside a capture nothing is ever
+// done). Here the tensor is held until its stream has been told to wait for the copy;
+// then it is freed like any other, at a moment that is the same in every run.
+#include "compat/stream_mark.h"
+
+#include <reprise/memory/host_store.h>
+
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+using c10::cuda::CUDAStream;
+using compat::capture_of;
+using compat::StreamMark;
+
+struct Buffer {
+  void* data = nullptr;
+  size_t bytes = 0;
+  bool in_graph = false;  // which has its address for good
+};
+
+/// Pinned memory of one device's copies. Made by hand: LibTorch's own pool rounds
+/// sizes up to a power of two.
+class Buffers {
+ public:
+  Buffers(c10::DeviceIndex device, int64_t limit)
+      : limit_(limit),
+        stream_(
+            c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {}
+  ~Buffers() {
+    (void)cudaStreamSynchronize(stream_);
+    for (auto& [bytes, buffer] : free_) {
+      (void)cudaFreeHost(buffer.data);
+    }
+    (void)cudaGetLastError();  // at the process's end CUDA may be gone
+  }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  std::optional<Buffer> take(size_t bytes, bool in_graph) {
+    const std::lock_guard lock(mutex_);
+    Buffer buffer;
+    if (const auto found = free_.find(bytes); found != free_.end()) {
+      buffer = found->second;
+      free_.erase(found);
+    } else {
+      if (!in_graph) make_room(bytes);
+      if (held_ + static_cast<int64_t>(bytes) > limit_) return std::nullopt;
+      const c10::cuda::CUDAStreamCaptureModeGuard relaxed(
+          cudaStreamCaptureModeRelaxed);
+      if (cudaHostAlloc(&buffer.data, bytes, cudaHostAllocDefault) !=
+          cudaSuccess) {
+        (void)cudaGetLastError();
+        return std::nullopt;
+      }
+      buffer.bytes = bytes;
+      held_ += static_cast<int64_t>(bytes);
+    }
+    buffer.in_graph = buffer.in_graph || in_graph;
+    return buffer;
+  }
+
+  void give(const Buffer& buffer) {
+    const std::lock_guard lock(mutex_);
+    free_.emplace(buffer.bytes, buffer);
+  }
+
+  void trim() {
+    const std::lock_guard lock(mutex_);
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    for (auto& [bytes, buffer] : free_) {
+      C10_CUDA_CHECK(cudaFreeHost(buffer.data));
+      held_ -= static_cast<int64_t>(bytes);
+    }
+    free_.clear();
+  }
+
+  const CUDAStream& stream() const { return stream_; }
+  int64_t limit_bytes() const { return limit_; }
+  int64_t held_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return held_;
+  }
+
+ private:
+  /// Gives buffers of other sizes back, which an earlier micro-batch size left.
+  void make_room(size_t bytes) {
+    const auto fits = [&] {
+      return held_ + static_cast<int64_t>(bytes) <= limit_;
+    };
+    if (fits()) return;
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    for (auto it = free_.begin(); it != free_.end() && !fits();) {
+      if (it->second.in_graph) {
+        ++it;
+        continue;
+      }
+      C10_CUDA_CHECK(cudaFreeHost(it->second.data));
+      held_ -= static_cast<int64_t>(it->first);
+      it = free_.erase(it);
+    }
+  }
+
+  const int64_t limit_;
+  const CUDAStream stream_;
+  mutable std::mutex mutex_;
+  std::multimap<size_t, Buffer> free_;
+  int64_t held_ = 0;
+};
+
+class CudaHostCopy final : public HostCopy {
+ public:
+  CudaHostCopy(std::shared_ptr<Buffers> buffers, const Buffer& buffer,
+               const at::Tensor& bytes)
+      : buffers_(std::move(buffers)),
+        buffer_(buffer),
+        device_(bytes),
+        owner_(current()) {
+    copy(buffer_.data, device_.data_ptr(), cudaMemcpyDeviceToHost);
+  }
+
+  ~CudaHostCopy() override {
+    try {
+      const c10::cuda::CUDAGuard guard(owner_.device_index());
+      if (device_.defined() && copied_) copied_->hold_back(owner_);
+    } catch (...) {
+      (void)cudaGetLastError();
+    }
+    device_.reset();
+    buffers_->give(buffer_);
+  }
+
+  void leave() override {
+    if (!device_.defined()) return;
+    const c10::cuda::CUDAGuard guard(owner_.device_index());
+    copied_->hold_back(owner_);
+    copied_.reset();
+    device_.reset();
+  }
+
+  const at::Tensor& fetch() override {
+    if (device_.defined()) return device_;
+    const c10::cuda::CUDAGuard guard(owner_.device_index());
+    owner_ = current();
+    device_ = at::empty(
+        {static_cast<int64_t>(buffer_.bytes)},
+        at::TensorOptions(at::kByte).device(at::kCUDA, owner_.device_index()));
+    copy(device_.data_ptr(), buffer_.data, cudaMemcpyHostToDevice);
+    return device_;
+  }
+
+  const at::Tensor& bytes() override {
+    fetch();
+    if (!copied_) return device_;
+    const c10::cuda::CUDAGuard guard(owner_.device_index());
+    copied_->hold_back(current());
+    if (current() == owner_) copied_.reset();
+    return device_;
+  }
+
+ private:
+  CUDAStream current() const {
+    return c10::cuda::getCurrentCUDAStream(buffers_->stream().device_index());
+  }
+
+  /// After what the owner's stream has been given so far.
+  void copy(void* to, const void* from, cudaMemcpyKind kind) {
+    const CUDAStream& stream = buffers_->stream();
+    at::cuda::CUDAEvent before;
+    before.record(owner_);
+    before.block(stream);
+    C10_CUDA_CHECK(cudaMemcpyAsync(to, from, buffer_.bytes, kind, stream));
+    copied_.emplace(stream);
+  }
+
+  std::shared_ptr<Buffers> buffers_;
+  Buffer buffer_;
+  at::Tensor device_;  // undefined: on the host alone
+  CUDAStream owner_;   // of device_'s memory
+  std::optional<StreamMark>
+      copied_;  // end of the copy; none: the owner waited for it
+};
+
+class CudaHostStore final : public HostStore {
+ public:
+  CudaHostStore(c10::DeviceIndex device, int64_t limit)
+      : device_(device), buffers_(std::make_shared<Buffers>(device, limit)) {}
+
+  std::unique_ptr<HostCopy> send(const at::Tensor& bytes) override {
+    const c10::cuda::CUDAGuard guard(device_);
+    const bool in_graph =
+        capture_of(c10::cuda::getCurrentCUDAStream(device_)) != 0;
+    const auto buffer =
+        buffers_->take(static_cast<size_t>(bytes.numel()), in_graph);
+    if (!buffer) return nullptr;
+    try {
+      return std::make_unique<CudaHostCopy>(buffers_, *buffer, bytes);
+    } catch (...) {
+      buffers_->give(*buffer);
+      throw;
+    }
+  }
+
+  void trim() override {
+    const c10::cuda::CUDAGuard guard(device_);
+    buffers_->trim();
+  }
+
+  c10::Device device() const override { return {c10::kCUDA, device_}; }
+  int64_t limit_bytes() const override { return buffers_->limit_bytes(); }
+  int64_t held_bytes() const override { return buffers_->held_bytes(); }
+
+ private:
+  c10::DeviceIndex device_;
+  std::shared_ptr<Buffers> buffers_;
+};
+
+}  // namespace
+
+std::shared_ptr<HostStore> make_host_store(int device, int64_t limit_bytes) {
+  return std::make_shared<CudaHostStore>(static_cast<c10::DeviceIndex>(device),
+                                         limit_bytes);
+}
+
+}  // namespace reprise

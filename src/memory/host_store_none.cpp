@@ -1,0 +1,12 @@
+// For a LibTorch without CUDA; host_store.cpp has the real one.
+#include <reprise/memory/host_store.h>
+
+#include <c10/util/Exception.h>
+
+namespace reprise {
+
+std::shared_ptr<HostStore> make_host_store(int, int64_t) {
+  TORCH_CHECK(false, "[host_store] this LibTorch was built without CUDA");
+}
+
+}  // namespace reprise

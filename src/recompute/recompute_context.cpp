@@ -1,0 +1,93 @@
+#include "recompute/recompute_context.h"
+
+#include <reprise/memory/meter.h>
+#include <reprise/recompute/checkpoint.h>
+
+#include <unordered_set>
+
+namespace reprise {
+namespace {
+
+thread_local bool t_recomputing = false;
+thread_local const Modules* t_modules = nullptr;
+
+}  // namespace
+
+bool is_recomputing() {
+  return t_recomputing;
+}
+
+RecomputeContext::RecomputeContext(const Tensors& inputs,
+                                   const Modules& modules,
+                                   const std::vector<at::Generator>& generators)
+    : rng_(compat::RngState::capture(inputs, generators)),
+      autocast_(compat::AutocastState::current()) {
+  std::unordered_set<const void*> seen;
+  for (const auto& root : modules) {
+    for (const auto& module : root->modules()) {
+      if (!module->is_training()) continue;
+      for (const torch::Tensor& buffer : module->buffers(/*recurse=*/false)) {
+        if (!buffer.defined() ||
+            !seen.insert(buffer.unsafeGetTensorImpl()).second) {
+          continue;
+        }
+        buffers_.push_back({buffer, buffer.variable_data().clone()});
+      }
+    }
+  }
+}
+
+int64_t RecomputeContext::buffer_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& buffer : buffers_) {
+    bytes +=
+        allocated_bytes(static_cast<int64_t>(buffer.before.storage().nbytes()),
+                        buffer.before.device());
+  }
+  return bytes;
+}
+
+void RecomputeContext::finish_first_run() {
+  rng_.forget_unchanged(compat::RngState::capture_like(rng_));
+}
+
+// Buffers are exchanged, not copied back: the replay works on a copy of the
+// value before the first run, and the present storage returns untouched. No
+// version counter moves, so graphs that saved a buffer stay valid.
+RecomputeGuard::RecomputeGuard(const RecomputeContext& context)
+    : rng_(context.rng_),
+      autocast_(context.autocast_),
+      grad_mode_(true),
+      was_recomputing_(t_recomputing) {
+  // All copies first: where one fails, no buffer has been exchanged.
+  Tensors copies;
+  for (const auto& buffer : context.buffers_) {
+    copies.push_back(buffer.before.clone());
+    buffers_.emplace_back(buffer.tensor, buffer.tensor.variable_data());
+  }
+  for (size_t i = 0; i < copies.size(); ++i) {
+    buffers_[i].first.set_data(copies[i]);
+  }
+  t_recomputing = true;
+}
+
+RecomputeGuard::~RecomputeGuard() {
+  t_recomputing = was_recomputing_;
+  for (auto& [tensor, now] : buffers_) tensor.set_data(now);
+}
+
+CurrentModules::CurrentModules(const Modules& modules) : before_(t_modules) {
+  t_modules = &modules;
+}
+
+CurrentModules::~CurrentModules() {
+  t_modules = before_;
+}
+
+const Modules& CurrentModules::get() {
+  static const Modules none;
+  if (t_modules == nullptr) return none;
+  return *t_modules;
+}
+
+}  // namespace reprise

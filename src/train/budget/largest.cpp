@@ -1,0 +1,72 @@
+#include "plan/drawing.h"
+#include "plan/plan_words.h"
+
+#include <reprise/base/bytes.h>
+#include <reprise/train/planning.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace reprise {
+namespace {
+
+double factor_of(const Largest& largest) {
+  return static_cast<double>(largest.value) /
+         static_cast<double>(largest.plain);
+}
+
+std::string answer(const Largest& largest) {
+  if (largest.value == 0) {
+    return fmt::format("not even the smallest {} fits\n", largest.axis);
+  }
+  if (largest.plain == 0) {
+    return fmt::format(
+        "{} {} fits; without any technique not even the smallest does\n",
+        largest.axis, largest.value);
+  }
+  return fmt::format(
+      "{} {} fits, {:.1f} times the {} that fit{} without any "
+      "technique\n",
+      largest.axis, largest.value, factor_of(largest), largest.plain,
+      largest.axis == "batch" ? "" : "s");
+}
+
+std::string peak_row(const char* name, int64_t value, int64_t bytes) {
+  return fmt::format("  {:<14}{:>8}  peak {}\n", name, value,
+                     format_bytes(bytes));
+}
+
+}  // namespace
+
+std::string to_text(const Largest& largest) {
+  std::string text = answer(largest);
+  if (largest.plain > 0) {
+    text += peak_row("no technique", largest.plain, largest.plain_peak_bytes);
+  }
+  if (largest.value > 0) {
+    text += peak_row("planned", largest.value, largest.peak_bytes);
+  }
+  if (!largest.plan) return text;
+  const Plan& plan = *largest.plan;
+  return text + fmt::format("{}, {}\nrecompute {}: {}\n",
+                            detail::batches_in_words(plan), plan.precision,
+                            plan.schedule.name(),
+                            detail::schedule_in_words(plan.schedule));
+}
+
+std::string to_json(const Largest& largest) {
+  using nlohmann::ordered_json;
+  ordered_json json;
+  json["axis"] = largest.axis;
+  json["value"] = largest.value;
+  json["plain"] = largest.plain;
+  json["factor"] = largest.plain > 0 ? ordered_json(factor_of(largest))
+                                     : ordered_json(nullptr);
+  json["peak_bytes"] = largest.peak_bytes;
+  json["plain_peak_bytes"] = largest.plain_peak_bytes;
+  json["plan"] = largest.plan ? ordered_json::parse(to_json(*largest.plan))
+                              : ordered_json(nullptr);
+  return json.dump(2);
+}
+
+}  // namespace reprise

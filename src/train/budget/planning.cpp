@@ -1,0 +1,426 @@
+#include "compat/denormals.h"
+#include "plan/plan_words.h"
+#include "train/budget/budget_planner.h"
+#include "train/budget/training_costs.h"
+#include "train/loop/session.h"
+
+#include <reprise/base/bytes.h>
+#include <reprise/train/planning.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+using detail::CostParts;
+using detail::Session;
+using detail::TrainingCosts;
+
+TrainingCosts::Options cost_options(const PlanningOptions& options) {
+  TrainingCosts::Options result;
+  result.fresh = options.fresh;
+  result.memory = options.memory;
+  result.memory_only = options.quick;
+  result.progress = options.progress;
+  return result;
+}
+
+/// What a training with fixed settings does: no planning inside, no test data.
+TrainConfig plain(TrainConfig config) {
+  config.memory_limit = 0;
+  config.evaluate = false;
+  if (config.batch == 0) config.batch = 1;
+  if (config.accumulate == 0) config.accumulate = 1;
+  config.global_batch = config.batch * config.accumulate;
+  if (config.recompute.empty() || config.recompute == "optimal") {
+    config.recompute = "none";
+  }
+  return config;
+}
+
+std::string how(const Plan& plan) {
+  const int again = plan.schedule.total_runs() - plan.schedule.stages();
+  const std::string host =
+      plan.host_bytes > 0
+          ? fmt::format(", {} on the host", format_bytes(plan.host_bytes))
+          : std::string();
+  return fmt::format(
+      "micro-batch {} × {}, {} stage run{} recomputed, {} of memory{}",
+      plan.micro_batch, plan.accumulate, again, again == 1 ? "" : "s",
+      format_bytes(plan.peak_bytes), host);
+}
+
+PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
+  options.memory = request.memory;
+  return options;
+}
+
+/// Costs with copies of the weights, and, where they are left to us and a budget is
+/// tight, without: the memory may do more elsewhere.
+class CopyChoice {
+ public:
+  CopyChoice(CostParts parts, TrainingCosts::Options options)
+      : free_(parts.config.weight_copies == "auto" && parts.device.is_cuda()),
+        parts_(std::move(parts)),
+        options_(std::move(options)),
+        usual_(parts_, options_) {}
+
+  PlanResult plan(const PlanRequest& request) {
+    const compat::FlushDenormals flush(parts_.device);
+    PlanResult result = choose(request);
+    // The training takes what it needs itself, and no more.
+    usual_.release_workspaces();
+    if (each_) each_->release_workspaces();
+    return result;
+  }
+
+ private:
+  PlanResult choose(const PlanRequest& request) {
+    PlanResult with = make_plan(request, usual_);
+    const bool half = with.plan.precision != "fp32";
+    const bool tight = !with.feasible || with.plan.schedule.total_runs() >
+                                             with.plan.schedule.stages();
+    if (!free_ || !half || request.memory == 0) return with;
+    if (!each_) {
+      if (!tight) return with;
+      CostParts parts = parts_;
+      parts.config.weight_copies = "each";
+      each_ = std::make_unique<TrainingCosts>(std::move(parts), options_);
+    }
+    PlanResult without = make_plan(request, *each_);
+    const auto worse = [&](const PlanResult& result) {
+      return std::make_tuple(
+          !result.feasible,
+          result.feasible ? result.plan.step_ms : result.smallest_bytes * 1.0);
+    };
+    if (worse(with) <= worse(without)) return with;
+    without.plan.weight_copies = "each";
+    for (Plan& plan : without.alternatives) plan.weight_copies = "each";
+    return without;
+  }
+
+  bool free_;
+  CostParts parts_;
+  TrainingCosts::Options options_;
+  TrainingCosts usual_;
+  std::unique_ptr<TrainingCosts> each_;
+};
+
+class SessionPlanner final : public BudgetPlanner {
+ public:
+  SessionPlanner(CostParts parts, PlanRequest request,
+                 const PlanningOptions& options)
+      : costs_(std::move(parts), cost_options(within(options, request))),
+        request_(std::move(request)) {}
+
+  Decision decide() override {
+    const PlanResult result = costs_.plan(request_);
+    // For whoever asks, it is the memory that was not enough.
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, result.feasible, "[--memory] nothing fits into ",
+        detail::exact_bytes(request_.memory), "; the smallest plan needs ",
+        detail::enough_bytes(result.smallest_bytes), ": ", how(result.plan));
+    return decision(result.plan);
+  }
+
+  std::optional<Decision> tighten(const Decision& present,
+                                  int64_t over_bytes) override {
+    // By as much as the prediction was off; where that is not known, by a
+    // tenth.
+    const int64_t less =
+        over_bytes > 0
+            ? over_bytes
+            : std::max<int64_t>(1, present.predicted_peak_bytes / 10);
+    PlanRequest request = request_;
+    request.micro_batch = present.micro_batch;
+    request.memory = std::max<int64_t>(1, present.predicted_peak_bytes - less);
+    const PlanResult result = costs_.plan(request);
+    if (result.feasible) return decision(result.plan);
+    const bool lower = result.plan.peak_bytes < present.predicted_peak_bytes;
+    // Not as low as asked for, but it leaves every bit as it is.
+    if (lower && over_bytes == 0) return decision(result.plan);
+    if (auto smaller = smaller_batch(present, request.memory)) return smaller;
+    if (lower) return decision(result.plan);
+    return std::nullopt;
+  }
+
+ private:
+  std::optional<Decision> smaller_batch(const Decision& present,
+                                        int64_t budget) {
+    if (request_.micro_batch > 0) return std::nullopt;  // given by the user
+    PlanRequest request = request_;
+    request.memory = budget;
+    const PlanResult result = costs_.plan(request);
+    const auto smaller = [&](const Plan& plan) {
+      return plan.micro_batch < present.micro_batch &&
+             plan.peak_bytes < present.predicted_peak_bytes;
+    };
+    if (smaller(result.plan)) return decision(result.plan);
+    for (const Plan& plan : result.alternatives) {
+      if (smaller(plan)) return decision(plan);
+    }
+    return std::nullopt;
+  }
+
+  static Decision decision(const Plan& plan) {
+    return {plan.micro_batch,   plan.accumulate, plan.schedule,
+            plan.peak_bytes,    plan.step_ms,    how(plan),
+            plan.weight_copies, plan.graph};
+  }
+
+  CopyChoice costs_;
+  PlanRequest request_;
+};
+
+/// One way along which something grows: the whole multiples of `step`.
+struct Axis {
+  int64_t ModelOptions::*option = nullptr;  // null: the batch
+  int64_t step = 1;
+  int64_t first = 1;  // value tried first; a whole multiple
+  int64_t most = 1 << 20;
+  bool doubles = false;  // the model takes no values between
+};
+
+/// The largest whole multiple of the axis' step for which `fits` holds, 0 if none
+/// does: doubles the first value, then halves the distance until it is one step.
+int64_t search(const Axis& axis, const std::function<bool(int64_t)>& fits) {
+  const int64_t step = axis.step;
+  int64_t good = 0;
+  int64_t bad = axis.first / step;  // in steps
+  while (bad * step <= axis.most && fits(bad * step)) {
+    good = bad;
+    bad *= 2;
+  }
+  if (axis.doubles) return good * step;
+  if (bad * step > axis.most) bad = axis.most / step + 1;
+  while (bad - good > 1) {
+    const int64_t middle = good + (bad - good) / 2;
+    (fits(middle * step) ? good : bad) = middle;
+  }
+  return good * step;
+}
+
+bool takes_image_size(const TrainConfig& config, int64_t size) {
+  ModelOptions options = config.model_options;
+  options.image_size = size;
+  try {
+    make_model(config.model, options);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+/// What the sides of images must be a multiple of: 1, a patch, or a side that can be
+/// halved as often as the model does.
+int64_t image_step(const TrainConfig& config) {
+  for (const int64_t step : {1, 2, 4, 8, 16}) {
+    if (takes_image_size(config, 32 + step)) return step;
+  }
+  return 32;
+}
+
+Axis axis_of(const std::string& name, const TrainConfig& config) {
+  if (name == "batch") return {nullptr, 1, 1};
+  if (name == "image-size") {
+    // cnn-basic takes MNIST's side and its doubles only.
+    if (!takes_image_size(config, 32)) {
+      return {&ModelOptions::image_size, 28, 28, 3584, true};
+    }
+    return {&ModelOptions::image_size, image_step(config), 32, 1 << 14};
+  }
+  if (name == "seq") return {&ModelOptions::seq, 1, 32};
+  if (name == "depth") return {&ModelOptions::depth, 1, 1, 1 << 14};
+  TORCH_CHECK(false, "[--largest] expected batch, image-size, seq or depth, ",
+              "got '", name, "'");
+}
+
+/// Measures memory at one value of an axis.
+class Trial {
+ public:
+  Trial(const TrainConfig& config, const PlanningOptions& options)
+      : session_(plain(config)) {
+    TrainingCosts::Options measuring;
+    CostParts parts = session_.cost_parts();
+    // As a training within the budget would choose.
+    if (parts.config.weight_copies == "auto" && parts.device.is_cuda()) {
+      parts.config.weight_copies = "each";
+    }
+    measuring.memory_only = true;
+    measuring.progress = options.progress;
+    costs_.emplace(std::move(parts), measuring);
+  }
+
+  PlanResult plan(const PlanRequest& request) {
+    return make_plan(request, *costs_);
+  }
+
+ private:
+  Session session_;
+  std::optional<TrainingCosts> costs_;
+};
+
+class LargestSearch {
+ public:
+  LargestSearch(const TrainConfig& config, std::string axis,
+                const PlanRequest& request, const PlanningOptions& options)
+      : config_(config),
+        axis_(axis_of(axis, config)),
+        request_(request),
+        options_(options) {
+    result_.axis = std::move(axis);
+    TORCH_CHECK(request.memory > 0, "[--largest] needs --memory");
+  }
+
+  Largest run() {
+    result_.plain = search(axis_, [&](int64_t v) { return fits(v, true); });
+    result_.value = search(axis_, [&](int64_t v) { return fits(v, false); });
+    return result_;
+  }
+
+ private:
+  bool fits(int64_t value, bool plainly) {
+    PlanRequest request = request_;
+    TrainConfig config = config_;
+    if (axis_.option == nullptr) {
+      request.global_batch = request.micro_batch = value;
+    } else {
+      config.model_options.*axis_.option = value;
+      if (plainly) request.micro_batch = request.global_batch;
+    }
+    request.strategy = plainly ? "none" : "";
+    if (options_.progress) {
+      options_.progress(fmt::format("{} {}, {}", result_.axis, value,
+                                    plainly ? "no technique" : "planned"));
+    }
+    std::optional<PlanResult> found;
+    try {
+      Trial& here = trial(config, value);
+      if (request.micro_batch == 0) found = smallest_micro_batch(here, request);
+      if (!found) found = here.plan(request);
+    } catch (const c10::Error& error) {
+      // No room for it at all, or a size that the model cannot take.
+      if (value == axis_.first) throw;
+      return false;
+    }
+    if (!found->feasible) return false;
+    if (plainly) {
+      result_.plain_peak_bytes = found->plan.peak_bytes;
+    } else {
+      result_.peak_bytes = found->plan.peak_bytes;
+      result_.plan.emplace(found->plan);
+    }
+    return true;
+  }
+
+  /// If that fits, no other has to be measured.
+  static std::optional<PlanResult> smallest_micro_batch(Trial& trial,
+                                                        PlanRequest request) {
+    request.micro_batch = 1;
+    try {
+      PlanResult result = trial.plan(request);
+      if (result.feasible) return result;
+    } catch (const c10::Error&) {
+      // BatchNorm may need more than one sample.
+    }
+    return std::nullopt;
+  }
+
+  /// The batch needs one model only.
+  Trial& trial(const TrainConfig& config, int64_t value) {
+    const int64_t key = axis_.option == nullptr ? 0 : value;
+    if (!trial_ || trial_key_ != key) {
+      trial_.reset();  // before the next one takes memory
+      trial_.emplace(config, options_);
+      trial_key_ = key;
+    }
+    return *trial_;
+  }
+
+  TrainConfig config_;
+  Axis axis_;
+  PlanRequest request_;
+  PlanningOptions options_;
+  std::optional<Trial> trial_;
+  int64_t trial_key_ = -1;
+  Largest result_;
+};
+
+}  // namespace
+
+std::unique_ptr<BudgetPlanner> detail::make_budget_planner(
+    CostParts parts, PlanRequest request, const PlanningOptions& options) {
+  return std::make_unique<SessionPlanner>(std::move(parts), std::move(request),
+                                          options);
+}
+
+struct TrainingPlanner::Impl {
+  Impl(const TrainConfig& config, const PlanningOptions& options)
+      : session(plain(config)),
+        costs(session.cost_parts(), cost_options(options)) {}
+  Session session;
+  CopyChoice costs;
+};
+
+TrainingPlanner::TrainingPlanner(const TrainConfig& config,
+                                 const PlanningOptions& options)
+    : impl_(std::make_unique<Impl>(config, options)) {}
+TrainingPlanner::~TrainingPlanner() = default;
+TrainingPlanner::TrainingPlanner(TrainingPlanner&&) noexcept = default;
+TrainingPlanner& TrainingPlanner::operator=(TrainingPlanner&&) noexcept =
+    default;
+
+PlanResult TrainingPlanner::plan(const PlanRequest& request) {
+  return impl_->costs.plan(request);
+}
+
+PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
+                         const PlanningOptions& options) {
+  PlanningOptions within = options;
+  if (within.memory == 0) within.memory = request.memory;
+  return TrainingPlanner(config, within).plan(request);
+}
+
+PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
+                             int64_t memory, int windows) {
+  TORCH_CHECK(windows > 0, "[measure_plan] expected 1 window or more, got ",
+              windows);
+  TrainConfig fixed = config;
+  fixed.memory_limit = memory;
+  fixed.evaluate = false;
+  if (!plan.graph) fixed.graph = "off";
+  fixed.batch = plan.micro_batch;
+  fixed.accumulate = plan.accumulate;
+  fixed.global_batch = plan.global_batch;
+  fixed.precision = plan.precision;
+  fixed.recompute = plan.schedule.to_text();
+  if (!plan.weight_copies.empty()) fixed.weight_copies = plan.weight_copies;
+  fixed.epochs = 0;
+  fixed.steps = detail::kWarmUpWindows + windows;
+  fixed.resolve();
+  Session session(fixed);
+  const TrainResult result = session.run({});
+  std::vector<double> ms = session.window_ms();
+  ms.erase(ms.begin(),
+           ms.begin() + std::min<std::ptrdiff_t>(
+                            static_cast<std::ptrdiff_t>(ms.size()) - 1,
+                            detail::kWarmUpWindows));
+  std::sort(ms.begin(), ms.end());
+  const auto at = [&](double share) {
+    return ms[static_cast<size_t>(share * static_cast<double>(ms.size() - 1))];
+  };
+  return {result.summary.peak_bytes, at(0.5), (at(0.75) - at(0.25)) / 2};
+}
+
+Largest find_largest(const TrainConfig& config, const std::string& axis,
+                     const PlanRequest& request,
+                     const PlanningOptions& options) {
+  return LargestSearch(config, axis, request, options).run();
+}
+
+}  // namespace reprise

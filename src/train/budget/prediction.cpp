@@ -1,0 +1,120 @@
+#include "plan/evaluation.h"
+#include "train/budget/training_costs.h"
+#include "train/loop/session.h"
+
+#include <reprise/train/prediction.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace reprise {
+namespace {
+
+using detail::Evaluator;
+using detail::Session;
+using detail::TrainingCosts;
+
+/// The same for trainings that one model's measurements serve.
+TrainConfig common_part(TrainConfig config) {
+  config.batch = config.accumulate = config.global_batch = 1;
+  config.recompute = "none";
+  config.memory_limit = 0;
+  config.steps = 1;
+  config.epochs = 0;
+  config.seconds = 0;
+  config.evaluate = false;
+  config.seed = 1;
+  config.graph = "off";
+  return config;
+}
+
+/// Two sizes: measured, not guessed at, and not so large that measuring takes
+/// longer than what it is for.
+std::set<int64_t> sizes_to_measure(const std::set<int64_t>& sizes) {
+  const int64_t small = *sizes.begin();
+  int64_t large = small;
+  for (const int64_t size : sizes) {
+    if (size <= 4 * small) large = size;
+  }
+  if (large == small && sizes.size() > 1) large = *std::next(sizes.begin());
+  return {small, large};
+}
+
+class Group {
+ public:
+  Group(const TrainConfig& config, const PlanningOptions& options)
+      : session_(common_part(config)), precision_(config.precision) {
+    TrainingCosts::Options measuring;
+    measuring.memory_only = true;
+    measuring.progress = options.progress;
+    costs_.emplace(session_.cost_parts(), measuring);
+  }
+
+  void measure(const std::set<int64_t>& sizes) {
+    for (const int64_t size : sizes_to_measure(sizes)) {
+      costs_->measure(precision_, size);
+    }
+  }
+
+  std::optional<TrainingPrediction> predict(const TrainConfig& config) {
+    const CostProfile& profile = costs_->profile(precision_);
+    if (profile.sizes.empty() || config.plans_micro_batch()) return {};
+    const bool optimal = config.recompute == "optimal";
+    const auto plan_with = [&](bool graph) {
+      const Evaluator evaluator(profile, config.batch, config.global_batch,
+                                optimal ? "" : config.recompute, graph);
+      return optimal ? evaluator.fastest(config.memory_limit)
+                           .value_or(evaluator.smallest())
+                     : evaluator.smallest();
+    };
+    Plan plan = plan_with(profile.graph != "off");
+    if (profile.graph == "auto" && config.memory_limit > 0 &&
+        plan.peak_bytes > config.memory_limit) {
+      plan = plan_with(false);
+    }
+    return TrainingPrediction{plan.peak_bytes, plan.step_ms};
+  }
+
+ private:
+  Session session_;
+  std::string precision_;
+  std::optional<TrainingCosts> costs_;
+};
+
+}  // namespace
+
+std::vector<std::optional<TrainingPrediction>> predict_trainings(
+    const std::vector<TrainConfig>& configs, const PlanningOptions& options) {
+  std::map<std::string, std::vector<size_t>> groups;
+  for (size_t i = 0; i < configs.size(); ++i) {
+    groups[to_json(common_part(configs[i]))].push_back(i);
+  }
+  std::vector<std::optional<TrainingPrediction>> predictions(configs.size());
+  for (const auto& [key, members] : groups) {
+    const TrainConfig& first = configs[members.front()];
+    if (options.progress) {
+      options.progress(fmt::format("measuring {}, {}, {}", first.model,
+                                   first.precision, first.optimizer.name));
+    }
+    std::set<int64_t> sizes;
+    for (const size_t i : members) {
+      if (configs[i].batch > 0) sizes.insert(configs[i].batch);
+    }
+    if (sizes.empty()) continue;
+    try {
+      Group group(first, options);
+      group.measure(sizes);
+      for (const size_t i : members) {
+        predictions[i] = group.predict(configs[i]);
+      }
+    } catch (const c10::Error&) {
+      // The run itself will say why it cannot be.
+    }
+  }
+  return predictions;
+}
+
+}  // namespace reprise

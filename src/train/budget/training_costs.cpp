@@ -1,0 +1,482 @@
+#include "train/budget/training_costs.h"
+
+#include "accumulate/small_gradients.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "compat/cuda.h"
+#include "compat/cuda_graph.h"
+#include "compat/side_stream.h"
+#include "train/loop/metrics.h"
+#include "train/loop/model_state_guard.h"
+#include "train/loop/session.h"
+
+#include <reprise/accumulate/accumulator.h>
+#include <reprise/memory/meter.h>
+#include <reprise/memory/out_of_memory.h>
+#include <reprise/recompute/host_memory.h>
+#include <reprise/train/optimizer.h>
+#include <reprise/version.h>
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+namespace reprise::detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What the figures mean; changes when they are measured in another way.
+constexpr int kFormat = 13;
+
+int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
+  if (!tensor.defined() || tensor.device() != device) return 0;
+  return allocated_bytes(static_cast<int64_t>(tensor.nbytes()), device);
+}
+
+/// Copies are work on top of the stage's own: a variant that was measured quicker was
+/// lucky, and must not be taken where nothing needs to be saved.
+void make_dearer(KeptRunCosts& host, const KeptRunCosts& plain) {
+  constexpr double kAtLeast = 1.01;
+  for (const auto field :
+       {&KeptRunCosts::forward_ms, &KeptRunCosts::backward_ms,
+        &KeptRunCosts::forward_host_ms, &KeptRunCosts::backward_host_ms}) {
+    host.*field = std::max(host.*field, kAtLeast * plain.*field);
+  }
+}
+
+/// Leaves the variant on the host to the stages that spend most time for each byte, as
+/// long as all of them together fit into the store; of the others, and where it moves
+/// nothing, it is like the plain run.
+void limit_host_bytes(const CostParts& parts, ChainCosts& figures) {
+  if (!parts.host) return;
+  // The rest is for micro-batches of other sizes, such as a window's last.
+  const int64_t limit = parts.host->limit_bytes() / 4 * 3;
+  const Chain& chain = parts.model.chain;
+  struct Offer {
+    StageCosts* stage;
+    KeptRunCosts* run;
+  };
+  std::vector<Offer> offers;
+  for (int i = 0; i < chain.size(); ++i) {
+    const int variant = host_variant(chain[i]);
+    if (variant == 0) continue;
+    StageCosts& stage = figures.stages[static_cast<size_t>(i)];
+    offers.push_back(
+        {&stage, &stage.variants.at(static_cast<size_t>(variant) - 1)});
+  }
+  const auto ms_a_byte = [](const Offer& offer) {
+    return offer.stage->forward_ms /
+           static_cast<double>(std::max<int64_t>(offer.run->host_bytes, 1));
+  };
+  std::stable_sort(offers.begin(), offers.end(),
+                   [&](const Offer& a, const Offer& b) {
+                     return ms_a_byte(a) > ms_a_byte(b);
+                   });
+  int64_t sum = 0;
+  for (const Offer& offer : offers) {
+    const int64_t bytes = offer.run->host_bytes;
+    if (bytes > 0 && sum + bytes <= limit) {
+      sum += bytes;
+      make_dearer(*offer.run, *offer.stage);
+    } else {
+      *offer.run = *offer.stage;
+    }
+  }
+}
+
+fs::path cache_folder() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  if (cache != nullptr && *cache != '\0') {
+    return fs::path(cache) / "reprise" / "profiles";
+  }
+  if (home == nullptr || *home == '\0') return {};
+  return fs::path(home) / ".cache" / "reprise" / "profiles";
+}
+
+}  // namespace
+
+TrainingCosts::TrainingCosts(CostParts parts, Options options)
+    : parts_(std::move(parts)), options_(std::move(options)) {}
+
+const CostProfile& TrainingCosts::profile(const std::string& precision) {
+  const auto stream = trained_stream();
+  return entry(precision);
+}
+
+std::string TrainingCosts::graph() const {
+  const TrainConfig& config = parts_.config;
+  const bool waits = config.sync_norm && config.ranks > 1;
+  const bool can =
+      parts_.device.is_cuda() && !waits && compat::cuda_graph_refusal().empty();
+  return can ? config.graph : "off";
+}
+
+compat::GraphStreamScope TrainingCosts::trained_stream() const {
+  return {parts_.device, graph() != "off"};
+}
+
+CostProfile& TrainingCosts::entry(const std::string& precision) {
+  const auto found = profiles_.find(precision);
+  if (found != profiles_.end()) return found->second;
+  // Made whole before it is kept: memory may run out on the way.
+  CostProfile profile;
+  profile.key = key_of(precision);
+  profile.precision = precision;
+  load_kept(profile);
+  if (profile.stages.empty()) measure_fixed(profile);
+  return profiles_.emplace(precision, std::move(profile)).first->second;
+}
+
+bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
+  const auto stream = trained_stream();
+  CostProfile& profile = entry(precision);
+  if (profile.measured(micro_batch)) return true;
+  say(fmt::format("measuring a micro-batch of {} in {}", micro_batch,
+                  precision));
+  try {
+    const bool first = profile.sizes.empty();
+    SizeCosts size = measure_size(precision, micro_batch);
+    if (first) measure_workspace(profile, size);
+    if (!options_.memory_only) measure_factors(profile, size);
+    profile.add(std::move(size));
+  } catch (const c10::Error& error) {
+    if (!is_out_of_memory(error)) throw;
+    if (parts_.device.is_cuda()) compat::empty_cuda_cache();
+    return false;
+  }
+  if (!options_.memory_only) keep(profile);
+  return true;
+}
+
+std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
+  const auto stream = trained_stream();
+  CostProfile& profile = entry(plan.precision);
+  const int64_t micro_batch = plan.micro_batch;
+  const std::string text = plan.schedule.to_text();
+  const auto known = profile.tried_ms(micro_batch, text, plan.graph);
+  if (known || options_.memory_only) return known;
+  say(fmt::format("trying a micro-batch of {} in {}", micro_batch,
+                  plan.precision));
+  const auto ms = run_schedule(profile, profile.at(micro_batch), plan.schedule,
+                               plan.graph, {});
+  if (!ms) return std::nullopt;
+  profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph});
+  keep(profile);
+  return ms;
+}
+
+std::string TrainingCosts::key_of(const std::string& precision) const {
+  const TrainConfig& c = parts_.config;
+  const ModelOptions& m = parts_.model.options;
+  const auto& o = c.optimizer;
+  size_t variants = 0;
+  for (int i = 0; i < parts_.model.chain.size(); ++i) {
+    variants += parts_.model.chain[i].variants().size();
+  }
+  const std::string sharded =
+      (c.shard.empty() ? "" : fmt::format(" 1/{}", c.ranks)) +
+      (c.sync_norm && c.ranks > 1 ? " sync-norm" : "");
+  return fmt::format(
+      "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
+      "image {} "
+      "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
+      "{} momentum {}{}{} | {} threads {} | copies {} graph {} {}{}{} | "
+      "LibTorch {}",
+      kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
+      m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
+      precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
+      o.momentum, c.quantize_embeddings ? " quantized embeddings" : "", sharded,
+      parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
+                              : "cpu",
+      at::get_num_threads(), c.weight_copies, c.graph, c.layout,
+      c.tf32                         ? " tf32"
+      : c.fp32_products == "library" ? " library"
+                                     : "",
+      c.autotune ? " autotune" : "", libtorch_version());
+}
+
+std::unique_ptr<WeightCopies> TrainingCosts::copies(
+    const std::string& precision) const {
+  return weight_copies_of(parts_.config, precision, parts_.model,
+                          parts_.device);
+}
+
+std::vector<std::string> TrainingCosts::stage_names() const {
+  std::vector<std::string> names;
+  for (int i = 0; i < parts_.model.chain.size(); ++i) {
+    names.push_back(parts_.model.chain[i].name());
+  }
+  return names;
+}
+
+void TrainingCosts::measure_fixed(CostProfile& profile) {
+  const Chain& chain = parts_.model.chain;
+  const auto n = static_cast<size_t>(chain.size());
+  profile.gradient_bytes.assign(n, 0);
+  profile.held_twice_bytes.assign(n, 0);
+  profile.stages = stage_names();
+  profile.graph = graph();
+  std::map<const void*, int> uses;
+  for (int i = 0; i < chain.size(); ++i) {
+    std::set<const void*> here;
+    for (const auto& module : chain[i].modules()) {
+      for (const auto& p : module->parameters()) {
+        here.insert(p.unsafeGetTensorImpl());
+      }
+    }
+    for (const void* p : here) ++uses[p];
+  }
+  const auto made = copies(profile.precision);
+  std::set<const void*> small;
+  for (const auto& p :
+       MicroStep::small_of(parts_.device, values(parts_.parameters))) {
+    // As SmallGradients: copies have their layers add to the sum.
+    if (!WeightCopies::has(p)) small.insert(p.unsafeGetTensorImpl());
+  }
+  // The last stage to use a parameter is the first to give it a gradient.
+  std::set<const void*> seen;
+  for (int i = chain.size(); i-- > 0;) {
+    for (const auto& module : chain[i].modules()) {
+      for (const auto& p : module->parameters()) {
+        const void* key = p.unsafeGetTensorImpl();
+        if (!p.requires_grad() || !seen.insert(key).second) continue;
+        const int64_t bytes = bytes_on(p, parts_.device);
+        profile.gradient_bytes[static_cast<size_t>(i)] += bytes;
+        if (uses[key] > 1 || small.contains(key)) {
+          profile.held_twice_bytes[static_cast<size_t>(i)] += bytes;
+        }
+      }
+    }
+  }
+  for (const auto& p : parts_.model.root->parameters()) {
+    const int64_t bytes = bytes_on(p, parts_.device);
+    profile.fixed.parameters += bytes;
+    if (p.requires_grad()) profile.fixed.gradients += bytes;
+  }
+  for (const auto& b : parts_.model.root->buffers()) {
+    // Twice: a session copies them to start a window again.
+    profile.fixed.parameters += 2 * bytes_on(b, parts_.device);
+  }
+  if (made) {
+    for (const auto& copy : made->copies()) {
+      profile.fixed.parameters += bytes_on(copy, parts_.device);
+    }
+  }
+  measure_update(profile);
+}
+
+void TrainingCosts::measure_update(CostProfile& profile) {
+  const ModelStateGuard undisturbed(parts_.model, parts_.device,
+                                    /*parameters=*/true);
+  for (const auto& [name, parameter] : parts_.parameters) {
+    torch::Tensor p = parameter;
+    p.mutable_grad() = torch::zeros_like(p);
+  }
+  const auto optimizer = optimizer_of(parts_.config, parts_.model);
+  const auto parameters = values(parts_.parameters);
+  // With what a session's update has on the device besides the optimizer's own.
+  const auto update = [&] {
+    torch::Tensor norm;
+    if (parts_.config.clip > 0) {
+      norm = gradient_norm(parameters);
+      clip_gradients(parameters, norm, parts_.config.clip);
+    }
+    const torch::Tensor loss = torch::zeros({}, parts_.device);
+    optimizer->step(0);
+  };
+  MemoryMeter meter(parts_.device);
+  update();
+  for (const auto& tensor : optimizer->held()) {
+    profile.fixed.optimizer += bytes_on(tensor, parts_.device);
+  }
+  // The first step makes the state, and may take more besides it than later ones.
+  const int64_t first_bytes =
+      meter.peak_increase_bytes() - profile.fixed.optimizer;
+  if (!parts_.config.shard.empty()) {
+    profile.fixed.optimizer /= parts_.config.ranks;
+  }
+  meter.restart();
+  profile.update_ms =
+      time_of(parts_.device, options_.memory_only ? 1 : 3, update);
+  profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
+}
+
+int64_t TrainingCosts::held_by_training() const {
+  return MicroStep::held_bytes(parts_.device) + Metrics::kDeviceBytes;
+}
+
+void TrainingCosts::measure_workspace(CostProfile& profile,
+                                      const SizeCosts& size) {
+  // All that is neither model nor data when nothing runs, and not the size's.
+  const auto made = copies(profile.precision);
+  const int64_t rest = live_bytes(parts_.device) - profile.fixed.parameters -
+                       size.workspace_bytes - size.graph_workspace_bytes;
+  profile.fixed.workspace = std::max<int64_t>(0, rest) + held_by_training();
+}
+
+Batch TrainingCosts::make_batch(int64_t samples) const {
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < samples; ++i) {
+    indices.push_back(i % parts_.data->size());
+  }
+  return parts_.data->get(indices);
+}
+
+int64_t TrainingCosts::bytes_of(const Batch& batch) const {
+  return bytes_on(batch.inputs, parts_.device) +
+         bytes_on(batch.targets, parts_.device);
+}
+
+bool TrainingCosts::workers_prepare() const {
+  return parts_.device.is_cpu() && parts_.config.resize == "workers";
+}
+
+int64_t TrainingCosts::ahead_bytes(const Batch& raw,
+                                   const Batch& prepared) const {
+  if (parts_.device.is_cuda()) return 0;
+  return 2 * parts_.config.workers *
+         bytes_of(workers_prepare() ? prepared : raw);
+}
+
+void TrainingCosts::release_workspaces() {
+  compat::release_workspaces(parts_.device);
+}
+
+SizeCosts TrainingCosts::measure_size(const std::string& precision,
+                                      int64_t micro_batch) {
+  if (!parts_.device.is_cuda()) {
+    return trace_size(precision, micro_batch, tracing());
+  }
+  // What other sizes, or whatever ran before, had libraries take is not this one's.
+  const bool released = compat::release_workspaces(parts_.device);
+  // A block that is left over from another size may be larger than what is asked for.
+  compat::empty_cuda_cache();
+  // What stays of a run is a library's, taken in the midst of a stage; it is no part of
+  // it. And blocks are found as in a training that has run for a while.
+  const auto taken_by_a_run = [&] {
+    const int64_t before = live_bytes(parts_.device);
+    trace_size(precision, micro_batch, {});
+    return std::max<int64_t>(0, live_bytes(parts_.device) - before);
+  };
+  int64_t workspace_bytes = taken_by_a_run();
+  int64_t graph_workspace_bytes = 0;
+  if (graph() != "off") {
+    const compat::CaptureExpected capture(true);
+    graph_workspace_bytes = taken_by_a_run();
+  }
+  if (!released) {
+    // What was there and is used again cannot be told from what is not.
+    for (const SizeCosts& other : entry(precision).sizes) {
+      workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
+      graph_workspace_bytes =
+          std::max(graph_workspace_bytes, other.graph_workspace_bytes);
+    }
+  }
+  SizeCosts size = trace_size(precision, micro_batch, tracing());
+  size.workspace_bytes = workspace_bytes;
+  size.graph_workspace_bytes = graph_workspace_bytes;
+  return size;
+}
+
+StageCostOptions TrainingCosts::tracing() const {
+  StageCostOptions options;
+  const auto small =
+      MicroStep::small_of(parts_.device, values(parts_.parameters));
+  if (!small.empty()) {
+    options.around_backward = [small] {
+      return std::make_shared<SmallGradients>(small);
+    };
+  }
+  if (options_.memory_only) return options;
+  options.repeats = parts_.device.is_cuda() ? 5 : 2;
+  options.enough_ms = 40;
+  options.most_repeats = 15;
+  return options;
+}
+
+SizeCosts TrainingCosts::trace_size(const std::string& precision,
+                                    int64_t micro_batch,
+                                    const StageCostOptions& tracing) {
+  SizeCosts size;
+  size.micro_batch = micro_batch;
+  Batch batch;
+  const MemoryMeter meter(parts_.device);
+  const Batch raw = make_batch(micro_batch);
+  const auto prepare_batch = [&] {
+    batch = raw;
+    move_to(batch, parts_.device);
+    prepare(batch, parts_.prepare);
+  };
+  prepare_batch();
+  size.prepare_bytes = meter.peak_increase_bytes() + ahead_bytes(raw, batch);
+  if (!options_.memory_only && parts_.config.resize == "device") {
+    size.other_ms = time_of(parts_.device, 3, prepare_batch);
+  }
+  size.data_bytes = bytes_of(batch) + ahead_bytes(raw, batch);
+  if (workers_prepare()) {
+    // Each of them does at any moment what is done here before a micro-batch.
+    size.data_bytes += parts_.config.workers * meter.peak_increase_bytes();
+    size.prepare_bytes += parts_.config.workers * meter.peak_increase_bytes();
+  }
+  const auto made = copies(precision);
+  const compat::AutocastGuard autocast(autocast_of(precision, parts_.device));
+  size.figures = measure_stage_costs(parts_.model.chain,
+                                     {batch.inputs, batch.targets}, tracing);
+  limit_host_bytes(parts_, size.figures);
+  return size;
+}
+
+void TrainingCosts::say(const std::string& text) const {
+  if (options_.progress) options_.progress(text);
+}
+
+std::string TrainingCosts::path_of(const CostProfile& profile) const {
+  const fs::path folder = cache_folder();
+  if (folder.empty()) return {};
+  return folder / fmt::format("{:016x}.json", fnv1a(profile.key));
+}
+
+void TrainingCosts::load_kept(CostProfile& profile) const {
+  if (options_.fresh || options_.memory_only) return;
+  const std::string path = path_of(profile);
+  std::error_code none;
+  if (path.empty() || !fs::exists(path, none)) return;
+  try {
+    CostProfile kept = profile_from_json(read_text(path));
+    // A chain may be divided in another way since.
+    if (kept.key == profile.key && kept.stages == stage_names()) {
+      for (const TriedSchedule& one : kept.tried) {
+        Schedule::parse("tried", parts_.model.chain.size(), one.schedule);
+      }
+      profile = std::move(kept);
+      // The host may have less memory to spare than it had then.
+      for (SizeCosts& size : profile.sizes) {
+        limit_host_bytes(parts_, size.figures);
+      }
+    }
+  } catch (const c10::Error&) {
+    // Written by another version, or not to be read: it is measured anew.
+  }
+}
+
+void TrainingCosts::keep(const CostProfile& profile) const {
+  const std::string path = path_of(profile);
+  if (path.empty()) return;
+  try {
+    fs::create_directories(fs::path(path).parent_path());
+    AtomicFile file(path);
+    file.write(to_json(profile));
+    file.commit();
+  } catch (const std::exception& error) {
+    say(fmt::format("the profile is not kept: {}", error.what()));
+  }
+}
+
+}  // namespace reprise::detail

@@ -1,0 +1,103 @@
+#include "train/loop/metrics.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+
+namespace reprise::detail {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// JSON has no infinities.
+ordered_json number(double value) {
+  return std::isfinite(value) ? ordered_json(value)
+                              : ordered_json(fmt::format("{}", value));
+}
+
+}  // namespace
+
+Metrics::Metrics(const RunDirectory* directory, int64_t keep_bytes,
+                 const std::string& tensorboard, TrainListener* listener,
+                 torch::Device device)
+    : listener_(listener),
+      values_(torch::zeros({kMostPending, 2},
+                           torch::dtype(torch::kDouble).device(device))) {
+  if (directory != nullptr) log_.emplace(directory->metrics_path(), keep_bytes);
+  if (!tensorboard.empty()) {
+    events_ = std::make_unique<EventWriter>(tensorboard);
+  }
+}
+
+void Metrics::add(int64_t step, const torch::Tensor& loss,
+                  const torch::Tensor& norm, double rate, int64_t samples) {
+  TORCH_INTERNAL_ASSERT(!full());
+  const torch::Tensor row = values_[std::ssize(pending_)];
+  row[0].copy_(loss, /*non_blocking=*/true);
+  if (norm.defined()) row[1].copy_(norm, /*non_blocking=*/true);
+  pending_.push_back({step, norm.defined(), rate, samples});
+}
+
+void Metrics::add(const TrainListener::Evaluation& evaluation) {
+  flush();
+  write(ordered_json{{"step", evaluation.step},
+                     {"eval_loss", number(evaluation.loss)},
+                     {"eval_accuracy", number(evaluation.accuracy)}}
+            .dump());
+  if (events_) {
+    events_->scalar("eval/loss", evaluation.loss, evaluation.step);
+    events_->scalar("eval/accuracy", evaluation.accuracy, evaluation.step);
+  }
+}
+
+void Metrics::flush() {
+  if (pending_.empty()) return;
+  const torch::Tensor values = values_.narrow(0, 0, std::ssize(pending_)).cpu();
+  const double* at = values.data_ptr<double>();
+  for (const Pending& p : pending_) {
+    const double loss = *at++;
+    const double norm = *at++;
+    ordered_json line = {{"step", p.step},
+                         {"loss", number(loss)},
+                         {"lr", p.rate},
+                         {"samples", p.samples}};
+    if (p.has_norm) line["norm"] = number(norm);
+    write(line.dump());
+    if (events_) {
+      events_->scalar("train/loss", loss, p.step);
+      events_->scalar("train/lr", p.rate, p.step);
+      if (p.has_norm) events_->scalar("train/norm", norm, p.step);
+    }
+    last_loss_ = loss;
+    if (!std::isfinite(loss) && !warned_of_loss_) {
+      warned_of_loss_ = true;
+      warn(fmt::format("the loss of update {} is {}", p.step, loss));
+    }
+  }
+  pending_.clear();
+}
+
+int64_t Metrics::synced_bytes() {
+  if (!log_) return 0;
+  log_->sync();
+  return log_->bytes();
+}
+
+void Metrics::write(const std::string& line) {
+  if (!log_) return;
+  try {
+    log_->write(line);
+    warned_of_log_ = false;
+  } catch (const c10::Error& error) {
+    // A full disk must not end a training; and one warning is enough.
+    if (!warned_of_log_) warn(error.what_without_backtrace());
+    warned_of_log_ = true;
+  }
+}
+
+void Metrics::warn(const std::string& text) {
+  if (listener_ != nullptr) listener_->warned(text);
+}
+
+}  // namespace reprise::detail

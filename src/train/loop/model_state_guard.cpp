@@ -1,0 +1,67 @@
+#include "train/loop/model_state_guard.h"
+
+#include "compat/cuda.h"
+#include "train/loop/session.h"
+
+namespace reprise::detail {
+namespace {
+
+torch::Tensor to_host(const torch::Tensor& tensor) {
+  return tensor.is_cuda() ? tensor.detach().cpu() : tensor.detach().clone();
+}
+
+}  // namespace
+
+ModelStateGuard::ModelStateGuard(const Model& model, torch::Device device,
+                                 bool parameters) {
+  const torch::NoGradGuard no_grad;
+  const auto empty = torch::empty({0}, device);
+  rng_ = compat::RngState::capture({empty});
+  for (auto& buffer : model.root->buffers()) {
+    values_.emplace_back(buffer, buffer.detach().clone());
+  }
+  for (auto& parameter : model.root->parameters()) {
+    // In the host's memory: the device may have no room for a copy.
+    if (parameters) values_.emplace_back(parameter, to_host(parameter));
+  }
+  // Last: the above may run out of memory, and then nothing puts these back.
+  for (auto& parameter : model.root->parameters()) {
+    gradients_.emplace_back(
+        parameter, std::exchange(parameter.mutable_grad(), torch::Tensor()));
+  }
+}
+
+ModelStateGuard::~ModelStateGuard() {
+  const torch::NoGradGuard no_grad;
+  for (auto& [parameter, gradient] : gradients_) {
+    parameter.mutable_grad() = gradient;
+  }
+  for (auto& [tensor, before] : values_) tensor.detach().copy_(before);
+  rng_.restore();
+}
+
+Batches::Batches(const CostParts& parts, int64_t size, Batch any)
+    : size_(size), any_(std::move(any)) {
+  LoaderOptions loading = loading_of(parts.config, parts.prepare, parts.device);
+  loading.batch = size;
+  if (parts.data->size() >= size) {
+    loader_.emplace(parts.data, loading);
+  } else if (loading.transform) {
+    loading.transform(any_);
+  }
+}
+
+Batch Batches::next() {
+  if (!loader_) return any_;
+  while (true) {
+    auto batch = loader_->next();
+    // An epoch's last one may be smaller.
+    if (batch && batch->samples == size_) return std::move(*batch);
+  }
+}
+
+void wait_for(torch::Device device) {
+  if (device.is_cuda()) compat::cuda_synchronize(device.index());
+}
+
+}  // namespace reprise::detail

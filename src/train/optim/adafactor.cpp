@@ -1,0 +1,93 @@
+#include "train/optim/optimizers.h"
+
+#include <cmath>
+
+namespace reprise {
+namespace {
+
+/// Adafactor (Shazeer and Stern 2018), as Hugging Face's class computes it with
+/// relative steps, parameter scaling and first moments off.
+///
+/// Adam keeps an average of squared gradients as large as the parameter. Here
+/// the average of an (…, R, C) tensor is kept as its row means (…, R) and its
+/// column means (…, C), whose outer product, divided by the mean, stands for it.
+class Adafactor final : public ListOptimizer {
+ public:
+  Adafactor(const OptimizerOptions& options, const NamedTensors& parameters)
+      : ListOptimizer(parameters, {"row", "col", "square"}),
+        decay_(options.weight_decay) {}
+
+ protected:
+  enum Kind : size_t { kRow, kCol, kSquare };
+
+  std::optional<std::vector<int64_t>> shape_of(
+      size_t kind, const torch::Tensor& parameter) const override {
+    auto shape = parameter.sizes().vec();
+    if ((parameter.dim() >= 2) == (kind == kSquare)) return std::nullopt;
+    if (kind == kRow) shape.erase(shape.end() - 1);
+    if (kind == kCol) shape.erase(shape.end() - 2);
+    return shape;
+  }
+
+  void update(const List& list, double lr) override {
+    // Means over rows and columns have no list operators, so tensor by tensor;
+    // temporaries are then as large as one.
+    for (size_t i = 0; i < list.parameters.size(); ++i) {
+      const auto& gradient = list.gradients[i];
+      const double keep = 1 - std::pow(double(list.counts[i]), kDecayRate);
+      auto change = list.parameters[i].dim() >= 2
+                        ? factored(gradient, list.state[kRow][i],
+                                   list.state[kCol][i], keep)
+                        : whole(gradient, list.state[kSquare][i], keep);
+      change.mul_(gradient);
+      // Clipped to a root mean square of kClip; on the device, without waiting.
+      const auto rms = change.norm() / std::sqrt(double(change.numel()));
+      change.div_((rms / kClip).clamp_min_(1.0));
+      if (decay_ > 0) list.parameters[i].mul_(1 - decay_ * lr);
+      list.parameters[i].add_(change, -lr);
+    }
+  }
+
+  Temporaries temporaries() const override { return Temporaries::kLargest; }
+
+ private:
+  static constexpr double kDecayRate = -0.8;
+  static constexpr double kEps = 1e-30;
+  static constexpr double kClip = 1.0;
+
+  /// 1 / √ of the average of squares, after adding `gradient`'s to it.
+  static torch::Tensor factored(const torch::Tensor& gradient,
+                                torch::Tensor row, torch::Tensor col,
+                                double keep) {
+    {
+      // Both means over the last dimension: over another one, CUDA's kernel
+      // takes a temporary of twice the tensor.
+      auto square = torch::empty(gradient.sizes(), gradient.options());
+      torch::square_out(square, gradient).add_(kEps);
+      row.mul_(keep).add_(square.mean(-1), 1 - keep);
+      const auto turned = gradient.transpose(-1, -2);
+      square = square.view(turned.sizes());
+      torch::square_out(square, turned).add_(kEps);
+      col.mul_(keep).add_(square.mean(-1), 1 - keep);
+    }
+    const auto row_factor = (row / row.mean(-1, /*keepdim=*/true)).rsqrt_();
+    return row_factor.unsqueeze(-1) * col.rsqrt().unsqueeze(-2);
+  }
+
+  static torch::Tensor whole(const torch::Tensor& gradient,
+                             torch::Tensor square, double keep) {
+    square.mul_(keep).add_(gradient.square().add_(kEps), 1 - keep);
+    return square.rsqrt();
+  }
+
+  const double decay_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adafactor(const OptimizerOptions& options,
+                                          const NamedTensors& parameters) {
+  return std::make_unique<Adafactor>(options, parameters);
+}
+
+}  // namespace reprise

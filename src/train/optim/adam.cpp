@@ -1,0 +1,83 @@
+#include "compat/fused_optimizer.h"
+#include "train/optim/optimizers.h"
+
+#include <cmath>
+#include <map>
+
+namespace reprise {
+namespace {
+
+/// torch.optim.Adam and AdamW (Kingma and Ba 2014; Loshchilov and Hutter 2017).
+class Adam final : public ListOptimizer {
+ public:
+  Adam(const OptimizerOptions& options, const NamedTensors& parameters)
+      : ListOptimizer(parameters, {"exp_avg", "exp_avg_sq"}),
+        options_(options),
+        decoupled_(options.name == "adamw") {}
+
+ protected:
+  void update(const List& list, double lr) override {
+    const auto& [p, gradients, counts, state, none] = list;
+    const double beta1 = options_.beta1;
+    const double beta2 = options_.beta2;
+    const double decay = options_.weight_decay;
+    Tensors g = gradients;
+    if (decay > 0 && decoupled_) at::_foreach_mul_(p, 1 - lr * decay);
+    if (decay > 0 && !decoupled_) g = at::_foreach_add(gradients, p, decay);
+
+    at::_foreach_mul_(state[0], beta1);
+    at::_foreach_add_(state[0], g, 1 - beta1);
+    at::_foreach_mul_(state[1], beta2);
+    at::_foreach_addcmul_(state[1], g, g, 1 - beta2);
+    g.clear();
+
+    // The averages start at 0; the corrections take that out again.
+    std::vector<at::Scalar> rates;
+    std::vector<at::Scalar> roots;
+    for (const int64_t count : counts) {
+      rates.emplace_back(-lr / (1 - std::pow(beta1, count)));
+      roots.emplace_back(std::sqrt(1 - std::pow(beta2, count)));
+    }
+    const auto divisors = at::_foreach_sqrt(state[1]);
+    at::_foreach_div_(divisors, roots);
+    at::_foreach_add_(divisors, options_.eps);
+    at::_foreach_addcdiv_(p, state[0], divisors, rates);
+  }
+
+  bool has_fused(torch::Device device) const override {
+    return compat::has_fused_adam(device);
+  }
+
+  void update_fused(const List& list, double lr) override {
+    // Filled on the device: nothing is copied there and nothing waits.
+    std::map<int64_t, torch::Tensor> by_count;
+    Tensors steps;
+    for (const int64_t count : list.counts) {
+      auto& step = by_count[count];
+      if (!step.defined()) {
+        step = torch::full({}, double(count),
+                           list.parameters[0].options().dtype(torch::kFloat));
+      }
+      steps.push_back(step);
+    }
+    compat::fused_adam_(list.parameters, list.gradients, list.state[0],
+                        list.state[1], steps,
+                        {lr, options_.beta1, options_.beta2, options_.eps,
+                         options_.weight_decay, decoupled_});
+  }
+
+  Temporaries temporaries() const override { return Temporaries::kList; }
+
+ private:
+  const OptimizerOptions options_;
+  const bool decoupled_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options,
+                                     const NamedTensors& parameters) {
+  return std::make_unique<Adam>(options, parameters);
+}
+
+}  // namespace reprise

@@ -1,0 +1,62 @@
+#include "compat/fused_optimizer.h"
+#include "train/optim/optimizers.h"
+
+namespace reprise {
+namespace {
+
+/// torch.optim.SGD without dampening: with g = gradient + decay × p,
+/// m = momentum × m + g and p -= lr × m, or lr × (g + momentum × m) for
+/// Nesterov's. Written so that no temporary is needed.
+class Sgd final : public ListOptimizer {
+ public:
+  Sgd(const OptimizerOptions& options, const NamedTensors& parameters)
+      : ListOptimizer(parameters, options.momentum > 0
+                                      ? std::vector<std::string>{"momentum"}
+                                      : std::vector<std::string>{}),
+        options_(options) {}
+
+ protected:
+  void update(const List& list, double lr) override {
+    const auto& [p, g, counts, state, none] = list;
+    const double momentum = options_.momentum;
+    const double decay = options_.weight_decay;
+    if (momentum > 0) {
+      at::_foreach_mul_(state[0], momentum);
+      at::_foreach_add_(state[0], g);
+      if (decay > 0) at::_foreach_add_(state[0], p, decay);
+    }
+    if (momentum > 0 && !options_.nesterov) {
+      at::_foreach_add_(p, state[0], -lr);
+      return;
+    }
+    if (decay > 0) at::_foreach_mul_(p, 1 - lr * decay);
+    at::_foreach_add_(p, g, -lr);
+    if (momentum > 0) at::_foreach_add_(p, state[0], -lr * momentum);
+  }
+
+  bool has_fused(torch::Device device) const override {
+    return compat::has_fused_sgd(device);
+  }
+
+  void update_fused(const List& list, double lr) override {
+    const auto momentums =
+        list.state.empty() ? at::TensorList() : at::TensorList(list.state[0]);
+    compat::fused_sgd_(
+        list.parameters, list.gradients, momentums,
+        {lr, options_.momentum, options_.weight_decay, options_.nesterov});
+  }
+
+  Temporaries temporaries() const override { return Temporaries::kNone; }
+
+ private:
+  const OptimizerOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options,
+                                    const NamedTensors& parameters) {
+  return std::make_unique<Sgd>(options, parameters);
+}
+
+}  // namespace reprise

@@ -1,0 +1,69 @@
+#include "train/step/micro_step.h"
+
+#include "accumulate/small_gradients.h"
+
+#include <reprise/memory/meter.h>
+
+#include <utility>
+
+namespace reprise::detail {
+
+MicroStep::MicroStep(torch::Device device,
+                     const compat::AutocastState& autocast,
+                     std::vector<torch::Tensor> small)
+    : device_(device), autocast_(autocast), small_(std::move(small)) {}
+
+std::vector<torch::Tensor> MicroStep::small_of(
+    torch::Device device, const std::vector<torch::Tensor>& parameters) {
+  if (!device.is_cuda()) return {};
+  return smallest_of(parameters);
+}
+
+int64_t MicroStep::held_bytes(torch::Device device) {
+  return 2 *
+         allocated_bytes(sizeof(double), device);  // the weight and the loss
+}
+
+void MicroStep::set_weight(double weight) {
+  if (weight_on_device_.defined() && weight == weight_) return;
+  if (!weight_on_device_.defined()) {
+    weight_on_device_ =
+        torch::empty({}, torch::dtype(torch::kDouble).device(device_));
+  }
+  weight_on_device_.fill_(weight);
+  weight_ = weight;
+}
+
+void MicroStep::run(Execution& execution, const Tensors& batch,
+                    WindowProfile* profile, bool final_on_the_way) {
+  TORCH_INTERNAL_ASSERT(weight_on_device_.defined());
+  Tensors outputs;
+  {
+    const compat::AutocastGuard autocast(autocast_);
+    outputs = execution.forward(batch);
+  }
+  if (profile != nullptr) profile->forward_done();
+  Tensors gradients(1);
+  gradients[0] = torch::empty_like(outputs[0]).copy_(weight_on_device_);
+  SmallGradients small(final_on_the_way ? std::vector<torch::Tensor>{}
+                                        : small_);
+  execution.backward(std::move(gradients));
+  small.add();
+  if (!loss_.defined()) loss_ = torch::zeros_like(outputs[0]);
+  loss_.add_(outputs[0]);
+}
+
+void MicroStep::clear_loss() {
+  if (loss_.defined()) loss_.zero_();
+}
+
+void MicroStep::set_loss(const torch::Tensor& loss) {
+  // In its place, where it has one: a recorded step adds to that.
+  if (loss_.defined() && loss_.scalar_type() == loss.scalar_type()) {
+    loss_.copy_(loss);
+  } else {
+    loss_ = loss.to(device_).clone();
+  }
+}
+
+}  // namespace reprise::detail

@@ -1,0 +1,123 @@
+#include "compat/autocast.h"
+#include "support.h"
+
+#include <reprise/ops/add_norm.h>
+
+#include <torch/nn/modules/normalization.h>
+
+namespace reprise {
+namespace {
+
+using testing::on_device;
+using testing::relative_error;
+using testing::same;
+using testing::take_gradients;
+using torch::Tensor;
+
+struct AddCase {
+  std::vector<int64_t> sizes;
+  torch::ScalarType branch;
+  bool adds, uses_sum;
+};
+
+// Rows of several parts, and fewer than a block takes; columns that fill no block.
+const AddCase kAddCases[] = {
+    {{3, 70, 768}, torch::kBFloat16, true, true},
+    {{2, 5, 64}, torch::kFloat, true, true},
+    {{130, 132}, torch::kHalf, true, false},
+    {{4, 33, 40}, torch::kFloat, false, true},
+    {{2, 9, 1600}, torch::kBFloat16, false, false},
+    {{5, 700, 64}, torch::kBFloat16, true, true},
+    {{3, 4096}, torch::kFloat, true, true},
+};
+
+struct Added {
+  Tensor sum, normal;
+  Tensors gradients;
+};
+
+Added run(const AddCase& c, bool lean, bool autocast,
+          torch::nn::LayerNorm norm) {
+  torch::manual_seed(2);
+  const Tensor x =
+      torch::randn(c.sizes, on_device(torch::kFloat)).add_(3).requires_grad_();
+  const Tensor branch = torch::randn(c.sizes, on_device(torch::kFloat))
+                            .to(c.branch)
+                            .requires_grad_();
+  compat::AutocastState state;
+  (x.is_cuda() ? state.cuda_enabled : state.cpu_enabled) = autocast;
+  state.cuda_dtype = state.cpu_dtype = torch::kBFloat16;
+  AddedNorm made;
+  {
+    const compat::AutocastGuard guard(state);
+    const Tensor from = x * 1;
+    if (lean) {
+      made = lean_add_norm(from, c.adds ? branch : Tensor(), norm);
+    } else {
+      made.sum = c.adds ? from + branch : from;
+      made.normal = norm->forward(made.sum);
+    }
+  }
+  Tensor loss = (made.normal.to(torch::kFloat).sin() * 2).sum();
+  if (c.uses_sum) loss = loss + made.sum.cos().sum();
+  loss.backward();
+  Tensors of = {x, norm->weight, norm->bias};
+  if (c.adds) of.push_back(branch);
+  return {made.sum.detach(), made.normal.detach(), take_gradients(of)};
+}
+
+torch::nn::LayerNorm make_norm(int64_t width) {
+  torch::manual_seed(1);
+  torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({width}));
+  norm->to(testing::device());
+  const torch::NoGradGuard no_grad;
+  norm->weight.normal_();
+  norm->bias.normal_();
+  return norm;
+}
+
+TEST(AddNorm, AsLibTorchs) {
+  for (const AddCase& c : kAddCases) {
+    for (const bool autocast : {false, true}) {
+      SCOPED_TRACE(::testing::Message()
+                   << torch::IntArrayRef(c.sizes) << " autocast " << autocast);
+      const auto norm = make_norm(c.sizes.back());
+      const Added wanted = run(c, false, autocast, norm);
+      const Added got = run(c, true, autocast, norm);
+      const bool rounds = got.normal.element_size() == 2;
+      EXPECT_EQ(rounds, autocast && testing::device().is_cuda());
+      EXPECT_TRUE(same(got.sum, wanted.sum));
+      EXPECT_LT(relative_error(got.normal.to(torch::kFloat), wanted.normal),
+                rounds ? 5e-3 : 1e-6);
+      for (size_t i = 0; i < wanted.gradients.size(); ++i) {
+        ASSERT_TRUE(got.gradients[i].defined()) << i;
+        EXPECT_EQ(got.gradients[i].scalar_type(),
+                  wanted.gradients[i].scalar_type());
+        const bool half = rounds || wanted.gradients[i].element_size() == 2;
+        EXPECT_LT(relative_error(got.gradients[i].to(torch::kFloat),
+                                 wanted.gradients[i].to(torch::kFloat)),
+                  half ? 8e-3 : 1e-5)
+            << i;
+      }
+      const Added again = run(c, true, autocast, norm);
+      for (size_t i = 0; i < got.gradients.size(); ++i) {
+        EXPECT_TRUE(same(got.gradients[i], again.gradients[i])) << i;
+      }
+    }
+  }
+}
+
+TEST(AddNorm, OnlyTheSumIsUsed) {
+  const auto norm = make_norm(64);
+  const Tensor x =
+      torch::randn({6, 64}, on_device(torch::kFloat)).requires_grad_();
+  const Tensor branch =
+      torch::randn({6, 64}, on_device(torch::kFloat)).requires_grad_();
+  lean_add_norm(x * 1, branch * 1, norm).sum.sum().backward();
+  EXPECT_TRUE(x.grad().eq(1).all().item<bool>());
+  EXPECT_TRUE(branch.grad().eq(1).all().item<bool>());
+  EXPECT_FALSE(norm->weight.grad().defined());
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,155 @@
+#include "compat/rng.h"
+#include "support.h"
+
+#include <reprise/memory/meter.h>
+#include <reprise/models/builtin.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/stage_costs.h>
+#include <reprise/recompute/strategy.h>
+
+namespace reprise {
+namespace {
+
+using testing::device;
+using testing::on_device;
+using testing::same;
+
+TEST(StageCosts, FiguresOfAPlainLayer) {
+  constexpr int64_t kBytes = 64 * 64 * 4;
+  const Chain chain = testing::equal_stages(2, 64);
+  const auto figures =
+      measure_stage_costs(chain, {torch::randn({64, 64}, on_device())});
+  EXPECT_EQ(figures.input_bytes, std::vector<int64_t>{kBytes});
+  EXPECT_EQ(figures.output_gradient_bytes, kBytes);
+  const StageCosts& stage = figures.stages.at(1);
+  ASSERT_EQ(stage.outputs.size(), 1u);
+  EXPECT_EQ(stage.outputs[0].bytes, kBytes);
+  EXPECT_EQ(stage.outputs[0].input, -1);
+  EXPECT_EQ(stage.saved_inputs, std::vector<int>{0});   // by the product
+  EXPECT_EQ(stage.saved_outputs, std::vector<int>{0});  // by tanh
+  EXPECT_EQ(stage.saved_bytes, 0);
+  EXPECT_EQ(stage.input_gradient_bytes, kBytes);
+  EXPECT_GE(stage.keep_extra_bytes, kBytes);  // the product itself
+  EXPECT_GT(stage.forward_ms, 0);
+  EXPECT_GT(stage.backward_ms, 0);
+  EXPECT_EQ(figures.stages.at(0).input_gradient_bytes, 0);
+}
+
+TEST(StageCosts, LeavesNoMark) {
+  for (const Builtin& builtin : builtins()) {
+    BuiltinOptions options;
+    options.device = device();
+    const Chain chain = builtin.make_chain(options);
+    const Tensors inputs = builtin.make_inputs(options);
+    std::vector<torch::Tensor> buffers;
+    for (const auto& b : chain.buffers()) buffers.push_back(b.clone());
+    chain.parameters()[0].mutable_grad() =
+        torch::ones_like(chain.parameters()[0]);
+    const auto rng = compat::RngState::capture(inputs);
+    const int64_t before = live_bytes(device());
+    measure_stage_costs(chain, inputs);
+    EXPECT_EQ(live_bytes(device()), before) << builtin.name;
+    EXPECT_TRUE(rng == compat::RngState::capture(inputs)) << builtin.name;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      EXPECT_TRUE(same(buffers[i], chain.buffers()[i])) << builtin.name;
+    }
+    EXPECT_EQ(chain.parameters()[0].grad().min().item<float>(), 1);
+    EXPECT_FALSE(chain.parameters()[1].grad().defined());
+  }
+}
+
+TEST(StageCosts, PredictsWhatBuiltinsKeep) {
+  for (const Builtin& builtin : builtins()) {
+    BuiltinOptions options;
+    options.device = device();
+    options.batch = 32;
+    const Chain chain = builtin.make_chain(options);
+    const Tensors inputs = builtin.make_inputs(options);
+    const auto figures = measure_stage_costs(chain, inputs);
+    Tensors state = chain.parameters();
+    for (const auto& buffer : chain.buffers()) state.push_back(buffer);
+    for (const char* strategy :
+         {"none", "all", "sqrt", "checkpoints:2", "revolve:2"}) {
+      const auto schedule = make_schedule(strategy, chain.size());
+      const KeptMeter meter(state);
+      Execution execution(chain, schedule, {.meter = &meter});
+      const auto y = execution.forward(inputs);
+      execution.backward({torch::ones_like(y[0]), {}});
+      const auto simulated = simulate(schedule, figures);
+      EXPECT_NEAR(
+          double(meter.peak_bytes()) / double(simulated.kept_peak_bytes), 1,
+          0.02)
+          << builtin.name << " " << strategy;
+    }
+  }
+}
+
+TEST(StageCosts, TwoOfAKindAreEnough) {
+  std::vector<Stage> plain, kinds;
+  std::vector<int> runs(6, 0);
+  for (int i = 0; i < 6; ++i) {
+    // The last one has another shape.
+    const int64_t to = i == 5 ? 32 : 64;
+    torch::nn::Linear linear(64, to);
+    linear->to(device());
+    const auto stage =
+        make_stage("stage", linear)
+            .with_variant("counted",
+                          [&runs, i, linear](const Tensors& in) mutable {
+                            ++runs[static_cast<size_t>(i)];
+                            return Tensors{linear(in.at(0)).relu()};
+                          });
+    plain.push_back(stage);
+    kinds.push_back(stage.of_kind("layer"));
+    EXPECT_EQ(kinds.back().on_first().kind(), "layer");
+  }
+  const Tensors inputs = {torch::randn({16, 64}, on_device())};
+  const auto wanted = measure_stage_costs(Chain(plain), inputs);
+  std::fill(runs.begin(), runs.end(), 0);
+  const auto got = measure_stage_costs(Chain(kinds), inputs);
+  // The first needs no gradient of its input, so it is not like the second.
+  for (const int i : {0, 1, 2, 5}) EXPECT_GT(runs[size_t(i)], 0) << i;
+  for (const int i : {3, 4}) EXPECT_EQ(runs[size_t(i)], 0) << i;
+  ASSERT_EQ(got.stages.size(), wanted.stages.size());
+  EXPECT_EQ(got.output_gradient_bytes, wanted.output_gradient_bytes);
+  for (size_t i = 0; i < got.stages.size(); ++i) {
+    const StageCosts &a = got.stages[i], &b = wanted.stages[i];
+    EXPECT_EQ(a.outputs.at(0).bytes, b.outputs.at(0).bytes) << i;
+    EXPECT_EQ(a.saved_bytes, b.saved_bytes) << i;
+    EXPECT_EQ(a.saved_inputs, b.saved_inputs) << i;
+    EXPECT_EQ(a.keep_extra_bytes, b.keep_extra_bytes) << i;
+    EXPECT_EQ(a.backward_extra_bytes, b.backward_extra_bytes) << i;
+    EXPECT_EQ(a.input_gradient_bytes, b.input_gradient_bytes) << i;
+    EXPECT_EQ(a.variants.size(), b.variants.size()) << i;
+    EXPECT_GT(a.forward_ms, 0) << i;
+  }
+}
+
+TEST(StageCosts, RefusesWrongUse) {
+  const Chain chain = testing::equal_stages(1, 4);
+  EXPECT_THROW(measure_stage_costs(chain, {}), c10::Error);
+  EXPECT_THROW(
+      measure_stage_costs(chain, {torch::ones({1, 4}, on_device())}, 0),
+      c10::Error);
+  const torch::NoGradGuard no_grad;
+  EXPECT_THROW(measure_stage_costs(chain, {torch::ones({1, 4}, on_device())}),
+               c10::Error);
+}
+
+TEST(StageCosts, OutputBytesWithoutAndWithATrace) {
+  for (const Builtin& builtin : builtins()) {
+    BuiltinOptions options;
+    options.device = device();
+    const Chain chain = builtin.make_chain(options);
+    const Tensors inputs = builtin.make_inputs(options);
+    const auto rng = compat::RngState::capture(inputs);
+    const auto bytes = output_bytes(chain, inputs);
+    EXPECT_TRUE(rng == compat::RngState::capture(inputs)) << builtin.name;
+    EXPECT_EQ(bytes, output_bytes(measure_stage_costs(chain, inputs)))
+        << builtin.name;
+    EXPECT_GT(bytes.at(0), 0) << builtin.name;
+  }
+}
+
+}  // namespace
+}  // namespace reprise
