@@ -96,7 +96,7 @@ TEST(RunDirectory, MetricsAreCutBackToTheState) {
     log.write("three");
   }
   EXPECT_EQ(read_text(base + "/m"), "one\nthree\n");
-  EXPECT_THROW(MetricsLog(base + "/m", 1000), c10::Error);
+  EXPECT_THROW(MetricsLog(base + "/m", 1000), Error);
 }
 
 }  // namespace
