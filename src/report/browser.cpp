@@ -19,7 +19,7 @@ constexpr int kTimeoutS = 180;
 std::string find_browser(const std::string& named) {
   if (!named.empty()) {
     const std::string found = find_program(named);
-    TORCH_CHECK(!found.empty(), "[report] ", named, " is no command");
+    TORCH_CHECK(!found.empty(), "[report] ", named, " is not a command");
     return found;
   }
   for (const char* name :
@@ -28,7 +28,7 @@ std::string find_browser(const std::string& named) {
     if (!found.empty()) return found;
   }
   TORCH_CHECK(false,
-              "[report] plots are saved with Chromium, which is not here; on "
+              "[report] plots are saved with Chromium, which was not found; on "
               "Debian: apt-get install chromium, or name one with --browser");
 }
 

@@ -2,6 +2,7 @@
 #include "support.h"
 #include "temporary.h"
 
+#include <reprise/base/error.h>
 #include <reprise/train/run_directory.h>
 
 #include <filesystem>

@@ -220,7 +220,8 @@ bool is_wrong_usage(const std::exception& error) {
     return true;
   }
   if (origin == "run") return says(" holds ");
-  if (origin == "report") return says("expected a page") || says("no command");
+  if (origin == "report")
+    return says("expected a page") || says("not a command");
   return known_origin(origin) != nullptr;
 }
 
