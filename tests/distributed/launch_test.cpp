@@ -36,7 +36,7 @@ TEST(Launch, SetsTheVariablesOfEachRank) {
 }
 
 TEST(Launch, ReturnsTheStatusOfTheRankThatFailed) {
-  auto options = shell(2, "if [ $RANK = 1 ]; then exit 7; fi; sleep 60");
+  auto options = shell(2, "if [ $RANK = 1 ]; then exit 7; fi; exec sleep 60");
   options.grace_s = 0.1;
   std::string said;
   options.say = [&](const std::string& text) { said = text; };
