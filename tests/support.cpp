@@ -1,5 +1,7 @@
 #include "support.h"
 
+#include <reprise/base/error.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -92,6 +94,8 @@ std::string error_of(const std::function<void()>& body) {
     body();
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
+  } catch (const Error& error) {
+    return error.what();
   }
   ADD_FAILURE() << "expected an error";
   return "";

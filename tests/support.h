@@ -31,7 +31,8 @@ torch::TensorOptions on_device(torch::ScalarType type = torch::kFloat);
 /// |a - b| / |a|, 2-norms.
 double relative_error(const torch::Tensor& a, const torch::Tensor& b);
 
-/// The text of the c10::Error that `body` throws; fails the test if none.
+/// The text of the c10::Error or reprise::Error that `body` throws; fails the test if it
+/// throws neither.
 std::string error_of(const std::function<void()>& body);
 
 /// Counts the forward runs and keeps the operations.

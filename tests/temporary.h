@@ -1,42 +1,19 @@
 #pragma once
 
-#include <cstdio>
-#include <cstdlib>
-#include <ftw.h>
+#include "base/paths.h"
+
 #include <string>
-#include <unistd.h>
 
 namespace reprise::testing {
 
-/// A directory in TMPDIR, or /tmp, that is gone when the test ends. (Not std::filesystem's
-/// remove_all: PyTorch's own builds of LibTorch export parts of another
-/// libstdc++'s, and the mixture crashes.)
-class TemporaryDirectory {
+/// A directory that is removed when the test ends.
+class TemporaryDirectory : public reprise::TemporaryDirectory {
  public:
-  TemporaryDirectory() {
-    const char* base = std::getenv("TMPDIR");
-    path_ =
-        std::string(base == nullptr ? "/tmp" : base) + "/reprise-test-XXXXXX";
-    if (mkdtemp(path_.data()) == nullptr) {
-      std::perror(path_.c_str());
-      std::abort();
-    }
-  }
-  ~TemporaryDirectory() {
-    const auto remove_one = [](const char* path, const struct stat*, int,
-                               struct FTW*) { return std::remove(path); };
-    nftw(path_.c_str(), remove_one, 16, FTW_DEPTH | FTW_PHYS);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  TemporaryDirectory() : reprise::TemporaryDirectory("reprise-test-") {}
 
-  const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const {
-    return path_ + "/" + name;
+    return path() + "/" + name;
   }
-
- private:
-  std::string path_;
 };
 
 }  // namespace reprise::testing

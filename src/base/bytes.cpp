@@ -1,6 +1,7 @@
+#include "base/throw_error.h"
+
 #include <reprise/base/bytes.h>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -30,7 +31,7 @@ constexpr std::array kUnits = {
     Unit{"tb", 1e12},
 };
 
-/// "8G" is 2^30 to some and 10^9 to others.
+/// "8G" may mean 8 * 2^30 or 8 * 10^9 bytes.
 bool is_ambiguous(std::string_view unit) {
   return unit.size() == 1 &&
          std::string_view("kmgt").find(unit[0]) != std::string_view::npos;
@@ -44,7 +45,7 @@ std::string format_bytes(int64_t bytes) {
   if (std::abs(bytes) < 1024) return fmt::format("{} B", bytes);
   double value = static_cast<double>(bytes) / kKi;
   size_t unit = 0;
-  // 999.5 would print as a fourth figure; let the next unit have it.
+  // 999.5 would be rounded to four digits; use the next unit instead.
   while (std::abs(value) >= 999.5 && unit + 1 < kNames.size()) {
     value /= kKi;
     ++unit;
@@ -78,13 +79,13 @@ int64_t parse_bytes(std::string_view text) {
         copy.substr(0, static_cast<size_t>(end - copy.c_str()));
     const char prefix =
         static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0])));
-    TORCH_CHECK(false, "[parse_bytes] expected ", value, prefix,
-                "iB (powers of 1024) or ", value, prefix,
-                "B (powers of 1000), got '", copy, "'");
+    detail::throw_error(
+        "[parse_bytes] expected {0}{1}iB (powers of 1024) or {0}{1}B (powers "
+        "of 1000), got '{2}'",
+        value, prefix, copy);
   }
-  TORCH_CHECK(false,
-              "[parse_bytes] expected a size such as 8GiB or 8000MB, got '",
-              copy, "'");
+  detail::throw_error(
+      "[parse_bytes] expected a size such as 8GiB or 8000MB, got '{}'", copy);
 }
 
 }  // namespace reprise

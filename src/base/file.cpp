@@ -1,31 +1,44 @@
 #include "base/file.h"
 
-#include <c10/util/Exception.h>
+#include "base/throw_error.h"
 
 #include <array>
 #include <cerrno>
-#include <cstring>
+#include <cstdio>
 #include <fcntl.h>
 #include <filesystem>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
 namespace reprise {
 namespace {
 
-std::string reason() {
-  return std::strerror(errno);
+[[noreturn]] void throw_cannot_write(const std::string& path) {
+  detail::throw_error("[file] cannot write {}: {}", path,
+                      detail::system_reason());
 }
 
 }  // namespace
+
+bool write_all(int file, const void* bytes, size_t count) {
+  const char* next = static_cast<const char*>(bytes);
+  while (count > 0) {
+    const ssize_t written = ::write(file, next, count);
+    if (written < 0 && errno == EINTR) continue;
+    if (written == 0) errno = EIO;
+    if (written <= 0) return false;
+    next += written;
+    count -= static_cast<size_t>(written);
+  }
+  return true;
+}
 
 AtomicFile::AtomicFile(std::string path)
     : path_(std::move(path)),
       temporary_(path_ + ".tmp." + std::to_string(getpid())) {
   descriptor_ =
       open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  TORCH_CHECK(descriptor_ >= 0, "[file] cannot write ", path_, ": ", reason());
+  if (descriptor_ < 0) throw_cannot_write(path_);
 }
 
 AtomicFile::~AtomicFile() {
@@ -35,23 +48,14 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(const void* bytes, size_t count) {
-  const char* at = static_cast<const char*>(bytes);
-  while (count > 0) {
-    const ssize_t written = ::write(descriptor_, at, count);
-    if (written < 0 && errno == EINTR) continue;
-    TORCH_CHECK(written > 0, "[file] cannot write ", path_, ": ", reason());
-    at += written;
-    count -= static_cast<size_t>(written);
-  }
+  if (!write_all(descriptor_, bytes, count)) throw_cannot_write(path_);
 }
 
 void AtomicFile::commit() {
-  TORCH_CHECK(fsync(descriptor_) == 0, "[file] cannot write ", path_, ": ",
-              reason());
-  TORCH_CHECK(rename(temporary_.c_str(), path_.c_str()) == 0,
-              "[file] cannot write ", path_, ": ", reason());
+  if (fsync(descriptor_) != 0) throw_cannot_write(path_);
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) throw_cannot_write(path_);
   close(std::exchange(descriptor_, -1));
-  // The rename itself survives a power failure once the directory is on disk.
+  // The rename survives a power failure once the directory is on disk.
   const auto folder = std::filesystem::absolute(path_).parent_path();
   const int directory =
       open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -62,9 +66,12 @@ void AtomicFile::commit() {
 }
 
 std::string read_text(const std::string& path) {
-  // A stream would take a directory for an empty file.
+  // A std::ifstream would read a directory as an empty file.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  TORCH_CHECK(file >= 0, "[file] cannot read ", path, ": ", reason());
+  if (file < 0) {
+    detail::throw_error("[file] cannot read {}: {}", path,
+                        detail::system_reason());
+  }
   std::string text;
   std::array<char, 1 << 16> part;
   ssize_t got = 0;
@@ -72,9 +79,11 @@ std::string read_text(const std::string& path) {
          (got < 0 && errno == EINTR)) {
     if (got > 0) text.append(part.data(), static_cast<size_t>(got));
   }
-  const std::string why = got < 0 ? reason() : "";
+  const std::string reason = got < 0 ? detail::system_reason() : "";
   close(file);
-  TORCH_CHECK(got == 0, "[file] cannot read ", path, ": ", why);
+  if (got < 0) {
+    detail::throw_error("[file] cannot read {}: {}", path, reason);
+  }
   return text;
 }
 

@@ -5,12 +5,17 @@
 
 namespace reprise {
 
-/// A file that is there whole or not at all. Written beside its place under a
-/// temporary name; `commit()` forces it to disk, renames it and forces the
-/// directory. Without a commit the destructor removes what was written, and
-/// whatever stood at `path` before is untouched.
+/// Writes all `count` bytes to an open file, resuming after short writes and signals.
+/// Returns false with errno set if the system refuses; part of the bytes may then have
+/// been written.
+bool write_all(int file, const void* bytes, size_t count);
+
+/// A file that is written completely or not at all. The bytes go to a temporary file in
+/// the same directory; commit() flushes it to disk, renames it to `path` and flushes the
+/// directory. Without a commit the destructor removes the temporary file and leaves
+/// `path` unchanged.
 ///
-/// Throws c10::Error that names the path and the system's reason (no space,
+/// All members throw reprise::Error with the path and the system's reason (disk full,
 /// read-only, no such directory).
 class AtomicFile {
  public:
@@ -29,7 +34,7 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-/// The whole file as text. Throws c10::Error where it cannot be read.
+/// Returns the contents of a file. Throws reprise::Error if it cannot be read.
 std::string read_text(const std::string& path);
 
 }  // namespace reprise

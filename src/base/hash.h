@@ -5,7 +5,8 @@
 
 namespace reprise {
 
-/// FNV-1a, 64 bits: a short name for a long key. Nothing that keeps secrets.
+/// FNV-1a, 64 bits: a short name for a long key, the same in every process and build.
+/// Not cryptographic.
 constexpr uint64_t fnv1a(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : text) {

@@ -12,7 +12,7 @@
 namespace reprise {
 namespace {
 
-/// A number in a file; none for "max", and where there is no such file.
+/// The number in a file; nullopt if the file says "max" or does not exist.
 std::optional<int64_t> number_in(const std::string& path) {
   std::ifstream file(path);
   int64_t value = 0;
@@ -23,7 +23,7 @@ std::optional<int64_t> number_in(const std::string& path) {
 int cores_by_affinity() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  // Fails on machines with more cores than the set has.
+  // Fails on machines with more cores than cpu_set_t holds.
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
@@ -38,8 +38,8 @@ int64_t memory_of_machine(const std::string& root) {
   return 0;
 }
 
-/// `path`, its parents, and "": a container often sees its own group as the root
-/// of the tree, whatever /proc says.
+/// `path`, its parents, and "": inside a container the group is often mounted as the root
+/// of the tree, although /proc shows its full path.
 std::vector<std::string> group_and_parents(std::string path) {
   std::vector<std::string> result;
   while (!path.empty() && path != "/") {
@@ -68,7 +68,7 @@ struct GroupLimits {
   }
 };
 
-/// A line of /proc/self/cgroup: number:controllers:path; 0::path is version 2.
+/// Parses a line of /proc/self/cgroup: number:controllers:path; 0::path is version 2.
 void read_group(const std::string& root, const std::string& line,
                 GroupLimits& limits) {
   const size_t first = line.find(':');

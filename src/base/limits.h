@@ -5,15 +5,15 @@
 
 namespace reprise {
 
-/// What the system lets this process use.
+/// Resources that the system grants this process.
 struct ProcessLimits {
-  int cores = 1;  ///< by affinity and the control group's quota
-  int64_t memory_bytes =
-      0;  ///< the machine's or the control group's; 0: unknown
+  int cores = 1;  ///< by CPU affinity and cgroup quota
+  /// Memory of the machine or the cgroup, whichever is smaller; 0: unknown.
+  int64_t memory_bytes = 0;
 };
 
-/// Reads /proc and /sys, both versions of control groups, those above included.
-/// A quota of one and a half cores is two. `root` stands before every path.
+/// Reads /proc and /sys, for both versions of cgroups, including parent groups. A
+/// fractional CPU quota is rounded up. `root` is prepended to every path.
 ProcessLimits process_limits(const std::string& root = "");
 
 }  // namespace reprise

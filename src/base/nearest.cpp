@@ -7,7 +7,7 @@
 namespace reprise {
 namespace {
 
-/// As compared: lower case, dashes for underscores.
+/// Lower case, with dashes instead of underscores.
 std::string folded(std::string_view text) {
   std::string result(text);
   for (char& c : result) {
@@ -18,7 +18,7 @@ std::string folded(std::string_view text) {
   return result;
 }
 
-/// Optimal string alignment: Levenshtein's distance with swaps of neighbours.
+/// Optimal string alignment distance: Levenshtein's with swaps of adjacent letters.
 size_t edits(const std::string& a, const std::string& b) {
   std::vector<size_t> before, last, row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -49,8 +49,8 @@ std::string nearest(std::string_view word,
     const std::string known = folded(name);
     size_t cost = 2 * edits(given, known);
     if (known.starts_with(given) && cost > 0) {
-      // Half an edit less than a name it does not begin; if it is long enough,
-      // whatever is missing.
+      // Half an edit closer than a name that does not begin with it. If the word is
+      // long enough, the rest of the name does not count.
       cost = given.size() >= kShortestPrefix ? 1 : cost - 1;
     }
     if (cost < least) {

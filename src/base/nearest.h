@@ -6,10 +6,9 @@
 
 namespace reprise {
 
-/// The name nearest to `word`, by insertions, deletions, replacements and swaps of
-/// neighbouring letters; empty if none is near enough to be what was meant. Upper
-/// and lower case are equal, and so are '-' and '_'. A word of three letters or more
-/// is also near to a name that it begins.
+/// Returns the name closest to `word` by insertions, deletions, replacements and swaps of
+/// adjacent letters; empty if none is close. Case is ignored, and '-' equals '_'. A name
+/// that begins with `word` is also close if `word` has at least three letters.
 std::string nearest(std::string_view word,
                     const std::vector<std::string>& names);
 

@@ -1,9 +1,9 @@
 #include "base/process.h"
 
-#include <c10/util/Exception.h>
+#include "base/file.h"
+#include "base/throw_error.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -15,24 +15,25 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utility>
+
+extern char** environ;
 
 namespace reprise {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMostOut = 64 << 20;
-constexpr size_t kMostError = 16 << 10;
+constexpr size_t kErrorLimit = 16 << 10;
 constexpr int kPollMs = 50;
 constexpr double kGraceS = 3;  // between SIGTERM and SIGKILL
 
-double since(Clock::time_point start) {
+double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Most that a process has had in memory since its program was started. Not what
-/// wait4 says: that counts the parent's memory too, which the child had between
-/// fork and exec.
+/// Peak resident memory of a process since its program was loaded. wait4() would also
+/// count the parent's memory, which the child shares between fork and exec.
 int64_t resident_peak(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/status");
   std::string name;
@@ -40,11 +41,11 @@ int64_t resident_peak(pid_t pid) {
     int64_t kilobytes = 0;
     if (name == "VmHWM:" && file >> kilobytes) return kilobytes * 1024;
   }
-  return 0;  // it is over
+  return 0;  // the process has ended
 }
 
-/// How often the kernel has killed for memory; of this machine, or of this
-/// container where that counts by itself.
+/// Number of processes that the kernel has killed because memory ran out: in this
+/// container if it has its own count, otherwise on this machine.
 int64_t memory_kills() {
   for (const char* path : {"/sys/fs/cgroup/memory.events", "/proc/vmstat"}) {
     std::ifstream file(path);
@@ -70,159 +71,265 @@ std::string quoted(const std::string& word) {
 
 struct Pipe {
   Pipe() {
-    TORCH_CHECK(pipe2(ends.data(), O_CLOEXEC) == 0,
-                "[study] no pipe: ", std::strerror(errno));
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) {
+      detail::throw_error("[process] no pipe: {}", detail::system_reason());
+    }
   }
   ~Pipe() {
-    for (const int end : ends) {
-      if (end >= 0) close(end);
-    }
+    close_end(0);
+    close_end(1);
   }
   Pipe(const Pipe&) = delete;
   Pipe& operator=(const Pipe&) = delete;
-  void close_end(int which) {
-    close(ends[static_cast<size_t>(which)]);
-    ends[static_cast<size_t>(which)] = -1;
+  void close_end(size_t which) {
+    if (ends[which] >= 0) close(ends[which]);
+    ends[which] = -1;
   }
-  std::array<int, 2> ends{-1, -1};
+  std::array<int, 2> ends{-1, -1};  // to read, to write
 };
 
-void write_short(const char* path, const char* text) {
-  const int file = open(path, O_WRONLY | O_CLOEXEC);
+/// Pointers for exec; valid as long as `words`.
+std::vector<char*> pointers_to(const std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (const auto& word : words) {
+    pointers.push_back(const_cast<char*>(word.c_str()));
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+/// What the child needs between fork and exec, prepared before the fork.
+struct Launch {
+  char* const* argv;
+  char* const* environment;
+  const ChildOptions* options;
+  int output;   // write ends of pipes, or -1
+  int error;    //
+  int failure;  // gets errno if exec fails
+  pid_t parent;
+};
+
+// The functions below run in the child between fork and exec, where only
+// async-signal-safe calls are allowed.
+
+void redirect(int stream, ChildStream to, int pipe_end) {
+  if (to == ChildStream::kPipe) dup2(pipe_end, stream);
+  if (to != ChildStream::kNull) return;
+  const int null = open("/dev/null", O_RDWR);
+  if (null == stream) return;
+  dup2(null, stream);
+  close(null);
+}
+
+void prefer_to_be_killed() {
+  const int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
   if (file < 0) return;
-  const ssize_t written = write(file, text, std::strlen(text));
-  static_cast<void>(written);  // a wish only
+  write_all(file, "1000", 4);  // if it fails, the kernel chooses by size
   close(file);
 }
 
-/// In the child, between fork and exec: only calls that are safe there.
-[[noreturn]] void become(char* const* argv, const Pipe& out, const Pipe& error,
-                         const Pipe& failure, int64_t memory_limit,
-                         pid_t parent) {
+[[noreturn]] void become(const Launch& launch) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(127);  // it died before that
-  setpgid(0, 0);  // an interrupt at the terminal is the parent's to handle
-  const int nothing = open("/dev/null", O_RDONLY);
-  dup2(nothing, STDIN_FILENO);
-  dup2(out.ends[1], STDOUT_FILENO);
-  dup2(error.ends[1], STDERR_FILENO);
-  // Where memory runs out, this process goes first.
-  write_short("/proc/self/oom_score_adj", "1000");
-  if (memory_limit > 0) {
-    const rlimit limit{static_cast<rlim_t>(memory_limit),
-                       static_cast<rlim_t>(memory_limit)};
+  if (getppid() != launch.parent) _exit(127);  // it died before prctl()
+  setpgid(0, 0);
+  redirect(STDIN_FILENO, launch.options->input, -1);
+  redirect(STDOUT_FILENO, launch.options->output, launch.output);
+  redirect(STDERR_FILENO, launch.options->error, launch.error);
+  if (launch.options->first_to_kill) prefer_to_be_killed();
+  if (const int64_t bytes = launch.options->memory_limit; bytes > 0) {
+    const rlimit limit{static_cast<rlim_t>(bytes), static_cast<rlim_t>(bytes)};
     setrlimit(RLIMIT_DATA, &limit);
   }
   for (const int number : {SIGINT, SIGTERM, SIGPIPE}) {
     std::signal(number, SIG_DFL);
   }
-  execv(argv[0], argv);
-  const int why = errno;
-  const ssize_t written = write(failure.ends[1], &why, sizeof why);
-  static_cast<void>(written);
+  execve(launch.argv[0], launch.argv, launch.environment);
+  const int reason = errno;
+  write_all(launch.failure, &reason, sizeof reason);
   _exit(127);
 }
 
-class Child {
- public:
-  Child(const std::vector<std::string>& argv, const ProcessOptions& options)
-      : options_(options), start_(Clock::now()), kills_(memory_kills()) {
-    std::vector<char*> pointers;
-    for (const auto& word : argv) {
-      pointers.push_back(const_cast<char*>(word.c_str()));
-    }
-    pointers.push_back(nullptr);
-    const pid_t parent = getpid();
-    pid_ = fork();
-    TORCH_CHECK(pid_ >= 0,
-                "[study] cannot start a process: ", std::strerror(errno));
-    if (pid_ == 0) {
-      become(pointers.data(), out_, error_, failure_, options.memory_limit,
-             parent);
-    }
-    for (Pipe* pipe : {&out_, &error_, &failure_}) pipe->close_end(1);
-    int why = 0;
-    if (read(failure_.ends[0], &why, sizeof why) == sizeof why) {
-      waitpid(pid_, nullptr, 0);
-      TORCH_CHECK(false, "[study] cannot run ", argv.at(0), ": ",
-                  std::strerror(why));
+}  // namespace
+
+ChildProcess::ChildProcess(const std::vector<std::string>& argv,
+                           const ChildOptions& options) {
+  if (argv.empty()) {
+    detail::throw_error("[process] expected a program to run, got none");
+  }
+  const std::vector<char*> arguments = pointers_to(argv);
+  std::vector<char*> variables;
+  if (options.environment) variables = pointers_to(*options.environment);
+  std::array<std::optional<Pipe>, 2> pipes;
+  if (options.output == ChildStream::kPipe) pipes[0].emplace();
+  if (options.error == ChildStream::kPipe) pipes[1].emplace();
+  Pipe failure;
+  const Launch launch{arguments.data(),
+                      options.environment ? variables.data() : environ,
+                      &options,
+                      pipes[0] ? pipes[0]->ends[1] : -1,
+                      pipes[1] ? pipes[1]->ends[1] : -1,
+                      failure.ends[1],
+                      getpid()};
+  pid_ = fork();
+  if (pid_ < 0) {
+    detail::throw_error("[process] cannot start a process: {}",
+                        detail::system_reason());
+  }
+  if (pid_ == 0) become(launch);
+  failure.close_end(1);
+  int reason = 0;
+  ssize_t got = 0;
+  do {
+    got = read(failure.ends[0], &reason, sizeof reason);
+  } while (got < 0 && errno == EINTR);
+  if (got == sizeof reason) {
+    waitpid(pid_, nullptr, 0);
+    detail::throw_error("[process] cannot run {}: {}", argv[0],
+                        detail::system_reason(reason));
+  }
+  for (size_t i = 0; i < pipes.size(); ++i) {
+    if (pipes[i]) pipes_[i] = std::exchange(pipes[i]->ends[0], -1);
+  }
+}
+
+ChildProcess::~ChildProcess() {
+  if (pid_ > 0 && !end_) {
+    send_to_group(SIGKILL);
+    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
     }
   }
+  for (const int file : pipes_) {
+    if (file >= 0) close(file);
+  }
+}
+
+ChildProcess::ChildProcess(ChildProcess&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)),
+      pipes_(std::exchange(other.pipes_, {-1, -1})),
+      end_(other.end_),
+      suspended_(other.suspended_) {}
+
+const std::optional<ProcessEnd>& ChildProcess::poll() {
+  int status = 0;
+  const int events = WNOHANG | WUNTRACED | WCONTINUED;
+  if (end_ || waitpid(pid_, &status, events) != pid_) return end_;
+  suspended_ = WIFSTOPPED(status);
+  if (WIFEXITED(status)) end_ = ProcessEnd{WEXITSTATUS(status), 0};
+  if (WIFSIGNALED(status)) end_ = ProcessEnd{-1, WTERMSIG(status)};
+  return end_;
+}
+
+void ChildProcess::send(int signal) const {
+  if (!end_) kill(pid_, signal);
+}
+
+void ChildProcess::send_to_group(int signal) const {
+  if (!end_) kill(-pid_, signal);
+}
+
+namespace {
+
+/// Runs one program to its end; see run_process().
+class ProcessRun {
+ public:
+  ProcessRun(const std::vector<std::string>& argv,
+             const ProcessOptions& options)
+      : options_(options),
+        start_(Clock::now()),
+        kills_(memory_kills()),
+        child_(argv, {.input = ChildStream::kNull,
+                      .output = ChildStream::kPipe,
+                      .error = options.discard_error ? ChildStream::kNull
+                                                     : ChildStream::kPipe,
+                      .memory_limit = options.memory_limit,
+                      .first_to_kill = true}) {}
 
   ProcessResult wait() {
-    bool open_out = true;
-    bool open_error = true;
-    while (open_out || open_error) {
-      std::array<pollfd, 2> polls{
-          pollfd{open_out ? out_.ends[0] : -1, POLLIN, 0},
-          {open_error ? error_.ends[0] : -1, POLLIN, 0}};
-      poll(polls.data(), polls.size(), kPollMs);
-      look_at_memory();
-      if (polls[0].revents != 0) {
-        open_out = take(out_.ends[0], result_.out, kMostOut, /*tail=*/false);
-      }
-      if (polls[1].revents != 0) {
-        open_error = take(error_.ends[0], result_.error, kMostError, true);
-      }
+    std::array<pollfd, 2> streams{pollfd{child_.output(), POLLIN, 0},
+                                  {child_.error(), POLLIN, 0}};
+    while (streams[0].fd >= 0 || streams[1].fd >= 0) {
+      ::poll(streams.data(), streams.size(), kPollMs);
+      sample_memory();
+      if (streams[0].revents != 0 && !read_output()) streams[0].fd = -1;
+      if (streams[1].revents != 0 && !read_error()) streams[1].fd = -1;
       end_if_due();
     }
-    int status = 0;
-    while (waitpid(pid_, &status, WNOHANG) == 0) {
+    while (!child_.poll()) {
       usleep(kPollMs * 1000 / 5);
-      look_at_memory();
+      sample_memory();
       end_if_due();
     }
-    result_.wall_s = since(start_);
-    if (WIFEXITED(status)) result_.status = WEXITSTATUS(status);
-    if (WIFSIGNALED(status)) result_.signal = WTERMSIG(status);
+    result_.wall_s = seconds_since(start_);
+    result_.status = child_.poll()->status;
+    result_.signal = child_.poll()->signal;
     result_.killed_for_memory =
         result_.signal == SIGKILL && !ending_ && memory_kills() > kills_;
     return std::move(result_);
   }
 
  private:
-  void look_at_memory() {
+  void sample_memory() {
     result_.rss_peak_bytes =
-        std::max(result_.rss_peak_bytes, resident_peak(pid_));
+        std::max(result_.rss_peak_bytes, resident_peak(child_.pid()));
   }
 
-  /// False at the end of the stream.
-  static bool take(int file, std::string& text, size_t most, bool tail) {
-    std::array<char, 1 << 16> buffer;
-    const ssize_t n = read(file, buffer.data(), buffer.size());
-    if (n < 0) return errno == EINTR || errno == EAGAIN;
-    if (n == 0) return false;
-    if (tail || text.size() < most) {
-      text.append(buffer.data(), static_cast<size_t>(n));
+  /// The next part of a stream; empty but present after an interrupted call, nullopt at
+  /// the end of the stream.
+  static std::optional<std::string> read_part(int file) {
+    std::string part(1 << 16, '\0');
+    const ssize_t got = read(file, part.data(), part.size());
+    if (got == 0) return std::nullopt;
+    if (got < 0 && errno != EINTR && errno != EAGAIN) return std::nullopt;
+    part.resize(got > 0 ? static_cast<size_t>(got) : 0);
+    return part;
+  }
+
+  bool read_output() {
+    const auto part = read_part(child_.output());
+    if (part && result_.out.size() < options_.output_limit) {
+      result_.out += *part;
     }
-    if (tail && text.size() > 2 * most) text.erase(0, text.size() - most);
-    return true;
+    return part.has_value();
+  }
+
+  bool read_error() {
+    const auto part = read_part(child_.error());
+    std::string& text = result_.error;
+    if (part) text += *part;
+    if (text.size() > 2 * kErrorLimit) {
+      text.erase(0, text.size() - kErrorLimit);
+    }
+    return part.has_value();
   }
 
   void end_if_due() {
     if (!ending_) {
       result_.stopped = options_.stop && options_.stop();
       result_.timed_out =
-          options_.timeout_s > 0 && since(start_) > options_.timeout_s;
+          options_.timeout_s > 0 && seconds_since(start_) > options_.timeout_s;
       if (!result_.stopped && !result_.timed_out) return;
       ending_ = true;
       asked_at_ = Clock::now();
-      kill(-pid_, SIGTERM);
-    } else if (since(asked_at_) > kGraceS) {
-      kill(-pid_, SIGKILL);
+      child_.send_to_group(SIGTERM);
+    } else if (seconds_since(asked_at_) > kGraceS) {
+      child_.send_to_group(SIGKILL);
     }
   }
 
   const ProcessOptions& options_;
-  Pipe out_, error_, failure_;
   Clock::time_point start_, asked_at_;
   int64_t kills_;
-  pid_t pid_ = -1;
+  ChildProcess child_;
   bool ending_ = false;
   ProcessResult result_;
 };
 
 }  // namespace
+
+ProcessResult run_process(const std::vector<std::string>& argv,
+                          const ProcessOptions& options) {
+  return ProcessRun(argv, options).wait();
+}
 
 std::string last_line(const std::string& text) {
   const size_t end = text.find_last_not_of(" \n\r\t");
@@ -239,12 +346,6 @@ std::string shell_line(const std::vector<std::string>& words) {
     text += quoted(word);
   }
   return text;
-}
-
-ProcessResult run_process(const std::vector<std::string>& argv,
-                          const ProcessOptions& options) {
-  TORCH_CHECK(!argv.empty(), "[study] expected a program to run, got none");
-  return Child(argv, options).wait();
 }
 
 }  // namespace reprise

@@ -4,9 +4,9 @@
 
 namespace reprise::detail {
 
-/// Steele, Lea and Flood's SplitMix64 ("Fast splittable pseudorandom number
-/// generators", 2014): the output function. Equal on every machine, and good
-/// even where the arguments are 0, 1, 2, …
+/// Output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+/// number generators", 2014). The same on every machine. Consecutive arguments give
+/// unrelated results.
 inline uint64_t splitmix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -14,7 +14,7 @@ inline uint64_t splitmix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// One number of two, such that neighbours of either have nothing in common.
+/// Combines two numbers. Consecutive values of either give unrelated results.
 inline uint64_t splitmix(uint64_t a, uint64_t b) {
   return splitmix(splitmix(a) + b);
 }

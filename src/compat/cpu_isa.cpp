@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kLimit[] = "AVX512_CORE_BF16";
 
-/// The answer that a test asks for; null: the processor is asked.
+/// The answer that a test simulates; null if the processor is to be asked.
 const char* simulated() {
   return std::getenv("REPRISE_SIMULATE_AMX");
 }
@@ -40,20 +40,20 @@ bool advertises_amx() {
 #endif
 }
 
-/// Runs in a child process: ends with status 0, or by a signal.
+/// Runs in a child process, which exits with status 0 or is killed by a signal.
 [[noreturn]] void try_tiles() {
-  // A handler of the parent's must not turn the signal into something else.
+  // The parent's handlers must not catch the signal.
   std::signal(SIGILL, SIG_DFL);
   std::signal(SIGSEGV, SIG_DFL);
   if (is(simulated(), "forbidden")) __builtin_trap();
   if (simulated() != nullptr) _exit(0);
 #if defined(__x86_64__)
-  // Linux gives tiles to processes that ask for them: arch_prctl(2).
+  // On Linux a process must request permission to use tiles: arch_prctl(2).
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) _exit(1);
-  // Palette 1, one tile of 16 rows of 64 bytes. The instructions are given as bytes,
-  // since older assemblers do not know their names.
+  // Palette 1, one tile of 16 rows of 64 bytes. The instructions are written as bytes
+  // because older assemblers do not know their names.
   alignas(64) uint8_t config[64] = {1};
   config[16] = 64;
   config[48] = 16;
@@ -70,10 +70,12 @@ bool advertises_amx() {
 
 AmxSupport find_support() {
   if (!advertises_amx()) return AmxSupport::kAbsent;
+  // Not base/process.h: the child runs no program, only code of this library, and
+  // everything before main() must work without argv or files.
   const pid_t child = fork();
   if (child == 0) try_tiles();
   int status = 0;
-  // A child that cannot be started or awaited proves nothing; the limit is safe.
+  // If the child cannot be started or waited for, the limit is the safe answer.
   const bool ran = child > 0 && waitpid(child, &status, 0) == child &&
                    WIFEXITED(status) && WEXITSTATUS(status) == 0;
   return ran ? AmxSupport::kUsable : AmxSupport::kForbidden;
@@ -106,7 +108,8 @@ const Answer& answer() {
   return found;
 }
 
-// Found when the library is loaded: oneDNN reads its limit once, at its first call.
+// Initialized when the library is loaded, because oneDNN reads its limit once, at its
+// first call.
 [[maybe_unused]] const Answer& g_found_at_load = answer();
 
 }  // namespace

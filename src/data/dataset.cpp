@@ -1,3 +1,4 @@
+#include "base/paths.h"
 #include "data/idx.h"
 #include "data/random.h"
 #include "data/tokens.h"
@@ -6,7 +7,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 
@@ -15,25 +15,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A variable of the environment; empty where it is not set.
-std::string variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 /// Where a dataset known by name may lie, in order. scripts/data.sh puts them
 /// there.
 std::vector<fs::path> places(const std::string& name) {
   std::vector<fs::path> folders;
-  const std::string own = variable("REPRISE_DATA");
-  const std::string cache = variable("XDG_CACHE_HOME");
-  const std::string home = variable("HOME");
+  const std::string own = environment_variable("REPRISE_DATA");
+  const std::string cache = cache_directory();
   if (!own.empty()) folders.push_back(fs::path(own) / name);
-  if (!cache.empty()) {
-    folders.push_back(fs::path(cache) / "reprise" / name);
-  } else if (!home.empty()) {
-    folders.push_back(fs::path(home) / ".cache" / "reprise" / name);
-  }
+  if (!cache.empty()) folders.push_back(fs::path(cache) / name);
   folders.push_back(fs::path("/usr/share/datasets") / name);  // Debian's
   return folders;
 }

@@ -1,3 +1,5 @@
+#include "base/process.h"
+
 #include <reprise/distributed/launch.h>
 
 #include <c10/util/Exception.h>
@@ -11,9 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <netinet/in.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ extern "C" void note_signal(int number) {
   signal_to_forward = number;
 }
 
-/// While it lives, signals are noted instead of ending this process.
+/// Records SIGINT and SIGTERM instead of ending this process.
 class NotedSignals {
  public:
   NotedSignals() {
@@ -52,14 +52,7 @@ class NotedSignals {
   }, terminate_{};
 };
 
-std::vector<char*> pointers(const std::vector<std::string>& words) {
-  std::vector<char*> list;
-  for (const auto& word : words)
-    list.push_back(const_cast<char*>(word.c_str()));
-  list.push_back(nullptr);
-  return list;
-}
-
+/// This process's environment with the variables of one rank.
 std::vector<std::string> environment(int rank, int ranks, int port) {
   const std::vector<std::pair<std::string, std::string>> own = {
       {"RANK", std::to_string(rank)},
@@ -73,9 +66,9 @@ std::vector<std::string> environment(int rank, int ranks, int port) {
   for (char** at = environ; *at != nullptr; ++at) {
     const std::string text = *at;
     const std::string name = text.substr(0, text.find('='));
-    const bool ours = std::any_of(
+    const bool replaced = std::any_of(
         own.begin(), own.end(), [&](const auto& v) { return v.first == name; });
-    if (!ours) list.push_back(text);
+    if (!replaced) list.push_back(text);
   }
   for (const auto& [name, value] : own) list.push_back(name + "=" + value);
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
@@ -86,108 +79,71 @@ std::vector<std::string> environment(int rank, int ranks, int port) {
   return list;
 }
 
-pid_t start(const LaunchOptions& options, int rank, int port) {
-  const auto variables = environment(rank, options.ranks, port);
-  const auto argv = pointers(options.argv);
-  const auto envp = pointers(variables);
-  const pid_t parent = getpid();
-  const pid_t pid = fork();
-  TORCH_CHECK(pid >= 0, "[launch] cannot start rank ", rank, ": ",
-              std::strerror(errno));
-  if (pid != 0) return pid;
-  // Between fork and exec: only calls that are safe there.
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(127);
-  setpgid(0, 0);  // an interrupt at the terminal comes through the parent, once
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
-  execve(argv[0], argv.data(), envp.data());
-  _exit(127);
-}
-
 class Ranks {
  public:
   explicit Ranks(const LaunchOptions& options) : options_(options) {
     const int port = free_port();
     for (int rank = 0; rank < options.ranks; ++rank) {
-      pids_.push_back(start(options, rank, port));
-      stopped_.push_back(false);
+      ranks_.emplace_back(
+          options.argv,
+          ChildOptions{.environment = environment(rank, options.ranks, port)});
     }
   }
-  ~Ranks() { send(SIGKILL); }
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
 
   int wait() {
-    while (left() > 0) {
+    while (running() > 0) {
       if (const int number = signal_to_forward.exchange(0)) {
         forwarded_ = number;
-        send(number);
+        for (const ChildProcess& rank : ranks_) rank.send(number);
       }
-      for (int rank = 0; rank < options_.ranks; ++rank) look(rank);
-      if (failed_) end_those_left();
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) check(rank);
+      if (failed_) kill_overdue();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return status_;
   }
 
  private:
-  int64_t left() const {
-    return std::count_if(pids_.begin(), pids_.end(),
-                         [](pid_t pid) { return pid > 0; });
+  int64_t running() const {
+    return std::count_if(
+        ranks_.begin(), ranks_.end(),
+        [](const ChildProcess& rank) { return !rank.ended(); });
   }
 
-  void send(int number) {
-    for (const pid_t pid : pids_) {
-      if (pid > 0) kill(pid, number);
+  /// A suspended rank cannot end by itself.
+  void kill_overdue() {
+    for (const ChildProcess& rank : ranks_) {
+      if (rank.suspended() || Clock::now() > end_by_) rank.send(SIGKILL);
     }
   }
 
-  /// One that is stopped ends by itself no more.
-  void end_those_left() {
-    for (size_t rank = 0; rank < pids_.size(); ++rank) {
-      if (pids_[rank] > 0 && (stopped_[rank] || Clock::now() > end_by_)) {
-        kill(pids_[rank], SIGKILL);
-      }
-    }
-  }
-
-  void look(int rank) {
-    pid_t& pid = pids_[static_cast<size_t>(rank)];
-    int status = 0;
-    const int events = WNOHANG | WUNTRACED | WCONTINUED;
-    if (pid <= 0 || waitpid(pid, &status, events) != pid) return;
-    stopped_[static_cast<size_t>(rank)] = WIFSTOPPED(status);
-    if (WIFSTOPPED(status) || WIFCONTINUED(status)) return;
-    pid = 0;
-    const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    if (fine || failed_) return;
-    constexpr int kShell = 128;  // what a shell adds to a signal's number
-    const int code =
-        WIFEXITED(status) ? WEXITSTATUS(status) : kShell + WTERMSIG(status);
+  void check(size_t rank) {
+    if (ranks_[rank].ended()) return;
+    const auto end = ranks_[rank].poll();
+    if (!end || end->status == 0 || failed_) return;
+    constexpr int kShell = 128;  // a shell adds this to a signal's number
+    const int code = end->signal == 0 ? end->status : kShell + end->signal;
     if (forwarded_ != 0 && code == kShell + forwarded_) {
-      status_ = code;  // it did as it was told
+      status_ = code;
       return;
     }
     failed_ = true;
-    status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    status_ = end->signal == 0 ? end->status : 1;
     end_by_ = Clock::now() + std::chrono::milliseconds(
                                  static_cast<int64_t>(1000 * options_.grace_s));
     if (!options_.say) return;
     const std::string how =
-        WIFEXITED(status)
-            ? fmt::format("ended with status {}", WEXITSTATUS(status))
-            : fmt::format("was ended by signal {} ({})", WTERMSIG(status),
-                          strsignal(WTERMSIG(status)));
+        end->signal == 0 ? fmt::format("ended with status {}", end->status)
+                         : fmt::format("was ended by signal {} ({})",
+                                       end->signal, strsignal(end->signal));
     options_.say(fmt::format("rank {} {}{}", rank, how,
-                             left() > 0 ? "; the others end with it" : ""));
+                             running() > 0 ? "; the others end with it" : ""));
   }
 
   const LaunchOptions& options_;
-  std::vector<pid_t> pids_;
-  std::vector<bool> stopped_;
+  std::vector<ChildProcess> ranks_;
   bool failed_ = false;
-  int forwarded_ = 0;  // the last signal handed on
+  int forwarded_ = 0;  // last signal that was forwarded
   int status_ = 0;
   Clock::time_point end_by_{};
 };

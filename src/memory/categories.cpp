@@ -1,8 +1,6 @@
 #include <reprise/memory/categories.h>
 #include <reprise/memory/meter.h>
 
-#include <torch/optim.h>
-
 #include <algorithm>
 #include <numeric>
 #include <unordered_set>
@@ -91,36 +89,6 @@ MemoryBreakdown MemoryLedger::measure() const {
   breakdown.bytes.at(static_cast<size_t>(Category::kWorkspace)) =
       std::max<int64_t>(0, breakdown.total_bytes - claimed);
   return breakdown;
-}
-
-std::vector<at::Tensor> tensors_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& entry : optimizer.state()) {
-    const torch::optim::OptimizerParamState* state = entry.second.get();
-    if (const auto* sgd =
-            dynamic_cast<const torch::optim::SGDParamState*>(state)) {
-      tensors.push_back(sgd->momentum_buffer());
-    } else if (const auto* adam =
-                   dynamic_cast<const torch::optim::AdamParamState*>(state)) {
-      tensors.insert(tensors.end(), {adam->exp_avg(), adam->exp_avg_sq(),
-                                     adam->max_exp_avg_sq()});
-    } else if (const auto* adamw =
-                   dynamic_cast<const torch::optim::AdamWParamState*>(state)) {
-      tensors.insert(tensors.end(), {adamw->exp_avg(), adamw->exp_avg_sq(),
-                                     adamw->max_exp_avg_sq()});
-    } else if (const auto* rms =
-                   dynamic_cast<const torch::optim::RMSpropParamState*>(
-                       state)) {
-      tensors.insert(tensors.end(), {rms->square_avg(), rms->momentum_buffer(),
-                                     rms->grad_avg()});
-    } else if (const auto* adagrad =
-                   dynamic_cast<const torch::optim::AdagradParamState*>(
-                       state)) {
-      tensors.push_back(adagrad->sum());
-    }
-  }
-  std::erase_if(tensors, [](const at::Tensor& t) { return !t.defined(); });
-  return tensors;
 }
 
 }  // namespace reprise

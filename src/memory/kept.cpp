@@ -33,7 +33,6 @@ struct KeptMeter::State {
   std::unordered_set<const void*> excluded;
   std::unordered_map<const void*, Entry> entries;
   std::vector<int64_t> by_stage;
-  std::vector<int64_t> by_stage_at_peak;
   int64_t live = 0;
   int64_t peak = 0;
 
@@ -49,7 +48,7 @@ struct KeptMeter::State {
     }
     ++entry.holders[stage];
     at(entry.holders.begin()->first) += entry.bytes;
-    if (live > peak) mark_peak();
+    peak = std::max(peak, live);
   }
 
   void remove(const void* storage, int stage) {
@@ -66,11 +65,6 @@ struct KeptMeter::State {
     } else {
       at(entry.holders.begin()->first) += entry.bytes;
     }
-  }
-
-  void mark_peak() {
-    peak = live;
-    by_stage_at_peak = by_stage;
   }
 
   int64_t& at(int stage) {
@@ -166,11 +160,6 @@ std::vector<int64_t> KeptMeter::live_by_stage() const {
   return state_->by_stage;
 }
 
-std::vector<int64_t> KeptMeter::peak_by_stage() const {
-  const std::lock_guard<std::mutex> lock(state_->mutex);
-  return state_->by_stage_at_peak;
-}
-
 std::vector<KeptMeter::Storage> KeptMeter::live_storages() const {
   const std::lock_guard<std::mutex> lock(state_->mutex);
   std::vector<Storage> storages;
@@ -182,7 +171,7 @@ std::vector<KeptMeter::Storage> KeptMeter::live_storages() const {
 
 void KeptMeter::restart_peak() {
   const std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->mark_peak();
+  state_->peak = state_->live;
 }
 
 std::shared_ptr<void> KeptMeter::hold(const at::Tensor& tensor,

@@ -293,14 +293,4 @@ const std::vector<Builtin>& builtins() {
   return all;
 }
 
-const Builtin& find_builtin(std::string_view name) {
-  std::string known;
-  for (const Builtin& builtin : builtins()) {
-    if (builtin.name == name) return builtin;
-    known += (known.empty() ? "" : ", ") + builtin.name;
-  }
-  TORCH_CHECK(false, "[find_builtin] expected one of ", known, ", got '",
-              std::string(name), "'");
-}
-
 }  // namespace reprise

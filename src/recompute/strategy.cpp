@@ -89,8 +89,6 @@ class Revolve {
     for (int s = 2; s <= slots_; ++s) fill_row(s);
   }
 
-  int64_t runs() const { return cell(stages_, slots_).runs; }
-
   std::vector<Op> ops() {
     reverse(0, stages_, slots_);
     return ops_;
@@ -306,13 +304,6 @@ bool is_schedule_text(std::string_view text) {
 Schedule make_schedule(std::string_view text, int stages) {
   if (is_schedule_text(text)) return Schedule::parse("given", stages, text);
   return make_schedule(Strategy::parse(text), stages);
-}
-
-int64_t revolve_runs(int stages, int slots) {
-  TORCH_CHECK(stages >= 1 && slots >= 1,
-              "[revolve_runs] expected at least one stage and one slot, got ",
-              stages, " and ", slots);
-  return Revolve(stages, slots).runs();
 }
 
 }  // namespace reprise

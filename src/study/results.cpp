@@ -1,17 +1,15 @@
+#include "base/append_log.h"
 #include "base/file.h"
+#include "base/throw_error.h"
 
 #include <reprise/study/results.h>
 
 #include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>
 
-#include <cerrno>
-#include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <map>
-#include <sys/file.h>
-#include <unistd.h>
+#include <memory>
 
 namespace reprise {
 namespace {
@@ -21,12 +19,8 @@ using nlohmann::json;
 
 constexpr const char* kName = "results.jsonl";
 
-std::string reason() {
-  return std::strerror(errno);
-}
-
-/// Lines that were written to their end.
-std::vector<std::string> whole_lines(const std::string& path) {
+/// Lines that end with a newline.
+std::vector<std::string> complete_lines(const std::string& path) {
   const std::string text = read_text(path);
   std::vector<std::string> lines;
   size_t from = 0;
@@ -37,10 +31,11 @@ std::vector<std::string> whole_lines(const std::string& path) {
   return lines;
 }
 
+/// Objects of several files; a run replaces earlier ones with its id.
 class Collection {
  public:
   void read(const std::string& path) {
-    const auto lines = whole_lines(path);
+    const auto lines = complete_lines(path);
     for (size_t i = 0; i < lines.size(); ++i) {
       if (lines[i].empty()) continue;
       add(lines[i], path, i + 1);
@@ -77,7 +72,7 @@ class Collection {
       }
       runs_.push_back(line);
     }
-    // Other types are of a later version.
+    // Other types belong to later versions.
   }
 
   std::vector<std::string> studies_;
@@ -102,53 +97,31 @@ std::vector<std::string> read_results(const std::vector<std::string>& paths) {
   return std::move(collection).in_order();
 }
 
-ResultsFile::ResultsFile(const std::string& directory)
-    : path_((fs::path(directory) / kName).string()) {
+ResultsFile::ResultsFile(const std::string& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   TORCH_CHECK(!error, "[results] cannot make ", directory, ": ",
               error.message());
-  file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  TORCH_CHECK(file_ >= 0, "[results] cannot write ", path_, ": ", reason());
-  if (flock(file_, LOCK_EX | LOCK_NB) != 0) {
-    close(file_);
-    TORCH_CHECK(false, "[results] another process is writing ", path_);
-  }
-  const std::string text = read_text(path_);
-  const size_t end = text.rfind('\n');
-  const size_t whole = end == std::string::npos ? 0 : end + 1;
-  if (whole < text.size() && ftruncate(file_, static_cast<off_t>(whole)) != 0) {
-    const std::string why = reason();
-    close(file_);
-    TORCH_CHECK(false, "[results] cannot cut the torn last line of ", path_,
-                ": ", why);
-  }
+  log_ = std::make_unique<detail::AppendLog>(
+      (fs::path(directory) / kName).string(), "results");
+  TORCH_CHECK(log_->try_lock(), "[results] another process is writing ",
+              log_->path());
+  log_->truncate_incomplete_line();
 }
 
-ResultsFile::~ResultsFile() {
-  if (file_ >= 0) close(file_);
+ResultsFile::~ResultsFile() = default;
+
+const std::string& ResultsFile::path() const {
+  return log_->path();
 }
 
 void ResultsFile::append(const std::string& json) {
   TORCH_INTERNAL_ASSERT(json.find('\n') == std::string::npos);
-  const std::string line = json + "\n";
-  size_t done = 0;
-  while (done < line.size()) {
-    const ssize_t n = write(file_, line.data() + done, line.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const std::string why = reason();
-      // A part of a line would spoil the next one.
-      if (done > 0) {
-        const off_t size = lseek(file_, 0, SEEK_END);
-        if (ftruncate(file_, size - static_cast<off_t>(done)) != 0) done = 0;
-      }
-      TORCH_CHECK(false, "[results] cannot write ", path_, ": ", why);
-    }
-    done += static_cast<size_t>(n);
+  log_->append(json + "\n");
+  if (!log_->sync()) {
+    detail::throw_error("[results] cannot write {}: {}", path(),
+                        detail::system_reason());
   }
-  TORCH_CHECK(fsync(file_) == 0, "[results] cannot write ", path_, ": ",
-              reason());
 }
 
 }  // namespace reprise

@@ -1,25 +1,29 @@
 #include "base/file.h"
 
+#include "base/file_size_limit.h"
 #include "data/files.h"
 #include "support.h"
 
 #include <gtest/gtest.h>
 
-#include <csignal>
-#include <sys/resource.h>
+#include <cerrno>
+#include <fcntl.h>
+#include <thread>
+#include <unistd.h>
 
 namespace {
 
 using namespace reprise::testing;
 using reprise::AtomicFile;
 using reprise::read_text;
+using reprise::write_all;
 
 size_t entries(const std::string& folder) {
   return static_cast<size_t>(
       std::distance(std::filesystem::directory_iterator(folder), {}));
 }
 
-TEST(File, CommitPutsTheWholeFileInPlace) {
+TEST(File, CommitCreatesTheFile) {
   const Folder folder;
   const std::string binary("a\0b\n", 4);
   {
@@ -34,7 +38,7 @@ TEST(File, CommitPutsTheWholeFileInPlace) {
   EXPECT_EQ(entries(folder / ""), 1u);
 }
 
-TEST(File, WithoutCommitNothingChanges) {
+TEST(File, NothingChangesWithoutCommit) {
   const Folder folder;
   write_bytes(folder / "f", "before");
   {
@@ -45,7 +49,7 @@ TEST(File, WithoutCommitNothingChanges) {
   EXPECT_EQ(entries(folder / ""), 1u);
 }
 
-TEST(File, CommitReplaces) {
+TEST(File, CommitReplacesTheFile) {
   const Folder folder;
   write_bytes(folder / "f", "before, and longer");
   AtomicFile file(folder / "f");
@@ -54,7 +58,7 @@ TEST(File, CommitReplaces) {
   EXPECT_EQ(read_text(folder / "f"), "after");
 }
 
-TEST(File, SaysThePathAndTheReason) {
+TEST(File, ErrorsNameThePathAndTheReason) {
   const Folder folder;
   const auto says = [](const std::string& path, const std::string& reason) {
     const std::string text = error_of([&] { AtomicFile file(path); });
@@ -62,12 +66,12 @@ TEST(File, SaysThePathAndTheReason) {
     EXPECT_NE(text.find(reason), std::string::npos) << text;
   };
   says(folder / "none/f", "No such file or directory");
-  // Root may write anywhere, but not below a plain file.
+  // Even root cannot create a file below a regular file.
   write_bytes(folder / "plain", "x");
   says(folder / "plain/f", "Not a directory");
 }
 
-TEST(File, CannotTakeADirectorysPlace) {
+TEST(File, CannotReplaceADirectory) {
   const Folder folder;
   std::filesystem::create_directories(folder / "d/inside");
   {
@@ -78,29 +82,52 @@ TEST(File, CannotTakeADirectorysPlace) {
   EXPECT_EQ(entries(folder / ""), 1u);
 }
 
-/// A limit on the size of files stands for a full disk.
-TEST(File, FullDiskLeavesWhatWasThere) {
+/// RLIMIT_FSIZE simulates a full disk.
+TEST(File, FullDiskLeavesTheOldFile) {
   const Folder folder;
   write_bytes(folder / "f", "before");
-  rlimit before{};
-  getrlimit(RLIMIT_FSIZE, &before);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit limit = before;
-  limit.rlim_cur = 4096;
-  setrlimit(RLIMIT_FSIZE, &limit);
   std::string text;
   {
+    const FileSizeLimit limit(4096);
     AtomicFile file(folder / "f");
     text = error_of([&] { file.write(std::string(8192, 'x')); });
   }
-  setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, handler);
   EXPECT_NE(text.find("File too large"), std::string::npos) << text;
   EXPECT_EQ(read_text(folder / "f"), "before");
   EXPECT_EQ(entries(folder / ""), 1u);
 }
 
-TEST(File, ReadTextSaysWhyItCannot) {
+TEST(File, WriteAllReportsAFullDisk) {
+  const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(full, 0);
+  EXPECT_TRUE(write_all(full, "", 0));
+  EXPECT_FALSE(write_all(full, "text", 4));
+  EXPECT_EQ(errno, ENOSPC);
+  close(full);
+  EXPECT_FALSE(write_all(-1, "text", 4));
+  EXPECT_EQ(errno, EBADF);
+}
+
+/// A pipe takes 64 KiB at once, so that the rest is written after a short write.
+TEST(File, WriteAllResumesAfterShortWrites) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const std::string text(300'000, 'x');
+  std::thread writer([&] {
+    EXPECT_TRUE(write_all(ends[1], text.data(), text.size()));
+    close(ends[1]);
+  });
+  std::string got;
+  char part[4096];
+  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) {
+    got.append(part, static_cast<size_t>(n));
+  }
+  writer.join();
+  close(ends[0]);
+  EXPECT_EQ(got, text);
+}
+
+TEST(File, ReadTextReportsTheReason) {
   const Folder folder;
   const std::string text = error_of([&] { read_text(folder / "none"); });
   EXPECT_NE(text.find(folder / "none"), std::string::npos) << text;

@@ -9,7 +9,7 @@
 namespace reprise {
 namespace {
 
-/// A /proc and /sys of the test's own.
+/// Simulated /proc and /sys.
 class FakeSystem {
  public:
   FakeSystem() { write("/proc/meminfo", "MemFree: 5 kB\nMemTotal: 4000 kB\n"); }
@@ -28,20 +28,20 @@ class FakeSystem {
   testing::TemporaryDirectory directory_;
 };
 
-TEST(Limits, WithoutGroupsTheMachineIsTheLimit) {
+TEST(Limits, MachineIsTheLimitWithoutCgroups) {
   const FakeSystem system;
   EXPECT_EQ(system.limits().memory_bytes, 4000 * 1024);
   EXPECT_EQ(system.limits().cores, process_limits("/nowhere").cores);
   EXPECT_EQ(process_limits("/nowhere").memory_bytes, 0);
 }
 
-TEST(Limits, OfThisMachineAreSensible) {
+TEST(Limits, ThisMachineIsPlausible) {
   EXPECT_GE(process_limits().cores, 1);
   EXPECT_GT(process_limits().memory_bytes, int64_t{1} << 28);
   EXPECT_LT(process_limits().memory_bytes, int64_t{1} << 50);
 }
 
-TEST(Limits, VersionTwoBoundsMemoryAndCores) {
+TEST(Limits, CgroupVersion2LimitsMemoryAndCores) {
   FakeSystem system;
   system.write("/proc/self/cgroup", "0::/a/b\n");
   system.write("/sys/fs/cgroup/a/b/memory.max", "max\n");
@@ -52,16 +52,16 @@ TEST(Limits, VersionTwoBoundsMemoryAndCores) {
   system.write("/sys/fs/cgroup/a/b/cpu.max", "50000 100000\n");
   EXPECT_EQ(system.limits().memory_bytes, 2000000);
   EXPECT_EQ(system.limits().cores, 1);
-  // A group above may be smaller.
+  // A parent group may have a lower limit.
   system.write("/sys/fs/cgroup/a/memory.max", "1000000\n");
   EXPECT_EQ(system.limits().memory_bytes, 1000000);
-  // One that is larger than the machine bounds nothing.
+  // A limit above the machine's memory has no effect.
   system.write("/sys/fs/cgroup/a/memory.max", "max\n");
   system.write("/sys/fs/cgroup/a/b/memory.max", "9000000000\n");
   EXPECT_EQ(system.limits().memory_bytes, 4000 * 1024);
 }
 
-TEST(Limits, VersionOneBoundsMemoryAndCores) {
+TEST(Limits, CgroupVersion1LimitsMemoryAndCores) {
   FakeSystem system;
   system.write("/proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/y\n0::/\n");
   system.write("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "3000000\n");
@@ -73,14 +73,14 @@ TEST(Limits, VersionOneBoundsMemoryAndCores) {
   EXPECT_EQ(system.limits().cores, 1);
 }
 
-TEST(Limits, AContainerMaySeeItsGroupAsTheRoot) {
+TEST(Limits, ContainerSeesItsGroupAsTheRoot) {
   FakeSystem system;
   system.write("/proc/self/cgroup", "0::/docker/0123\n");
   system.write("/sys/fs/cgroup/memory.max", "1500000\n");
   EXPECT_EQ(system.limits().memory_bytes, 1500000);
 }
 
-TEST(Limits, PartsOfACoreAreRoundedUp) {
+TEST(Limits, FractionalCoresAreRoundedUp) {
   if (process_limits("/nowhere").cores < 2) GTEST_SKIP() << "one core";
   FakeSystem system;
   system.write("/proc/self/cgroup", "0::/\n");

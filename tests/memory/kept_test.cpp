@@ -69,7 +69,7 @@ TEST(Kept, HoldCountsByHand) {
   EXPECT_EQ(meter.live_bytes(), kSquareBytes);
   first.reset();
   EXPECT_EQ(meter.live_by_stage().at(3), kSquareBytes);
-  EXPECT_EQ(meter.peak_by_stage().at(0), kSquareBytes);
+  EXPECT_EQ(meter.peak_bytes(), kSquareBytes);
 }
 
 TEST(Kept, ChangesInPlaceAreStillFound) {

@@ -162,11 +162,11 @@ TEST(Solver, FindsRevolvesOptimumOnEqualStages) {
     const auto figures = ChainCosts::simple(100, list);
     const Solver solver(figures);
     for (int slots = 2; slots <= 6; ++slots) {
-      const auto theirs = simulate(
-          make_schedule(Strategy{StrategyKind::kRevolve, slots}, stages),
-          figures);
+      const Schedule revolve =
+          make_schedule(Strategy{StrategyKind::kRevolve, slots}, stages);
+      const auto theirs = simulate(revolve, figures);
       const auto ours = solver.solve(theirs.peak_bytes);
-      EXPECT_EQ(ours->simulation.total_runs, revolve_runs(stages, slots))
+      EXPECT_EQ(ours->simulation.total_runs, revolve.total_runs())
           << stages << " stages, " << slots << " slots";
     }
   }

@@ -1,5 +1,6 @@
 #include "temporary.h"
 
+#include <reprise/base/error.h>
 #include <reprise/report/report.h>
 
 #include <c10/util/Exception.h>
@@ -128,7 +129,7 @@ TEST_F(Report, RefusesWhatIsNoPage) {
   options_.page = write("other.html", "@RESULTS@\n@library vega\n");
   EXPECT_THROW(make_report({folder_.path()}, options_), c10::Error);
   options_.page = folder_ / "missing.html";
-  EXPECT_THROW(make_report({folder_.path()}, options_), c10::Error);
+  EXPECT_THROW(make_report({folder_.path()}, options_), Error);
 }
 
 TEST_F(Report, RefusesNoResults) {

@@ -2,6 +2,7 @@
 #include "support.h"
 #include "temporary.h"
 
+#include <reprise/base/error.h>
 #include <reprise/train/run_directory.h>
 
 #include <filesystem>
@@ -96,7 +97,7 @@ TEST(RunDirectory, MetricsAreCutBackToTheState) {
     log.write("three");
   }
   EXPECT_EQ(read_text(base + "/m"), "one\nthree\n");
-  EXPECT_THROW(MetricsLog(base + "/m", 1000), c10::Error);
+  EXPECT_THROW(MetricsLog(base + "/m", 1000), Error);
 }
 
 }  // namespace

@@ -3,8 +3,10 @@
 #include "base/nearest.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/base/error.h>
 #include <reprise/memory/out_of_memory.h>
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -180,9 +182,11 @@ std::string user_message(const std::string& what) {
   return fmt::format("{}: {}", known->flag, rest);
 }
 
-std::string user_message(const c10::Error& error) {
-  const std::string what = error.what_without_backtrace();
-  if (!is_out_of_memory(error) || !origin_of(what).empty()) {
+std::string user_message(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  if (torch_error == nullptr) return user_message(std::string(error.what()));
+  const std::string what = torch_error->what_without_backtrace();
+  if (!is_out_of_memory(*torch_error) || !origin_of(what).empty()) {
     return user_message(what);
   }
   const std::string remedy =
@@ -196,10 +200,14 @@ std::string user_message(const c10::Error& error) {
   return user_message(what) + remedy;
 }
 
-bool is_wrong_usage(const c10::Error& error) {
-  const std::string what = error.what_without_backtrace();
+bool is_wrong_usage(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  const bool ours = dynamic_cast<const Error*>(&error) != nullptr;
+  if (torch_error == nullptr && !ours) return false;
+  const std::string what =
+      ours ? error.what() : torch_error->what_without_backtrace();
   // A budget that nothing fits into is an answer, and a full disk a failure.
-  if (is_out_of_memory(error)) return false;
+  if (!ours && is_out_of_memory(*torch_error)) return false;
   const auto says = [&](const char* part) {
     return what.find(part) != std::string::npos;
   };
@@ -212,7 +220,8 @@ bool is_wrong_usage(const c10::Error& error) {
     return true;
   }
   if (origin == "run") return says(" holds ");
-  if (origin == "report") return says("expected a page") || says("no command");
+  if (origin == "report")
+    return says("expected a page") || says("not a command");
   return known_origin(origin) != nullptr;
 }
 

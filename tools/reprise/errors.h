@@ -1,8 +1,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <c10/util/Exception.h>
 
+#include <exception>
 #include <string>
 
 /// Errors as the user of the command reads them: one line that names the flag, what
@@ -22,12 +22,14 @@ constexpr const char* kStatuses =
 /// the "[function] " that it begins with.
 std::string user_message(const std::string& what);
 
-/// The same; if memory ran out, how much was asked for and what to try.
-std::string user_message(const c10::Error& error);
+/// Overload for an exception. If memory ran out, says how much was requested and what to
+/// try.
+std::string user_message(const std::exception& error);
 
 /// Whether the error is in a value, a file or a combination of flags that the user
-/// gave, rather than a failure of the work itself.
-bool is_wrong_usage(const c10::Error& error);
+/// gave, rather than a failure of the work itself. False for exceptions that are neither
+/// c10::Error nor reprise::Error.
+bool is_wrong_usage(const std::exception& error);
 
 /// What CLI11 found wrong in the command line, with the nearest known name.
 std::string parse_message(const CLI::App& app, const CLI::ParseError& error);

@@ -5,7 +5,6 @@
 #include <reprise/version.h>
 
 #include <CLI/CLI.hpp>
-#include <c10/util/Exception.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -60,13 +59,11 @@ int run(CLI::App& app, const Action& action, int argc, char** argv) {
     return action();
   } catch (const CLI::Error& error) {
     return refuse(app, error.what());
-  } catch (const c10::Error& error) {
-    const std::string message = user_message(error);
-    return is_wrong_usage(error) ? refuse(app, message) : fail(message);
   } catch (const std::bad_alloc&) {
     return fail("out of memory; try a smaller --batch or a smaller model");
   } catch (const std::exception& error) {
-    return fail(user_message(std::string(error.what())));
+    const std::string message = user_message(error);
+    return is_wrong_usage(error) ? refuse(app, message) : fail(message);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "train_flags.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/base/error.h>
 #include <reprise/memory/process_memory.h>
 #include <reprise/observe/devices.h>
 #include <reprise/report/report.h>
@@ -73,6 +74,9 @@ TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
     throw CLI::ValidationError(
         fmt::format("{}: {}", run.words(), error.what()));
   } catch (const c10::Error& error) {
+    throw CLI::ValidationError(
+        fmt::format("{}: {}", run.words(), user_message(error)));
+  } catch (const Error& error) {
     throw CLI::ValidationError(
         fmt::format("{}: {}", run.words(), user_message(error)));
   }
@@ -340,7 +344,7 @@ int study_with(const StudyFlags& flags) {
     report = (fs::path(options.directory) / "report.html").string();
     try {
       write_report({options.directory}, report);
-    } catch (const c10::Error& error) {
+    } catch (const std::exception& error) {
       // The results are there all the same.
       no_report = user_message(error);
       report.clear();

@@ -8,6 +8,7 @@
 #include "train_flags.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/base/error.h>
 #include <reprise/distributed/group.h>
 #include <reprise/distributed/rank_info.h>
 #include <reprise/memory/out_of_memory.h>
@@ -137,6 +138,9 @@ int compare_runs(const std::vector<std::string>& paths) {
     try {
       return summary_from_json(read_text(path));
     } catch (const c10::Error& error) {
+      throw CLI::ValidationError(
+          fmt::format("{} ({})", user_message(error), path));
+    } catch (const Error& error) {
       throw CLI::ValidationError(
           fmt::format("{} ({})", user_message(error), path));
     }
@@ -282,11 +286,8 @@ int train_as_rank(TrainFlags& flags, CLI::App& app) {
   };
   try {
     return train_with(flags, app, ranks);
-  } catch (const c10::Error& error) {
-    fail(user_message(error));
-    throw;
   } catch (const std::exception& error) {
-    fail(error.what());
+    fail(user_message(error));
     throw;
   }
 }
@@ -315,6 +316,9 @@ int train_with_json_errors(TrainFlags& flags, CLI::App& app) {
     throw;
   } catch (const c10::Error& error) {
     print_failure(user_message(error), is_out_of_memory(error));
+    throw;
+  } catch (const Error& error) {
+    print_failure(user_message(error), false);
     throw;
   } catch (const std::bad_alloc& error) {
     print_failure(error.what(), true);

@@ -46,7 +46,8 @@ class SafeTensors {
   uint64_t data_begin_ = 0;
 };
 
-/// Writes `tensors` (any device; made contiguous one at a time) atomically.
+/// Writes `tensors` (any device; made contiguous one at a time) atomically. Throws
+/// reprise::Error if the file cannot be written.
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <torch/optim/optimizer.h>
 
 #include <array>
 #include <cstdint>
@@ -49,7 +48,7 @@ struct MemoryBreakdown {
 ///     MemoryLedger ledger(torch::kCPU);
 ///     ledger.claim_model(model->parameters(), model->buffers());
 ///     ledger.claim(Category::kOptimizer,
-///                  [&] { return tensors_of(optimizer); });
+///                  [&] { return optimizer_state(); });
 ///     MemoryBreakdown now = ledger.measure();
 class MemoryLedger {
  public:
@@ -82,8 +81,5 @@ class MemoryLedger {
 
 /// Bytes of the distinct storages behind `tensors`; undefined ones count 0.
 int64_t storage_bytes(at::TensorList tensors);
-
-/// The state tensors of an optimizer of LibTorch (momentum, moments, …).
-std::vector<at::Tensor> tensors_of(const torch::optim::Optimizer& optimizer);
 
 }  // namespace reprise

@@ -30,9 +30,8 @@ class KeptMeter {
   int64_t live_bytes() const;
   int64_t peak_bytes() const;
 
-  /// Bytes by stage now, and at the moment of the peak; index = stage.
+  /// Live bytes of each stage.
   std::vector<int64_t> live_by_stage() const;
-  std::vector<int64_t> peak_by_stage() const;
 
   /// What is live now, storage by storage.
   struct Storage {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace reprise {
@@ -32,8 +31,5 @@ struct Builtin {
 /// tiny-mlp (dropout), tiny-cnn (BatchNorm), tiny-transformer (dropout, tied
 /// weights), tiny-skip (skip connections and a mask that cross stages).
 const std::vector<Builtin>& builtins();
-
-/// Throws c10::Error with the known names where `name` is none of them.
-const Builtin& find_builtin(std::string_view name);
 
 }  // namespace reprise

@@ -20,7 +20,9 @@ struct ObserverOptions {
 ///     Observer observer("cuda:0");  // the baseline, before the model is there
 ///     ...                           // model, data, warming up
 ///     observer.begin();
-///     { Observer::Aside aside(&observer); evaluate(); }
+///     observer.pause();
+///     evaluate();
+///     observer.resume();
 ///     const Observation seen = observer.end();
 ///
 /// There is a look at both ends of every part, so that a part shorter than the
@@ -56,22 +58,6 @@ class Observer {
   /// training's time. Throws c10::Error before begin(); may be called again, with
   /// the same answer.
   Observation end();
-
-  /// Pauses for as long as it lives; nested ones are one. Null is allowed.
-  class Aside {
-   public:
-    explicit Aside(Observer* observer)
-        : observer_(observer != nullptr && observer->pause() ? observer
-                                                             : nullptr) {}
-    ~Aside() {
-      if (observer_ != nullptr) observer_->resume();
-    }
-    Aside(const Aside&) = delete;
-    Aside& operator=(const Aside&) = delete;
-
-   private:
-    Observer* observer_;
-  };
 
  private:
   struct Impl;

@@ -63,8 +63,4 @@ bool is_schedule_text(std::string_view text);
 Schedule make_segments(std::string name, int stages,
                        const std::vector<int>& starts, bool keep_last = true);
 
-/// The fewest stage runs that a chain of `stages` needs with `slots` kept
-/// inputs, the chain's own included.
-int64_t revolve_runs(int stages, int slots);
-
 }  // namespace reprise

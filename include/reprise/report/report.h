@@ -19,8 +19,8 @@ struct ReportOptions {
 /// The page of all results in `paths` (as read_results() takes them), as HTML.
 /// Directories of one study are its parts, unless two of them have the same run on the
 /// same device: those stay apart.
-/// Throws c10::Error if results cannot be read, or if this build has no page and
-/// `options.page` names none.
+/// Throws reprise::Error if a file cannot be read, and c10::Error if it holds no results,
+/// or if this build has no page and `options.page` names none.
 std::string make_report(const std::vector<std::string>& paths,
                         const ReportOptions& options = {});
 
@@ -32,7 +32,8 @@ int64_t write_report(const std::vector<std::string>& paths,
 /// Saves every plot of the page in the file `report` as NAME.svg, NAME.png and
 /// NAME.csv in `directory`, which is created if it is missing. `browser`:
 /// Chromium's or Chrome's command; empty: the first that is found. Returns how
-/// many plots were saved. Throws c10::Error if there is no browser or it fails.
+/// many plots were saved. Throws c10::Error if there is no browser or it fails, and
+/// reprise::Error if a file cannot be read or written.
 int64_t save_plots(const std::string& report, const std::string& directory,
                    const std::string& browser = "");
 

@@ -73,8 +73,9 @@ std::vector<size_t> runs_to_do(const Study& study, const StudyOptions& options);
 
 /// Runs what is to be done and appends each result as it comes. `predictions` as
 /// study.runs, or empty; a run that is predicted to need a quarter more than
-/// `device_memory` is skipped with that reason. Throws c10::Error where the
-/// directory has results and `resume` is not set, or cannot be written.
+/// `device_memory` is skipped with that reason. Throws c10::Error if the directory has
+/// results and `resume` is not set, or cannot be created; reprise::Error if the results
+/// cannot be written or the program cannot be started.
 StudyOutcome run_study(
     const Study& study, const StudyOptions& options,
     const std::vector<std::optional<TrainingPrediction>>& predictions = {});

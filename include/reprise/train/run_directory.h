@@ -12,6 +12,10 @@
 
 namespace reprise {
 
+namespace detail {
+class AppendLog;
+}
+
 /// How far a training has come, besides its tensors.
 struct RunState {
   int64_t step = 0;        ///< updates done
@@ -42,12 +46,12 @@ RunState run_state_from_text(const std::string& text);
 /// directory, which the system drops with the process.
 class RunDirectory {
  public:
-  /// Makes the directory. Throws c10::Error where it cannot be written, or holds
-  /// a run already.
+  /// Creates the directory. Throws c10::Error if it cannot be created or already holds a
+  /// run, and reprise::Error if config.json cannot be written.
   static RunDirectory create(const std::string& path,
                              const TrainConfig& config);
 
-  /// Throws c10::Error where there is no run, or another process is at it.
+  /// Throws c10::Error if there is no run, or another process is training in it.
   static RunDirectory open(const std::string& path);
 
   ~RunDirectory();
@@ -59,7 +63,8 @@ class RunDirectory {
   void set_config(const TrainConfig& config);
   std::string metrics_path() const { return path_ + "/metrics.jsonl"; }
 
-  /// Writes a state, then removes all but the last `keep`.
+  /// Writes a state, then removes all but the last `keep`. Throws reprise::Error if the
+  /// state cannot be written.
   void save(const RunState& state, const NamedTensors& tensors, int keep);
 
   struct Saved {
@@ -78,8 +83,9 @@ class RunDirectory {
   int lock_ = -1;
 };
 
-/// Lines of JSON, appended. Cut back to `keep_bytes` when it is opened: lines
-/// later than the state that a run continues from will be written again.
+/// Appends lines of JSON to a file. Opening truncates it to `keep_bytes`: lines later than
+/// the state that a run continues from will be written again. Throws reprise::Error if
+/// the file is shorter or cannot be written; a line is then not in the file.
 class MetricsLog {
  public:
   MetricsLog(const std::string& path, int64_t keep_bytes);
@@ -90,12 +96,10 @@ class MetricsLog {
   void write(const std::string& line);
   /// Forces what was written to disk.
   void sync();
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const;
 
  private:
-  std::string path_;
-  int descriptor_ = -1;
-  int64_t bytes_ = 0;
+  std::unique_ptr<detail::AppendLog> log_;
 };
 
 }  // namespace reprise

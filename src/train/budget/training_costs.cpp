@@ -3,6 +3,7 @@
 #include "accumulate/small_gradients.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/paths.h"
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
 #include "compat/side_stream.h"
@@ -11,6 +12,7 @@
 #include "train/loop/session.h"
 
 #include <reprise/accumulate/accumulator.h>
+#include <reprise/base/error.h>
 #include <reprise/memory/meter.h>
 #include <reprise/memory/out_of_memory.h>
 #include <reprise/recompute/host_memory.h>
@@ -21,7 +23,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <set>
 #include <utility>
@@ -88,16 +89,6 @@ void limit_host_bytes(const CostParts& parts, ChainCosts& figures) {
       *offer.run = *offer.stage;
     }
   }
-}
-
-fs::path cache_folder() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  if (cache != nullptr && *cache != '\0') {
-    return fs::path(cache) / "reprise" / "profiles";
-  }
-  if (home == nullptr || *home == '\0') return {};
-  return fs::path(home) / ".cache" / "reprise" / "profiles";
 }
 
 }  // namespace
@@ -438,9 +429,10 @@ void TrainingCosts::say(const std::string& text) const {
 }
 
 std::string TrainingCosts::path_of(const CostProfile& profile) const {
-  const fs::path folder = cache_folder();
-  if (folder.empty()) return {};
-  return folder / fmt::format("{:016x}.json", fnv1a(profile.key));
+  const std::string cache = cache_directory();
+  if (cache.empty()) return {};
+  return fs::path(cache) / "profiles" /
+         fmt::format("{:016x}.json", fnv1a(profile.key));
 }
 
 void TrainingCosts::load_kept(CostProfile& profile) const {
@@ -462,7 +454,9 @@ void TrainingCosts::load_kept(CostProfile& profile) const {
       }
     }
   } catch (const c10::Error&) {
-    // Written by another version, or not to be read: it is measured anew.
+    // Written by another version: it is measured again.
+  } catch (const Error&) {
+    // Not readable: it is measured again.
   }
 }
 

@@ -1,6 +1,7 @@
 #include "base/nearest.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/base/error.h>
 #include <reprise/models/model.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/train/field_check.h>
@@ -28,9 +29,8 @@ constexpr uint64_t kMostSamples = 1'000'000'000;
 constexpr size_t kLongList = 8;
 constexpr int64_t kKibi = 1024;
 
-/// A message without the "[function] " that library errors begin with.
-std::string without_function(const c10::Error& error) {
-  const std::string text = error.what_without_backtrace();
+/// `text` without the "[function] " that the library's error messages begin with.
+std::string without_function(const std::string& text) {
   const size_t end = text.find("] ");
   return text.starts_with("[") && end != std::string::npos
              ? text.substr(end + 2)
@@ -178,8 +178,8 @@ FieldCheck byte_size(int64_t least) {
     int64_t bytes = 0;
     try {
       bytes = parse_bytes(text);
-    } catch (const c10::Error& error) {
-      return without_function(error);
+    } catch (const Error& error) {
+      return without_function(error.what());
     }
     if (bytes >= least) return "";
     return fmt::format(
@@ -222,7 +222,9 @@ FieldCheck strategy_text(std::vector<std::string> also) {
       std::vector<std::string> stems;
       for (const std::string& word : words) {
         stems.push_back(word.substr(0, word.find(':')));
-        if (stems.back() == given) return without_function(error);
+        if (stems.back() == given) {
+          return without_function(error.what_without_backtrace());
+        }
       }
       const auto at =
           std::find(stems.begin(), stems.end(), nearest(given, stems));

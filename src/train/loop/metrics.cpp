@@ -1,5 +1,7 @@
 #include "train/loop/metrics.h"
 
+#include <reprise/base/error.h>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -89,9 +91,9 @@ void Metrics::write(const std::string& line) {
   try {
     log_->write(line);
     warned_of_log_ = false;
-  } catch (const c10::Error& error) {
+  } catch (const Error& error) {
     // A full disk must not end a training; and one warning is enough.
-    if (!warned_of_log_) warn(error.what_without_backtrace());
+    if (!warned_of_log_) warn(error.what());
     warned_of_log_ = true;
   }
 }

@@ -3,6 +3,7 @@
 #include "train/loop/session.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/base/error.h>
 
 #include <fmt/format.h>
 
@@ -110,9 +111,9 @@ void Session::keep_config() {
   if (run_.directory == nullptr || !planned()) return;
   try {
     run_.directory->set_config(config_);
-  } catch (const c10::Error& error) {
+  } catch (const Error& error) {
     // As with a state that cannot be written.
-    warn(std::string("not saved: ") + error.what_without_backtrace());
+    warn(std::string("not saved: ") + error.what());
   }
 }
 

@@ -1,4 +1,5 @@
 // A session among several processes: what they share, and what they agree on.
+#include "base/hash.h"
 #include "base/splitmix.h"
 #include "compat/cuda.h"
 #include "models/batch_norm.h"
@@ -41,8 +42,7 @@ std::string digest(const NamedTensors& parameters) {
     text += fmt::format("{} {} ", name, c10::toString(tensor.scalar_type()));
     for (const int64_t size : tensor.sizes()) text += fmt::format("{},", size);
   }
-  return fmt::format("{} parameters {:016x}", parameters.size(),
-                     std::hash<std::string>()(text));
+  return fmt::format("{} parameters {:016x}", parameters.size(), fnv1a(text));
 }
 
 }  // namespace

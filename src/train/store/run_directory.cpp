@@ -1,3 +1,4 @@
+#include "base/append_log.h"
 #include "base/file.h"
 
 #include <reprise/memory/out_of_memory.h>
@@ -25,7 +26,7 @@ using nlohmann::json;
 
 constexpr const char* kMetadataKey = "reprise";
 
-/// Names of the states in `path`, oldest first.
+/// Paths of the states in `path`, oldest first.
 std::vector<std::string> states_in(const std::string& path) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(path)) {
@@ -34,7 +35,7 @@ std::vector<std::string> states_in(const std::string& path) {
       names.push_back(entry.path());
     }
   }
-  std::sort(names.begin(), names.end());  // numbers of fixed width
+  std::sort(names.begin(), names.end());  // their numbers have a fixed width
   return names;
 }
 
@@ -149,7 +150,7 @@ void RunDirectory::save(const RunState& state, const NamedTensors& tensors,
     fs::remove(states.front());
     states.erase(states.begin());
   }
-  // What a killed process left half written.
+  // Remove the temporary files of killed processes.
   for (const auto& entry : fs::directory_iterator(path_)) {
     const std::string name = entry.path().filename();
     if (name.starts_with("state-") && !name.ends_with(".safetensors")) {
@@ -172,7 +173,7 @@ std::optional<RunDirectory::Saved> RunDirectory::newest(
       }
       return saved;
     } catch (const c10::Error& error) {
-      // The file may be whole; an older one is no answer.
+      // The file may be intact: do not fall back to an older one.
       if (is_out_of_memory(error)) throw;
       warn(error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -183,44 +184,23 @@ std::optional<RunDirectory::Saved> RunDirectory::newest(
 }
 
 MetricsLog::MetricsLog(const std::string& path, int64_t keep_bytes)
-    : path_(path), bytes_(keep_bytes) {
-  descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  TORCH_CHECK(descriptor_ >= 0, "[metrics] cannot write ", path, ": ",
-              std::strerror(errno));
-  const int64_t size = lseek(descriptor_, 0, SEEK_END);
-  TORCH_CHECK(size >= keep_bytes, "[metrics] expected at least ", keep_bytes,
-              " bytes in ", path, ", found ", size);
-  TORCH_CHECK(ftruncate(descriptor_, keep_bytes) == 0 &&
-                  lseek(descriptor_, keep_bytes, SEEK_SET) == keep_bytes,
-              "[metrics] cannot write ", path, ": ", std::strerror(errno));
+    : log_(std::make_unique<detail::AppendLog>(path, "metrics")) {
+  log_->truncate(keep_bytes);
 }
 
-MetricsLog::~MetricsLog() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
+MetricsLog::~MetricsLog() = default;
 
 void MetricsLog::write(const std::string& line) {
-  const std::string text = line + "\n";
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t written =
-        ::write(descriptor_, text.data() + done, text.size() - done);
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      const std::string why = std::strerror(errno);
-      // A half line would spoil the file for readers.
-      if (ftruncate(descriptor_, bytes_) == 0) {
-        lseek(descriptor_, bytes_, SEEK_SET);
-      }
-      TORCH_CHECK(false, "[metrics] cannot write ", path_, ": ", why);
-    }
-    done += static_cast<size_t>(written);
-  }
-  bytes_ += static_cast<int64_t>(text.size());
+  log_->append(line + "\n");
 }
 
 void MetricsLog::sync() {
-  fsync(descriptor_);
+  // A disk that fails here also fails the state that is saved next.
+  log_->sync();
+}
+
+int64_t MetricsLog::bytes() const {
+  return log_->bytes();
 }
 
 }  // namespace reprise

@@ -1,22 +1,21 @@
 #include "train/store/tensorboard.h"
 
+#include "base/append_log.h"
+
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <array>
 #include <atomic>
 #include <bit>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <string_view>
 #include <unistd.h>
 
-// A file is a sequence of records, TFRecord: length (8 bytes), masked CRC-32C of
-// these, data, masked CRC-32C of the data; all little-endian. The data is an
-// Event in the wire format of protocol buffers, of which four fields are used:
+// An event file is a sequence of TFRecords: length (8 bytes), masked CRC-32C of the
+// length, data, masked CRC-32C of the data; all little-endian. The data is an Event in
+// the protocol buffer wire format, of which four fields are used:
 //
 //     Event   { double wall_time = 1; int64 step = 2;
 //               string file_version = 3; Summary summary = 5; }
@@ -26,7 +25,7 @@
 namespace reprise {
 namespace {
 
-/// CRC-32C (Castagnoli), reflected, by the byte.
+/// Table for the reflected CRC-32C (Castagnoli), one byte at a time.
 constexpr std::array<uint32_t, 256> crc_table() {
   std::array<uint32_t, 256> table{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -48,8 +47,8 @@ uint32_t crc32c(std::string_view data) {
   return ~crc;
 }
 
-/// The CRC of data that holds CRCs would be weak; so TFRecord stores it turned
-/// and moved.
+/// TFRecord stores CRCs rotated and offset, because the CRC of data that contains its own
+/// CRC is weak.
 uint32_t masked(uint32_t crc) {
   return std::rotr(crc, 15) + 0xA282EAD8u;
 }
@@ -63,6 +62,7 @@ std::string little_endian(Unsigned value) {
   return bytes;
 }
 
+/// `data` as a TFRecord.
 std::string record(std::string_view data) {
   const std::string length = little_endian(uint64_t{data.size()});
   return length + little_endian(masked(crc32c(length))) + std::string(data) +
@@ -88,6 +88,7 @@ std::string bytes_field(int field, std::string_view bytes) {
   return key(field, kBytes) + varint(bytes.size()) + std::string(bytes);
 }
 
+/// The beginning of an Event: its time.
 std::string event_now() {
   const double seconds =
       std::chrono::duration<double>(
@@ -96,6 +97,7 @@ std::string event_now() {
   return key(1, k64Bits) + little_endian(std::bit_cast<uint64_t>(seconds));
 }
 
+/// A file name that no other writer uses.
 std::string new_path(const std::string& directory) {
   static std::atomic<int> number{0};
   std::array<char, 256> host{};
@@ -111,42 +113,14 @@ std::string new_path(const std::string& directory) {
 
 }  // namespace
 
-struct EventWriter::Impl {
-  std::string path;
-  int file = -1;
-
-  void write(const std::string& data) const {
-    // One call a record, so that a reader or a kill seldom meets half of one.
-    const std::string bytes = record(data);
-    size_t done = 0;
-    while (done < bytes.size()) {
-      const auto count =
-          ::write(file, bytes.data() + done, bytes.size() - done);
-      if (count < 0 && errno == EINTR) continue;
-      TORCH_CHECK(count > 0, "[EventWriter] expected to write ", path, ", got ",
-                  std::strerror(errno));
-      done += static_cast<size_t>(count);
-    }
-  }
-
-  ~Impl() {
-    if (file >= 0) ::close(file);
-  }
-};
-
-EventWriter::EventWriter(const std::string& directory)
-    : impl_(std::make_unique<Impl>()) {
+EventWriter::EventWriter(const std::string& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   TORCH_CHECK(!error, "[EventWriter] expected to make the directory ",
               directory, ", got ", error.message());
-  impl_->path = new_path(directory);
-  impl_->file =
-      ::open(impl_->path.c_str(),
-             O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
-  TORCH_CHECK(impl_->file >= 0, "[EventWriter] expected to open ", impl_->path,
-              ", got ", std::strerror(errno));
-  impl_->write(event_now() + bytes_field(3, "brain.Event:2"));
+  log_ = std::make_unique<detail::AppendLog>(
+      new_path(directory), "EventWriter", detail::AppendLog::Mode::kCreateNew);
+  log_->append(record(event_now() + bytes_field(3, "brain.Event:2")));
 }
 
 EventWriter::~EventWriter() = default;
@@ -155,13 +129,13 @@ void EventWriter::scalar(const std::string& tag, double value, int64_t step) {
   const auto number = std::bit_cast<uint32_t>(static_cast<float>(value));
   const std::string entry =
       bytes_field(1, tag) + key(2, k32Bits) + little_endian(number);
-  impl_->write(event_now() + key(2, kVarint) +
-               varint(static_cast<uint64_t>(step)) +
-               bytes_field(5, bytes_field(1, entry)));
+  log_->append(record(event_now() + key(2, kVarint) +
+                      varint(static_cast<uint64_t>(step)) +
+                      bytes_field(5, bytes_field(1, entry))));
 }
 
 const std::string& EventWriter::path() const {
-  return impl_->path;
+  return log_->path();
 }
 
 }  // namespace reprise
