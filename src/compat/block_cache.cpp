@@ -46,7 +46,7 @@ void* BlockCache::take(size_t bytes) {
 
 void BlockCache::give(void* block, size_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
-  // A block that is kept would hide its uses after the free.
+  // A cached block would hide a use after free.
   c10::free_cpu(block);
   const std::lock_guard<std::mutex> lock(mutex_);
   used_bytes_ -= static_cast<int64_t>(bytes);

@@ -76,7 +76,7 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
         elsewhere_(std::move(elsewhere)),
         options_(options),
         outer_(compat::SavedTensorScope::current()),
-        place_(KeptMeter::current()) {}
+        target_(KeptMeter::current()) {}
 
   /// The run has begun; for whoever keeps the list.
   void announce() {
@@ -99,7 +99,7 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
            !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() &&
            tensor.device() == store_->device() &&
            static_cast<int64_t>(tensor.storage().nbytes()) >=
-               options_.smallest_bytes &&
+               options_.min_bytes &&
            excluded_.count(address_of(tensor)) == 0;
   }
 
@@ -191,7 +191,7 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
       return;
     }
     in_flight_.push_back(&moved);
-    if (in_flight_.size() <= static_cast<size_t>(options_.most_in_flight)) {
+    if (in_flight_.size() <= static_cast<size_t>(options_.max_in_flight)) {
       return;
     }
     in_flight_.front()->copy->leave();
@@ -237,8 +237,8 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
         const auto moved = weak->lock();
         if (!moved || !moved->copy) continue;
         const at::Tensor& back = moved->copy->fetch();
-        if (place_.meter) {
-          moved->counted = place_.meter->hold(back, place_.stage);
+        if (target_.meter) {
+          moved->counted = target_.meter->hold(back, target_.stage);
         }
       }
     } catch (...) {
@@ -251,7 +251,7 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
   std::shared_ptr<HeldElsewhere> elsewhere_;
   HostOptions options_;
   std::shared_ptr<compat::SavedTensorPolicy> outer_;
-  KeptMeter::Place place_;
+  KeptMeter::Target target_;
   std::unordered_set<const c10::StorageImpl*> excluded_;
   mutable std::mutex mutex_;
   // While the stage runs. A weak hold on a storage keeps its address from being
@@ -375,10 +375,10 @@ int host_variant(const Stage& stage) {
   return 0;
 }
 
-HostRuns::HostRuns() : around_(std::exchange(innermost(), this)) {}
+HostRuns::HostRuns() : outer_(std::exchange(innermost(), this)) {}
 
 HostRuns::~HostRuns() {
-  innermost() = around_;
+  innermost() = outer_;
 }
 
 int64_t host_bytes(const HostRuns::List& runs) {

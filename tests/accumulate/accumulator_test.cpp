@@ -259,20 +259,20 @@ TEST(Accumulator, WrongUseSaysSo) {
   expect("no window is open", [&] { accumulator.update(optimizer); });
   expect("no window is open",
          [&] { accumulator.backward(problem.loss_sum(0, 1), 1); });
-  expect("count above zero, got 0", [&] { accumulator.begin(0); });
-  expect("count above zero, got -3", [&] { accumulator.begin(-3); });
+  expect("expected a positive total count, got 0", [&] { accumulator.begin(0); });
+  expect("expected a positive total count, got -3", [&] { accumulator.begin(-3); });
   accumulator.begin(32);
-  expect("a window is open already", [&] { accumulator.begin(32); });
-  expect("count above zero, got 0",
+  expect("a window is already open", [&] { accumulator.begin(32); });
+  expect("expected a positive count for a micro-batch, got 0",
          [&] { accumulator.backward(problem.loss_sum(0, 1), 0); });
   accumulator.backward(problem.loss_sum(0, 8), 8);
   const auto before = problem.net->parameters()[0].detach().clone();
-  expect("called in mid-window: 8 of 32 done",
+  expect("the window is not complete: 8 of 32 done",
          [&] { accumulator.update(optimizer); });
-  expect("called in mid-window", [&] { accumulator.clip(1); });
-  expect("called in mid-window", [&] { accumulator.norm(); });
+  expect("the window is not complete", [&] { accumulator.clip(1); });
+  expect("the window is not complete", [&] { accumulator.norm(); });
   EXPECT_TRUE(torch::equal(before, problem.net->parameters()[0]));
-  expect("add up to the window's 32, got 38",
+  expect("add up to 32, got 38",
          [&] { accumulator.backward(problem.loss_sum(0, 30), 30); });
   expect("sum of the losses as a scalar",
          [&] { accumulator.backward(problem.net->forward(problem.x), 24); });
@@ -301,7 +301,7 @@ TEST(Accumulator, SharesOfAWindowAddUpToIt) {
     if (begin == 0) {
       EXPECT_NE(error_of([&] {
                   accumulator.weigh(1);
-                }).find("add up to the window's 5, got 6"),
+                }).find("add up to 5, got 6"),
                 std::string::npos);
     }
   }

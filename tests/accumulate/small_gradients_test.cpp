@@ -30,7 +30,7 @@ TEST(SmallGradients, SameSumsInTheSamePlaces) {
   const void* place = nullptr;
   for (int i = 0; i < 3; ++i) {
     backward(wanted, i);
-    SmallGradients small(smallest_of({got.large, got.small}, 0.1));
+    SmallGradients small(smallest_parameters({got.large, got.small}, 0.1));
     backward(got, i);
     // The large one is not aside: its sum is there already.
     EXPECT_TRUE(same(got.large.grad(), wanted.large.grad())) << i;
@@ -71,7 +71,7 @@ TEST(SmallGradients, AreTheSmallestWithAShareOfAllValues) {
   const std::vector<Tensor> parameters = {of(900), of(40), of(10), of(50)};
   const auto sizes = [&](double share) {
     std::vector<int64_t> list;
-    for (const Tensor& one : smallest_of(parameters, share)) {
+    for (const Tensor& one : smallest_parameters(parameters, share)) {
       list.push_back(one.numel());
     }
     return list;
@@ -80,8 +80,8 @@ TEST(SmallGradients, AreTheSmallestWithAShareOfAllValues) {
   EXPECT_EQ(sizes(0.055), (std::vector<int64_t>{10, 40}));
   EXPECT_EQ(sizes(0.5), (std::vector<int64_t>{10, 40, 50}));
   EXPECT_EQ(sizes(1.01).size(), 4u);
-  EXPECT_EQ(smallest_of({of(65537), of(65536)}, 2.0).size(), 1u);
-  EXPECT_TRUE(smallest_of({}).empty());
+  EXPECT_EQ(smallest_parameters({of(65537), of(65536)}, 2.0).size(), 1u);
+  EXPECT_TRUE(smallest_parameters({}).empty());
 }
 
 }  // namespace

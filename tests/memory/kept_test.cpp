@@ -84,7 +84,7 @@ TEST(Kept, ChangesInPlaceAreStillFound) {
   y.add_(1);
   EXPECT_NE(testing::error_of([&] {
               z.sum().backward();
-            }).find("stage 4 saved for its backward was modified in place"),
+            }).find("stage 4 saved for backward was modified in place"),
             std::string::npos);
 }
 

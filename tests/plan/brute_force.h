@@ -33,9 +33,9 @@ class BruteForce {
     std::vector<Op> ops;
   };
 
-  BruteForce(const ChainCosts& figures, Rules rules)
-      : figures_(figures),
-        n_(static_cast<int>(figures.stages.size())),
+  BruteForce(const ChainCosts& chain_costs, Rules rules)
+      : chain_costs_(chain_costs),
+        n_(static_cast<int>(chain_costs.stages.size())),
         rules_(rules) {
     search();
   }
@@ -103,7 +103,7 @@ class BruteForce {
     }
     for (int i = 0; i < n_; ++i) {
       if (state.graph[i] > 0) {
-        bytes += stage(i).kept_as(state.graph[i] - 1).saved_bytes;
+        bytes += stage(i).kept_run(state.graph[i] - 1).saved_bytes;
       }
     }
     return bytes + gradient(state);
@@ -111,12 +111,12 @@ class BruteForce {
 
   int64_t gradient(const State& state) const {
     if (state.reached < n_) return 0;
-    if (state.due == n_) return figures_.output_gradient_bytes;
+    if (state.due == n_) return chain_costs_.output_gradient_bytes;
     return stage(state.due).input_gradient_bytes;
   }
 
   const StageCosts& stage(int i) const {
-    return figures_.stages[static_cast<size_t>(i)];
+    return chain_costs_.stages[static_cast<size_t>(i)];
   }
 
   void search() {
@@ -210,7 +210,7 @@ class BruteForce {
   void forward(const Label& from, int at, Op op) {
     const int i = op.stage;
     State state = from.state;
-    const KeptRunCosts& run = stage(i).kept_as(op.variant);
+    const KeptRunCosts& run = stage(i).kept_run(op.variant);
     state.held[i + 1] = 7;  // a new copy
     int64_t extra = stage(i).drop_extra_bytes;
     if (op.kind == OpKind::kForwardKeep) {
@@ -235,7 +235,7 @@ class BruteForce {
 
   void backward(const Label& from, int at, int i) {
     State state = from.state;
-    const KeptRunCosts& run = stage(i).kept_as(state.graph[i] - 1);
+    const KeptRunCosts& run = stage(i).kept_run(state.graph[i] - 1);
     const int64_t peak =
         std::max(from.peak_bytes, live(state) + run.backward_extra_bytes);
     state.graph[i] = 0;
@@ -248,7 +248,7 @@ class BruteForce {
          at);
   }
 
-  const ChainCosts& figures_;
+  const ChainCosts& chain_costs_;
   const int n_;
   const Rules rules_;
   std::vector<Label> labels_;

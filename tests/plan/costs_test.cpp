@@ -13,13 +13,13 @@ SizeCosts line_at(int64_t b) {
   size.micro_batch = b;
   StageCosts stage = StageCosts::simple(100 * b, 50 + 10 * b,
                                         1.0 + 0.5 * double(b), double(b));
-  stage.forward_host_ms = 2;
+  stage.forward_launch_ms = 2;
   stage.context_bytes = 24;  // whatever the size
   KeptRunCosts host = stage;
   host.saved_bytes = 0;
   host.host_bytes = stage.saved_bytes;
   stage.variants.push_back(host);
-  size.figures = ChainCosts::simple(8 * b, {stage});
+  size.chain_costs = ChainCosts::simple(8 * b, {stage});
   size.data_bytes = 16 * b;
   size.prepare_bytes = 40 * b;
   size.workspace_bytes = 5;  // whatever the size
@@ -52,9 +52,9 @@ TEST(Costs, OfOneSizeAreInProportion) {
   CostProfile profile;
   profile.add(line_at(4));
   const SizeCosts half = profile.at(2);
-  EXPECT_EQ(half.figures.stages[0].outputs[0].bytes, 200);
-  EXPECT_EQ(half.figures.stages[0].saved_bytes, 45);
-  EXPECT_DOUBLE_EQ(half.figures.stages[0].forward_ms, 1.5);
+  EXPECT_EQ(half.chain_costs.stages[0].outputs[0].bytes, 200);
+  EXPECT_EQ(half.chain_costs.stages[0].saved_bytes, 45);
+  EXPECT_DOUBLE_EQ(half.chain_costs.stages[0].forward_ms, 1.5);
   EXPECT_EQ(half.data_bytes, 32);
 }
 
@@ -62,11 +62,11 @@ TEST(Costs, NeverFallBelowZero) {
   CostProfile profile;
   SizeCosts two = line_at(2);
   SizeCosts four = line_at(4);
-  two.figures.stages[0].backward_extra_bytes = 0;
-  four.figures.stages[0].backward_extra_bytes = 100;  // another algorithm
+  two.chain_costs.stages[0].backward_extra_bytes = 0;
+  four.chain_costs.stages[0].backward_extra_bytes = 100;  // another algorithm
   profile.add(two);
   profile.add(four);
-  EXPECT_EQ(profile.at(1).figures.stages[0].backward_extra_bytes, 0);
+  EXPECT_EQ(profile.at(1).chain_costs.stages[0].backward_extra_bytes, 0);
 }
 
 TEST(Costs, AMeasurementReplacesTheOneBefore) {
@@ -106,7 +106,7 @@ TEST(Costs, SurviveTheDisk) {
   EXPECT_FALSE(read.tried_ms(5, "K0 B0", false));
   EXPECT_FALSE(read.tried_ms(3, "D0 K0 B0", false));
   EXPECT_EQ(read.graph, "auto");
-  EXPECT_EQ(read.at(4).figures.stages[0].outputs[0].bytes, 400);
+  EXPECT_EQ(read.at(4).chain_costs.stages[0].outputs[0].bytes, 400);
   for (const char* wrong : {"", "{", "{}", "[1]"}) {
     EXPECT_NE(error_of([&] {
                 profile_from_json(wrong);

@@ -26,10 +26,10 @@ class ExactSchedules {
  public:
   /// Schedules that need more than `most_bytes` are left out.
   explicit ExactSchedules(
-      const ChainCosts& figures,
+      const ChainCosts& chain_costs,
       int64_t most_bytes = std::numeric_limits<int64_t>::max())
-      : figures_(figures),
-        stages_(static_cast<int>(figures.stages.size())),
+      : chain_costs_(chain_costs),
+        stages_(static_cast<int>(chain_costs.stages.size())),
         most_bytes_(most_bytes) {
     name_buffers();
     find_starts();
@@ -80,7 +80,7 @@ class ExactSchedules {
   };
 
   static size_t at(int i) { return static_cast<size_t>(i); }
-  const StageCosts& stage(int s) const { return figures_.stages[at(s)]; }
+  const StageCosts& stage(int s) const { return chain_costs_.stages[at(s)]; }
   const Points& whole() const { return starts_[0][0].reversed.back(); }
 
   static int whole_ms(double ms) {
@@ -91,7 +91,7 @@ class ExactSchedules {
 
   void name_buffers() {
     ids_.resize(at(stages_) + 1);
-    for (size_t i = 0; i < figures_.input_bytes.size(); ++i) {
+    for (size_t i = 0; i < chain_costs_.input_bytes.size(); ++i) {
       ids_[0].push_back(static_cast<int>(i));
       bytes_.push_back(0);  // the caller has it in any case
     }
@@ -152,7 +152,7 @@ class ExactSchedules {
         std::vector<std::pair<int, int64_t>> kept;
         const Ids held = starts_[at(s)][i].held;
         for (size_t v = 0; v <= stage(s).variants.size(); ++v) {
-          const auto& run = stage(s).kept_as(static_cast<int>(v));
+          const auto& run = stage(s).kept_run(static_cast<int>(v));
           Ids saved;
           for (const int k : run.saved_inputs) {
             saved.push_back(ids_[at(s)].at(at(k)));
@@ -194,7 +194,7 @@ class ExactSchedules {
   }
 
   Way keeping(int s, const Start& start, int variant, int t) const {
-    const auto& run = stage(s).kept_as(variant);
+    const auto& run = stage(s).kept_run(variant);
     const auto [next, graph_bytes] = start.kept[at(variant)];
     const int64_t forward = start.own_bytes + fresh_bytes(s) + run.saved_bytes +
                             run.keep_extra_bytes + gradient(t);
@@ -203,7 +203,7 @@ class ExactSchedules {
       backward += stage(s + 1).input_gradient_bytes;
       if (t == stages_) backward += output_bytes_;
     } else {
-      backward += figures_.output_gradient_bytes;
+      backward += chain_costs_.output_gradient_bytes;
       Ids saved;
       for (const int k : run.saved_outputs) {
         saved.push_back(ids_.back().at(at(k)));
@@ -328,7 +328,7 @@ class ExactSchedules {
     }
   }
 
-  const ChainCosts& figures_;
+  const ChainCosts& chain_costs_;
   const int stages_;
   const int64_t most_bytes_;
   std::vector<Ids> ids_;        // buffers, by boundary and position

@@ -55,7 +55,7 @@ class MadeUp final : public CostSource {
     SizeCosts size = costs(precision, b);
     if (change) change(precision, size);
     // Factors are measured with a graph where there is one.
-    size.cut_factor = size.joined_factor = 1 / faster_with_graph;
+    size.separate_graphs_factor = size.single_graph_factor = 1 / faster_with_graph;
     profiles_.at(precision).add(std::move(size));
     return true;
   }
@@ -90,7 +90,7 @@ class MadeUp final : public CostSource {
 
   /// What the sum of the stages' times says of a micro-batch.
   static double sum_ms(int64_t b, const Schedule& schedule) {
-    return simulate(schedule, costs("fp32", b).figures).time_ms + 0.1;
+    return simulate(schedule, costs("fp32", b).chain_costs).time_ms + 0.1;
   }
 
   static SizeCosts costs(const std::string& precision, int64_t b) {
@@ -104,7 +104,7 @@ class MadeUp final : public CostSource {
                                             0.8 + 0.2 * double(b));
       stages.push_back(stage);
     }
-    size.figures = ChainCosts::simple(b * 1000, std::move(stages));
+    size.chain_costs = ChainCosts::simple(b * 1000, std::move(stages));
     size.data_bytes = b * 1000;
     size.other_ms = 0.1;
     return size;
@@ -152,20 +152,20 @@ inline Window window_of(int64_t global, int64_t b, const Schedule& schedule,
                         bool graph = false) {
   const int64_t k = (global + b - 1) / b;
   const int64_t rest = global - (k - 1) * b;
-  ChainCosts figures = MadeUp::costs("fp32", b).figures;
+  ChainCosts chain_costs = MadeUp::costs("fp32", b).chain_costs;
   int64_t fixed = 12 * kMiB + 24 * kMiB + b * 1000;
   if (graph) fixed += b * 1000 + 2 * kMiB;  // what it reads; the update's
   if (k == 1 && !graph) {  // gradients of parameters come one by one
     for (int i = 0; i < kStages; ++i) {
-      figures.stages[size_t(i)].input_gradient_bytes +=
+      chain_costs.stages[size_t(i)].input_gradient_bytes +=
           (kStages - i) * 2 * kMiB;
     }
   } else {
     fixed += 12 * kMiB;  // and the last stage's tied weights apart
-    for (auto& stage : figures.stages) stage.input_gradient_bytes += kMiB;
+    for (auto& stage : chain_costs.stages) stage.input_gradient_bytes += kMiB;
   }
   Window window;
-  window.peak = std::max(fixed + simulate(schedule, figures).peak_bytes,
+  window.peak = std::max(fixed + simulate(schedule, chain_costs).peak_bytes,
                          48 * kMiB + b * 1000 + 2 * kMiB);
   window.ms = double(k - 1) * MadeUp::sum_ms(b, schedule) +
               MadeUp::sum_ms(rest, schedule) + 3;

@@ -157,7 +157,7 @@ TEST(Planner, MeasuresNoMoreOfAPrecisionThatIsHopelesslySlow) {
   MadeUp costs;
   costs.change = [](const std::string& precision, SizeCosts& size) {
     if (precision != "bf16") return;
-    for (auto& stage : size.figures.stages) {
+    for (auto& stage : size.chain_costs.stages) {
       stage.forward_ms *= 6;
       stage.backward_ms *= 6;
     }
@@ -171,7 +171,7 @@ TEST(Planner, MeasuresNoMoreOfAPrecisionThatIsHopelesslySlow) {
   MadeUp rising;
   rising.change = [](const std::string& precision, SizeCosts& size) {
     if (precision != "bf16") return;
-    for (auto& stage : size.figures.stages) {
+    for (auto& stage : size.chain_costs.stages) {
       stage.forward_ms *= size.micro_batch == 1 ? 2 : 3;
       stage.backward_ms *= size.micro_batch == 1 ? 2 : 3;
     }
@@ -198,7 +198,7 @@ TEST(Planner, MeasuresNoMoreOfAPrecisionThatIsHopelesslySlow) {
 TEST(Planner, MeasuresASizeThatFitsByAVariant) {
   MadeUp costs;
   costs.change = [](const std::string&, SizeCosts& size) {
-    StageCosts& stage = size.figures.stages[2];
+    StageCosts& stage = size.chain_costs.stages[2];
     StageCosts::Variant variant = stage;
     variant.forward_ms += 1;
     stage.saved_bytes = 100 * variant.saved_bytes;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "recompute/random_figures.h"
+#include "recompute/random_costs.h"
 
 #include <cmath>
 #include <random>
@@ -20,18 +20,18 @@ inline ChainCosts random_chain(std::mt19937& random, ChainKind kind,
                                int stages) {
   std::uniform_real_distribution<double> part(0, 1);
   if (kind == ChainKind::kUniform || kind == ChainKind::kHandedOn) {
-    ChainCosts figures = random_figures(
+    ChainCosts chain_costs = random_costs(
         random, {.stages = stages,
                  .most_bytes = part(random) < 0.3 ? 1000 : 100'000'000,
                  .most_ms = part(random) < 0.3 ? 20 : 5,
                  .variants = part(random) < 0.5,
                  .handed_on = kind == ChainKind::kHandedOn});
     // A loss, say: ExactSchedules wants an output of its own.
-    StageCosts& last = figures.stages.back();
+    StageCosts& last = chain_costs.stages.back();
     last.outputs.resize(1);
     last.saved_outputs = {};
     for (auto& variant : last.variants) variant.saved_outputs = {};
-    return figures;
+    return chain_costs;
   }
   const bool alike = kind == ChainKind::kAlike;
   const auto near = [&](double bytes) {

@@ -17,18 +17,18 @@ using testing::BruteForce;
 using testing::ChainKind;
 using testing::ExactSchedules;
 using testing::random_chain;
-using testing::random_figures;
+using testing::random_costs;
 
 TEST(SolverExact, TheReferenceEqualsBruteForce) {
   std::mt19937 random(11);
   size_t points = 0;
   for (int round = 0; round < 200; ++round) {
-    const auto figures =
-        random_figures(random, {.stages = 1 + round % 6,
+    const auto chain_costs =
+        random_costs(random, {.stages = 1 + round % 6,
                                 .most_bytes = round % 3 == 0 ? 2 : 6,
                                 .variants = round % 2 == 0});
-    const BruteForce truth(figures, BruteForce::kInOrder);
-    const ExactSchedules exact(figures);
+    const BruteForce truth(chain_costs, BruteForce::kInOrder);
+    const ExactSchedules exact(chain_costs);
     ASSERT_EQ(exact.points().size(), truth.points().size());
     for (size_t i = 0; i < exact.points().size(); ++i) {
       const auto& theirs = truth.points()[truth.points().size() - 1 - i];
@@ -43,13 +43,13 @@ TEST(SolverExact, TheReferenceEqualsBruteForce) {
 
 /// The largest time over the optimum's, at all budgets compared up to
 /// `most_budget` times the smallest.
-double worst_ratio(const ChainCosts& figures, double most_budget = 8) {
-  const Solver solver(figures);
+double worst_ratio(const ChainCosts& chain_costs, double most_budget = 8) {
+  const Solver solver(chain_costs);
   const auto bytes_for = [&](double budget) {
     return static_cast<int64_t>(
         std::ceil(static_cast<double>(solver.smallest_bytes()) * budget));
   };
-  const ExactSchedules exact(figures, bytes_for(most_budget));
+  const ExactSchedules exact(chain_costs, bytes_for(most_budget));
   EXPECT_EQ(solver.smallest_bytes(), exact.least_bytes());
   double worst = 1;
   for (const double budget : testing::compared_budgets()) {
@@ -85,8 +85,8 @@ TEST(SolverExact, WithinOnePercentAtEveryBudget) {
 TEST(SolverExact, TensorsHandedOnAreWithinOnePercentToo) {
   std::mt19937 random(13);
   for (const int stages : {5, 12, 20, 35, 50}) {
-    const auto figures = random_chain(random, ChainKind::kHandedOn, stages);
-    EXPECT_LE(worst_ratio(figures), 1.01) << stages << " stages";
+    const auto chain_costs = random_chain(random, ChainKind::kHandedOn, stages);
+    EXPECT_LE(worst_ratio(chain_costs), 1.01) << stages << " stages";
   }
 }
 

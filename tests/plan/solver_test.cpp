@@ -1,6 +1,6 @@
 #include "plan/brute_force.h"
 #include "plan/exact_schedules.h"
-#include "recompute/random_figures.h"
+#include "recompute/random_costs.h"
 #include "support.h"
 
 #include <reprise/plan/solver.h>
@@ -14,7 +14,7 @@ namespace reprise {
 namespace {
 
 using testing::BruteForce;
-using testing::random_figures;
+using testing::random_costs;
 
 std::vector<Strategy> all_strategies(int stages) {
   std::vector<Strategy> list;
@@ -29,7 +29,7 @@ std::vector<Strategy> all_strategies(int stages) {
   return list;
 }
 
-ChainCosts equal_figures(int stages) {
+ChainCosts equal_costs(int stages) {
   return ChainCosts::simple(
       1, std::vector<StageCosts>(size_t(stages), StageCosts::simple(1)));
 }
@@ -38,18 +38,18 @@ TEST(Solver, EqualsBruteForceAtEveryBudget) {
   std::mt19937 random(1);
   int budgets = 0;
   for (int round = 0; round < 600; ++round) {
-    const auto figures =
-        random_figures(random, {.stages = 1 + round % 6,
+    const auto chain_costs =
+        random_costs(random, {.stages = 1 + round % 6,
                                 .most_bytes = round % 3 == 0 ? 2 : 6,
                                 .variants = round % 2 == 0});
-    const BruteForce truth(figures, BruteForce::kInOrder);
+    const BruteForce truth(chain_costs, BruteForce::kInOrder);
     for (const auto& point : truth.points()) {
       const auto simulation = simulate(
-          Schedule("truth", int(figures.stages.size()), point.ops), figures);
+          Schedule("truth", int(chain_costs.stages.size()), point.ops), chain_costs);
       ASSERT_EQ(simulation.peak_bytes, point.peak_bytes);
       ASSERT_EQ(simulation.time_ms, point.time_ms);
     }
-    const Solver solver(figures);
+    const Solver solver(chain_costs);
     ASSERT_EQ(solver.smallest_bytes(), truth.points().back().peak_bytes);
     ASSERT_EQ(solver.largest_bytes(), truth.points().front().peak_bytes);
     EXPECT_FALSE(solver.solve(solver.smallest_bytes() - 1));
@@ -72,11 +72,11 @@ TEST(Solver, WhatTheRulesCost) {
   int budgets = 0, persistent_faster = 0, any_faster = 0;
   double most = 1;
   for (int round = 0; round < 60; ++round) {
-    const auto figures =
-        random_figures(random, {.stages = 3 + round % 3, .variants = false});
-    const BruteForce ours(figures, BruteForce::kInOrder);
-    const BruteForce persistent(figures, BruteForce::kPersistent);
-    const BruteForce any(figures, BruteForce::kAny);
+    const auto chain_costs =
+        random_costs(random, {.stages = 3 + round % 3, .variants = false});
+    const BruteForce ours(chain_costs, BruteForce::kInOrder);
+    const BruteForce persistent(chain_costs, BruteForce::kPersistent);
+    const BruteForce any(chain_costs, BruteForce::kAny);
     for (int64_t bytes = ours.points().back().peak_bytes;
          bytes <= ours.points().front().peak_bytes; ++bytes, ++budgets) {
       const double time = ours.time_ms(bytes);
@@ -99,18 +99,18 @@ TEST(Solver, NeverSlowerThanAStrategy) {
   double sum = 0;
   for (int round = 0; round < 1000; ++round) {
     const int stages = 7 + round % 34;
-    const auto figures = random_figures(
+    const auto chain_costs = random_costs(
         random, {.stages = stages,
                  .most_bytes = round % 2 == 0 ? 100 : 100'000'000,
                  .most_ms = 20,
                  .variants = round % 3 == 0,
                  .handed_on = round % 5 == 0});
-    const Solver solver(figures, {.slots = 256});
+    const Solver solver(chain_costs, {.slots = 256});
     // A few strategies of each chain, so that many chains can be tried.
     const auto strategies = all_strategies(stages);
     for (size_t i = size_t(round) % 9; i < strategies.size(); i += 9) {
       const auto theirs =
-          simulate(make_schedule(strategies[i], stages), figures);
+          simulate(make_schedule(strategies[i], stages), chain_costs);
       const auto ours = solver.solve(theirs.peak_bytes);
       ASSERT_TRUE(ours);
       ASSERT_LE(ours->simulation.peak_bytes, theirs.peak_bytes);
@@ -139,9 +139,9 @@ TEST(Solver, OneStage) {
 }
 
 TEST(Solver, WithTheLargestNothingIsRecomputed) {
-  const auto figures = equal_figures(30);
-  const Solver solver(figures);
-  const auto none = simulate(make_schedule("none", 30), figures);
+  const auto chain_costs = equal_costs(30);
+  const Solver solver(chain_costs);
+  const auto none = simulate(make_schedule("none", 30), chain_costs);
   EXPECT_EQ(solver.largest_bytes(), none.peak_bytes);
   EXPECT_EQ(solver.solve(none.peak_bytes)->simulation.total_runs, 30);
   EXPECT_GT(solver.solve(none.peak_bytes - 1)->simulation.total_runs, 30);
@@ -159,12 +159,12 @@ TEST(Solver, FindsRevolvesOptimumOnEqualStages) {
   for (const int stages : {5, 12, 40}) {
     std::vector<StageCosts> list(size_t(stages) - 1, stage);
     list.push_back(last);
-    const auto figures = ChainCosts::simple(100, list);
-    const Solver solver(figures);
+    const auto chain_costs = ChainCosts::simple(100, list);
+    const Solver solver(chain_costs);
     for (int slots = 2; slots <= 6; ++slots) {
       const auto theirs = simulate(
           make_schedule(Strategy{StrategyKind::kRevolve, slots}, stages),
-          figures);
+          chain_costs);
       const auto ours = solver.solve(theirs.peak_bytes);
       EXPECT_EQ(ours->simulation.total_runs, revolve_runs(stages, slots))
           << stages << " stages, " << slots << " slots";
@@ -193,10 +193,10 @@ TEST(Solver, TensorsThatTravelAlongStayWithinTheBudget) {
   std::mt19937 random(4);
   int exact = 0, all = 0;
   for (int round = 0; round < 300; ++round) {
-    const auto figures = random_figures(
+    const auto chain_costs = random_costs(
         random,
         {.stages = 2 + round % 20, .most_bytes = 50, .handed_on = true});
-    const Solver solver(figures);
+    const Solver solver(chain_costs);
     const int64_t step =
         1 + (solver.largest_bytes() - solver.smallest_bytes()) / 8;
     for (int64_t bytes = solver.smallest_bytes();
@@ -248,21 +248,21 @@ TEST(Solver, TensorsThatTravelAlongAreCountedOnce) {
   int budgets = 0;
   for (int round = 0; round < 200; ++round) {
     const int stages = 3 + round % 3;
-    auto figures = random_figures(random, {.stages = stages,
+    auto chain_costs = random_costs(random, {.stages = stages,
                                            .most_bytes = 10,
                                            .variants = false,
                                            .handed_on = true});
     // A loss, say: what an output has in common with boundaries counts twice.
-    figures.stages.back().outputs.resize(1);
-    figures.stages.back().saved_outputs = {};
+    chain_costs.stages.back().outputs.resize(1);
+    chain_costs.stages.back().saved_outputs = {};
     std::map<int64_t, double> truth;  // the least time, by peak
     for (auto& ops : all_ways(0, stages, stages)) {
-      const auto way = simulate(Schedule("way", stages, ops), figures);
+      const auto way = simulate(Schedule("way", stages, ops), chain_costs);
       const auto at = truth.try_emplace(way.peak_bytes, way.time_ms).first;
       at->second = std::min(at->second, way.time_ms);
     }
-    const Solver solver(figures);
-    const testing::ExactSchedules exact(figures);
+    const Solver solver(chain_costs);
+    const testing::ExactSchedules exact(chain_costs);
     double least = std::numeric_limits<double>::infinity();
     for (const auto& [bytes, time_ms] : truth) {
       least = std::min(least, time_ms);
@@ -278,7 +278,7 @@ TEST(Solver, TensorsThatTravelAlongAreCountedOnce) {
 }
 
 /// Down and up again, every level handing its output to the level opposite.
-ChainCosts unet_figures(int levels, int64_t bytes) {
+ChainCosts unet_costs(int levels, int64_t bytes) {
   std::vector<StageCosts> stages;
   int skips = 0;
   for (int i = 0; i < levels; ++i, ++skips, bytes /= 2) {
@@ -299,25 +299,25 @@ ChainCosts unet_figures(int levels, int64_t bytes) {
 
 TEST(Solver, SkipConnectionsCountOnce) {
   for (const int levels : {1, 2, 5}) {
-    const auto figures = unet_figures(levels, 1 << 20);
+    const auto chain_costs = unet_costs(levels, 1 << 20);
     const int stages = 2 * levels;
-    const Solver solver(figures);
+    const Solver solver(chain_costs);
     for (const Strategy& strategy : all_strategies(stages)) {
-      const auto theirs = simulate(make_schedule(strategy, stages), figures);
+      const auto theirs = simulate(make_schedule(strategy, stages), chain_costs);
       const auto ours = solver.solve(theirs.peak_bytes);
       ASSERT_TRUE(ours) << strategy.to_text();
       EXPECT_LE(ours->simulation.time_ms, theirs.time_ms);
     }
     EXPECT_EQ(solver.largest_bytes(),
-              simulate(make_schedule("none", stages), figures).peak_bytes);
+              simulate(make_schedule("none", stages), chain_costs).peak_bytes);
   }
 }
 
 TEST(Solver, FrontierRisesAndFalls) {
   std::mt19937 random(5);
-  const auto figures =
-      random_figures(random, {.stages = 30, .most_bytes = 1'000'000});
-  const Solver solver(figures);
+  const auto chain_costs =
+      random_costs(random, {.stages = 30, .most_bytes = 1'000'000});
+  const Solver solver(chain_costs);
   const auto frontier = solver.frontier(20);
   ASSERT_GE(frontier.size(), 5u);
   ASSERT_LE(frontier.size(), 20u);
@@ -333,11 +333,11 @@ TEST(Solver, FrontierRisesAndFalls) {
 
 TEST(Solver, LongChains) {
   std::mt19937 random(6);
-  const auto figures = random_figures(
+  const auto chain_costs = random_costs(
       random, {.stages = 200, .most_bytes = 1'000'000, .variants = false});
-  const Solver solver(figures, {.slots = 64});
+  const Solver solver(chain_costs, {.slots = 64});
   for (const char* strategy : {"none", "sqrt", "all", "revolve:5"}) {
-    const auto theirs = simulate(make_schedule(strategy, 200), figures);
+    const auto theirs = simulate(make_schedule(strategy, 200), chain_costs);
     const auto ours = solver.solve(theirs.peak_bytes);
     ASSERT_TRUE(ours);
     EXPECT_LE(ours->simulation.peak_bytes, theirs.peak_bytes);
@@ -350,7 +350,7 @@ TEST(Solver, Errors) {
               Solver(ChainCosts{});
             }).find("at least one stage, got none"),
             std::string::npos);
-  EXPECT_THROW(Solver(equal_figures(2), {.slots = -1}), c10::Error);
+  EXPECT_THROW(Solver(equal_costs(2), {.slots = -1}), c10::Error);
 }
 
 }  // namespace

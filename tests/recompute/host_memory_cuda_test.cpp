@@ -112,9 +112,9 @@ TEST(HostMemoryCuda, CopiesRunBesideTheWork) {
     for (int i = 0; i < 2; ++i) step();
     std::vector<double> ms;
     for (int i = 0; i < 5; ++i) {
-      const compat::CudaMoment start(device().index());
+      const compat::CudaEvent start(device().index());
       step();
-      const compat::CudaMoment end(device().index());
+      const compat::CudaEvent end(device().index());
       ms.push_back(end.milliseconds_since(start));
     }
     std::sort(ms.begin(), ms.end());
@@ -128,13 +128,13 @@ TEST(HostMemoryCuda, CopiesRunBesideTheWork) {
   const Tensor bytes =
       torch::empty({rows * width * 4}, on_device(torch::kByte));
   const auto copies = [&] {
-    const compat::CudaMoment start(device().index());
+    const compat::CudaEvent start(device().index());
     for (int i = 0; i < 4 * 5; ++i) {
       const auto copy = store->send(bytes);
       copy->leave();
       copy->bytes();
     }
-    const compat::CudaMoment end(device().index());
+    const compat::CudaEvent end(device().index());
     return end.milliseconds_since(start);
   };
   copies();
@@ -152,8 +152,8 @@ TEST(HostMemoryCuda, CopiesRunBesideTheWork) {
 
 TEST(HostMemoryCuda, WorksInAGraph) {
   REPRISE_NEEDS_CUDA();
-  if (!compat::cuda_graph_refusal().empty()) {
-    GTEST_SKIP() << compat::cuda_graph_refusal();
+  if (!compat::cuda_graph_unavailable_reason().empty()) {
+    GTEST_SKIP() << compat::cuda_graph_unavailable_reason();
   }
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
@@ -211,10 +211,10 @@ TEST(HostMemoryCuda, ThePlannerTakesItForCostlyStages) {
   // 137 GFLOP a product of 4,096 × 4,096 rows for 64 MiB in single precision.
   const Chain chain = with_host_variants(costly_chain(8, 4096, 4), store);
   const Tensors inputs = {torch::randn({4096, 4096}, on_device())};
-  const ChainCosts figures = measure_stage_costs(chain, inputs, 5);
-  ChainCosts without = figures;
+  const ChainCosts chain_costs = measure_stage_costs(chain, inputs, 5);
+  ChainCosts without = chain_costs;
   for (StageCosts& stage : without.stages) stage.variants.clear();
-  const Solver with(figures);
+  const Solver with(chain_costs);
   const Solver only_again(without);
   const int64_t budget = only_again.smallest_bytes() * 5 / 4;
   const auto chosen = with.solve(budget);

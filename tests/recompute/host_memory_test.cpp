@@ -34,8 +34,8 @@ constexpr int64_t kSize = kRows * kWidth * 4;
 
 HostOptions small_too() {
   HostOptions options;
-  options.smallest_bytes = kSize;
-  options.most_in_flight = 2;
+  options.min_bytes = kSize;
+  options.max_in_flight = 2;
   return options;
 }
 
@@ -87,8 +87,8 @@ TEST(HostMemory, GraphsHoldLessOnTheDevice) {
   const auto store = std::make_shared<Store>();
   const Chain chain = with_host_variants(layers(4), store, small_too());
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
-  const ChainCosts figures = measure_stage_costs(chain, inputs);
-  for (const StageCosts& stage : figures.stages) {
+  const ChainCosts chain_costs = measure_stage_costs(chain, inputs);
+  for (const StageCosts& stage : chain_costs.stages) {
     ASSERT_EQ(stage.variants.size(), 1u);
     EXPECT_EQ(stage.saved_bytes, kSize);
     EXPECT_EQ(stage.host_bytes, 0);
@@ -103,7 +103,7 @@ TEST(HostMemory, GraphsHoldLessOnTheDevice) {
   for (const std::vector<int>& stages :
        {std::vector<int>{}, {1}, {0, 1, 2, 3}}) {
     const Schedule schedule = keep_on_host(chain, stages);
-    const auto simulated = simulate(schedule, figures);
+    const auto simulated = simulate(schedule, chain_costs);
     EXPECT_EQ(simulated.host_peak_bytes,
               static_cast<int64_t>(stages.size()) * kSize);
     const KeptMeter kept(chain.parameters());
@@ -126,7 +126,7 @@ TEST(HostMemory, PeakIsAsSimulated) {
       make_stage("sum", [](const Tensor& x) { return (x * x).sum(); }));
   const Chain chain = with_host_variants(Chain(stages), store, small_too());
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
-  const ChainCosts figures = measure_stage_costs(chain, inputs);
+  const ChainCosts chain_costs = measure_stage_costs(chain, inputs);
   const auto measure = [&](const Schedule& schedule) {
     Execution execution(chain, schedule, {.separate_graphs = true});
     const auto step = [&] {
@@ -142,7 +142,7 @@ TEST(HostMemory, PeakIsAsSimulated) {
        {std::vector<int>{}, {0, 1, 2, 3, 4, 5}, {0, 2, 4}}) {
     const Schedule schedule = keep_on_host(chain, on_host);
     EXPECT_NEAR(double(measure(schedule)),
-                double(simulate(schedule, figures).peak_bytes), 0.1 * kSize);
+                double(simulate(schedule, chain_costs).peak_bytes), 0.1 * kSize);
   }
 }
 
@@ -210,7 +210,7 @@ TEST(HostMemory, SmallTensorsAndFullStoresStay) {
   };
   check(std::make_shared<Store>(), {}, 0);
   HostOptions larger = small_too();
-  larger.smallest_bytes = kSize + 1;
+  larger.min_bytes = kSize + 1;
   check(std::make_shared<Store>(), larger, 0);
   check(std::make_shared<Store>(2 * kSize), small_too(), 2 * kSize);
   check(std::make_shared<Store>(), small_too(), 3 * kSize);
@@ -304,9 +304,9 @@ TEST(HostMemory, ScheduleBringsBackAheadOfNeed) {
                run_by(plain, make_schedule("none", 3), inputs));
   EXPECT_EQ(store->counts->alive, 0);
 
-  const ChainCosts figures = measure_stage_costs(chain, inputs);
+  const ChainCosts chain_costs = measure_stage_costs(chain, inputs);
   const auto peak = [&](const char* text) {
-    return simulate(Schedule::parse("s", 3, text), figures).peak_bytes;
+    return simulate(Schedule::parse("s", 3, text), chain_costs).peak_bytes;
   };
   EXPECT_EQ(peak("K0.1 K1.1 K2.1 F1 B2 F0 B1 B0"),
             peak("K0.1 K1.1 K2.1 B2 B1 B0") + kSize);
@@ -355,7 +355,7 @@ TEST(HostMemory, DroppedAndRecomputedRunsMoveNothing) {
 
 TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
   // A chain of equal stages: a kept graph of 100 bytes besides a small boundary.
-  const auto figures_of = [](double host_ms) {
+  const auto costs_of = [](double host_ms) {
     std::vector<StageCosts> stages;
     for (int i = 0; i < 8; ++i) {
       StageCosts stage = StageCosts::simple(1, 100, 10, 20);
@@ -370,24 +370,24 @@ TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
     }
     return ChainCosts::simple(1, stages);
   };
-  const auto solve = [](const ChainCosts& figures, int64_t bytes) {
-    const auto solution = Solver(figures).solve(bytes);
+  const auto solve = [](const ChainCosts& chain_costs, int64_t bytes) {
+    const auto solution = Solver(chain_costs).solve(bytes);
     EXPECT_TRUE(solution);
     return *solution;
   };
-  const auto cheap = solve(figures_of(2), 320);
+  const auto cheap = solve(costs_of(2), 320);
   EXPECT_GT(cheap.simulation.host_peak_bytes, 0);
   EXPECT_EQ(cheap.simulation.total_runs, 8);  // nothing runs again
   EXPECT_LE(cheap.simulation.peak_bytes, 320);
-  const auto dear = solve(figures_of(50), 320);
+  const auto dear = solve(costs_of(50), 320);
   EXPECT_EQ(dear.simulation.host_peak_bytes, 0) << dear.schedule.to_text();
   EXPECT_GT(dear.simulation.total_runs, 8);
 
   // Fetched ahead where there is room for it.
-  const ChainCosts figures = figures_of(2);
+  const ChainCosts chain_costs = costs_of(2);
   const Schedule all =
       Schedule::parse("all", 4, "K0.1 K1.1 K2.1 K3.1 B3 B2 B1 B0");
-  ChainCosts four = figures;
+  ChainCosts four = chain_costs;
   four.stages.resize(4);
   const int64_t peak = simulate(all, four).peak_bytes;
   EXPECT_EQ(detail::fetch_ahead(all, four, peak + 100).to_text(),

@@ -31,7 +31,7 @@ class HundredStages : public ::testing::Test {
   static constexpr int64_t kRows = 8192;
   Chain chain = testing::equal_stages(100, kWidth);
   torch::Tensor x = torch::randn({kRows, kWidth}, on_device());
-  ChainCosts figures = measure_stage_costs(chain, {x});
+  ChainCosts chain_costs = measure_stage_costs(chain, {x});
 
   Measured measure(const std::string& strategy) {
     const auto schedule = make_schedule(strategy, 100);
@@ -51,7 +51,7 @@ class HundredStages : public ::testing::Test {
     execution.backward(std::move(gradients));
     Measured measured{kept.peak_bytes(), after_forward,
                       meter.peak_increase_bytes(), 0,
-                      simulate(schedule, figures)};
+                      simulate(schedule, chain_costs)};
     for (int i = 0; i < 100; ++i) {
       EXPECT_EQ(recorder.runs(i), measured.simulated.runs[size_t(i)]);
       measured.most_runs = std::max(measured.most_runs, recorder.runs(i));

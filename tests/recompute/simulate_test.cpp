@@ -1,4 +1,4 @@
-#include "recompute/random_figures.h"
+#include "recompute/random_costs.h"
 #include "support.h"
 
 #include <reprise/recompute/simulate.h>
@@ -9,14 +9,14 @@
 namespace reprise {
 namespace {
 
-Simulation run(const std::string& strategy, const ChainCosts& figures) {
-  return simulate(make_schedule(strategy, int(figures.stages.size())), figures);
+Simulation run(const std::string& strategy, const ChainCosts& chain_costs) {
+  return simulate(make_schedule(strategy, int(chain_costs.stages.size())), chain_costs);
 }
 
 TEST(Simulate, EqualStagesByHand) {
-  const auto figures = ChainCosts::simple(
+  const auto chain_costs = ChainCosts::simple(
       10, std::vector<StageCosts>(4, StageCosts::simple(10, 5, 1, 2)));
-  const auto none = run("none", figures);
+  const auto none = run("none", chain_costs);
   EXPECT_EQ(none.kept_peak_bytes, 5 * 10 + 4 * 5);
   EXPECT_EQ(none.kept_after_forward_bytes, 5 * 10 + 4 * 5);
   EXPECT_EQ(none.time_ms, 4 * 3);
@@ -25,7 +25,7 @@ TEST(Simulate, EqualStagesByHand) {
   EXPECT_EQ(none.peak_bytes, 4 * 15 + 10 + 10);
   EXPECT_EQ(none.peak_op, 4u);
 
-  const auto all = run("all", figures);
+  const auto all = run("all", chain_costs);
   EXPECT_EQ(all.kept_after_forward_bytes, 4 * 10 + 15);
   EXPECT_EQ(all.kept_peak_bytes, 4 * 10 + 15);
   EXPECT_EQ(all.runs, (std::vector<int>{2, 2, 2, 1}));
@@ -40,10 +40,10 @@ TEST(Simulate, WhatPassesThroughCountsOnce) {
   handing_on.outputs.push_back({0, 1});
   StageCosts last = StageCosts::simple(10);
   last.saved_inputs = {0, 1};
-  ChainCosts figures =
+  ChainCosts chain_costs =
       ChainCosts::simple(10, {first, handing_on, handing_on, last});
-  EXPECT_EQ(run("none", figures).kept_peak_bytes, 50 + 100);
-  EXPECT_EQ(run("all", figures).kept_peak_bytes, 50 + 100);
+  EXPECT_EQ(run("none", chain_costs).kept_peak_bytes, 50 + 100);
+  EXPECT_EQ(run("all", chain_costs).kept_peak_bytes, 50 + 100);
 }
 
 TEST(Simulate, ARunMakesNewBuffersWhileOldOnesAreHeld) {
@@ -55,11 +55,11 @@ TEST(Simulate, ARunMakesNewBuffersWhileOldOnesAreHeld) {
   second.outputs = {{0, 0}, {1, -1}};  // hands the 100 on
   StageCosts third = second;
   third.outputs = {{1, -1}};
-  const auto figures = ChainCosts::simple(0, {first, second, third});
+  const auto chain_costs = ChainCosts::simple(0, {first, second, third});
   // The second run of stage 0 happens while boundary 2 holds the first copy.
   const auto schedule =
       Schedule::parse("both", 3, "I0 D1 I2 I0 X1 K2 X3 B2 K0 K1 X2 B1 B0");
-  EXPECT_EQ(simulate(schedule, figures).kept_peak_bytes, 101 + 101);
+  EXPECT_EQ(simulate(schedule, chain_costs).kept_peak_bytes, 101 + 101);
 }
 
 TEST(Simulate, ExtrasSetThePeak) {
@@ -88,10 +88,10 @@ TEST(Simulate, VariantsByHand) {
   again.forward_ms = 1;
   again.backward_ms = 3;
   lean.variants = {again};
-  const auto figures = ChainCosts::simple(10, {stage, lean, stage});
-  const auto plain = run("none", figures);
+  const auto chain_costs = ChainCosts::simple(10, {stage, lean, stage});
+  const auto plain = run("none", chain_costs);
   const auto with =
-      simulate(Schedule::parse("variant", 3, "K0 K1.1 K2 B2 B1 B0"), figures);
+      simulate(Schedule::parse("variant", 3, "K0 K1.1 K2 B2 B1 B0"), chain_costs);
   EXPECT_EQ(plain.time_ms, 9);
   EXPECT_EQ(with.time_ms, 10);
   EXPECT_EQ(plain.kept_peak_bytes, 340);
@@ -101,7 +101,7 @@ TEST(Simulate, VariantsByHand) {
   EXPECT_EQ(with.peak_bytes, 250);
   // One graph with its output, the caller's output, a gradient, the rise.
   again.backward_extra_bytes = 300;
-  auto higher = figures;
+  auto higher = chain_costs;
   higher.stages[1].variants = {again};
   EXPECT_EQ(
       simulate(Schedule::parse("variant", 3, "K0 K1.1 K2 B2 B1 B0"), higher)
@@ -113,10 +113,10 @@ TEST(Simulate, CopiesOfBuffersAreHeldForStagesThatRunAgain) {
   auto stages = std::vector<StageCosts>(4, StageCosts::simple(10, 5));
   const auto plain = ChainCosts::simple(10, stages);
   for (auto& stage : stages) stage.context_bytes = 100;
-  const auto figures = ChainCosts::simple(10, stages);
-  EXPECT_EQ(run("none", figures).peak_bytes, run("none", plain).peak_bytes);
+  const auto chain_costs = ChainCosts::simple(10, stages);
+  EXPECT_EQ(run("none", chain_costs).peak_bytes, run("none", plain).peak_bytes);
   // Of three stages, to their backward; once more in the first that runs again.
-  const auto all = run("all", figures);
+  const auto all = run("all", chain_costs);
   EXPECT_EQ(all.peak_op, 5u);  // after four runs and a backward
   // The inputs of stages 1 and 2, what stage 2 leaves, the gradient of its output,
   // and the chain's output, which the caller has.
@@ -126,10 +126,10 @@ TEST(Simulate, CopiesOfBuffersAreHeldForStagesThatRunAgain) {
 }
 
 TEST(Simulate, AnUnknownVariantIsRefused) {
-  const auto figures = ChainCosts::simple(10, {StageCosts::simple(10)});
+  const auto chain_costs = ChainCosts::simple(10, {StageCosts::simple(10)});
   const auto error = testing::error_of(
-      [&] { simulate(Schedule::parse("variant", 1, "K0.2 B0"), figures); });
-  EXPECT_NE(error.find("figures for variant 2 of stage 0, got 0 variants"),
+      [&] { simulate(Schedule::parse("variant", 1, "K0.2 B0"), chain_costs); });
+  EXPECT_NE(error.find("costs for variant 2 of stage 0, got 0 variants"),
             std::string::npos)
       << error;
 }
@@ -154,12 +154,12 @@ TEST(Simulate, AtPeakAddsUp) {
   std::mt19937 random(1);
   for (int round = 0; round < 500; ++round) {
     const int stages = 1 + round % 12;
-    const auto figures = testing::random_figures(
+    const auto chain_costs = testing::random_costs(
         random,
         {.stages = stages, .most_bytes = 50, .handed_on = round % 2 == 0});
     for (const char* strategy :
          {"none", "all", "sqrt", "checkpoints:0", "revolve:1", "revolve:3"}) {
-      const auto result = run(strategy, figures);
+      const auto result = run(strategy, chain_costs);
       const auto& at_peak = result.at_peak;
       ASSERT_EQ(at_peak.kept_by_stage.size(), size_t(stages));
       for (const int64_t bytes : at_peak.kept_by_stage) ASSERT_GE(bytes, 0);

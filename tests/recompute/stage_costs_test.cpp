@@ -17,11 +17,11 @@ using testing::same;
 TEST(StageCosts, FiguresOfAPlainLayer) {
   constexpr int64_t kBytes = 64 * 64 * 4;
   const Chain chain = testing::equal_stages(2, 64);
-  const auto figures =
+  const auto chain_costs =
       measure_stage_costs(chain, {torch::randn({64, 64}, on_device())});
-  EXPECT_EQ(figures.input_bytes, std::vector<int64_t>{kBytes});
-  EXPECT_EQ(figures.output_gradient_bytes, kBytes);
-  const StageCosts& stage = figures.stages.at(1);
+  EXPECT_EQ(chain_costs.input_bytes, std::vector<int64_t>{kBytes});
+  EXPECT_EQ(chain_costs.output_gradient_bytes, kBytes);
+  const StageCosts& stage = chain_costs.stages.at(1);
   ASSERT_EQ(stage.outputs.size(), 1u);
   EXPECT_EQ(stage.outputs[0].bytes, kBytes);
   EXPECT_EQ(stage.outputs[0].input, -1);
@@ -32,7 +32,7 @@ TEST(StageCosts, FiguresOfAPlainLayer) {
   EXPECT_GE(stage.keep_extra_bytes, kBytes);  // the product itself
   EXPECT_GT(stage.forward_ms, 0);
   EXPECT_GT(stage.backward_ms, 0);
-  EXPECT_EQ(figures.stages.at(0).input_gradient_bytes, 0);
+  EXPECT_EQ(chain_costs.stages.at(0).input_gradient_bytes, 0);
 }
 
 TEST(StageCosts, LeavesNoMark) {
@@ -65,7 +65,7 @@ TEST(StageCosts, PredictsWhatBuiltinsKeep) {
     options.batch = 32;
     const Chain chain = builtin.make_chain(options);
     const Tensors inputs = builtin.make_inputs(options);
-    const auto figures = measure_stage_costs(chain, inputs);
+    const auto chain_costs = measure_stage_costs(chain, inputs);
     Tensors state = chain.parameters();
     for (const auto& buffer : chain.buffers()) state.push_back(buffer);
     for (const char* strategy :
@@ -75,7 +75,7 @@ TEST(StageCosts, PredictsWhatBuiltinsKeep) {
       Execution execution(chain, schedule, {.meter = &meter});
       const auto y = execution.forward(inputs);
       execution.backward({torch::ones_like(y[0]), {}});
-      const auto simulated = simulate(schedule, figures);
+      const auto simulated = simulate(schedule, chain_costs);
       EXPECT_NEAR(
           double(meter.peak_bytes()) / double(simulated.kept_peak_bytes), 1,
           0.02)

@@ -36,7 +36,7 @@ TEST(Strategy, NamesAreThoseThatItParses) {
 TEST(Strategy, RejectsNumbersOutOfRange) {
   EXPECT_NE(testing::error_of([] {
               make_schedule("every:9", 8);
-            }).find("between 1 and 8 in every:9 for a chain of 8 stages"),
+            }).find("between 1 and 8 in 'every:9' for a chain of 8 stages"),
             std::string::npos);
   EXPECT_THROW(make_schedule("every:0", 8), c10::Error);
   EXPECT_THROW(make_schedule("checkpoints:8", 8), c10::Error);
@@ -73,11 +73,11 @@ TEST(Strategy, SegmentsRunAtMostOnceMore) {
 }
 
 TEST(Strategy, CheckpointsKeepsJustThatManyOutputs) {
-  const auto figures =
+  const auto chain_costs =
       ChainCosts::simple(1, std::vector<StageCosts>(26, StageCosts::simple(1)));
   for (int k : {0, 2, 4, 8, 16, 25}) {
     const auto schedule = make_schedule("checkpoints:" + std::to_string(k), 26);
-    const auto result = simulate(schedule, figures);
+    const auto result = simulate(schedule, chain_costs);
     EXPECT_EQ(result.kept_after_forward_bytes, k + 1);
     EXPECT_EQ(result.total_runs, 52);
   }

@@ -82,7 +82,7 @@ class RandomChain {
   RandomFigures wanted_;
 };
 
-inline ChainCosts random_figures(std::mt19937& random,
+inline ChainCosts random_costs(std::mt19937& random,
                                  const RandomFigures& wanted) {
   return RandomChain(random, wanted).make();
 }
