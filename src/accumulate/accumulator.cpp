@@ -10,8 +10,8 @@
 namespace reprise {
 namespace {
 
-// Counts of samples are whole numbers, but weights of tokens may be fractions, whose
-// sum differs from the total by rounding.
+// Counts of samples are whole numbers, but weights of tokens may be fractions,
+// whose sum differs from the total by rounding.
 constexpr double kCountTolerance = 1e-9;
 
 }  // namespace
@@ -55,19 +55,20 @@ double Accumulator::weigh(double count) {
               "[Accumulator] expected a positive count for a micro-batch, got ",
               count, "; skip empty micro-batches");
   TORCH_CHECK(done_ + count <= own_ * (1 + kCountTolerance),
-              "[Accumulator] expected counts that add up to ",
-              own_, ", got ", done_ + count, " with this micro-batch of ",
-              count, "; begin() takes the total count of the window");
+              "[Accumulator] expected counts that add up to ", own_, ", got ",
+              done_ + count, " with this micro-batch of ", count,
+              "; begin() takes the total count of the window");
   done_ += count;
   return 1.0 / total_;
 }
 
 void Accumulator::backward(const torch::Tensor& loss_sum, double count) {
   check_open("backward");
-  TORCH_CHECK(loss_sum.defined() && loss_sum.numel() == 1,
-              "[Accumulator] expected the sum of the losses as one element, got ",
-              loss_sum.defined() ? "shape " : "an undefined tensor",
-              loss_sum.defined() ? loss_sum.sizes() : torch::IntArrayRef());
+  TORCH_CHECK(
+      loss_sum.defined() && loss_sum.numel() == 1,
+      "[Accumulator] expected the sum of the losses as one element, got ",
+      loss_sum.defined() ? "shape " : "an undefined tensor",
+      loss_sum.defined() ? loss_sum.sizes() : torch::IntArrayRef());
   const double before = done_;
   const double weight = weigh(count);
   try {
@@ -89,7 +90,8 @@ torch::Tensor Accumulator::norm() const {
 
 torch::Tensor Accumulator::clip(double max_norm) {
   TORCH_CHECK(max_norm > 0,
-              "[Accumulator::clip] expected a positive max_norm, got ", max_norm);
+              "[Accumulator::clip] expected a positive max_norm, got ",
+              max_norm);
   check_complete("clip");
   torch::Tensor before = gradient_norm(parameters_);
   clip_gradients(parameters_, before, max_norm);

@@ -39,13 +39,14 @@ void SmallGradients::add() {
   aside_.clear();
 }
 
-std::vector<torch::Tensor> smallest_parameters(std::vector<torch::Tensor> parameters,
-                                       double share) {
+std::vector<torch::Tensor> smallest_parameters(
+    std::vector<torch::Tensor> parameters, double share) {
   std::stable_sort(parameters.begin(), parameters.end(),
                    [](const torch::Tensor& a, const torch::Tensor& b) {
                      return a.numel() < b.numel();
                    });
-  constexpr int64_t kMaxElements = 65'536;  // larger kernels run longer than their launch
+  constexpr int64_t kMaxElements =
+      65'536;  // larger kernels run longer than their launch
   double left = 0;
   for (const auto& parameter : parameters) {
     left += share * static_cast<double>(parameter.numel());

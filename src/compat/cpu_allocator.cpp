@@ -18,8 +18,9 @@
 namespace reprise::compat {
 namespace {
 
-// LibTorch's raw_allocate() requires the data pointer to be its own context, so the sizes
-// are stored in front of the data. The header fills a cache line to keep the alignment.
+// LibTorch's raw_allocate() requires the data pointer to be its own context, so
+// the sizes are stored in front of the data. The header fills a cache line to
+// keep the alignment.
 constexpr size_t kHeaderBytes = 64;
 
 struct Header {
@@ -78,7 +79,7 @@ void* take(size_t bytes) {
   fail_if_injected(bytes);
   const size_t whole = bytes + kHeaderBytes;
   void* block = whole >= BlockCache::kMinBytes ? block_cache().take(whole)
-                                                 : c10::alloc_cpu(whole);
+                                               : c10::alloc_cpu(whole);
   void* data = static_cast<char*>(block) + kHeaderBytes;
   new (block) Header{static_cast<int64_t>(bytes), whole};
   g_listener.load(std::memory_order_relaxed)(static_cast<int64_t>(bytes));
@@ -139,7 +140,8 @@ void inject_failure(int64_t after, int64_t min_bytes) {
   TORCH_CHECK(after >= 0 && min_bytes >= 0,
               "[inject_failure] expected non-negative numbers, got ", after,
               " and ", min_bytes);
-  TORCH_CHECK(!g_injection.on, "[inject_failure] a failure is already being injected");
+  TORCH_CHECK(!g_injection.on,
+              "[inject_failure] a failure is already being injected");
   g_injection.counted = 0;
   g_injection.after = after;
   g_injection.min_bytes = min_bytes;

@@ -4,8 +4,9 @@
 #include <memory>
 #include <string>
 
-/// CUDA functions of LibTorch. In a build without CUDA all functions exist, `cuda_built()`
-/// returns false, `cuda_device_count()` returns 0 and the others throw c10::Error.
+/// CUDA functions of LibTorch. In a build without CUDA all functions exist,
+/// `cuda_built()` returns false, `cuda_device_count()` returns 0 and the others
+/// throw c10::Error.
 namespace reprise::compat {
 
 /// Statistics of LibTorch's caching allocator for one device, in bytes.
@@ -19,12 +20,12 @@ struct CudaMemory {
 /// Returns whether this LibTorch was built with CUDA. Does not initialize CUDA.
 bool cuda_built();
 
-/// Returns the number of CUDA devices that LibTorch can use. Initializes the CUDA driver, so
-/// that processes forked afterwards cannot use CUDA.
+/// Returns the number of CUDA devices that LibTorch can use. Initializes the
+/// CUDA driver, so that processes forked afterwards cannot use CUDA.
 int cuda_device_count();
 
-/// Returns the PCI bus id, such as "0000:1b:00.0", by which other tools identify devices.
-/// Allocates no memory on the device.
+/// Returns the PCI bus id, such as "0000:1b:00.0", by which other tools
+/// identify devices. Allocates no memory on the device.
 std::string cuda_pci_bus_id(int device);
 
 /// Return and reset the statistics of the caching allocator.
@@ -37,8 +38,8 @@ void cuda_synchronize(int device);
 /// Returns this thread's current stream of the device, a cudaStream_t.
 void* current_cuda_stream(int device);
 
-/// An event on the device's current stream, recorded at construction. Recording does not
-/// block.
+/// An event on the device's current stream, recorded at construction. Recording
+/// does not block.
 class CudaEvent {
  public:
   explicit CudaEvent(int device);
@@ -69,17 +70,17 @@ void spin_cuda(int device, int64_t cycles);
 /// Returns unused cached memory to the driver.
 void empty_cuda_cache();
 
-/// Restricts cuDNN and cuBLAS to deterministic algorithms, if they have them, for the rest of
-/// the process.
+/// Restricts cuDNN and cuBLAS to deterministic algorithms, if they have them,
+/// for the rest of the process.
 void set_cuda_deterministic(bool deterministic);
 
 /// Performance options of the CUDA libraries.
 struct CudaLibraryOptions {
-  /// Allows TF32, with 10 bits of mantissa, in single-precision matrix products and
-  /// convolutions. LibTorch's default allows it in convolutions only.
+  /// Allows TF32, with 10 bits of mantissa, in single-precision matrix products
+  /// and convolutions. LibTorch's default allows it in convolutions only.
   bool tf32 = false;
-  /// Benchmarks the algorithms for each new convolution shape and uses the fastest one.
-  /// It may need more memory, and benchmarking needs even more.
+  /// Benchmarks the algorithms for each new convolution shape and uses the
+  /// fastest one. It may need more memory, and benchmarking needs even more.
   bool autotune = false;
 };
 /// Sets the options for the rest of the process.

@@ -1,13 +1,14 @@
 // Compiled against a LibTorch with CUDA; cuda_none.cpp replaces it otherwise.
 //
 // Note [Random numbers in CUDA graphs]
-// While a graph is captured, LibTorch passes kernels a pointer to the generator's position
-// at the start of the graph, which is set at each replay, and their offset from it. A stage
-// that is recomputed must use the offsets of its first run, and the generator's offset must
-// be restored afterwards. LibTorch's interface only exchanges whole generator states, which
-// must be registered before the capture, when their number is unknown, and which are
-// advanced at every replay. The offset is a plain field of the state that the graph holds,
-// so setting it is sufficient.
+// While a graph is captured, LibTorch passes kernels a pointer to the
+// generator's position at the start of the graph, which is set at each replay,
+// and their offset from it. A stage that is recomputed must use the offsets of
+// its first run, and the generator's offset must be restored afterwards.
+// LibTorch's interface only exchanges whole generator states, which must be
+// registered before the capture, when their number is unknown, and which are
+// advanced at every replay. The offset is a plain field of the state that the
+// graph holds, so setting it is sufficient.
 #include "compat/cuda_graph.h"
 
 #include "compat/cuda.h"
@@ -84,8 +85,8 @@ void ignore_errors(F&& body) noexcept {
   }
 }
 
-/// LibTorch's CUDA graph, with cleanup after a failed capture. LibTorch would leave the
-/// allocator and the generator in the capturing state.
+/// LibTorch's CUDA graph, with cleanup after a failed capture. LibTorch would
+/// leave the allocator and the generator in the capturing state.
 class Recording final : public at::cuda::CUDAGraph {
  public:
   Recording() { ++count_; }
@@ -97,8 +98,8 @@ class Recording final : public at::cuda::CUDAGraph {
 
   void begin(c10::MempoolId_t pool) {
     began_ = true;
-    // Data loader threads pin memory meanwhile, which would invalidate a capture in the
-    // global mode.
+    // Data loader threads pin memory meanwhile, which would invalidate a
+    // capture in the global mode.
     capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   }
 
@@ -115,7 +116,8 @@ class Recording final : public at::cuda::CUDAGraph {
       end_capturing(*state);
     }
     ignore_errors([&] {
-      // Throws if the pool was not in use yet; there is nothing to release then.
+      // Throws if the pool was not in use yet; there is nothing to release
+      // then.
       caching::endAllocateToPool(capture_dev_, mempool_id_);
       capture_ended_ = true;  // makes the destructor release the pool
       end_host_pool(at::getHostAllocator(at::kCUDA), mempool_id_);
@@ -139,7 +141,8 @@ class Recording final : public at::cuda::CUDAGraph {
   bool began_ = false;
 };
 
-// The capture in progress. Also read by autograd's threads, which run parts of it.
+// The capture in progress. Also read by autograd's threads, which run parts of
+// it.
 std::atomic<Recording*> g_capturing{nullptr};
 
 class CapturingGuard {
@@ -257,9 +260,10 @@ CudaGraph::~CudaGraph() {
 void CudaGraph::capture(const std::function<void()>& body) {
   const std::string reason = cuda_graph_unavailable_reason();
   TORCH_CHECK(reason.empty(), "[CudaGraph::capture] ", reason);
-  TORCH_CHECK(!impl_->recording,
-              "[CudaGraph::capture] expected a new CUDA graph, got one that was "
-              "captured before");
+  TORCH_CHECK(
+      !impl_->recording,
+      "[CudaGraph::capture] expected a new CUDA graph, got one that was "
+      "captured before");
   const c10::cuda::CUDAGuard guard(impl_->device);
   TORCH_CHECK(
       c10::cuda::getCurrentCUDAStream() != c10::cuda::getDefaultCUDAStream(),
@@ -269,7 +273,7 @@ void CudaGraph::capture(const std::function<void()>& body) {
   const int64_t before = cuda_memory(impl_->device).reserved;
   auto recording = std::make_unique<Recording>();
   try {
-    const CapturingGuard underway(*recording);
+    const CapturingGuard capturing(*recording);
     recording->begin(impl_->pool->impl_->id);
     body();
     recording->capture_end();
@@ -298,7 +302,8 @@ std::optional<uint64_t> captured_rng_offset(const at::Generator& generator) {
   return recording->rng_offset();
 }
 
-void set_captured_rng_offset(const at::Generator& generator, uint64_t position) {
+void set_captured_rng_offset(const at::Generator& generator,
+                             uint64_t position) {
   Recording* recording = recording_for(generator);
   TORCH_CHECK(recording != nullptr,
               "[RngState] a state recorded inside a capture was restored "
@@ -315,7 +320,8 @@ void set_captured_rng_offset(const at::Generator& generator, uint64_t position) 
 namespace reprise::compat {
 
 std::string cuda_graph_unavailable_reason() {
-  return "CUDA graphs need LibTorch 2.11 or later, this is " + libtorch_version();
+  return "CUDA graphs need LibTorch 2.11 or later, this is " +
+         libtorch_version();
 }
 
 }  // namespace reprise::compat

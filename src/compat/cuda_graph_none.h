@@ -4,8 +4,8 @@
 
 #include <c10/util/Exception.h>
 
-/// Definitions of cuda_graph.h for a LibTorch without CUDA graphs. To be included by one source
-/// file, which defines cuda_graph_unavailable_reason().
+/// Definitions of cuda_graph.h for a LibTorch without CUDA graphs. To be
+/// included by one source file, which defines cuda_graph_unavailable_reason().
 namespace reprise::compat {
 
 struct GraphStreamScope::Impl {};

@@ -14,16 +14,17 @@ namespace {
 
 constexpr int64_t kMaxValues = 1 << 18;  // examined per tensor
 
-/// Examines the bits: while denormals are flushed, a comparison would treat them as zero.
+/// Examines the bits: while denormals are flushed, a comparison would treat
+/// them as zero.
 bool is_denormal(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   return (bits & 0x7f800000U) == 0 && (bits & 0x007fffffU) != 0;
 }
 
-/// OpenBLAS may start its own threads when it is loaded, and has no interface to run a
-/// function on them. Threads that it starts later inherit the mode of the thread that calls
-/// it. The existing ones are therefore shut down, once per process; the next matrix product
-/// starts new ones, which flush denormals.
+/// OpenBLAS may start its own threads when it is loaded, and has no interface
+/// to run a function on them. Threads that it starts later inherit the mode of
+/// the thread that calls it. The existing ones are therefore shut down, once
+/// per process; the next matrix product starts new ones, which flush denormals.
 void restart_blas_threads() {
   static std::atomic<bool> restarted{false};
   if (restarted.exchange(true)) return;
@@ -36,9 +37,10 @@ void restart_blas_threads() {
   if (shutdown != nullptr && config != nullptr) shutdown();
 }
 
-/// Runs `work(&on)` once on each of LibTorch's OpenMP threads. at::parallel_for() would run on
-/// this thread only, because this project is compiled without OpenMP. The OpenMP library's
-/// entry point is looked up instead, as in threads.cpp.
+/// Runs `work(&on)` once on each of LibTorch's OpenMP threads.
+/// at::parallel_for() would run on this thread only, because this project is
+/// compiled without OpenMP. The OpenMP library's entry point is looked up
+/// instead, as in threads.cpp.
 void run_on_openmp_threads(void (*work)(void*), bool on) {
   using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
   static const auto parallel =

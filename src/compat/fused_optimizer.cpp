@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/version.h>
 
-// LibTorch 2.0 added Adam on CUDA, 2.3 SGD on CUDA and 2.4 both on the CPU. For simplicity,
-// versions before 2.4 use the foreach operators.
+// LibTorch 2.0 added Adam on CUDA, 2.3 SGD on CUDA and 2.4 both on the CPU. For
+// simplicity, versions before 2.4 use the foreach operators.
 #define REPRISE_HAS_FUSED     \
   (TORCH_VERSION_MAJOR > 2 || \
    (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4))

@@ -144,8 +144,9 @@ ProcessGroup::ProcessGroup(Store& store, const Options& options)
     return;
   }
 #endif
-  TORCH_CHECK(false, "[--backend] expected a backend that this LibTorch supports, got ",
-              options.backend);
+  TORCH_CHECK(
+      false, "[--backend] expected a backend that this LibTorch supports, got ",
+      options.backend);
 }
 
 ProcessGroup::~ProcessGroup() = default;

@@ -10,11 +10,12 @@
 #include <string>
 #include <vector>
 
-/// c10d's store and process groups, whose interfaces differ between versions of LibTorch.
+/// c10d's store and process groups, whose interfaces differ between versions of
+/// LibTorch.
 namespace reprise::compat {
 
-/// A key-value store shared by all ranks (c10d::TCPStore). Thread-safe; concurrent calls are
-/// serialized.
+/// A key-value store shared by all ranks (c10d::TCPStore). Thread-safe;
+/// concurrent calls are serialized.
 class Store {
  public:
   struct Options {
@@ -31,7 +32,8 @@ class Store {
 
   /// Sets the value of `key`.
   void set(const std::string& key, const std::string& value);
-  /// Returns the value of `key`, or nothing if it is not set. Does not wait for it.
+  /// Returns the value of `key`, or nothing if it is not set. Does not wait for
+  /// it.
   std::optional<std::string> find(const std::string& key);
   /// Adds `value` to a counter that starts at 0, and returns the new value.
   int64_t add(const std::string& key, int64_t value);
@@ -47,14 +49,14 @@ class Work {
  public:
   Work() = default;
   bool valid() const { return impl_ != nullptr; }
-  /// Blocks until the operation has finished; on CUDA, only the current stream waits.
-  /// Throws an exception if the operation failed.
+  /// Blocks until the operation has finished; on CUDA, only the current stream
+  /// waits. Throws an exception if the operation failed.
   void wait();
   /// Returns whether the operation has finished.
   bool done() const;
-  /// Calls `body` when the operation finishes, on a thread of the backend, or immediately
-  /// if it has finished already. Returns false, and does nothing, if the backend does not
-  /// support this; only Gloo does.
+  /// Calls `body` when the operation finishes, on a thread of the backend, or
+  /// immediately if it has finished already. Returns false, and does nothing,
+  /// if the backend does not support this; only Gloo does.
   bool when_done(std::function<void()> body);
 
  private:
@@ -63,8 +65,9 @@ class Work {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Collective operations over all ranks. Every rank must make the same calls in the same order.
-/// Tensors must be contiguous and must not be used until the operation has finished.
+/// Collective operations over all ranks. Every rank must make the same calls in
+/// the same order. Tensors must be contiguous and must not be used until the
+/// operation has finished.
 class ProcessGroup {
  public:
   struct Options {
@@ -80,7 +83,8 @@ class ProcessGroup {
   /// Returns whether this build supports `backend`.
   static bool available(const std::string& backend);
 
-  /// Throws c10::Error if the backend is not available or the ranks do not connect in time.
+  /// Throws c10::Error if the backend is not available or the ranks do not
+  /// connect in time.
   ProcessGroup(Store& store, const Options& options);
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
@@ -91,15 +95,17 @@ class ProcessGroup {
   Work all_reduce_max(const torch::Tensor& tensor);
   /// Copies `tensor` of rank `from` to all ranks.
   Work broadcast(const torch::Tensor& tensor, int from);
-  /// Splits `input` into one part per rank, sends each part to its rank, and concatenates the
-  /// received parts in `output` in the order of the ranks. Both tensors have the same size,
-  /// which must be divisible by the number of ranks.
+  /// Splits `input` into one part per rank, sends each part to its rank, and
+  /// concatenates the received parts in `output` in the order of the ranks.
+  /// Both tensors have the same size, which must be divisible by the number of
+  /// ranks.
   Work all_to_all(const torch::Tensor& output, const torch::Tensor& input);
-  /// Concatenates the inputs of all ranks in `output`, in the order of the ranks.
+  /// Concatenates the inputs of all ranks in `output`, in the order of the
+  /// ranks.
   Work all_gather(const torch::Tensor& output, const torch::Tensor& input);
 
-  /// Shuts the group down after the last operation, as NCCL requires. Not to be called after
-  /// an error.
+  /// Shuts the group down after the last operation, as NCCL requires. Not to be
+  /// called after an error.
   void shut_down();
 
  private:

@@ -2,9 +2,10 @@
 
 namespace reprise::compat {
 
-/// Marks work on this thread that must not fail midway, and whose memory was reserved just
-/// before. Fault injection (memory/failure.h) neither counts nor fails allocations inside. This
-/// is an assumption: a real allocator may still fail, for instance on an eight-byte scalar.
+/// Marks work on this thread that must not fail midway, and whose memory was
+/// reserved just before. Fault injection (memory/failure.h) neither counts nor
+/// fails allocations inside. This is an assumption: a real allocator may still
+/// fail, for instance on an eight-byte scalar.
 class ReservedScope {
  public:
   ReservedScope();

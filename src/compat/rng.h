@@ -8,16 +8,18 @@
 
 namespace reprise::compat {
 
-/// A copy of the states of random generators. A state that is recorded during the capture of a
-/// CUDA graph is an offset into that graph's random numbers, and can only be restored during
-/// the same capture. The copy of a CPU generator's state is not a tensor, so that it does not
-/// count as tensor memory.
+/// A copy of the states of random generators. A state that is recorded during
+/// the capture of a CUDA graph is an offset into that graph's random numbers,
+/// and can only be restored during the same capture. The copy of a CPU
+/// generator's state is not a tensor, so that it does not count as tensor
+/// memory.
 class RngState {
  public:
   RngState() = default;
 
-  /// Copies the states of the CPU's default generator, of the default generators of the CUDA
-  /// devices of `tensors`, and of `extra`. Takes a few microseconds. Thread-safe.
+  /// Copies the states of the CPU's default generator, of the default
+  /// generators of the CUDA devices of `tensors`, and of `extra`. Takes a few
+  /// microseconds. Thread-safe.
   static RngState capture(at::TensorList tensors,
                           const std::vector<at::Generator>& extra = {});
 
@@ -27,15 +29,15 @@ class RngState {
   /// Sets the generators to these states.
   void restore() const;
 
-  /// Removes the generators whose states are equal in `other`, which must have the same
-  /// generators.
+  /// Removes the generators whose states are equal in `other`, which must have
+  /// the same generators.
   void forget_unchanged(const RngState& other);
 
   /// Returns the states as byte tensors, in the order of the generators.
   std::vector<at::Tensor> states() const;
 
-  /// Returns the same generators with other states, as returned by states(). Throws
-  /// c10::Error if their number differs.
+  /// Returns the same generators with other states, as returned by states().
+  /// Throws c10::Error if their number differs.
   RngState with_states(const std::vector<at::Tensor>& states) const;
 
   /// Returns whether generators and states are equal.
@@ -46,7 +48,7 @@ class RngState {
   struct Entry {
     at::Generator generator;
     std::shared_ptr<const CpuState> cpu;  // state of a CPU generator
-    at::Tensor state;                     // state of any other: bytes on the CPU
+    at::Tensor state;  // state of any other: bytes on the CPU
     bool in_graph = false;
   };
   static Entry entry_of(at::Generator generator);

@@ -67,7 +67,7 @@ class SecondStream {
 
   std::mutex mutex_;
   CUDAStream main_, stream_;
-  int64_t setup_ = 0;               // of g_setup, when it was used last
+  int64_t setup_ = 0;                // of g_setup, when it was used last
   std::optional<StreamEvent> done_;  // of what runs, if anything does
   std::vector<at::Tensor> used_;
 };

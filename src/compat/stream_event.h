@@ -7,7 +7,8 @@
 /// For source files that are compiled against a LibTorch with CUDA.
 namespace reprise::compat {
 
-/// Returns the id of the capture that a stream is part of, or 0 if it is not captured.
+/// Returns the id of the capture that a stream is part of, or 0 if it is not
+/// captured.
 inline unsigned long long capture_id(const c10::cuda::CUDAStream& stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
@@ -15,7 +16,8 @@ inline unsigned long long capture_id(const c10::cuda::CUDAStream& stream) {
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
-/// An event, recorded on one stream at construction, that other streams can wait for.
+/// An event, recorded on one stream at construction, that other streams can
+/// wait for.
 class StreamEvent {
  public:
   explicit StreamEvent(const c10::cuda::CUDAStream& stream)

@@ -9,8 +9,8 @@
 
 namespace reprise::compat {
 
-/// A point in time on the host and, on CUDA, on the device's current stream. Construction does
-/// not block.
+/// A point in time on the host and, on CUDA, on the device's current stream.
+/// Construction does not block.
 class Timestamp {
  public:
   explicit Timestamp(c10::Device device) : host_(Clock::now()) {
@@ -23,8 +23,8 @@ class Timestamp {
         .count();
   }
 
-  /// Returns the device time since `earlier`, in milliseconds. Blocks until the device has
-  /// reached this point. On the CPU, returns the host time.
+  /// Returns the device time since `earlier`, in milliseconds. Blocks until the
+  /// device has reached this point. On the CPU, returns the host time.
   double ms_since(const Timestamp& earlier) const {
     return device_ ? device_->milliseconds_since(*earlier.device_)
                    : host_ms_since(earlier);

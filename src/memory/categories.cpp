@@ -41,7 +41,8 @@ MemoryLedger::MemoryLedger(c10::Device device) : device_(device) {}
 
 void MemoryLedger::claim(Category category, Source source) {
   TORCH_CHECK(category != Category::kWorkspace,
-              "[MemoryLedger] kWorkspace holds what is not claimed and cannot be claimed itself");
+              "[MemoryLedger] kWorkspace holds what is not claimed and cannot "
+              "be claimed itself");
   claims_.push_back({category, std::move(source)});
 }
 

@@ -1,13 +1,15 @@
-// Compiled against a LibTorch with CUDA; host_store_none.cpp replaces it otherwise.
+// Compiled against a LibTorch with CUDA; host_store_none.cpp replaces it
+// otherwise.
 //
 // Note [Reuse of device memory]
-// The caching allocator gives a freed block to the next request on the stream that it
-// was allocated on. This is correct for work on that stream, but not while another
-// stream still reads the block. LibTorch's remedy, record_stream(), withholds the
-// block until a later request finds that the read has finished. The memory that a run
-// needs then depends on timing, and inside a capture no read ever finishes. Here the
-// tensor is held until its stream waits for the copy. It is then freed like any other
-// tensor, at the same point of every run.
+// The caching allocator gives a freed block to the next request on the stream
+// that it was allocated on. This is correct for work on that stream, but not
+// while another stream still reads the block. LibTorch's remedy,
+// record_stream(), withholds the block until a later request finds that the
+// read has finished. The memory that a run needs then depends on timing, and
+// inside a capture no read ever finishes. Here the tensor is held until its
+// stream waits for the copy. It is then freed like any other tensor, at the
+// same point of every run.
 #include "compat/stream_event.h"
 
 #include <reprise/memory/host_store.h>
@@ -37,8 +39,8 @@ struct Buffer {
   bool in_graph = false;  // a CUDA graph holds its address
 };
 
-/// Pool of pinned memory for the copies of one device. LibTorch's own pool is not
-/// used, because it rounds sizes up to a power of two.
+/// Pool of pinned memory for the copies of one device. LibTorch's own pool is
+/// not used, because it rounds sizes up to a power of two.
 class PinnedPool {
  public:
   PinnedPool(c10::DeviceIndex device, int64_t limit)
@@ -181,7 +183,8 @@ class CudaHostCopy final : public HostCopy {
     return c10::cuda::getCurrentCUDAStream(pool_->stream().device_index());
   }
 
-  /// Starts a copy that waits for the work submitted to the owner's stream so far.
+  /// Starts a copy that waits for the work submitted to the owner's stream so
+  /// far.
   void copy(void* to, const void* from, cudaMemcpyKind kind) {
     const CUDAStream& stream = pool_->stream();
     at::cuda::CUDAEvent before;
@@ -195,8 +198,8 @@ class CudaHostCopy final : public HostCopy {
   Buffer buffer_;
   at::Tensor device_;  // undefined if the bytes are on the host only
   CUDAStream owner_;   // stream of device_'s memory
-  std::optional<StreamEvent>
-      copied_;  // end of the copy; none once the owner waits for it
+  // End of the copy; none once the owner waits for it.
+  std::optional<StreamEvent> copied_;
 };
 
 class CudaHostStore final : public HostStore {

@@ -91,8 +91,8 @@ class KeptHooks final : public compat::SavedTensorHooks {
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    // Detached, because an operator's own output refers to its node, and the node
-    // to this hook: a reference cycle.
+    // Detached, because an operator's own output refers to its node, and the
+    // node to this hook: a reference cycle.
     tensor_ = tensor.detach();
     version_ = tensor_._version();
     state_->add(storage_of(tensor_), bytes_of(tensor_), stage_);

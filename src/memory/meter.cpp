@@ -87,9 +87,9 @@ struct MemoryMeter::Record {
   int64_t reserved_peak = 0;
 };
 
-/// The live meters of one device. The allocator has a single peak. Whenever a meter
-/// starts or is read, that peak is merged into every live meter and reset, so that
-/// each meter's maximum covers exactly its own lifetime.
+/// The live meters of one device. The allocator has a single peak. Whenever a
+/// meter starts or is read, that peak is merged into every live meter and
+/// reset, so that each meter's maximum covers exactly its own lifetime.
 class DeviceMeters {
  public:
   static DeviceMeters& of(c10::Device device) {

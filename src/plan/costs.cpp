@@ -38,8 +38,8 @@ void visit_stage(Costs& f, Visit&& visit) {
   visit("context_bytes", f.context_bytes);
 }
 
-/// Linear interpolation between a and b at the fraction `share` of the distance. Results
-/// are never negative.
+/// Linear interpolation between a and b at the fraction `share` of the
+/// distance. Results are never negative.
 struct Interpolation {
   double share;
 
@@ -53,7 +53,8 @@ struct Interpolation {
 };
 
 std::vector<int64_t> between(const std::vector<int64_t>& a,
-                             const std::vector<int64_t>& b, const Interpolation& interpolate) {
+                             const std::vector<int64_t>& b,
+                             const Interpolation& interpolate) {
   std::vector<int64_t> result;
   for (size_t i = 0; i < a.size(); ++i) {
     result.push_back(interpolate(a[i], b.at(i)));
@@ -61,8 +62,9 @@ std::vector<int64_t> between(const std::vector<int64_t>& a,
   return result;
 }
 
-void interpolate_kept_run(const KeptRunCosts& a, const KeptRunCosts& b, const Interpolation& interpolate,
-              KeptRunCosts& result) {
+void interpolate_kept_run(const KeptRunCosts& a, const KeptRunCosts& b,
+                          const Interpolation& interpolate,
+                          KeptRunCosts& result) {
   const auto set = [&](auto KeptRunCosts::*field) {
     result.*field = interpolate(a.*field, b.*field);
   };
@@ -77,7 +79,8 @@ void interpolate_kept_run(const KeptRunCosts& a, const KeptRunCosts& b, const In
   set(&KeptRunCosts::backward_launch_ms);
 }
 
-/// Takes fields that are not numbers, such as which tensors are saved, from `near`.
+/// Takes fields that are not numbers, such as which tensors are saved, from
+/// `near`.
 StageCosts between(const StageCosts& a, const StageCosts& b,
                    const StageCosts& near, const Interpolation& interpolate) {
   StageCosts result = near;
@@ -87,7 +90,8 @@ StageCosts between(const StageCosts& a, const StageCosts& b,
   }
   interpolate_kept_run(a, b, interpolate, result);
   for (size_t i = 0; i < near.variants.size(); ++i) {
-    interpolate_kept_run(a.variants.at(i), b.variants.at(i), interpolate, result.variants[i]);
+    interpolate_kept_run(a.variants.at(i), b.variants.at(i), interpolate,
+                         result.variants[i]);
   }
   result.input_gradient_bytes =
       interpolate(a.input_gradient_bytes, b.input_gradient_bytes);
@@ -98,8 +102,9 @@ StageCosts between(const StageCosts& a, const StageCosts& b,
 }
 
 SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
-  const Interpolation interpolate{static_cast<double>(micro_batch - a.micro_batch) /
-                  static_cast<double>(b.micro_batch - a.micro_batch)};
+  const Interpolation interpolate{
+      static_cast<double>(micro_batch - a.micro_batch) /
+      static_cast<double>(b.micro_batch - a.micro_batch)};
   const SizeCosts& near = interpolate.share < 0.5 ? a : b;
   SizeCosts result;
   result.micro_batch = micro_batch;
@@ -113,14 +118,14 @@ SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
   // Not interpolated: extrapolated factors could be arbitrarily wrong.
   result.separate_graphs_factor = near.separate_graphs_factor;
   result.single_graph_factor = near.single_graph_factor;
-  result.chain_costs.input_bytes =
-      between(a.chain_costs.input_bytes, b.chain_costs.input_bytes, interpolate);
-  result.chain_costs.output_gradient_bytes =
-      interpolate(a.chain_costs.output_gradient_bytes, b.chain_costs.output_gradient_bytes);
+  result.chain_costs.input_bytes = between(
+      a.chain_costs.input_bytes, b.chain_costs.input_bytes, interpolate);
+  result.chain_costs.output_gradient_bytes = interpolate(
+      a.chain_costs.output_gradient_bytes, b.chain_costs.output_gradient_bytes);
   for (size_t i = 0; i < near.chain_costs.stages.size(); ++i) {
-    result.chain_costs.stages.push_back(between(a.chain_costs.stages.at(i),
-                                            b.chain_costs.stages.at(i),
-                                            near.chain_costs.stages[i], interpolate));
+    result.chain_costs.stages.push_back(
+        between(a.chain_costs.stages.at(i), b.chain_costs.stages.at(i),
+                near.chain_costs.stages[i], interpolate));
   }
   return result;
 }
@@ -149,9 +154,8 @@ json to_value(const StageCosts& costs) {
   for (const Buffer& buffer : costs.outputs) {
     value["outputs"].push_back({buffer.bytes, buffer.input});
   }
-  visit_stage(costs, [&](const char* name, const auto& field) {
-    value[name] = field;
-  });
+  visit_stage(
+      costs, [&](const char* name, const auto& field) { value[name] = field; });
   value["variants"] = json::array();
   for (const auto& variant : costs.variants) {
     json& kept = value["variants"].emplace_back();
@@ -180,16 +184,17 @@ StageCosts stage_from(const json& value) {
 }
 
 json to_value(const SizeCosts& size) {
-  json value = {{"micro_batch", size.micro_batch},
-                {"data_bytes", size.data_bytes},
-                {"prepare_bytes", size.prepare_bytes},
-                {"workspace_bytes", size.workspace_bytes},
-                {"graph_workspace_bytes", size.graph_workspace_bytes},
-                {"other_ms", size.other_ms},
-                {"separate_graphs_factor", size.separate_graphs_factor},
-                {"single_graph_factor", size.single_graph_factor},
-                {"input_bytes", size.chain_costs.input_bytes},
-                {"output_gradient_bytes", size.chain_costs.output_gradient_bytes}};
+  json value = {
+      {"micro_batch", size.micro_batch},
+      {"data_bytes", size.data_bytes},
+      {"prepare_bytes", size.prepare_bytes},
+      {"workspace_bytes", size.workspace_bytes},
+      {"graph_workspace_bytes", size.graph_workspace_bytes},
+      {"other_ms", size.other_ms},
+      {"separate_graphs_factor", size.separate_graphs_factor},
+      {"single_graph_factor", size.single_graph_factor},
+      {"input_bytes", size.chain_costs.input_bytes},
+      {"output_gradient_bytes", size.chain_costs.output_gradient_bytes}};
   for (const StageCosts& stage : size.chain_costs.stages) {
     value["stages"].push_back(to_value(stage));
   }
@@ -207,7 +212,8 @@ SizeCosts size_from(const json& value) {
   value.at("separate_graphs_factor").get_to(size.separate_graphs_factor);
   value.at("single_graph_factor").get_to(size.single_graph_factor);
   value.at("input_bytes").get_to(size.chain_costs.input_bytes);
-  value.at("output_gradient_bytes").get_to(size.chain_costs.output_gradient_bytes);
+  value.at("output_gradient_bytes")
+      .get_to(size.chain_costs.output_gradient_bytes);
   for (const json& stage : value.at("stages")) {
     size.chain_costs.stages.push_back(stage_from(stage));
   }
@@ -328,10 +334,11 @@ CostProfile profile_from_json(std::string_view text) {
     // Profiles of earlier versions have no timings.
     if (!value.contains("tried")) return profile;
     for (const json& timing : value["tried"]) {
-      profile.tried.push_back(
-          {timing.at("micro_batch").get<int64_t>(),
-           timing.at("schedule").get<std::string>(), timing.at("ms").get<double>(),
-           timing.at("graph").get<bool>(), timing.value("comparison", int64_t{0})});
+      profile.tried.push_back({timing.at("micro_batch").get<int64_t>(),
+                               timing.at("schedule").get<std::string>(),
+                               timing.at("ms").get<double>(),
+                               timing.at("graph").get<bool>(),
+                               timing.value("comparison", int64_t{0})});
     }
   } catch (const json::exception& error) {
     TORCH_CHECK(false,

@@ -5,8 +5,9 @@
 #include <string_view>
 #include <vector>
 
-/// Plots made of text, for terminals of 100 columns. Every character drawn is one column
-/// wide, whatever its length in UTF-8. Covered by tests/plan/plan_text_test.cpp.
+/// Plots made of text, for terminals of 100 columns. Every character drawn is
+/// one column wide, whatever its length in UTF-8. Covered by
+/// tests/plan/plan_text_test.cpp.
 namespace reprise::detail {
 
 constexpr int kColumns = 96;
@@ -14,7 +15,8 @@ constexpr int kColumns = 96;
 /// Formats a time with three significant digits: "4.52 ms", "214 ms", "12.3 s".
 std::string format_ms(double ms);
 
-/// Formats the change from `base` to `value`: "+1.9 %", "-12.0 %"; "-" if `base` is 0.
+/// Formats the change from `base` to `value`: "+1.9 %", "-12.0 %"; "-" if
+/// `base` is 0.
 std::string format_change(double value, double base);
 
 /// Returns the number of columns that `text` takes.
@@ -23,8 +25,8 @@ int columns_of(std::string_view text);
 /// Truncates `text` to at most `columns` and marks the truncation with "…".
 std::string shorten(std::string_view text, int columns);
 
-/// Wraps `words` into lines of kColumns. The first line begins at column `start`; the
-/// others are indented by `indent` spaces.
+/// Wraps `words` into lines of kColumns. The first line begins at column
+/// `start`; the others are indented by `indent` spaces.
 std::string flow(const std::vector<std::string>& words, int start, int indent);
 
 /// A grid of character cells that is read line by line.
@@ -54,8 +56,9 @@ struct StackPart {
   int64_t bytes = 0;
 };
 
-/// Draws one row per part with its bytes, its share, and a bar that begins where the bar
-/// before ends. `limit` is drawn as a vertical line through all rows; 0 for none.
+/// Draws one row per part with its bytes, its share, and a bar that begins
+/// where the bar before ends. `limit` is drawn as a vertical line through all
+/// rows; 0 for none.
 std::string draw_stack(const std::vector<StackPart>& parts, int64_t limit);
 
 struct PlotPoint {

@@ -16,19 +16,22 @@ int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
 
-/// Interpolates between the factors for one autograd graph and for one graph per stage.
+/// Interpolates between the factors for one autograd graph and for one graph
+/// per stage.
 double time_factor(const SizeCosts& costs, const Schedule& schedule) {
   const int most = schedule.stages() - 1;
   const double share =
       most > 0 ? static_cast<double>(graph_count(schedule) - 1) / most : 0.0;
-  return costs.single_graph_factor + (costs.separate_graphs_factor - costs.single_graph_factor) * share;
+  return costs.single_graph_factor +
+         (costs.separate_graphs_factor - costs.single_graph_factor) * share;
 }
 
-/// Adds the parameters' gradients that are allocated during the backward pass: all of them
-/// for the first micro-batch of a window, else those that are held twice. They are added
-/// to the gradients of activations, because both depend only on the backward's progress.
-ChainCosts add_gradients(ChainCosts chain_costs, const std::vector<int64_t>& added,
-                         bool first) {
+/// Adds the parameters' gradients that are allocated during the backward pass:
+/// all of them for the first micro-batch of a window, else those that are held
+/// twice. They are added to the gradients of activations, because both depend
+/// only on the backward's progress.
+ChainCosts add_gradients(ChainCosts chain_costs,
+                         const std::vector<int64_t>& added, bool first) {
   int64_t so_far = 0;
   for (size_t i = chain_costs.stages.size(); i-- > 0;) {
     StageCosts& stage = chain_costs.stages[i];
@@ -45,7 +48,8 @@ ChainCosts add_gradients(ChainCosts chain_costs, const std::vector<int64_t>& add
   return chain_costs;
 }
 
-/// Returns the time of a micro-batch if each stage runs once, as its fastest variant.
+/// Returns the time of a micro-batch if each stage runs once, as its fastest
+/// variant.
 double min_stages_ms(const ChainCosts& chain_costs) {
   double device_ms = 0, launch_ms = 0;
   for (const StageCosts& stage : chain_costs.stages) {
@@ -53,7 +57,8 @@ double min_stages_ms(const ChainCosts& chain_costs) {
     double launch = stage.forward_launch_ms + stage.backward_launch_ms;
     for (const auto& variant : stage.variants) {
       device = std::min(device, variant.forward_ms + variant.backward_ms);
-      launch = std::min(launch, variant.forward_launch_ms + variant.backward_launch_ms);
+      launch = std::min(launch,
+                        variant.forward_launch_ms + variant.backward_launch_ms);
     }
     device_ms += device;
     launch_ms += launch;
@@ -61,8 +66,8 @@ double min_stages_ms(const ChainCosts& chain_costs) {
   return std::max(device_ms, launch_ms);
 }
 
-/// Returns a lower bound on the peak of all schedules: the outputs of a running stage, or
-/// the activations that a stage saves for its own backward.
+/// Returns a lower bound on the peak of all schedules: the outputs of a running
+/// stage, or the activations that a stage saves for its own backward.
 int64_t min_chain_peak(const ChainCosts& chain_costs) {
   int64_t most = 0;
   int64_t gradient = chain_costs.output_gradient_bytes;
@@ -110,14 +115,15 @@ Schedule keep_fastest(const ChainCosts& chain_costs) {
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first) {
   const ChainCosts chain_costs = add_gradients(
-      size.chain_costs, first ? profile.gradient_bytes : profile.held_twice_bytes,
-      first);
+      size.chain_costs,
+      first ? profile.gradient_bytes : profile.held_twice_bytes, first);
   return profile.fixed.total() - (first ? profile.fixed.gradients : 0) +
          size.data_bytes + size.workspace_bytes +
          simulate(schedule, chain_costs).peak_bytes;
 }
 
-int64_t cuda_graph_extra_bytes(const CostProfile& profile, const SizeCosts& size) {
+int64_t cuda_graph_extra_bytes(const CostProfile& profile,
+                               const SizeCosts& size) {
   return size.data_bytes + profile.update_bytes + size.graph_workspace_bytes;
 }
 
@@ -134,7 +140,8 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
       global_batch_(global_batch),
       costs_(profile.at(micro_batch)),
       accumulate_((global_batch + micro_batch - 1) / micro_batch),
-      cuda_graph_extra_bytes_(graph ? cuda_graph_extra_bytes(profile, costs_) : 0),
+      cuda_graph_extra_bytes_(graph ? cuda_graph_extra_bytes(profile, costs_)
+                                    : 0),
       strategy_(std::move(strategy)) {
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
@@ -152,14 +159,16 @@ void Evaluator::set_bounds() {
     return;
   }
   const auto window_of = [](const SizeCosts& costs, double sum_ms) {
-    return sum_ms * std::min(costs.separate_graphs_factor, costs.single_graph_factor) +
+    return sum_ms * std::min(costs.separate_graphs_factor,
+                             costs.single_graph_factor) +
            costs.other_ms;
   };
   min_peak_bytes_ = std::max(base_bytes() + min_chain_peak(with_gradients()),
-                          other_peak_bytes());
+                             other_peak_bytes());
   min_step_ms_ =
       static_cast<double>(accumulate_ - 1) * window_of(costs_, min_stages_ms_) +
-      window_of(last_costs_, min_stages_ms(last_costs_.chain_costs)) + update_ms_;
+      window_of(last_costs_, min_stages_ms(last_costs_.chain_costs)) +
+      update_ms_;
 }
 
 const Solver& Evaluator::solver() const {
@@ -208,7 +217,8 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
   plan.graph = graph_;
   plan.kept_bytes = full.kept_after_forward_bytes;
   plan.host_bytes = full.host_peak_bytes;
-  plan.micro_ms = full.time_ms * time_factor(costs_, schedule) + costs_.other_ms;
+  plan.micro_ms =
+      full.time_ms * time_factor(costs_, schedule) + costs_.other_ms;
   plan.step_ms = static_cast<double>(accumulate_ - 1) * plan.micro_ms +
                  last.time_ms * time_factor(last_costs_, schedule) +
                  last_costs_.other_ms + update_ms_;
@@ -243,7 +253,8 @@ PeakReport Evaluator::report(const Schedule& schedule,
     }
     report.phase = "preparation of a batch";
     report.gradients = gradients_allocated() ? fixed_.gradients : 0;
-    report.data += cuda_graph_extra_bytes_ + costs_.prepare_bytes - costs_.data_bytes;
+    report.data +=
+        cuda_graph_extra_bytes_ + costs_.prepare_bytes - costs_.data_bytes;
     return report;
   }
   if (graph_) {
@@ -268,12 +279,14 @@ PeakReport Evaluator::report(const Schedule& schedule,
         next = schedule.ops()[i].stage;
       }
     }
-    const auto& added = gradients_allocated() ? held_twice_bytes_ : gradient_bytes_;
+    const auto& added =
+        gradients_allocated() ? held_twice_bytes_ : gradient_bytes_;
     for (size_t i = static_cast<size_t>(next); i < added.size(); ++i) {
       parameters += added[i];
     }
   }
-  report.gradients = parameters + (gradients_allocated() ? fixed_.gradients : 0);
+  report.gradients =
+      parameters + (gradients_allocated() ? fixed_.gradients : 0);
   report.in_flight = simulation.at_peak.gradient_bytes - parameters;
   return report;
 }
@@ -309,7 +322,8 @@ std::optional<Plan> Evaluator::fastest(int64_t budget) const {
   const auto solution = solver().solve(budget - base_bytes());
   if (!solution) return std::nullopt;
   Plan plan = plan_of(solution->schedule);
-  if (plan.peak_bytes > budget) return std::nullopt;  // peak outside of the chain
+  if (plan.peak_bytes > budget)
+    return std::nullopt;  // peak outside of the chain
   return plan;
 }
 

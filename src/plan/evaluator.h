@@ -12,19 +12,23 @@
 
 namespace reprise::detail {
 
-/// Returns the peak of one micro-batch in bytes, including fixed memory. `first` tells
-/// that it is the first one of a window, before the parameters' gradients are allocated.
+/// Returns the peak of one micro-batch in bytes, including fixed memory.
+/// `first` tells that it is the first one of a window, before the parameters'
+/// gradients are allocated.
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first);
 
-/// Returns the additional memory of a micro-batch that runs as a CUDA graph: the second
-/// copy of the batch that the graph reads, the temporaries of the update, which cannot
-/// reuse the graph's memory, and library workspaces for the graph's second stream.
-int64_t cuda_graph_extra_bytes(const CostProfile& profile, const SizeCosts& size);
+/// Returns the additional memory of a micro-batch that runs as a CUDA graph:
+/// the second copy of the batch that the graph reads, the temporaries of the
+/// update, which cannot reuse the graph's memory, and library workspaces for
+/// the graph's second stream.
+int64_t cuda_graph_extra_bytes(const CostProfile& profile,
+                               const SizeCosts& size);
 
-/// Predicts memory and time of plans for one precision and micro-batch size, with a CUDA
-/// graph or without. Solving is slow for long chains, so the solver is created when it is
-/// first needed; the lower bounds do not need it. Covered by tests/plan/planner_test.cpp.
+/// Predicts memory and time of plans for one precision and micro-batch size,
+/// with a CUDA graph or without. Solving is slow for long chains, so the solver
+/// is created when it is first needed; the lower bounds do not need it. Covered
+/// by tests/plan/planner_test.cpp.
 class Evaluator {
  public:
   /// If `strategy` is not empty, only its schedule is allowed.
@@ -36,7 +40,8 @@ class Evaluator {
   /// Lower bound on the predicted time of a window.
   double min_step_ms() const { return min_step_ms_; }
 
-  /// Returns the fastest plan whose peak is at most `budget`, or nothing if none is.
+  /// Returns the fastest plan whose peak is at most `budget`, or nothing if
+  /// none is.
   std::optional<Plan> fastest(int64_t budget) const;
   /// Returns the plan with the lowest peak.
   Plan smallest() const;
@@ -70,7 +75,8 @@ class Evaluator {
   int64_t prepare_peak_bytes() const;
   const Solver& solver() const;
   void set_bounds();
-  /// Returns the plan that keeps all stages, if it fits and no other one is faster.
+  /// Returns the plan that keeps all stages, if it fits and no other one is
+  /// faster.
   std::optional<Plan> everything_kept(int64_t budget) const;
 
   std::string precision_;

@@ -7,14 +7,14 @@
 namespace reprise::detail {
 namespace {
 
-// Limit for the tables of all solvers together. Solvers that were dropped are recreated
-// when needed.
+// Limit for the tables of all solvers together. Solvers that were dropped are
+// recreated when needed.
 constexpr int64_t kMaxSolverBytes = int64_t{256} << 20;
 
 }  // namespace
 
 EvaluatorCache::EvaluatorCache(const PlanRequest& request, CostSource& costs,
-                         int64_t budget)
+                               int64_t budget)
     : request_(request), costs_(costs), budget_(budget) {}
 
 EvaluatorCache::Entry& EvaluatorCache::entry(const CandidateKey& key) {
@@ -56,7 +56,8 @@ const Plan& EvaluatorCache::smallest(const CandidateKey& key) {
   return *cached.smallest;
 }
 
-std::vector<Plan> EvaluatorCache::frontier(const CandidateKey& key, int points) {
+std::vector<Plan> EvaluatorCache::frontier(const CandidateKey& key,
+                                           int points) {
   Entry& cached = entry(key);
   auto plans = cached.evaluator->frontier(points);
   limit_solvers(cached);
@@ -70,7 +71,8 @@ bool EvaluatorCache::is_floor(const Plan& plan) {
   return is;
 }
 
-const Plan& EvaluatorCache::plan_of(const CandidateKey& key, const std::string& schedule) {
+const Plan& EvaluatorCache::plan_of(const CandidateKey& key,
+                                    const std::string& schedule) {
   Entry& cached = entry(key);
   const auto found = cached.plans.find(schedule);
   if (found != cached.plans.end()) return found->second;
@@ -101,7 +103,8 @@ Plan EvaluatorCache::calibrated(const Plan& plan) {
   const Times times = times_of(key);
   if (times.empty()) return plan;
   const auto known = times.find(plan.schedule.to_text());
-  if (known != times.end()) return evaluator(key).with_time(plan, known->second);
+  if (known != times.end())
+    return evaluator(key).with_time(plan, known->second);
   int64_t nearest = std::numeric_limits<int64_t>::max();
   double ratio = 1;
   for (const auto& [schedule, ms] : times) {
@@ -122,10 +125,12 @@ void EvaluatorCache::limit_solvers(const Entry& current) {
   while (bytes > kMaxSolverBytes) {
     Entry* oldest = nullptr;
     for (auto& [key, cached] : entries_) {
-      if (&cached == &current || !cached.evaluator || !cached.evaluator->solved()) {
+      if (&cached == &current || !cached.evaluator ||
+          !cached.evaluator->solved()) {
         continue;
       }
-      if (oldest == nullptr || cached.last_use < oldest->last_use) oldest = &cached;
+      if (oldest == nullptr || cached.last_use < oldest->last_use)
+        oldest = &cached;
     }
     if (oldest == nullptr) return;
     bytes -= oldest->evaluator->solver_bytes();

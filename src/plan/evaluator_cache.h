@@ -21,12 +21,13 @@ inline CandidateKey key_of(const Plan& plan) {
   return {plan.precision, plan.micro_batch, plan.graph};
 }
 
-/// Caches the evaluators of one request and their results. An evaluator is recreated when
-/// more sizes have been measured, but keeps its solver if its own costs did not change.
+/// Caches the evaluators of one request and their results. An evaluator is
+/// recreated when more sizes have been measured, but keeps its solver if its
+/// own costs did not change.
 class EvaluatorCache {
  public:
-  /// `budget` is the maximum peak of fastest() in bytes. Holds references to the other
-  /// arguments.
+  /// `budget` is the maximum peak of fastest() in bytes. Holds references to
+  /// the other arguments.
   EvaluatorCache(const PlanRequest& request, CostSource& costs, int64_t budget);
 
   const Evaluator& evaluator(const CandidateKey& key) {
@@ -43,13 +44,17 @@ class EvaluatorCache {
   /// Returns whether the micro-batch size was measured at this precision.
   bool measured(const CandidateKey& key) const;
   /// Returns whether the evaluator has a solver.
-  bool solved(const CandidateKey& key) { return entry(key).evaluator->solved(); }
+  bool solved(const CandidateKey& key) {
+    return entry(key).evaluator->solved();
+  }
 
   using Times = std::map<std::string, double>;  // ms, by Schedule::to_text()
-  /// Returns the measured times of all schedules that were tried, for any request.
+  /// Returns the measured times of all schedules that were tried, for any
+  /// request.
   Times times_of(const CandidateKey& key) const;
-  /// Returns `plan` with its measured time. If it was not tried, scales its predicted time
-  /// by the error of the tried plan of the same size whose peak is nearest.
+  /// Returns `plan` with its measured time. If it was not tried, scales its
+  /// predicted time by the error of the tried plan of the same size whose peak
+  /// is nearest.
   Plan calibrated(const Plan& plan);
 
  private:
@@ -63,8 +68,8 @@ class EvaluatorCache {
     int64_t last_use = 0;
   };
   Entry& entry(const CandidateKey& key);
-  /// Destroys the least recently used solvers, except that of `current`, if all solvers
-  /// together take too much memory.
+  /// Destroys the least recently used solvers, except that of `current`, if all
+  /// solvers together take too much memory.
   void limit_solvers(const Entry& current);
 
   const PlanRequest& request_;

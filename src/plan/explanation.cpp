@@ -11,8 +11,8 @@ namespace reprise::detail {
 namespace {
 
 constexpr int kFrontierPoints = 24;  // per micro-batch size
-// Solving a longer chain takes seconds. The frontier then omits candidates that have not
-// been solved.
+// Solving a longer chain takes seconds. The frontier then omits candidates that
+// have not been solved.
 constexpr size_t kManyStages = 256;
 
 FrontierPoint point_of(const Plan& plan) {
@@ -36,7 +36,7 @@ std::vector<FrontierPoint> frontier_of(const PlanResult& result,
       tried = true;
       if (!result.request.strategy.empty()) continue;
       add(evaluators.evaluator(key).with_time(evaluators.plan_of(key, schedule),
-                                        ms));
+                                              ms));
     }
     if (result.stages.size() > kManyStages && key != own &&
         !evaluators.solved(key)) {
@@ -47,7 +47,8 @@ std::vector<FrontierPoint> frontier_of(const PlanResult& result,
     }
   }
   if (tried) {
-    // Omit predictions that contradict the plan, which was timed and found fastest.
+    // Omit predictions that contradict the plan, which was timed and found
+    // fastest.
     std::erase_if(all, [&](const FrontierPoint& point) {
       return result.feasible && point.peak_bytes <= budget &&
              point.step_ms <= result.plan.step_ms;
@@ -83,10 +84,9 @@ std::vector<FrontierPoint> references_of(const PlanResult& result,
   return list;
 }
 
-std::vector<PeakReduction> peak_reductions_of(const PlanResult& result,
-                                       const std::vector<CandidateKey>& keys,
-                                       const CostProfile& profile,
-                                       EvaluatorCache& evaluators) {
+std::vector<PeakReduction> peak_reductions_of(
+    const PlanResult& result, const std::vector<CandidateKey>& keys,
+    const CostProfile& profile, EvaluatorCache& evaluators) {
   std::vector<PeakReduction> list;
   const Plan& plan = result.plan;
   const auto add = [&](std::string what, const Plan& there) {
@@ -111,13 +111,14 @@ std::vector<PeakReduction> peak_reductions_of(const PlanResult& result,
         result.stages.size() <= kManyStages || evaluators.solved(*smaller);
     const Plan there =
         solve ? evaluators.smallest(*smaller)
-              : evaluators.plan_of(
-                    *smaller, evaluators.smallest(own).schedule.to_text());
+              : evaluators.plan_of(*smaller,
+                                   evaluators.smallest(own).schedule.to_text());
     add(fmt::format("micro-batch {} instead of {}", std::get<1>(*smaller),
                     plan.micro_batch),
         evaluators.calibrated(there));
   }
-  // Only among the precisions of the request: no other one is measured for this.
+  // Only among the precisions of the request: no other one is measured for
+  // this.
   const CandidateKey half{"bf16", plan.micro_batch, plan.graph};
   if (plan.precision == "fp32" && (!result.feasible || plan.peak.is_floor) &&
       std::find(keys.begin(), keys.end(), half) != keys.end() &&

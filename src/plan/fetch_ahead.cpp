@@ -7,8 +7,8 @@
 namespace reprise::detail {
 namespace {
 
-/// Returns the index in `ops` at which to insert the fetch of a stage: that of the last
-/// backward before its own, if the stage is kept by then.
+/// Returns the index in `ops` at which to insert the fetch of a stage: that of
+/// the last backward before its own, if the stage is kept by then.
 std::optional<size_t> fetch_index(const std::vector<Op>& ops, int stage) {
   std::optional<size_t> kept, before;
   for (size_t i = 0; i < ops.size(); ++i) {

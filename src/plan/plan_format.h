@@ -17,8 +17,8 @@ std::string describe_schedule(const Schedule& schedule);
 /// Returns "5.28 MiB (5535432 bytes)".
 std::string format_exact_bytes(int64_t bytes);
 
-/// As format_exact_bytes(), for a suggested budget: the first number is rounded up, so that
-/// either of the two is sufficient.
+/// As format_exact_bytes(), for a suggested budget: the first number is rounded
+/// up, so that either of the two is sufficient.
 std::string format_sufficient_bytes(int64_t bytes);
 
 }  // namespace reprise::detail

@@ -61,15 +61,14 @@ ordered_json points_array(const std::vector<FrontierPoint>& points) {
   return list;
 }
 
-ordered_json reductions_array(
-    const std::vector<PeakReduction>& reductions) {
+ordered_json reductions_array(const std::vector<PeakReduction>& reductions) {
   auto list = ordered_json::array();
   for (const PeakReduction& reduction : reductions) {
     list.push_back(
         {{"what", reduction.what},
          {"peak_bytes", reduction.peak_bytes},
          {"step_ms", reduction.step_ms > 0 ? ordered_json(reduction.step_ms)
-                                         : ordered_json(nullptr)}});
+                                           : ordered_json(nullptr)}});
   }
   return list;
 }

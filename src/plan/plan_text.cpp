@@ -12,14 +12,14 @@
 namespace reprise {
 namespace {
 
-using detail::describe_batches;
 using detail::columns_of;
-using detail::format_sufficient_bytes;
-using detail::format_exact_bytes;
+using detail::describe_batches;
+using detail::describe_schedule;
 using detail::flow;
 using detail::format_change;
+using detail::format_exact_bytes;
 using detail::format_ms;
-using detail::describe_schedule;
+using detail::format_sufficient_bytes;
 using detail::shorten;
 
 constexpr int kNameColumns = 32;
@@ -45,7 +45,7 @@ std::string name_of_stage(const PlanResult& result, int stage) {
 }
 
 std::string settings_section(const PlanResult& result,
-                     const std::optional<PlanMeasurement>& measured) {
+                             const std::optional<PlanMeasurement>& measured) {
   const Plan& plan = result.plan;
   std::string text =
       fmt::format("{}, {}{}\nrecompute {}: {}\n", describe_batches(plan),
@@ -176,8 +176,8 @@ std::string kept_inputs(const PlanResult& result) {
   return fmt::format("  {}\n", flow(words, 2, 2));
 }
 
-/// How a stage is treated, from least to most recomputation. A stage is kept in part if
-/// it runs as a variant, which saves less.
+/// How a stage is treated, from least to most recomputation. A stage is kept in
+/// part if it runs as a variant, which saves less.
 enum class Retention { kKept, kKeptInPart, kOnce, kMoreOften };
 
 std::vector<Retention> retention_by_stage(const Schedule& schedule) {
@@ -185,21 +185,23 @@ std::vector<Retention> retention_by_stage(const Schedule& schedule) {
   for (int i = 0; i < schedule.stages(); ++i) {
     const int runs = schedule.runs(i);
     retention.push_back(runs == 1   ? Retention::kKept
-                    : runs == 2 ? Retention::kOnce
-                                : Retention::kMoreOften);
+                        : runs == 2 ? Retention::kOnce
+                                    : Retention::kMoreOften);
   }
   for (const Op& op : schedule.ops()) {
-    Retention& state =
-        retention[std::min(static_cast<size_t>(op.stage), retention.size() - 1)];
-    if (op.variant > 0 && state == Retention::kKept) state = Retention::kKeptInPart;
+    Retention& state = retention[std::min(static_cast<size_t>(op.stage),
+                                          retention.size() - 1)];
+    if (op.variant > 0 && state == Retention::kKept)
+      state = Retention::kKeptInPart;
   }
   return retention;
 }
 
 constexpr const char* kRetentionCells[] = {"█", "▓", "▒", "░"};
 
-/// Draws one cell per stage, wider if there are few stages. If they do not fit into
-/// kMaxRows rows, several stages share a cell, which shows the most recomputed one.
+/// Draws one cell per stage, wider if there are few stages. If they do not fit
+/// into kMaxRows rows, several stages share a cell, which shows the most
+/// recomputed one.
 std::string drawn_chain(const Schedule& schedule) {
   const std::vector<Retention> retention = retention_by_stage(schedule);
   const int stages = schedule.stages();
@@ -209,9 +211,9 @@ std::string drawn_chain(const Schedule& schedule) {
   std::string text;
   for (int cell = 0; cell < cells; ++cell) {
     const int first = cell * together;
-    const Retention worst =
-        *std::max_element(retention.begin() + first,
-                          retention.begin() + std::min(first + together, stages));
+    const Retention worst = *std::max_element(
+        retention.begin() + first,
+        retention.begin() + std::min(first + together, stages));
     if (cell % (kRowCells / width) == 0) {
       text += fmt::format("{}  {:>5}  ", cell > 0 ? "\n" : "", first);
     }
@@ -219,8 +221,8 @@ std::string drawn_chain(const Schedule& schedule) {
       text += kRetentionCells[static_cast<size_t>(worst)];
     }
   }
-  const bool parts =
-      std::find(retention.begin(), retention.end(), Retention::kKeptInPart) != retention.end();
+  const bool parts = std::find(retention.begin(), retention.end(),
+                               Retention::kKeptInPart) != retention.end();
   text += fmt::format("\n         █ kept  {}▒ recomputed once  ░ more often",
                       parts ? "▓ kept in part  " : "");
   if (together > 1) text += fmt::format("; {} stages per cell", together);
@@ -244,8 +246,8 @@ std::string mark_of(const FrontierPoint& point) {
   return "·";
 }
 
-/// Returns the upper end of the memory axis. Points far beyond the others are listed
-/// below the plot instead.
+/// Returns the upper end of the memory axis. Points far beyond the others are
+/// listed below the plot instead.
 int64_t plotted_bytes(const PlanResult& result) {
   int64_t most = result.plan.peak_bytes;
   for (const auto& point : result.frontier) {
@@ -254,7 +256,8 @@ int64_t plotted_bytes(const PlanResult& result) {
   return 2 * most;
 }
 
-/// Returns whether a vertical line at `x` leaves at least half of the plot to the points.
+/// Returns whether a vertical line at `x` leaves at least half of the plot to
+/// the points.
 bool near_points(const std::vector<detail::PlotPoint>& points, double x) {
   const auto [low, high] = std::minmax_element(
       points.begin(), points.end(),

@@ -22,21 +22,25 @@ using detail::key_of;
 using detail::SizeSearch;
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
-// Maximum number of additional measurements of sizes that were chosen by interpolation.
+// Maximum number of additional measurements of sizes that were chosen by
+// interpolation.
 constexpr int kMaxMeasurements = 6;
-// Only the sizes with the shortest predicted times are timed: at most this many.
+// Only the sizes with the shortest predicted times are timed: at most this
+// many.
 constexpr size_t kMaxTriedSizes = 4;
-// Before the result is returned, its plan is timed alternately with at most kMaxRivals
-// other plans that took at most kRivalRatio times as long, at most kMaxComparisons times.
+// Before the result is returned, its plan is timed alternately with at most
+// kMaxRivals other plans that took at most kRivalRatio times as long, at most
+// kMaxComparisons times.
 constexpr size_t kMaxRivals = 2;
 constexpr double kRivalRatio = 1.25;
 constexpr int kMaxComparisons = 2;
 
-/// The best plans for one precision and micro-batch size, with a CUDA graph or without.
+/// The best plans for one precision and micro-batch size, with a CUDA graph or
+/// without.
 struct Candidate {
   CandidateKey key;
-  /// The fastest plan that fits by its predicted time. Not computed if enough other
-  /// candidates are known to be faster.
+  /// The fastest plan that fits by its predicted time. Not computed if enough
+  /// other candidates are known to be faster.
   std::optional<Plan> predicted{};
   bool was_predicted = false;
   /// The fastest plan that fits of those that were tried.
@@ -124,8 +128,9 @@ class Planner {
     choose_plans();
   }
 
-  /// Returns all plans of this candidate that were ever tried, for any budget, so that
-  /// a result for a larger budget is never slower than one for a smaller budget.
+  /// Returns all plans of this candidate that were ever tried, for any budget,
+  /// so that a result for a larger budget is never slower than one for a
+  /// smaller budget.
   std::vector<Plan> tried_plans(const CandidateKey& key) {
     std::vector<Plan> plans;
     const Evaluator& evaluator = evaluators_.evaluator(key);
@@ -143,12 +148,13 @@ class Planner {
     return plans;
   }
 
-  /// Predicts the candidates that may be tried, in the order of their lower bounds, until
-  /// enough predictions are faster than the remaining bounds.
+  /// Predicts the candidates that may be tried, in the order of their lower
+  /// bounds, until enough predictions are faster than the remaining bounds.
   void predict_fastest() {
     std::vector<std::pair<double, Candidate*>> order;
     for (Candidate& candidate : candidates_) {
-      order.emplace_back(evaluators_.evaluator(candidate.key).min_step_ms(), &candidate);
+      order.emplace_back(evaluators_.evaluator(candidate.key).min_step_ms(),
+                         &candidate);
     }
     std::stable_sort(
         order.begin(), order.end(),
@@ -184,16 +190,17 @@ class Planner {
     }
   }
 
-  /// Chooses the plan of each candidate. Only the few sizes with the shortest predicted
-  /// times are tried. They are the same every time, so that a second request tries
-  /// nothing more.
+  /// Chooses the plan of each candidate. Only the few sizes with the shortest
+  /// predicted times are tried. They are the same every time, so that a second
+  /// request tries nothing more.
   void choose_plans() {
     std::vector<Candidate*> order;
     for (Candidate& candidate : candidates_) {
       if (candidate.predicted && candidate.tried &&
           candidate.predicted->schedule.to_text() ==
               candidate.tried->schedule.to_text()) {
-        candidate.tried->schedule = candidate.predicted->schedule;  // keeps its name
+        candidate.tried->schedule =
+            candidate.predicted->schedule;  // keeps its name
       }
       candidate.plan = candidate.tried;
       if (candidate.predicted) order.push_back(&candidate);
@@ -230,9 +237,9 @@ class Planner {
     }
   }
 
-  /// Times the chosen plan alternately with those that may be faster, because times that
-  /// were measured at different moments are not comparable. Returns false if there is
-  /// nothing to compare.
+  /// Times the chosen plan alternately with those that may be faster, because
+  /// times that were measured at different moments are not comparable. Returns
+  /// false if there is nothing to compare.
   bool compare_rivals(const Candidate& chosen) {
     if (comparisons_ >= kMaxComparisons || !chosen.plan ||
         !was_tried(*chosen.plan)) {
@@ -245,8 +252,8 @@ class Planner {
                plan.schedule.to_text() == other.schedule.to_text();
       });
     };
-    // The plan with the shortest predicted time should be the fastest of its size,
-    // whatever was measured.
+    // The plan with the shortest predicted time should be the fastest of its
+    // size, whatever was measured.
     const auto& predicted = evaluators_.fastest(chosen.key);
     if (predicted && is_new(*predicted) && !cannot_be_tried(*predicted)) {
       if (!was_tried(*predicted)) {
@@ -293,8 +300,9 @@ class Planner {
     return best;
   }
 
-  /// Returns the candidate of the same size with a CUDA graph, if it is still to be tried.
-  /// The stages' times do not tell how much time a CUDA graph saves.
+  /// Returns the candidate of the same size with a CUDA graph, if it is still
+  /// to be tried. The stages' times do not tell how much time a CUDA graph
+  /// saves.
   const Candidate* untried_graph(const Candidate& chosen) const {
     for (const Candidate& candidate : candidates_) {
       if (candidate.graph() && !chosen.graph() && candidate.to_be_tried &&
@@ -306,13 +314,14 @@ class Planner {
     return nullptr;
   }
 
-  /// Returns the candidate with the lowest peak, of all or only of those that were
-  /// measured. Lower bounds exclude most of them without solving.
+  /// Returns the candidate with the lowest peak, of all or only of those that
+  /// were measured. Lower bounds exclude most of them without solving.
   const Candidate* smallest(bool measured_only) {
     std::vector<std::pair<int64_t, const Candidate*>> order;
     for (const Candidate& candidate : candidates_) {
       if (measured_only && !evaluators_.measured(candidate.key)) continue;
-      order.emplace_back(evaluators_.evaluator(candidate.key).min_peak_bytes(), &candidate);
+      order.emplace_back(evaluators_.evaluator(candidate.key).min_peak_bytes(),
+                         &candidate);
     }
     std::stable_sort(
         order.begin(), order.end(),
@@ -357,7 +366,8 @@ class Planner {
             : with_margin(evaluators_.smallest(least->key).peak_bytes)};
     if (!request_.explain) return result;
     std::vector<CandidateKey> keys;
-    for (const Candidate& candidate : candidates_) keys.push_back(candidate.key);
+    for (const Candidate& candidate : candidates_)
+      keys.push_back(candidate.key);
     result.plan.peak.is_floor = evaluators_.is_floor(result.plan);
     result.frontier = detail::frontier_of(result, keys, budget_, evaluators_);
     result.references = detail::references_of(result, evaluators_);
@@ -366,12 +376,13 @@ class Planner {
     return result;
   }
 
-  /// Returns plans of other sizes that were measured. Interpolation may report that a
-  /// size fits that does not.
+  /// Returns plans of other sizes that were measured. Interpolation may report
+  /// that a size fits that does not.
   std::vector<Plan> alternatives(const Candidate& chosen) {
     std::vector<Plan> list;
     for (Candidate& candidate : candidates_) {
-      if (&candidate == &chosen || !evaluators_.measured(candidate.key)) continue;
+      if (&candidate == &chosen || !evaluators_.measured(candidate.key))
+        continue;
       predict(candidate);
       if (candidate.plan) {
         list.push_back(*candidate.plan);

@@ -9,9 +9,10 @@
 namespace reprise::detail {
 namespace {
 
-// A precision is not measured at larger sizes if it takes more than kMaxTimeRatio times
-// as long as the first precision at one size. The same holds if it takes more than
-// kSlowRatio times as long at one size, and the ratio is even larger at a larger size.
+// A precision is not measured at larger sizes if it takes more than
+// kMaxTimeRatio times as long as the first precision at one size. The same
+// holds if it takes more than kSlowRatio times as long at one size, and the
+// ratio is even larger at a larger size.
 constexpr double kMaxTimeRatio = 4;
 constexpr double kSlowRatio = 1.5;
 
@@ -72,9 +73,9 @@ void SizeSearch::exclude_from(const std::string& precision, int64_t size) {
   excluded->second = std::min(excluded->second, size);
 }
 
-/// Many CPUs emulate half-precision matrix products and are slower with them by an order
-/// of magnitude. Measuring all sizes would then take longer than the training saves.
-/// Returns false if the first precision does not fit.
+/// Many CPUs emulate half-precision matrix products and are slower with them by
+/// an order of magnitude. Measuring all sizes would then take longer than the
+/// training saves. Returns false if the first precision does not fit.
 bool SizeSearch::is_too_slow(const std::string& precision, int64_t size,
                              const HasPlan& has_plan) {
   const std::string& first = request_.precisions.front();
@@ -105,8 +106,8 @@ double SizeSearch::time_ratio(const std::string& precision,
   return ms(precision) / ms(other);
 }
 
-/// Compares the budget with a lower bound on the peak: the most expensive stage with
-/// nothing else kept, by the costs measured so far.
+/// Compares the budget with a lower bound on the peak: the most expensive stage
+/// with nothing else kept, by the costs measured so far.
 bool SizeSearch::may_fit(const CostProfile& profile, int64_t size) const {
   const SizeCosts costs = profile.at(size);
   int64_t most = 0;

@@ -22,9 +22,10 @@ using detail::TimeTable;
 using Solution = Solver::Solution;
 
 constexpr double kFirstReach = 1.125, kReachRatio = 1.6;
-// A budget is little up to this multiple of the minimum. It needs long intervals, because
-// the same stages are recomputed repeatedly. With more memory there are fewer of these, and
-// finer slots are more useful than more intervals.
+// A budget is little up to this multiple of the minimum. It needs long
+// intervals, because the same stages are recomputed repeatedly. With more
+// memory there are fewer of these, and finer slots are more useful than more
+// intervals.
 constexpr double kLittleReach = 1.9;
 constexpr detail::ModelLimits kLittleMemory = {
     .all = 128, .near = 64, .far = 64};
@@ -57,8 +58,8 @@ std::vector<Solution> pareto(std::vector<Solution> list) {
   return front;
 }
 
-/// Returns 1 … most. If there are more than 64, returns all up to 32 and about thirty larger
-/// ones at increasing distances.
+/// Returns 1 … most. If there are more than 64, returns all up to 32 and about
+/// thirty larger ones at increasing distances.
 std::vector<int> sampled_numbers(int most) {
   std::vector<int> numbers;
   for (int i = 1; i <= most; i += most <= 64 || i < 32 ? 1 : 1 + i / 8) {
@@ -74,7 +75,8 @@ std::vector<Strategy> strategies_for(int stages) {
   for (const int k : sampled_numbers(stages)) {
     list.push_back({StrategyKind::kEvery, k});
     list.push_back({StrategyKind::kCheckpoints, k - 1});
-    // With one slot, the number of operations is quadratic in the number of stages.
+    // With one slot, the number of operations is quadratic in the number of
+    // stages.
     if (k > 1 || stages <= 200) list.push_back({StrategyKind::kRevolve, k});
   }
   return list;
@@ -101,8 +103,8 @@ int64_t common_divisor(const ChainCosts& chain_costs) {
   return std::max<int64_t>(divisor, 1);
 }
 
-/// Returns the number of additions per table: about 0.1 s of one core for 100 stages, 2.5 s
-/// for 1,000.
+/// Returns the number of additions per table: about 0.1 s of one core for 100
+/// stages, 2.5 s for 1,000.
 double additions_for(int stages) {
   return std::min(1e8 * std::pow(stages / 100.0, 2), 2.5e9);
 }
@@ -212,17 +214,17 @@ class Solver::Impl {
     return *(behind - 1);
   }
 
-  /// Results are candidates for larger budgets, so that a larger budget never gives a
-  /// slower schedule than a smaller one did.
+  /// Results are candidates for larger budgets, so that a larger budget never
+  /// gives a slower schedule than a smaller one did.
   void remember(const Solution& solution) const {
     const std::lock_guard lock(mutex_);
     solutions_.push_back(solution);
     solutions_ = pareto(std::move(solutions_));
   }
 
-  /// Returns the table for a budget and builds it if necessary. Each table reaches
-  /// kReachRatio times as far as the one before with the same number of slots, so that
-  /// small budgets have finer slots.
+  /// Returns the table for a budget and builds it if necessary. Each table
+  /// reaches kReachRatio times as far as the one before with the same number of
+  /// slots, so that small budgets have finer slots.
   Table table_for(int64_t bytes) const {
     const auto least =
         static_cast<double>(std::max<int64_t>(little_.min_bytes(), 8));
@@ -231,7 +233,8 @@ class Solver::Impl {
     const bool is_little =
         reach <= least * kLittleReach || much_.min_bytes() > bytes;
     const Intervals& intervals = is_little ? little_ : much_;
-    const int64_t enough = intervals.bounds.keep_all_bytes(intervals.bounds.whole());
+    const int64_t enough =
+        intervals.bounds.keep_all_bytes(intervals.bounds.whole());
     const int64_t reach_bytes = std::min(static_cast<int64_t>(reach) + 1,
                                          std::max(largest_bytes_, enough));
     const std::lock_guard lock(mutex_);
@@ -246,8 +249,8 @@ class Solver::Impl {
     return tables_.back();
   }
 
-  /// Evaluates the table's schedules. In rare cases the model counts tensors twice that
-  /// stages pass on; a schedule for more memory may then fit.
+  /// Evaluates the table's schedules. In rare cases the model counts tensors
+  /// twice that stages pass on; a schedule for more memory may then fit.
   void search(const TimeTable& table, int64_t bytes, Solution& best) const {
     for (const auto between :
          {TimeTable::Between::kLower, TimeTable::Between::kInterpolated}) {
@@ -269,8 +272,9 @@ class Solver::Impl {
   const Intervals little_, much_;  // for small and for large budgets
   detail::TableLimits limits_;
   int64_t smallest_bytes_ = 0, largest_bytes_ = 0;
-  mutable std::mutex mutex_;             // guards the members below
-  mutable std::vector<Solution> solutions_;  // by ascending memory and descending time
+  mutable std::mutex mutex_;  // guards the members below
+  // By ascending memory and descending time.
+  mutable std::vector<Solution> solutions_;
   mutable std::vector<Table> tables_;
 };
 

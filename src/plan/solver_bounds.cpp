@@ -35,10 +35,12 @@ MemoryBounds::MemoryBounds(const ChainModel& model)
 /// For a reversal that keeps the first stage of the interval.
 int64_t MemoryBounds::keep_all_bytes(const Reversal& reversal) const {
   if (reversal.rest < 0) return reversal.own_bytes;
-  return std::max(reversal.own_bytes, keep_all_bytes(reversal.rest) + reversal.rest_held);
+  return std::max(reversal.own_bytes,
+                  keep_all_bytes(reversal.rest) + reversal.rest_held);
 }
 
-/// Propagates from each interval to the smaller ones of its reversals, largest first.
+/// Propagates from each interval to the smaller ones of its reversals, largest
+/// first.
 void MemoryBounds::compute_held_bytes() {
   held_bytes_[at(whole_)] = 0;
   for (int t = model_->stages; t > 0; --t) {
@@ -81,7 +83,9 @@ std::vector<Op> MemoryBounds::fastest_ops() const {
     int64_t bytes = kUnbounded;
     const float fastest = model_->context(s, c).fastest_ms();
     for_each_reversal(*model_, s, c, t, [&](const Reversal& reversal) {
-      if (reversal.kept_run < 0 || reversal.ms > fastest || keep_all_bytes(reversal) >= bytes) return;
+      if (reversal.kept_run < 0 || reversal.ms > fastest ||
+          keep_all_bytes(reversal) >= bytes)
+        return;
       bytes = keep_all_bytes(reversal);
       best = reversal;
     });

@@ -5,14 +5,16 @@
 namespace reprise::detail {
 namespace {
 
-// Maximum number of contexts per boundary. A chain with one tensor between stages has
-// two: held outside or not. Further tensors passed along increase the number.
+// Maximum number of contexts per boundary. A chain with one tensor between
+// stages has two: held outside or not. Further tensors passed along increase
+// the number.
 constexpr size_t kMaxContexts = 16;
 
 class ModelBuilder {
  public:
   ModelBuilder(const ChainCosts& chain_costs, const ModelLimits& limits)
-      : chain_costs_(chain_costs), n_(static_cast<int>(chain_costs.stages.size())) {
+      : chain_costs_(chain_costs),
+        n_(static_cast<int>(chain_costs.stages.size())) {
     model_.stages = n_;
     find_boundaries();
     choose_times();
@@ -89,8 +91,9 @@ class ModelBuilder {
     return bytes;
   }
 
-  /// The device runs and the host launches concurrently, and the slower one determines the
-  /// time of the whole chain. Recomputing a stage costs the time of the slower one.
+  /// The device runs and the host launches concurrently, and the slower one
+  /// determines the time of the whole chain. Recomputing a stage costs the time
+  /// of the slower one.
   void choose_times() {
     double device = 0, launch = 0;
     for (const auto& costs : chain_costs_.stages) {
@@ -179,8 +182,9 @@ class ModelBuilder {
     return bits;
   }
 
-  /// Returns the context of start s with these buffers pinned. If there are too many
-  /// contexts, returns the one without pinned buffers, which counts them twice.
+  /// Returns the context of start s with these buffers pinned. If there are too
+  /// many contexts, returns the one without pinned buffers, which counts them
+  /// twice.
   int find_context(int s, uint64_t pinned) {
     auto& list = model_.contexts[static_cast<size_t>(s)];
     const auto find = [&](uint64_t bits) {
@@ -233,7 +237,7 @@ class ModelBuilder {
     run.held_bytes = costs.saved_bytes;
     for (const int id : held) run.held_bytes += buffer(id).bytes;
     run.forward_bytes = context.own_bytes + boundary(s + 1).made_bytes +
-                         costs.saved_bytes + costs.keep_extra_bytes;
+                        costs.saved_bytes + costs.keep_extra_bytes;
     run.backward_bytes = run.held_bytes + costs.backward_extra_bytes;
     if (s + 1 == n_) {
       run.backward_bytes += chain_costs_.output_gradient_bytes;
@@ -244,8 +248,8 @@ class ModelBuilder {
     }
     run.backward_bytes += stage(s + 1).input_gradient_bytes;
     run.next = find_context(s + 1, mask(s + 1, [&](int id) {
-                               return is_held(id) || is_pinned(s, context, id);
-                             }));
+                              return is_held(id) || is_pinned(s, context, id);
+                            }));
     return run;
   }
 

@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <vector>
 
-/// The solver's model of a chain. The solver reverses *intervals*: stages s … t-1, run
-/// forward from boundary s and then backward. The interval owns boundary s. Memory held
-/// outside of the interval does not depend on how it is reversed, so that only its own
-/// memory has to be compared. Covered by tests/plan/solver_test.cpp.
+/// The solver's model of a chain. The solver reverses *intervals*: stages s …
+/// t-1, run forward from boundary s and then backward. The interval owns
+/// boundary s. Memory held outside of the interval does not depend on how it is
+/// reversed, so that only its own memory has to be compared. Covered by
+/// tests/plan/solver_test.cpp.
 namespace reprise::detail {
 
 /// A run of stage s that keeps its autograd graph, in one context.
@@ -22,8 +23,9 @@ struct KeptRun {
   float ms = 0;                ///< forward and backward
 };
 
-/// Which buffers of the boundary at the start of an interval are held outside of it: by
-/// autograd graphs that saved them, or by an earlier boundary that shares them.
+/// Which buffers of the boundary at the start of an interval are held outside
+/// of it: by autograd graphs that saved them, or by an earlier boundary that
+/// shares them.
 struct Context {
   uint64_t pinned = 0;    ///< bit mask of buffers held outside
   int64_t own_bytes = 0;  ///< bytes of the other buffers
@@ -46,12 +48,13 @@ struct DroppedRun {
 struct ChainModel {
   int stages = 0;
   std::vector<std::vector<Context>> contexts;  ///< by first stage
-  std::vector<std::vector<int>> ends;    ///< ends of intervals, by s
+  std::vector<std::vector<int>> ends;          ///< ends of intervals, by s
   std::vector<std::vector<DroppedRun>> drops;  ///< by s and index of the end
-  std::vector<double> forward_ms;        ///< sum over all stages before s
+  std::vector<double> forward_ms;              ///< sum over all stages before s
   /// Gradients that are live while an interval with this end runs forward.
   std::vector<int64_t> gradient_bytes;
-  /// Bytes of the chain's output, which the caller holds after the last stage has run.
+  /// Bytes of the chain's output, which the caller holds after the last stage
+  /// has run.
   int64_t output_bytes = 0;
 
   const Context& context(int s, int c) const {
@@ -92,8 +95,8 @@ struct ChainModel {
   }
   size_t positions() const { return first_position.back(); }
 
-  // Intervals end at one of the next `near` boundaries. Longer ones start or end at a
-  // far boundary.
+  // Intervals end at one of the next `near` boundaries. Longer ones start or
+  // end at a far boundary.
   int near = 32;
   std::vector<int> far_before;  ///< number of far boundaries before each one
   bool is_far(int t) const {
@@ -103,11 +106,12 @@ struct ChainModel {
   std::vector<size_t> first_position;  ///< by s
 };
 
-/// Limits the number of intervals in long chains. A chain of at most `all` stages has all
-/// intervals. In a longer one, an interval spans at most `near` stages, or one of its ends
-/// is a *far* boundary: an end of the chain, or the smallest boundary of one of `far`
-/// groups. All intervals that start or end at a far boundary exist, because with little
-/// memory a chain is recomputed repeatedly from the same boundary.
+/// Limits the number of intervals in long chains. A chain of at most `all`
+/// stages has all intervals. In a longer one, an interval spans at most `near`
+/// stages, or one of its ends is a *far* boundary: an end of the chain, or the
+/// smallest boundary of one of `far` groups. All intervals that start or end at
+/// a far boundary exist, because with little memory a chain is recomputed
+/// repeatedly from the same boundary.
 struct ModelLimits {
   int all = 0;  ///< maximum number of stages of a short chain
   int near = 0;

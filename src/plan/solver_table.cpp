@@ -13,8 +13,8 @@ constexpr int kBlock = 1 << 18;     // floats per allocation
 constexpr int kStride = 32;         // slots compared together
 constexpr int kMaxSlots = 1 << 16;  // between the minimum memory and the reach
 
-/// Divides positive numbers below 2^52. Floating-point division is exact for them and
-/// faster.
+/// Divides positive numbers below 2^52. Floating-point division is exact for
+/// them and faster.
 int64_t divide(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<double>(a) / static_cast<double>(b));
 }
@@ -57,16 +57,18 @@ void TimeTable::prepare_rows() {
   }
 }
 
-/// Returns the memory above its minimum that makes a difference to an interval, or a
-/// negative number if the interval cannot occur.
+/// Returns the memory above its minimum that makes a difference to an interval,
+/// or a negative number if the interval cannot occur.
 int64_t TimeTable::range(int position) const {
   const int64_t held = bounds_->held_bytes(position);
   const int64_t least = bounds_->min_bytes(position);
   if (held > reach_bytes_ - least) return -1;
-  return std::min(reach_bytes_ - held, bounds_->keep_all_bytes(position)) - least;
+  return std::min(reach_bytes_ - held, bounds_->keep_all_bytes(position)) -
+         least;
 }
 
-/// Returns the slot of `bytes`, counted from the beginning of the interval's slots.
+/// Returns the slot of `bytes`, counted from the beginning of the interval's
+/// slots.
 int64_t TimeTable::slot_of(const Row& row, int64_t bytes) const {
   return divide(bytes + row.before_bytes, slot_bytes_);
 }
@@ -78,8 +80,8 @@ int64_t TimeTable::choose_slot_bytes(const TableLimits& limits) const {
   for_each_interval(*model_, [&](int s, int c, int t) {
     const int64_t bytes = range(static_cast<int>(model_->position(s, c, t)));
     if (bytes <= 0) return;
-    const auto reversals = static_cast<double>(model_->end_index(s, t) +
-                                          model_->context(s, c).kept_runs.size());
+    const auto reversals = static_cast<double>(
+        model_->end_index(s, t) + model_->context(s, c).kept_runs.size());
     additions += reversals * static_cast<double>(bytes);
     cells += static_cast<double>(bytes);
     widest = std::max(widest, bytes);
@@ -102,12 +104,16 @@ void TimeTable::fill(int s, int c, int t) {
   if (more < 0) return;
   Row& row = rows_[at];
   auto count = static_cast<int>(
-      divide_up(row.min_bytes + more + row.before_bytes, slot_bytes_) - row.first_slot + 1);
+      divide_up(row.min_bytes + more + row.before_bytes, slot_bytes_) -
+      row.first_slot + 1);
   best_.assign(static_cast<size_t>(count), kNever);
-  const auto kept_runs = static_cast<int>(model_->context(s, c).kept_runs.size());
+  const auto kept_runs =
+      static_cast<int>(model_->context(s, c).kept_runs.size());
   for_each_reversal(*model_, s, c, t, [&](const Reversal& reversal) {
     add(reversal, row, count);
-    if (reversal.kept_run + 1 != kept_runs || row.min_bytes + more < row.keep_all_bytes) return;
+    if (reversal.kept_run + 1 != kept_runs ||
+        row.min_bytes + more < row.keep_all_bytes)
+      return;
     // Splits only add time, so they are useless once all stages are kept.
     const float fastest =
         *std::min_element(best_.begin(), best_.begin() + count);
@@ -119,8 +125,8 @@ void TimeTable::fill(int s, int c, int t) {
   finish(row, count);
 }
 
-/// Returns the times of an interval from slot k of the larger interval `whole`, which holds
-/// `held` bytes meanwhile.
+/// Returns the times of an interval from slot k of the larger interval `whole`,
+/// which holds `held` bytes meanwhile.
 TimeTable::Part TimeTable::part(int position, const Row& whole, int k,
                                 int64_t held) const {
   static const float kZero = 0;
@@ -128,12 +134,14 @@ TimeTable::Part TimeTable::part(int position, const Row& whole, int k,
   const Row& row = rows_[static_cast<size_t>(position)];
   if (row.count == 0) return {nullptr, 0, kNever};
   const int64_t bytes =
-      k == 0 ? whole.min_bytes : (whole.first_slot + k) * slot_bytes_ - whole.before_bytes;
+      k == 0 ? whole.min_bytes
+             : (whole.first_slot + k) * slot_bytes_ - whole.before_bytes;
   // The minimum memory is exact. Other amounts are rounded to the nearest slot.
   const int64_t slot =
       slot_of(row, bytes - held + (k == 0 ? 0 : slot_bytes_ / 2));
   const int64_t from = std::max<int64_t>(slot - row.first_slot, 0);
-  // With enough memory to keep all stages, the last time applies despite rounding.
+  // With enough memory to keep all stages, the last time applies despite
+  // rounding.
   const int64_t missing = row.keep_all_bytes + held - bytes;
   const int64_t until = missing > 0 ? divide_up(missing, slot_bytes_) : 0;
   const int64_t count = std::min(row.count - from, until);
@@ -141,7 +149,8 @@ TimeTable::Part TimeTable::part(int position, const Row& whole, int k,
           row.ms[row.count - 1]};
 }
 
-/// Adds one reversal to the row being filled, of which `count` slots are useful.
+/// Adds one reversal to the row being filled, of which `count` slots are
+/// useful.
 void TimeTable::add(const Reversal& reversal, const Row& row, int count) {
   const int64_t need = bounds_->min_bytes(reversal);
   if (need == row.min_bytes) add_from(reversal, row, 0, 1);
@@ -151,7 +160,8 @@ void TimeTable::add(const Reversal& reversal, const Row& row, int count) {
 }
 
 /// Adds the times from slot k to slot `end`.
-void TimeTable::add_from(const Reversal& reversal, const Row& row, int k, int end) {
+void TimeTable::add_from(const Reversal& reversal, const Row& row, int k,
+                         int end) {
   const Part rest = part(reversal.rest, row, k, reversal.rest_held);
   const Part front = part(reversal.front, row, k, reversal.front_held);
   const float min_ms = reversal.ms + rest.min_ms + front.min_ms;
@@ -168,7 +178,8 @@ void TimeTable::add_from(const Reversal& reversal, const Row& row, int k, int en
   int m = 0;
   while (m < both) {
     const int stop = std::min(m + kStride, both);
-    // Times descend: if the last one is not shorter than the first known, none is.
+    // Times descend: if the last one is not shorter than the first known, none
+    // is.
     if (reversal.ms + rest.ms[stop - 1] + front.ms[stop - 1] >= best[m]) {
       m = stop;
       continue;
@@ -236,8 +247,10 @@ float TimeTable::at(int position, int64_t bytes, Between between) const {
   const float ms = row.ms[slot];
   if (between == Between::kLower) return ms;
   const int64_t from =
-      slot == 0 ? row.min_bytes : (row.first_slot + slot) * slot_bytes_ - row.before_bytes;
-  const int64_t to = (row.first_slot + slot + 1) * slot_bytes_ - row.before_bytes;
+      slot == 0 ? row.min_bytes
+                : (row.first_slot + slot) * slot_bytes_ - row.before_bytes;
+  const int64_t to =
+      (row.first_slot + slot + 1) * slot_bytes_ - row.before_bytes;
   const float part =
       static_cast<float>(bytes - from) / static_cast<float>(to - from);
   return ms + part * (row.ms[slot + 1] - ms);
@@ -249,7 +262,8 @@ std::vector<Op> TimeTable::ops(int64_t bytes, Between between) const {
     float least = kNever;
     for_each_reversal(*model_, s, c, t, [&](const Reversal& reversal) {
       if (bounds_->min_bytes(reversal) > left) return;
-      const float ms = reversal.ms + at(reversal.rest, left - reversal.rest_held, between) +
+      const float ms = reversal.ms +
+                       at(reversal.rest, left - reversal.rest_held, between) +
                        at(reversal.front, left - reversal.front_held, between);
       if (ms >= least) return;
       least = ms;

@@ -19,14 +19,15 @@ struct TableLimits {
   int64_t unit_bytes = 1;  ///< common divisor of all sizes; minimum slot
 };
 
-/// The minimum time of every interval for every amount of memory that it can have if the
-/// whole chain has `reach_bytes`. The first amount of an interval is its exact minimum
-/// memory. The others are whole numbers of slots, up to the memory in which all its stages
-/// are kept. Results for little memory are therefore exact, and no slots are spent on
-/// memory that makes no difference. The slots of an interval are aligned to the memory held
-/// if all stages before it are kept, so that a sequence of kept stages is rounded once and
-/// not at each stage. Other sizes are rounded to the nearest slot, so that errors do not
-/// add up. Covered by tests/plan/solver_test.cpp.
+/// The minimum time of every interval for every amount of memory that it can
+/// have if the whole chain has `reach_bytes`. The first amount of an interval
+/// is its exact minimum memory. The others are whole numbers of slots, up to
+/// the memory in which all its stages are kept. Results for little memory are
+/// therefore exact, and no slots are spent on memory that makes no difference.
+/// The slots of an interval are aligned to the memory held if all stages before
+/// it are kept, so that a sequence of kept stages is rounded once and not at
+/// each stage. Other sizes are rounded to the nearest slot, so that errors do
+/// not add up. Covered by tests/plan/solver_test.cpp.
 class TimeTable {
  public:
   /// Fills the table. `model` and `bounds` must outlive it.
@@ -39,15 +40,16 @@ class TimeTable {
 
   /// How to look up an amount of memory between two slots.
   enum class Between { kLower, kInterpolated };
-  /// Returns a schedule for `bytes`, which must be between the minimum memory of the chain
-  /// and reach_bytes(). The remaining memory is tracked exactly, and the table provides
-  /// only the times to compare. Rounding therefore never exceeds the budget, and its errors
-  /// matter only if two choices are about equally fast.
+  /// Returns a schedule for `bytes`, which must be between the minimum memory
+  /// of the chain and reach_bytes(). The remaining memory is tracked exactly,
+  /// and the table provides only the times to compare. Rounding therefore never
+  /// exceeds the budget, and its errors matter only if two choices are about
+  /// equally fast.
   std::vector<Op> ops(int64_t bytes, Between between) const;
 
  private:
-  /// Times of one interval, one per slot, in descending order. The last one also applies
-  /// to all larger amounts of memory.
+  /// Times of one interval, one per slot, in descending order. The last one
+  /// also applies to all larger amounts of memory.
   struct Row {
     const float* ms = nullptr;
     int count = 0;               // 0 if the interval cannot occur

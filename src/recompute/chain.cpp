@@ -7,7 +7,8 @@
 namespace reprise {
 namespace {
 
-/// Returns the distinct tensors that `list_of` returns for the modules of all stages.
+/// Returns the distinct tensors that `list_of` returns for the modules of all
+/// stages.
 template <class F>
 std::vector<torch::Tensor> distinct(const std::vector<Stage>& stages,
                                     F&& list_of) {

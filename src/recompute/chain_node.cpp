@@ -1,5 +1,6 @@
-// Chain::forward(): a chain is one node of the caller's autograd graph, whose backward runs
-// the second half of the schedule. Covered by tests/recompute/chain_test.cpp.
+// Chain::forward(): a chain is one node of the caller's autograd graph, whose
+// backward runs the second half of the schedule. Covered by
+// tests/recompute/chain_test.cpp.
 #include <reprise/recompute/execution.h>
 
 #include <torch/csrc/autograd/engine.h>
@@ -30,8 +31,9 @@ class ChainNode : public Node {
     TORCH_CHECK(!torch::GradMode::is_enabled(),
                 "[Chain] the backward of a chain cannot be differentiated "
                 "(create_graph); use checkpoint() for second derivatives");
-    // Not empty if the caller asked for certain gradients (autograd::grad). This node
-    // cannot return those of parameters, so they are not accumulated either.
+    // Not empty if the caller asked for certain gradients (autograd::grad).
+    // This node cannot return those of parameters, so they are not accumulated
+    // either.
     const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
     const bool accumulate = wanted == nullptr || wanted->empty();
     return execution_.backward(std::move(gradients), accumulate);

@@ -1,12 +1,12 @@
 // Note [Non-reentrant checkpointing]
-// The function runs as part of the caller's autograd graph, with hooks that replace every
-// tensor that autograd saves with an empty slot. The first slot that the backward unpacks
-// runs the function again. Hooks then store the tensors that this run saves, in the same
-// order, in the slots.
+// The function runs as part of the caller's autograd graph, with hooks that
+// replace every tensor that autograd saves with an empty slot. The first slot
+// that the backward unpacks runs the function again. Hooks then store the
+// tensors that this run saves, in the same order, in the slots.
 //
-// Checkpoints nest. The inputs are saved as autograd's SavedVariable, and so through the
-// hooks of an enclosing checkpoint. They become slots of the latter, and unpacking them
-// recomputes the outer function first.
+// Checkpoints nest. The inputs are saved as autograd's SavedVariable, and so
+// through the hooks of an enclosing checkpoint. They become slots of the
+// latter, and unpacking them recomputes the outer function first.
 #include "compat/saved_tensors.h"
 #include "recompute/recompute_context.h"
 
@@ -37,12 +37,12 @@ struct Slot {
   std::shared_ptr<void> counted;  // keeps value counted by the meter
 };
 
-/// Thrown to stop a recomputation early. Not a std::exception, so that handlers in the
-/// function do not treat it as an error.
+/// Thrown to stop a recomputation early. Not a std::exception, so that handlers
+/// in the function do not treat it as an error.
 struct StopRecomputation {};
 
-/// State of one call of checkpoint(), from its forward until its autograd graph is
-/// destroyed.
+/// State of one call of checkpoint(), from its forward until its autograd graph
+/// is destroyed.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   Frame(std::function<Tensors(const Tensors&)> function, const Tensors& inputs,
@@ -55,8 +55,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
             options.generators),
         target_(KeptMeter::current()) {
     for (const auto& input : inputs) {
-      // With hooks, a SavedVariable holds only a weak reference to the accumulator of a
-      // leaf, but needs it when it is unpacked.
+      // With hooks, a SavedVariable holds only a weak reference to the
+      // accumulator of a leaf, but needs it when it is unpacked.
       if (input.defined() && input.is_leaf() && input.requires_grad()) {
         accumulators_.push_back(torch::autograd::impl::grad_accumulator(input));
       }
@@ -85,7 +85,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
     return std::exchange(slot.value, {});
   }
 
-  /// Stores a tensor that the recomputation saves. Called in the order of saving.
+  /// Stores a tensor that the recomputation saves. Called in the order of
+  /// saving.
   void store_value(const torch::Tensor& tensor) {
     const size_t index = stored_++;
     TORCH_CHECK(index < slots_.size(),

@@ -4,8 +4,9 @@
 
 namespace reprise {
 
-/// During its lifetime, autograd graphs built on this thread save no tensors and therefore
-/// cannot run backward. Covered by tests/recompute/execution_test.cpp.
+/// During its lifetime, autograd graphs built on this thread save no tensors
+/// and therefore cannot run backward. Covered by
+/// tests/recompute/execution_test.cpp.
 class NoSaveScope {
  public:
   NoSaveScope();

@@ -14,20 +14,22 @@
 
 namespace reprise {
 
-/// Records what a forward run depends on besides its inputs: the states of random
-/// generators, the buffers of its modules and the autocast mode. A RecomputeGuard restores
-/// them for a recomputation.
+/// Records what a forward run depends on besides its inputs: the states of
+/// random generators, the buffers of its modules and the autocast mode. A
+/// RecomputeGuard restores them for a recomputation.
 class RecomputeContext {
  public:
-  /// Records the state before the first run. Copies the buffers of modules in training
-  /// mode; other modules do not update theirs.
+  /// Records the state before the first run. Copies the buffers of modules in
+  /// training mode; other modules do not update theirs.
   RecomputeContext(const Tensors& inputs, const Modules& modules,
                    const std::vector<at::Generator>& generators = {});
 
-  /// Call after the first run. Discards the states of generators that were not used.
+  /// Call after the first run. Discards the states of generators that were not
+  /// used.
   void finish_first_run();
 
-  /// Returns the bytes of the buffers' copies. A RecomputeGuard needs the same amount.
+  /// Returns the bytes of the buffers' copies. A RecomputeGuard needs the same
+  /// amount.
   int64_t buffer_bytes() const;
 
  private:
@@ -41,8 +43,9 @@ class RecomputeContext {
   std::vector<Buffer> buffers_;
 };
 
-/// Restores the state of `context` for a recomputation on this thread, with grad mode on.
-/// The destructor restores generators, buffers and modes to their state before.
+/// Restores the state of `context` for a recomputation on this thread, with
+/// grad mode on. The destructor restores generators, buffers and modes to their
+/// state before.
 class RecomputeGuard {
  public:
   explicit RecomputeGuard(const RecomputeContext& context);
@@ -54,12 +57,13 @@ class RecomputeGuard {
   compat::RngGuard rng_;
   compat::AutocastGuard autocast_;
   torch::AutoGradMode grad_mode_;
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> buffers_;  // buffer, current value
+  // Buffer, current value.
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> buffers_;
   bool was_recomputing_;
 };
 
-/// Sets the modules of the stage that this thread is running. checkpoint() uses them if no
-/// modules are given in its options.
+/// Sets the modules of the stage that this thread is running. checkpoint() uses
+/// them if no modules are given in its options.
 class CurrentModules {
  public:
   explicit CurrentModules(const Modules& modules);

@@ -94,7 +94,8 @@ class Validator {
 
   std::optional<std::string> fetch(int stage) const {
     if (reached_ < stages_) return "the forward pass is not complete";
-    if (!graph_[static_cast<size_t>(stage)]) return "its autograd graph is not kept";
+    if (!graph_[static_cast<size_t>(stage)])
+      return "its autograd graph is not kept";
     return std::nullopt;
   }
 
@@ -169,9 +170,10 @@ Schedule Schedule::parse(std::string name, int stages, std::string_view text) {
     if (read.ec == std::errc{} && read.ptr != end && *read.ptr == '.') {
       read = std::from_chars(read.ptr + 1, end, variant);
     }
-    TORCH_CHECK(letter != std::string_view::npos && read.ec == std::errc{},
-                "[Schedule::parse] expected an operation such as K3 or K3.1 at '",
-                std::string(text.substr(at, 8)), "'");
+    TORCH_CHECK(
+        letter != std::string_view::npos && read.ec == std::errc{},
+        "[Schedule::parse] expected an operation such as K3 or K3.1 at '",
+        std::string(text.substr(at, 8)), "'");
     ops.push_back({static_cast<OpKind>(letter), stage, variant});
     at = static_cast<size_t>(read.ptr - text.data());
   }

@@ -9,8 +9,8 @@
 namespace reprise {
 namespace {
 
-/// Counts the references to every buffer. A recomputed stage creates new buffers, even
-/// while the old ones are still held.
+/// Counts the references to every buffer. A recomputed stage creates new
+/// buffers, even while the old ones are still held.
 class Simulator {
  public:
   Simulator(const Schedule& schedule, const ChainCosts& chain_costs)
@@ -49,9 +49,9 @@ class Simulator {
 
   struct Buffer {
     int64_t bytes;
-    int stage;        // stage that created it
-    bool owned_by_caller;     // the caller holds it too
-    int references = 0;  // from boundaries and graphs
+    int stage;             // stage that created it
+    bool owned_by_caller;  // the caller holds it too
+    int references = 0;    // from boundaries and graphs
   };
   struct Change {  // of the live bytes of a stage
     size_t stage;
@@ -115,7 +115,8 @@ class Simulator {
       case OpKind::kBackward: {
         const KeptRunCosts& kept = *kept_runs_[i];
         const int64_t back = fetched_[i] ? kept.host_bytes : 0;
-        record_usage(std::max<int64_t>(0, kept.backward_extra_bytes - back), index);
+        record_usage(std::max<int64_t>(0, kept.backward_extra_bytes - back),
+                     index);
         release(graphs_[i]);
         release(fetched_[i]);
         hold_context(op.stage, -1);
@@ -138,8 +139,8 @@ class Simulator {
     }
   }
 
-  /// Allocates the copies of the stage's buffers if `sign` is 1, frees them if it is
-  /// -1.
+  /// Allocates the copies of the stage's buffers if `sign` is 1, frees them if
+  /// it is -1.
   void hold_context(int stage, int sign) {
     const auto i = static_cast<size_t>(stage);
     const int64_t bytes = sign * chain_costs_.stages[i].context_bytes;
@@ -182,8 +183,8 @@ class Simulator {
     }
     hold(i + 1, std::move(output));
     record_usage((keep ? run.keep_extra_bytes : stage.drop_extra_bytes) +
-              (recomputing ? stage.context_bytes : 0),
-          index);
+                     (recomputing ? stage.context_bytes : 0),
+                 index);
     if (op.kind != OpKind::kForwardKeepInput) release(boundaries_[i]);
     record_kept();  // the output is held when the input is released
     ++result_.runs[i];
@@ -206,10 +207,13 @@ class Simulator {
   std::vector<Buffer> buffers_;
   std::vector<std::optional<List>> boundaries_;
   std::vector<std::optional<List>> graphs_;
-  std::vector<std::optional<List>> fetched_;  // activations fetched from host memory
-  std::vector<const KeptRunCosts*> kept_runs_;  // costs of the run that created the graph
-  // Changes are recorded and summed once at the end. Copying the live bytes per stage
-  // at every new peak would take time proportional to stages × operations.
+  // Activations fetched from host memory.
+  std::vector<std::optional<List>> fetched_;
+  // Costs of the run that created the graph.
+  std::vector<const KeptRunCosts*> kept_runs_;
+  // Changes are recorded and summed once at the end. Copying the live bytes per
+  // stage at every new peak would take time proportional to stages ×
+  // operations.
   std::vector<Change> changes_;
   size_t changes_at_peak_ = 0;
   int64_t kept_ = 0;      // bytes of kept buffers, including the input
@@ -248,9 +252,10 @@ ChainCosts ChainCosts::simple(int64_t input_bytes,
 }
 
 Simulation simulate(const Schedule& schedule, const ChainCosts& chain_costs) {
-  TORCH_CHECK(chain_costs.stages.size() == static_cast<size_t>(schedule.stages()),
-              "[simulate] expected costs for ", schedule.stages(),
-              " stages, got ", chain_costs.stages.size());
+  TORCH_CHECK(
+      chain_costs.stages.size() == static_cast<size_t>(schedule.stages()),
+      "[simulate] expected costs for ", schedule.stages(), " stages, got ",
+      chain_costs.stages.size());
   for (const Op& op : schedule.ops()) {
     if (op.variant == 0) continue;
     const auto known =

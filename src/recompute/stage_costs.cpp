@@ -4,6 +4,7 @@
 #include "recompute/recompute_context.h"
 #include "recompute/stage_graph.h"
 #include "recompute/stage_times.h"
+#include "recompute/storages.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/host_memory.h>
@@ -15,7 +16,6 @@
 #include <numeric>
 #include <sstream>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -23,38 +23,7 @@ namespace reprise {
 namespace {
 
 using compat::Timestamp;
-
-/// The distinct storages of a list of tensors, in order.
-class Storages {
- public:
-  explicit Storages(const Tensors& tensors) {
-    for (const auto& tensor : tensors) {
-      if (!tensor.defined() || !tensor.has_storage()) continue;
-      const void* key = tensor.storage().unsafeGetStorageImpl();
-      if (!position_.emplace(key, static_cast<int>(keys_.size())).second) {
-        continue;
-      }
-      keys_.push_back(key);
-      bytes_.push_back(allocated_bytes(
-          static_cast<int64_t>(tensor.storage().nbytes()), tensor.device()));
-    }
-  }
-
-  size_t size() const { return keys_.size(); }
-  const void* key(size_t i) const { return keys_[i]; }
-  const std::vector<int64_t>& bytes() const { return bytes_; }
-
-  /// Returns the index of a storage, or -1 if it is not in the list.
-  int find(const void* key) const {
-    const auto found = position_.find(key);
-    return found == position_.end() ? -1 : found->second;
-  }
-
- private:
-  std::unordered_map<const void*, int> position_;
-  std::vector<const void*> keys_;
-  std::vector<int64_t> bytes_;
-};
+using detail::Storages;
 
 /// Records the tensors that autograd saves. They are saved as usual.
 class RecordingPolicy final : public compat::SavedTensorPolicy {
@@ -102,10 +71,11 @@ class GradientsSetAside {
 /// Measures the stages of a chain one after another.
 class StageMeter {
  public:
-  /// `layouts` are the layouts of the gradients of each stage's outputs, as returned by
-  /// layouts() of an earlier pass. If empty, gradients have the layout of the outputs.
+  /// `layouts` are the layouts of the gradients of each stage's outputs, as
+  /// returned by layouts() of an earlier pass. If empty, gradients have the
+  /// layout of the outputs.
   StageMeter(const Chain& chain, const Tensors& inputs,
-         const StageCostOptions& options, std::vector<Layout> layouts)
+             const StageCostOptions& options, std::vector<Layout> layouts)
       : chain_(chain),
         options_(options),
         layouts_(std::move(layouts)),
@@ -151,7 +121,8 @@ class StageMeter {
   }
 
  private:
-  /// Returns the strides that the gradient of tensor `i` of a boundary is measured with.
+  /// Returns the strides that the gradient of tensor `i` of a boundary is
+  /// measured with.
   Strides expected_strides(size_t boundary, size_t i) const {
     if (boundary >= layouts_.size()) return {};
     return layouts_[boundary].at(i);
@@ -173,7 +144,8 @@ class StageMeter {
     for (int v = 1; v <= variants; ++v) {
       StageCosts other;
       measure_kept(stage, v, context, other);
-      costs.variants.push_back(std::move(other));  // keeps the KeptRunCosts only
+      costs.variants.push_back(
+          std::move(other));  // keeps the KeptRunCosts only
     }
     costs.context_bytes = context.buffer_bytes();
     if (known != nullptr) {
@@ -214,9 +186,9 @@ class StageMeter {
     return key.str();
   }
 
-  /// Computes the bytes of the gradients of each boundary. Starts at the end of the chain,
-  /// because a gradient may be a view of a larger one that a later stage created
-  /// (torch::cat's are), or be passed on by it.
+  /// Computes the bytes of the gradients of each boundary. Starts at the end of
+  /// the chain, because a gradient may be a view of a larger one that a later
+  /// stage created (torch::cat's are), or be passed on by it.
   void add_gradients(ChainCosts& chain_costs) const {
     std::vector<int64_t> bytes = gradient_bytes(current_, requires_grad_);
     const auto sum = [&] {
@@ -237,8 +209,8 @@ class StageMeter {
 
   void measure_kept(const Stage& stage, int variant,
                     const RecomputeContext& context, StageCosts& costs) {
-    // The first run warms up caches, also for the variants. The next one begins without
-    // gradients of the parameters. All others find them allocated.
+    // The first run warms up caches, also for the variants. The next one begins
+    // without gradients of the parameters. All others find them allocated.
     if (variant == 0) {
       spin_ms_ = 0;
       record_gradients_ = true;
@@ -271,7 +243,8 @@ class StageMeter {
   }
 
   void run_forward_backward(const Stage& stage, int variant,
-                        const RecomputeContext& context, StageCosts& costs) {
+                            const RecomputeContext& context,
+                            StageCosts& costs) {
     const RecomputeGuard guard(context);
     MemoryMeter meter(device_);
     auto policy = std::make_shared<RecordingPolicy>();
@@ -314,7 +287,8 @@ class StageMeter {
     costs.backward_extra_bytes = meter.peak_increase_bytes();
   }
 
-  /// Runs the stage without saving tensors. Its outputs become the inputs of the next one.
+  /// Runs the stage without saving tensors. Its outputs become the inputs of
+  /// the next one.
   void advance(const Stage& stage, const RecomputeContext& context,
                StageCosts& costs) {
     const RecomputeGuard guard(context);
@@ -336,7 +310,7 @@ class StageMeter {
   }
 
   void record_buffers(const Tensors& outputs, const Tensors& saved,
-                    StageCosts& costs) const {
+                      StageCosts& costs) const {
     const Storages ins(current_);
     const Storages outs(outputs);
     const Storages state(state_);
@@ -363,10 +337,12 @@ class StageMeter {
 
   /// The gradient of one input of a stage.
   struct GradientBuffer {
-    int64_t bytes = 0;  // of its storage; 0 if none or shared with another input
-    int output = -1;    // output whose gradient has the same storage; -1 if none
+    // Of its storage; 0 if none or shared with another input.
+    int64_t bytes = 0;
+    int output = -1;  // output whose gradient has the same storage; -1 if none
     Strides strides;
-    bool as_expected = true;  // has the layout that the stage before was measured with
+    // Has the layout that the stage before was measured with.
+    bool as_expected = true;
   };
 
   void record_gradients(const Tensors& given, const Tensors& made) {
@@ -427,8 +403,8 @@ class StageMeter {
     StageCosts costs;  // of the last run
     std::vector<GradientBuffer> gradients;
   };
-  // Number of stages of one kind to measure. The first one may follow a different stage,
-  // but all after the second one are alike.
+  // Number of stages of one kind to measure. The first one may follow a
+  // different stage, but all after the second one are alike.
   static constexpr int kMeasuredPerKind = 2;
   std::map<std::string, Measured> measured_;
   double spin_ms_ = 0;  // how long the device is kept busy before a run
@@ -450,9 +426,11 @@ ChainCosts measure_stage_costs(const Chain& chain, const Tensors& inputs,
   TORCH_CHECK(!inputs.empty() && inputs[0].defined(),
               "[measure_stage_costs] expected at least one input, got none");
   TORCH_CHECK(options.repeats >= 1,
-              "[measure_stage_costs] expected at least one repeat, got ", options.repeats);
-  // A gradient whose layout differs from its tensor's may be copied. Layouts are known only
-  // after the next stage's backward has run, so that a second pass may be necessary.
+              "[measure_stage_costs] expected at least one repeat, got ",
+              options.repeats);
+  // A gradient whose layout differs from its tensor's may be copied. Layouts
+  // are known only after the next stage's backward has run, so that a second
+  // pass may be necessary.
   constexpr int kMaxPasses = 3;
   std::vector<Layout> layouts;
   for (int pass = 1;; ++pass) {
@@ -484,7 +462,8 @@ std::vector<int64_t> output_bytes(const Chain& chain, const Tensors& inputs) {
 
 std::vector<int64_t> output_bytes(const ChainCosts& chain_costs) {
   std::vector<int64_t> bytes;
-  std::vector<int64_t> held(chain_costs.input_bytes.size());  // 0, since the caller holds it
+  std::vector<int64_t> held(
+      chain_costs.input_bytes.size());  // 0, since the caller holds it
   for (const StageCosts& stage : chain_costs.stages) {
     std::vector<int64_t> next;
     for (const auto& buffer : stage.outputs) {

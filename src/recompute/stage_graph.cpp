@@ -18,8 +18,9 @@ using torch::autograd::variable_list;
 class GradientSource : public Node {
  public:
   static std::shared_ptr<GradientSource> make(edge_list edges,
-                                         variable_list gradients) {
-    std::shared_ptr<GradientSource> node(new GradientSource, torch::autograd::deleteNode);
+                                              variable_list gradients) {
+    std::shared_ptr<GradientSource> node(new GradientSource,
+                                         torch::autograd::deleteNode);
     node->set_next_edges(std::move(edges));
     node->gradients_ = std::move(gradients);
     return node;
@@ -98,8 +99,8 @@ Tensors StageGraph::backward(Tensors output_gradients, bool accumulate) {
 
   Tensors collected(static_cast<size_t>(collector_->num_inputs()));
   if (!edges.empty()) {
-    // The engine requires a tensor for the root. An empty one on the gradients' device
-    // also determines the stream.
+    // The engine requires a tensor for the root. An empty one on the gradients'
+    // device also determines the stream.
     const torch::Tensor start = gradients[0].new_empty({0});
     auto root = GradientSource::make(std::move(edges), std::move(gradients));
     root->add_input_metadata(start);

@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <vector>
 
-/// Timing of stages in measure_stage_costs(). Covered by tests/recompute/stage_costs_test.cpp.
+/// Timing of stages in measure_stage_costs(). Covered by
+/// tests/recompute/stage_costs_test.cpp.
 namespace reprise {
 
-/// Keeps a CUDA device busy while the host launches the work to be timed. Otherwise the
-/// time of a short stage would include the wait for its launch. Does nothing on the CPU.
+/// Keeps a CUDA device busy while the host launches the work to be timed.
+/// Otherwise the time of a short stage would include the wait for its launch.
+/// Does nothing on the CPU.
 class DeviceSpinner {
  public:
   explicit DeviceSpinner(torch::Device device) : device_(device) {
@@ -25,7 +27,8 @@ class DeviceSpinner {
     cycles_per_ms_ = kCycles / end.milliseconds_since(start);
   }
 
-  /// Keeps the current stream busy for about `ms` milliseconds. Allocates no memory.
+  /// Keeps the current stream busy for about `ms` milliseconds. Allocates no
+  /// memory.
   void spin(double ms) {
     if (!device_.is_cuda()) return;
     compat::spin_cuda(device_.index(),

@@ -32,7 +32,8 @@ const Name& name_of(StrategyKind kind) {
                        [kind](const Name& name) { return name.kind == kind; });
 }
 
-/// Returns the first stages of `segments` segments whose lengths differ by at most one.
+/// Returns the first stages of `segments` segments whose lengths differ by at
+/// most one.
 std::vector<int> even_starts(int stages, int segments) {
   std::vector<int> starts;
   for (int64_t s = 0; s < segments; ++s) {
@@ -41,8 +42,8 @@ std::vector<int> even_starts(int stages, int segments) {
   return starts;
 }
 
-/// As even_starts(), but moves each start to the stage with the smallest input among
-/// those nearer to it than to the other starts.
+/// As even_starts(), but moves each start to the stage with the smallest input
+/// among those nearer to it than to the other starts.
 std::vector<int> cheap_starts(int stages, int segments,
                               const std::vector<int64_t>& output_bytes) {
   std::vector<int> starts{0};
@@ -74,10 +75,11 @@ std::vector<int> cheap_starts(int stages, int segments,
 ///
 ///   runs(l, s) = min over j of  j + runs(l - j, s - 1) + runs(j, s)
 ///
-/// l stages whose input occupies one of s slots are reversed by running j stages
-/// forward, keeping the input of stage j + 1 in a second slot, reversing the last l - j
-/// stages with s - 1 slots, and then reversing the first j stages with s slots. The
-/// table also yields the best j; the closed form gives only the number of runs.
+/// l stages whose input occupies one of s slots are reversed by running j
+/// stages forward, keeping the input of stage j + 1 in a second slot, reversing
+/// the last l - j stages with s - 1 slots, and then reversing the first j
+/// stages with s slots. The table also yields the best j; the closed form gives
+/// only the number of runs.
 class Revolve {
  public:
   Revolve(int stages, int slots)
@@ -127,7 +129,8 @@ class Revolve {
     }
   }
 
-  /// Runs stages first … first + count - 1 and keeps the input of the first one.
+  /// Runs stages first … first + count - 1 and keeps the input of the first
+  /// one.
   void advance(int first, int count) {
     for (int i = 0; i < count; ++i) {
       ops_.push_back({i == 0 ? OpKind::kForwardKeepInput : OpKind::kForwardDrop,

@@ -16,8 +16,9 @@
 namespace reprise {
 namespace {
 
-/// During its lifetime, cuDNN uses deterministic algorithms and does not benchmark, so
-/// that runs can be compared bit by bit. Has no effect on the CPU.
+/// During its lifetime, cuDNN uses deterministic algorithms and does not
+/// benchmark, so that runs can be compared bit by bit. Has no effect on the
+/// CPU.
 class DeterministicCudnn {
  public:
   DeterministicCudnn() {
@@ -62,8 +63,8 @@ torch::Tensor copy_of(const torch::Tensor& tensor) {
   return tensor.detach().clone();
 }
 
-/// Trains with `step`, which runs one forward and backward pass and returns the sum of
-/// the losses first.
+/// Trains with `step`, which runs one forward and backward pass and returns the
+/// sum of the losses first.
 template <class Step>
 Outcome train(const Chain& chain, const Tensors& inputs, int updates,
               Step&& step) {
@@ -101,7 +102,8 @@ Outcome train(const Chain& chain, const Tensors& inputs, int updates,
   return outcome;
 }
 
-/// Returns d(loss sum / count) / d(loss sum). The count is constant for a batch.
+/// Returns d(loss sum / count) / d(loss sum). The count is constant for a
+/// batch.
 torch::Tensor loss_weight(const Tensors& results, int64_t count) {
   TORCH_CHECK(results.size() == 1 || results.size() == 2,
               "[verify] expected the last stage to return the loss sum and "

@@ -24,7 +24,7 @@ void backward(const Two& two, int i) {
   ((two.large * (i + 1)).sin() * two.small + two.small.cos()).sum().backward();
 }
 
-TEST(SmallGradients, SameSumsInTheSamePlaces) {
+TEST(SmallGradients, AddsTheSameSumsInPlace) {
   const Two wanted = make_two();
   const Two got = make_two();
   const void* place = nullptr;
@@ -32,7 +32,7 @@ TEST(SmallGradients, SameSumsInTheSamePlaces) {
     backward(wanted, i);
     SmallGradients small(smallest_parameters({got.large, got.small}, 0.1));
     backward(got, i);
-    // The large one is not aside: its sum is there already.
+    // The large one is not set aside: autograd has added it already.
     EXPECT_TRUE(same(got.large.grad(), wanted.large.grad())) << i;
     if (i > 0) {
       EXPECT_FALSE(same(got.small.grad(), wanted.small.grad()));
@@ -44,7 +44,7 @@ TEST(SmallGradients, SameSumsInTheSamePlaces) {
   }
 }
 
-TEST(SmallGradients, WithoutAddNothingChanges) {
+TEST(SmallGradients, RestoresGradientsWithoutAdd) {
   const Two two = make_two();
   backward(two, 0);
   const Tensor before = two.small.grad().clone();
@@ -55,7 +55,7 @@ TEST(SmallGradients, WithoutAddNothingChanges) {
   EXPECT_TRUE(same(two.small.grad(), before));
 }
 
-TEST(SmallGradients, AParameterThatGotNoneKeepsItsOwn) {
+TEST(SmallGradients, KeepsGradientsOfUnusedParameters) {
   const Two two = make_two();
   backward(two, 0);
   const Tensor before = two.small.grad().clone();
@@ -65,9 +65,9 @@ TEST(SmallGradients, AParameterThatGotNoneKeepsItsOwn) {
   EXPECT_TRUE(two.large.grad().defined());
 }
 
-TEST(SmallGradients, AreTheSmallestWithAShareOfAllValues) {
+TEST(SmallGradients, SelectsTheSmallestParameters) {
   const auto of = [](int64_t count) { return torch::zeros({count}); };
-  // 1,000 values in all.
+  // 1,000 elements in total.
   const std::vector<Tensor> parameters = {of(900), of(40), of(10), of(50)};
   const auto sizes = [&](double share) {
     std::vector<int64_t> list;

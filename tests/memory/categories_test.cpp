@@ -14,7 +14,7 @@ using testing::on_device;
 constexpr int64_t kWidth = 256;
 constexpr int64_t kBytes = kWidth * kWidth * 4;
 
-TEST(Categories, EveryLiveByteHasOne) {
+TEST(Categories, AccountForEveryLiveByte) {
   const int64_t before = live_bytes(device());
   torch::nn::Linear linear(
       torch::nn::LinearOptions(kWidth, kWidth).bias(false));
@@ -39,7 +39,7 @@ TEST(Categories, EveryLiveByteHasOne) {
   EXPECT_EQ(now[Category::kData], kBytes);
   EXPECT_EQ(now[Category::kGradients], 0);
   EXPECT_EQ(now[Category::kOptimizer], 0);
-  // The graph also saved its input, but that is data.
+  // The autograd graph also saved its input, which is claimed as data.
   EXPECT_EQ(meter.live_bytes(), 2 * kBytes);
   EXPECT_EQ(now[Category::kActivations], kBytes);
   EXPECT_EQ(now.activations_by_stage, std::vector<int64_t>{kBytes});
@@ -58,7 +58,7 @@ TEST(Categories, EveryLiveByteHasOne) {
   EXPECT_EQ(sum, now.total_bytes);
 }
 
-TEST(Categories, OptimizersOfLibTorch) {
+TEST(Categories, ListTheStateOfLibTorchOptimizers) {
   torch::nn::Linear linear(torch::nn::LinearOptions(4, 4).bias(false));
   const auto state_bytes = [&](torch::optim::Optimizer& optimizer) {
     optimizer.zero_grad();
@@ -79,7 +79,7 @@ TEST(Categories, OptimizersOfLibTorch) {
   EXPECT_EQ(state_bytes(adagrad), 64);
 }
 
-TEST(Categories, NamesAreThoseOfTheSummary) {
+TEST(Categories, NamesMatchTheSummary) {
   EXPECT_EQ(name_of(Category::kParameters), "parameters");
   EXPECT_EQ(name_of(Category::kWorkspace), "workspace");
 }

@@ -12,19 +12,19 @@
 namespace reprise::testing {
 
 /// Searches all schedules of a short chain, operation by operation, for those
-/// that no other beats in both time and memory. It knows the rules of
-/// Schedule and simulate() and nothing of intervals. For chains with one new
-/// tensor between stages, of up to six stages with up to two variants.
+/// that are Pareto-optimal in time and memory. It implements the rules of
+/// Schedule and simulate() and does not use intervals. For chains of up to six
+/// stages with one new tensor between stages and up to two variants per stage.
 class BruteForce {
  public:
   enum Rules {
     kAny,
-    /// A boundary is given up only for the run that keeps its stage's graph,
-    /// unless the very next operation uses it.
+    /// A boundary is released only by the run that keeps its stage, unless the
+    /// next operation uses it.
     kPersistent,
-    /// And a stage runs again only for the backward that is due, from the
-    /// nearest boundary held, and not while its graph is kept: what the solver
-    /// promises.
+    /// In addition, a stage is recomputed only for the next backward, from the
+    /// nearest held boundary, and not while it is kept. This is what the solver
+    /// guarantees.
     kInOrder,
   };
   struct Point {
@@ -40,10 +40,11 @@ class BruteForce {
     search();
   }
 
-  /// Of falling memory and rising time.
+  /// Returns the optimal points by descending memory and ascending time.
   const std::vector<Point>& points() const { return points_; }
 
-  /// The least time within `bytes`; negative where nothing fits.
+  /// Returns the minimum time within `bytes`, or a negative number if nothing
+  /// fits.
   double time_ms(int64_t bytes) const {
     for (const Point& point : points_) {
       if (point.peak_bytes <= bytes) return point.time_ms;
@@ -54,18 +55,19 @@ class BruteForce {
  private:
   static constexpr int kMost = 7;  // boundaries
 
-  /// Copies of each boundary, numbered from 1, by who refers to them; 0: none.
+  /// Copies of each boundary, numbered from 1, by holder; 0 if there is none.
   struct State {
     int8_t held[kMost] = {};
-    int8_t as_output[kMost] = {};  // saved by the graph of the stage before
-    int8_t as_input[kMost] = {};   // saved by the graph of the stage behind;
-                                   // of the last boundary: the caller's
+    int8_t as_output[kMost] = {};  // saved by the stage before
+    int8_t as_input[kMost] = {};   // saved by the stage after;
+                                   // for the last boundary: held by the caller
     int8_t graph[kMost] = {};      // variant + 1
-    int8_t reached = 0;            // by the first pass
-    int8_t due = 0;                // backwards
-    int8_t fresh = 7;              // made by the last operation; 7: none
+    int8_t reached = 0;            // stages run by the forward pass
+    int8_t due = 0;                // backwards not run yet
+    int8_t fresh = 7;              // created by the last operation; 7 if none
 
-    /// Numbers the copies in order, so that equal states look equal.
+    /// Numbers the copies in order, so that equal states have equal
+    /// representations.
     uint64_t key() {
       uint64_t bits = 0;
       for (int b = 0; b < kMost; ++b) {
@@ -93,7 +95,7 @@ class BruteForce {
 
   int64_t live(const State& state) const {
     int64_t bytes = 0;
-    for (int b = 1; b <= n_; ++b) {  // boundary 0 is the caller's
+    for (int b = 1; b <= n_; ++b) {  // the caller holds boundary 0
       bool seen[8] = {true};
       for (const int copy :
            {state.held[b], state.as_output[b], state.as_input[b]}) {

@@ -40,12 +40,13 @@ TEST(Solver, EqualsBruteForceAtEveryBudget) {
   for (int round = 0; round < 600; ++round) {
     const auto chain_costs =
         random_costs(random, {.stages = 1 + round % 6,
-                                .most_bytes = round % 3 == 0 ? 2 : 6,
-                                .variants = round % 2 == 0});
+                              .max_bytes = round % 3 == 0 ? 2 : 6,
+                              .variants = round % 2 == 0});
     const BruteForce truth(chain_costs, BruteForce::kInOrder);
     for (const auto& point : truth.points()) {
-      const auto simulation = simulate(
-          Schedule("truth", int(chain_costs.stages.size()), point.ops), chain_costs);
+      const auto simulation =
+          simulate(Schedule("truth", int(chain_costs.stages.size()), point.ops),
+                   chain_costs);
       ASSERT_EQ(simulation.peak_bytes, point.peak_bytes);
       ASSERT_EQ(simulation.time_ms, point.time_ms);
     }
@@ -67,7 +68,7 @@ TEST(Solver, EqualsBruteForceAtEveryBudget) {
   EXPECT_GT(budgets, 4000);
 }
 
-TEST(Solver, WhatTheRulesCost) {
+TEST(Solver, ReportsWhatItsRulesCost) {
   std::mt19937 random(2);
   int budgets = 0, persistent_faster = 0, any_faster = 0;
   double most = 1;
@@ -87,10 +88,11 @@ TEST(Solver, WhatTheRulesCost) {
       most = std::max(most, time / any.time_ms(bytes));
     }
   }
-  // No claim is made: this is what a program of cubic size gives away.
-  std::cout << "of " << budgets << " budgets, out of turn is faster at "
-            << persistent_faster << ", without any rule at " << any_faster
-            << ", by up to " << most << "\n";
+  // Informative only: the cost of the restrictions that keep the program cubic.
+  std::cout << "of " << budgets
+            << " budgets, other persistent schedules are faster "
+            << "at " << persistent_faster << " and arbitrary ones at "
+            << any_faster << ", by a factor of up to " << most << "\n";
 }
 
 TEST(Solver, NeverSlowerThanAStrategy) {
@@ -99,14 +101,14 @@ TEST(Solver, NeverSlowerThanAStrategy) {
   double sum = 0;
   for (int round = 0; round < 1000; ++round) {
     const int stages = 7 + round % 34;
-    const auto chain_costs = random_costs(
-        random, {.stages = stages,
-                 .most_bytes = round % 2 == 0 ? 100 : 100'000'000,
-                 .most_ms = 20,
-                 .variants = round % 3 == 0,
-                 .handed_on = round % 5 == 0});
+    const auto chain_costs =
+        random_costs(random, {.stages = stages,
+                              .max_bytes = round % 2 == 0 ? 100 : 100'000'000,
+                              .max_ms = 20,
+                              .variants = round % 3 == 0,
+                              .passed_through = round % 5 == 0});
     const Solver solver(chain_costs, {.slots = 256});
-    // A few strategies of each chain, so that many chains can be tried.
+    // A few strategies per chain, so that many chains can be compared.
     const auto strategies = all_strategies(stages);
     for (size_t i = size_t(round) % 9; i < strategies.size(); i += 9) {
       const auto theirs =
@@ -126,11 +128,11 @@ TEST(Solver, NeverSlowerThanAStrategy) {
   EXPECT_GT(faster, compared / 2);
 }
 
-TEST(Solver, OneStage) {
+TEST(Solver, SolvesOneStage) {
   auto stage = StageCosts::simple(10, 5, 1, 2);
   stage.backward_extra_bytes = 7;
   const Solver solver(ChainCosts::simple(100, {stage}));
-  // Output, what the graph saves, the output's gradient, the rise.
+  // Output, saved tensors, the output's gradient and transient memory.
   EXPECT_EQ(solver.smallest_bytes(), 10 + 5 + 10 + 7);
   EXPECT_EQ(solver.largest_bytes(), solver.smallest_bytes());
   EXPECT_FALSE(solver.solve(31));
@@ -138,7 +140,7 @@ TEST(Solver, OneStage) {
   EXPECT_EQ(solver.frontier().size(), 1u);
 }
 
-TEST(Solver, WithTheLargestNothingIsRecomputed) {
+TEST(Solver, RecomputesNothingAtTheLargestBudget) {
   const auto chain_costs = equal_costs(30);
   const Solver solver(chain_costs);
   const auto none = simulate(make_schedule("none", 30), chain_costs);
@@ -148,12 +150,12 @@ TEST(Solver, WithTheLargestNothingIsRecomputed) {
   EXPECT_EQ(solver.solve(int64_t{1} << 60)->simulation.total_runs, 30);
 }
 
-TEST(Solver, FindsRevolvesOptimumOnEqualStages) {
-  // One graph at a time fits, whichever: then a budget is a number of slots.
+TEST(Solver, EqualsRevolveOnEqualStages) {
+  // Any one stage can be kept at a time, so that a budget is a number of slots.
   StageCosts stage = StageCosts::simple(100, 10'000, 1, 0);
   stage.saved_inputs = stage.saved_outputs = {};
   stage.input_gradient_bytes = stage.backward_extra_bytes = 0;
-  StageCosts last = stage;  // as any other, but nothing stays of its output
+  StageCosts last = stage;  // like the others, but its output is not saved
   last.outputs[0].bytes = 0;
   last.keep_extra_bytes = 100;
   for (const int stages : {5, 12, 40}) {
@@ -172,7 +174,7 @@ TEST(Solver, FindsRevolvesOptimumOnEqualStages) {
   }
 }
 
-TEST(Solver, TakesAFasterOrLeanerVariant) {
+TEST(Solver, UsesFasterOrSmallerVariants) {
   auto stage = StageCosts::simple(10, 100, 1, 2);
   StageCosts::Variant lean;
   lean.saved_inputs = {0};
@@ -183,19 +185,20 @@ TEST(Solver, TakesAFasterOrLeanerVariant) {
       ChainCosts::simple(10, std::vector<StageCosts>(4, stage)));
   EXPECT_EQ(solver.solve(solver.largest_bytes())->schedule.to_text(),
             "K0 K1 K2 K3 B3 B2 B1 B0");
-  // Without room for one graph of four the lean variant is the cheapest way.
+  // If one of four stages does not fit, the smaller variant is the fastest
+  // choice.
   const auto less = solver.solve(solver.largest_bytes() - 1);
   EXPECT_EQ(less->simulation.time_ms, 12.5);
   EXPECT_EQ(less->simulation.total_runs, 4);
 }
 
-TEST(Solver, TensorsThatTravelAlongStayWithinTheBudget) {
+TEST(Solver, PassedThroughTensorsStayWithinTheBudget) {
   std::mt19937 random(4);
   int exact = 0, all = 0;
   for (int round = 0; round < 300; ++round) {
     const auto chain_costs = random_costs(
         random,
-        {.stages = 2 + round % 20, .most_bytes = 50, .handed_on = true});
+        {.stages = 2 + round % 20, .max_bytes = 50, .passed_through = true});
     const Solver solver(chain_costs);
     const int64_t step =
         1 + (solver.largest_bytes() - solver.smallest_bytes()) / 8;
@@ -211,8 +214,8 @@ TEST(Solver, TensorsThatTravelAlongStayWithinTheBudget) {
   EXPECT_GT(exact, all / 2);
 }
 
-/// Every way to reverse stages s … t-1: the graph of s is kept, or the stages up
-/// to a split run without graphs.
+/// Returns every way to reverse stages s … t-1: stage s is kept, or the stages
+/// up to a split are dropped.
 std::vector<std::vector<Op>> all_ways(int s, int t, int stages) {
   std::vector<std::vector<Op>> ways;
   if (t == s + 1) {
@@ -243,19 +246,20 @@ std::vector<std::vector<Op>> all_ways(int s, int t, int stages) {
   return ways;
 }
 
-TEST(Solver, TensorsThatTravelAlongAreCountedOnce) {
+TEST(Solver, PassedThroughTensorsCountOnce) {
   std::mt19937 random(7);
   int budgets = 0;
   for (int round = 0; round < 200; ++round) {
     const int stages = 3 + round % 3;
     auto chain_costs = random_costs(random, {.stages = stages,
-                                           .most_bytes = 10,
-                                           .variants = false,
-                                           .handed_on = true});
-    // A loss, say: what an output has in common with boundaries counts twice.
+                                             .max_bytes = 10,
+                                             .variants = false,
+                                             .passed_through = true});
+    // Like a loss: memory that an output shares with boundaries is counted
+    // twice.
     chain_costs.stages.back().outputs.resize(1);
     chain_costs.stages.back().saved_outputs = {};
-    std::map<int64_t, double> truth;  // the least time, by peak
+    std::map<int64_t, double> truth;  // minimum time by peak
     for (auto& ops : all_ways(0, stages, stages)) {
       const auto way = simulate(Schedule("way", stages, ops), chain_costs);
       const auto at = truth.try_emplace(way.peak_bytes, way.time_ms).first;
@@ -277,7 +281,7 @@ TEST(Solver, TensorsThatTravelAlongAreCountedOnce) {
   std::cout << "equal at " << budgets << " budgets\n";
 }
 
-/// Down and up again, every level handing its output to the level opposite.
+/// A U-Net: every level passes its output to the opposite level.
 ChainCosts unet_costs(int levels, int64_t bytes) {
   std::vector<StageCosts> stages;
   int skips = 0;
@@ -303,7 +307,8 @@ TEST(Solver, SkipConnectionsCountOnce) {
     const int stages = 2 * levels;
     const Solver solver(chain_costs);
     for (const Strategy& strategy : all_strategies(stages)) {
-      const auto theirs = simulate(make_schedule(strategy, stages), chain_costs);
+      const auto theirs =
+          simulate(make_schedule(strategy, stages), chain_costs);
       const auto ours = solver.solve(theirs.peak_bytes);
       ASSERT_TRUE(ours) << strategy.to_text();
       EXPECT_LE(ours->simulation.time_ms, theirs.time_ms);
@@ -313,10 +318,10 @@ TEST(Solver, SkipConnectionsCountOnce) {
   }
 }
 
-TEST(Solver, FrontierRisesAndFalls) {
+TEST(Solver, FrontierIsMonotonic) {
   std::mt19937 random(5);
   const auto chain_costs =
-      random_costs(random, {.stages = 30, .most_bytes = 1'000'000});
+      random_costs(random, {.stages = 30, .max_bytes = 1'000'000});
   const Solver solver(chain_costs);
   const auto frontier = solver.frontier(20);
   ASSERT_GE(frontier.size(), 5u);
@@ -331,10 +336,10 @@ TEST(Solver, FrontierRisesAndFalls) {
   EXPECT_THROW(solver.frontier(1), c10::Error);
 }
 
-TEST(Solver, LongChains) {
+TEST(Solver, SolvesLongChains) {
   std::mt19937 random(6);
   const auto chain_costs = random_costs(
-      random, {.stages = 200, .most_bytes = 1'000'000, .variants = false});
+      random, {.stages = 200, .max_bytes = 1'000'000, .variants = false});
   const Solver solver(chain_costs, {.slots = 64});
   for (const char* strategy : {"none", "sqrt", "all", "revolve:5"}) {
     const auto theirs = simulate(make_schedule(strategy, 200), chain_costs);
@@ -345,7 +350,7 @@ TEST(Solver, LongChains) {
   }
 }
 
-TEST(Solver, Errors) {
+TEST(Solver, RejectsInvalidArguments) {
   EXPECT_NE(testing::error_of([] {
               Solver(ChainCosts{});
             }).find("at least one stage, got none"),

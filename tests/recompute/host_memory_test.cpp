@@ -1,6 +1,6 @@
-// Stages whose tensors wait in the host's memory. On the CPU a stand-in for the store
-// copies into other memory of the host and counts; on CUDA it is the real one, of which
-// host_memory_cuda_test.cpp asks more.
+// Stages that save activations in host memory. On the CPU, a fake store copies
+// to other memory of the host and counts; on CUDA the real one is used. See
+// also host_memory_cuda_test.cpp.
 #include "compat/cuda.h"
 #include "host_runs.h"
 #include "plan/fetch_ahead.h"
@@ -39,9 +39,9 @@ HostOptions small_too() {
   return options;
 }
 
-/// Two linear layers, with a tanh between and one at the end: the graph saves the
-/// input, the inner tanh (twice, once as a result, once as the next layer's input) and
-/// the output.
+/// Two linear layers with a tanh after each. Autograd saves the input, the
+/// inner tanh (twice: as a result and as the next layer's input) and the
+/// output.
 Stage two_layers(const std::string& name) {
   torch::nn::Sequential layers(
       torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
@@ -58,7 +58,7 @@ Chain layers(int stages) {
   return Chain(list);
 }
 
-TEST(HostMemory, MovesWhatNobodyElseHoldsAndOnce) {
+TEST(HostMemory, MovesUnsharedStoragesOnce) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   const Chain plain = layers(1);
@@ -73,7 +73,7 @@ TEST(HostMemory, MovesWhatNobodyElseHoldsAndOnce) {
   for (int repeat = 0; repeat < 3; ++repeat) {
     store->counts->sent = store->counts->fetched = store->counts->opened = 0;
     expect_equal(run_by(chain, schedule, inputs), wanted);
-    // The inner tanh's result; and, until it is known to be held by others, the
+    // The inner tanh's result and, until it is known to be held elsewhere, the
     // stage's output.
     EXPECT_EQ(store->counts->sent, repeat == 0 ? 2 : 1) << repeat;
     EXPECT_EQ(store->counts->fetched, 1);
@@ -97,7 +97,7 @@ TEST(HostMemory, GraphsHoldLessOnTheDevice) {
     EXPECT_EQ(host.host_bytes, kSize);
     EXPECT_EQ(host.saved_inputs, stage.saved_inputs);
     EXPECT_EQ(host.saved_outputs, stage.saved_outputs);
-    // What comes back is a rise that the plain backward has not.
+    // Fetched tensors increase the memory of the backward.
     EXPECT_GE(host.backward_extra_bytes, kSize);
   }
   for (const std::vector<int>& stages :
@@ -117,7 +117,7 @@ TEST(HostMemory, GraphsHoldLessOnTheDevice) {
   }
 }
 
-TEST(HostMemory, PeakIsAsSimulated) {
+TEST(HostMemory, PeakEqualsTheSimulation) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   std::vector<Stage> stages;
@@ -142,7 +142,8 @@ TEST(HostMemory, PeakIsAsSimulated) {
        {std::vector<int>{}, {0, 1, 2, 3, 4, 5}, {0, 2, 4}}) {
     const Schedule schedule = keep_on_host(chain, on_host);
     EXPECT_NEAR(double(measure(schedule)),
-                double(simulate(schedule, chain_costs).peak_bytes), 0.1 * kSize);
+                double(simulate(schedule, chain_costs).peak_bytes),
+                0.1 * kSize);
   }
 }
 
@@ -150,7 +151,8 @@ TEST(HostMemory, ViewsKeepTheirLayout) {
   const auto store = std::make_shared<Store>();
   const auto function = [](const Tensor& x) {
     const Tensor y = x * 2;
-    // Parts of one storage, one of them transposed, one of every other column.
+    // Views of one storage, one of them transposed, one with every other
+    // column.
     const auto parts = y.chunk(2, 1);
     const Tensor a = parts[0].t(), b = parts[1].slice(1, 0, kWidth / 2, 2);
     return torch::mm(a, b.exp()) * torch::sigmoid(y.narrow(0, 3, 1)).sum() +
@@ -166,11 +168,11 @@ TEST(HostMemory, ViewsKeepTheirLayout) {
   EXPECT_EQ(store->counts->alive, 0);
 }
 
-TEST(HostMemory, InPlaceAfterwardsIsAnErrorOrTheLaterValue) {
+TEST(HostMemory, DetectsInPlaceModifications) {
   const auto store = std::make_shared<Store>();
   const Tensors inputs = {
       torch::randn({kRows, kWidth}, on_device()).requires_grad_()};
-  // exp saves its result; what it was is gone.
+  // exp saves its result, which is overwritten.
   const Chain wrong = with_host_variants(
       Chain::of([](const Tensor& x) { return x.exp().add_(1).sum(); }), store,
       small_too());
@@ -178,7 +180,7 @@ TEST(HostMemory, InPlaceAfterwardsIsAnErrorOrTheLaterValue) {
               run_by(wrong, keep_on_host(wrong, {0}), inputs);
             }).find("modified in place"),
             std::string::npos);
-  // relu_ saves what it leaves behind.
+  // relu_ saves its in-place result.
   const Chain right = Chain::of([](const Tensor& x) {
     Tensor y = x * 3;
     y.relu_();
@@ -190,7 +192,7 @@ TEST(HostMemory, InPlaceAfterwardsIsAnErrorOrTheLaterValue) {
   EXPECT_EQ(store->counts->alive, 0);
 }
 
-TEST(HostMemory, SmallTensorsAndFullStoresStay) {
+TEST(HostMemory, SmallTensorsStayOnTheDevice) {
   torch::manual_seed(1);
   const Chain plain = layers(3);
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
@@ -204,7 +206,8 @@ TEST(HostMemory, SmallTensorsAndFullStoresStay) {
     Execution execution(chain, schedule, {.meter = &kept});
     execution.forward(inputs);
     EXPECT_EQ(store->counts->bytes, on_host);
-    // Input, two boundaries and the output; what stays is one tensor a stage.
+    // Input, two boundaries and the output; one tensor per stage stays on the
+    // device.
     EXPECT_EQ(kept.live_bytes(), 7 * kSize - on_host);
     expect_equal(run_by(chain, schedule, inputs), wanted);
   };
@@ -216,7 +219,7 @@ TEST(HostMemory, SmallTensorsAndFullStoresStay) {
   check(std::make_shared<Store>(), small_too(), 3 * kSize);
 }
 
-TEST(HostMemory, AFailureOnTheWayBackLeavesNothingBehind) {
+TEST(HostMemory, AFailedFetchLeavesNothingBehind) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   const Chain plain = layers(3);
@@ -261,7 +264,7 @@ TEST(HostMemory, AStageThatThrowsLeavesNothingBehind) {
   EXPECT_NO_THROW(run_by(chain, schedule, inputs));
 }
 
-TEST(HostMemory, AGraphThatIsDroppedGivesEverythingBack) {
+TEST(HostMemory, ADestroyedGraphFreesItsMemory) {
   const auto store = std::make_shared<Store>();
   const Chain chain = with_host_variants(layers(2), store, small_too());
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
@@ -276,7 +279,7 @@ TEST(HostMemory, AGraphThatIsDroppedGivesEverythingBack) {
   EXPECT_EQ(live_bytes(device()), before);
 }
 
-TEST(HostMemory, ScheduleBringsBackAheadOfNeed) {
+TEST(HostMemory, FetchOperationsPrefetch) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   const Chain plain = layers(3);
@@ -297,7 +300,7 @@ TEST(HostMemory, ScheduleBringsBackAheadOfNeed) {
   Execution execution(chain, schedule, {.observer = &fetches});
   const Tensor y = execution.forward(inputs).at(0);
   execution.backward({torch::ones_like(y)});
-  // F1, B2 with its own, F0, B1 and B0 with nothing left to fetch.
+  // F1, then B2 with its own fetch, F0, B1 and B0 with nothing left to fetch.
   EXPECT_EQ(fetches.seen, (std::vector<int>{1, 2, 3, 3, 3}));
   take_gradients(chain.parameters());
   expect_equal(run_by(chain, schedule, inputs),
@@ -312,7 +315,7 @@ TEST(HostMemory, ScheduleBringsBackAheadOfNeed) {
             peak("K0.1 K1.1 K2.1 B2 B1 B0") + kSize);
 }
 
-TEST(HostMemory, CheckpointsInsideAndAround) {
+TEST(HostMemory, CombinesWithCheckpoints) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   const Stage inner = two_layers("inner");
@@ -343,7 +346,7 @@ TEST(HostMemory, DroppedAndRecomputedRunsMoveNothing) {
     expect_equal(run_by(chain, make_schedule(strategy, 4), inputs), wanted);
   }
   EXPECT_EQ(store->counts->sent, 0);
-  // One of the recomputed ones kept on the host.
+  // One of the recomputed stages is kept on the host.
   const Schedule mixed =
       Schedule::parse("mixed", 4, "I0 D1 K2.1 K3.1 B3 B2 K0.1 K1 X2 B1 B0");
   expect_equal(run_by(chain, mixed, inputs), wanted);
@@ -353,8 +356,8 @@ TEST(HostMemory, DroppedAndRecomputedRunsMoveNothing) {
   chain.forward(inputs, mixed);
 }
 
-TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
-  // A chain of equal stages: a kept graph of 100 bytes besides a small boundary.
+TEST(HostMemory, SolverUsesItIfItIsFaster) {
+  // A chain of equal stages that save 100 bytes each and have a small boundary.
   const auto costs_of = [](double host_ms) {
     std::vector<StageCosts> stages;
     for (int i = 0; i < 8; ++i) {
@@ -383,7 +386,7 @@ TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
   EXPECT_EQ(dear.simulation.host_peak_bytes, 0) << dear.schedule.to_text();
   EXPECT_GT(dear.simulation.total_runs, 8);
 
-  // Fetched ahead where there is room for it.
+  // Prefetched if there is room for it.
   const ChainCosts chain_costs = costs_of(2);
   const Schedule all =
       Schedule::parse("all", 4, "K0.1 K1.1 K2.1 K3.1 B3 B2 B1 B0");
@@ -398,7 +401,7 @@ TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
   EXPECT_EQ(simulate(tight, four).time_ms, simulate(all, four).time_ms);
 }
 
-TEST(HostMemory, NeedsAStore) {
+TEST(HostMemory, RejectsANullStore) {
   EXPECT_NE(error_of([] {
               with_host_variant(two_layers("stage"), nullptr);
             }).find("expected a store"),

@@ -30,7 +30,7 @@ TEST(Schedule, ParsesWhatItPrints) {
             std::string::npos);
 }
 
-TEST(Schedule, FetchesWhatIsKeptInTheBackwardPass) {
+TEST(Schedule, AllowsFetchesOfKeptStagesInTheBackwardPass) {
   const std::string text = "K0.1 K1.2 F0 B1 B0";
   const auto schedule = Schedule::parse("ahead", 2, text);
   EXPECT_EQ(schedule.to_text(), text);
@@ -77,7 +77,7 @@ TEST(Schedule, OrderIsChecked) {
   expect_problem(0, "", "expected at least one stage");
 }
 
-TEST(Schedule, VariantsOfKeptRuns) {
+TEST(Schedule, AllowsVariantsOfKeptRuns) {
   const std::string text = "I0 K1.2 B1 K0.1 X1 B0";
   const auto schedule = Schedule::parse("variants", 2, text);
   EXPECT_EQ(schedule.to_text(), text);

@@ -14,7 +14,7 @@ using testing::device;
 using testing::on_device;
 using testing::same;
 
-TEST(StageCosts, FiguresOfAPlainLayer) {
+TEST(StageCosts, MeasuresASimpleLayer) {
   constexpr int64_t kBytes = 64 * 64 * 4;
   const Chain chain = testing::equal_stages(2, 64);
   const auto chain_costs =
@@ -35,7 +35,7 @@ TEST(StageCosts, FiguresOfAPlainLayer) {
   EXPECT_EQ(chain_costs.stages.at(0).input_gradient_bytes, 0);
 }
 
-TEST(StageCosts, LeavesNoMark) {
+TEST(StageCosts, RestoresAllState) {
   for (const Builtin& builtin : builtins()) {
     BuiltinOptions options;
     options.device = device();
@@ -58,7 +58,7 @@ TEST(StageCosts, LeavesNoMark) {
   }
 }
 
-TEST(StageCosts, PredictsWhatBuiltinsKeep) {
+TEST(StageCosts, PredictsKeptMemoryOfBuiltins) {
   for (const Builtin& builtin : builtins()) {
     BuiltinOptions options;
     options.device = device();
@@ -84,11 +84,11 @@ TEST(StageCosts, PredictsWhatBuiltinsKeep) {
   }
 }
 
-TEST(StageCosts, TwoOfAKindAreEnough) {
+TEST(StageCosts, MeasuresTwoStagesPerKind) {
   std::vector<Stage> plain, kinds;
   std::vector<int> runs(6, 0);
   for (int i = 0; i < 6; ++i) {
-    // The last one has another shape.
+    // The last stage has a different shape.
     const int64_t to = i == 5 ? 32 : 64;
     torch::nn::Linear linear(64, to);
     linear->to(device());
@@ -107,7 +107,8 @@ TEST(StageCosts, TwoOfAKindAreEnough) {
   const auto wanted = measure_stage_costs(Chain(plain), inputs);
   std::fill(runs.begin(), runs.end(), 0);
   const auto got = measure_stage_costs(Chain(kinds), inputs);
-  // The first needs no gradient of its input, so it is not like the second.
+  // The input of the first stage requires no gradient, so it differs from the
+  // second.
   for (const int i : {0, 1, 2, 5}) EXPECT_GT(runs[size_t(i)], 0) << i;
   for (const int i : {3, 4}) EXPECT_EQ(runs[size_t(i)], 0) << i;
   ASSERT_EQ(got.stages.size(), wanted.stages.size());
@@ -125,7 +126,7 @@ TEST(StageCosts, TwoOfAKindAreEnough) {
   }
 }
 
-TEST(StageCosts, RefusesWrongUse) {
+TEST(StageCosts, RejectsWrongUse) {
   const Chain chain = testing::equal_stages(1, 4);
   EXPECT_THROW(measure_stage_costs(chain, {}), c10::Error);
   EXPECT_THROW(
@@ -136,7 +137,7 @@ TEST(StageCosts, RefusesWrongUse) {
                c10::Error);
 }
 
-TEST(StageCosts, OutputBytesWithoutAndWithATrace) {
+TEST(StageCosts, OutputBytesAgreeWithAndWithoutCosts) {
   for (const Builtin& builtin : builtins()) {
     BuiltinOptions options;
     options.device = device();

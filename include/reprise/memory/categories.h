@@ -14,8 +14,9 @@
 
 namespace reprise {
 
-/// What live memory is used for. `kWorkspace` is everything that was not claimed:
-/// temporaries of operators, gradients of activations, and unknown tensors.
+/// What live memory is used for. `kWorkspace` is everything that was not
+/// claimed: temporaries of operators, gradients of activations, and unknown
+/// tensors.
 enum class Category {
   kParameters,
   kGradients,
@@ -26,8 +27,9 @@ enum class Category {
 };
 constexpr size_t kCategoryCount = 6;
 
-/// Returns the category's name as printed and as used for JSON keys: "parameters",
-/// "gradients", "optimizer", "activations", "data" or "workspace".
+/// Returns the category's name as printed and as used for JSON keys:
+/// "parameters", "gradients", "optimizer", "activations", "data" or
+/// "workspace".
 std::string_view name_of(Category category);
 
 /// Live bytes per category at one point in time. They add up to `total_bytes`,
@@ -45,8 +47,8 @@ struct MemoryBreakdown {
 /// Attributes the live bytes of one device to categories. Tensors are claimed
 /// through functions that are called at each measurement, because gradients and
 /// optimizer state are allocated and freed during training. A storage that is
-/// claimed twice counts for the first claim. Tensors on other devices are ignored.
-/// Not thread-safe.
+/// claimed twice counts for the first claim. Tensors on other devices are
+/// ignored. Not thread-safe.
 ///
 ///     MemoryLedger ledger(torch::kCPU);
 ///     ledger.claim_model(model->parameters(), model->buffers());
@@ -59,12 +61,12 @@ class MemoryLedger {
 
   explicit MemoryLedger(c10::Device device);
 
-  /// Attributes the tensors that `source` returns to `category`. Throws c10::Error
-  /// if `category` is kWorkspace.
+  /// Attributes the tensors that `source` returns to `category`. Throws
+  /// c10::Error if `category` is kWorkspace.
   void claim(Category category, Source source);
 
-  /// Claims parameters and buffers as kParameters and the parameters' `.grad` as
-  /// kGradients. The ledger holds references to all of them.
+  /// Claims parameters and buffers as kParameters and the parameters' `.grad`
+  /// as kGradients. The ledger holds references to all of them.
   void claim_model(std::vector<at::Tensor> parameters,
                    std::vector<at::Tensor> buffers = {});
 
@@ -85,11 +87,12 @@ class MemoryLedger {
   const KeptMeter* kept_ = nullptr;
 };
 
-/// Returns the bytes of the distinct storages of `tensors`. Undefined tensors count
-/// as 0.
+/// Returns the bytes of the distinct storages of `tensors`. Undefined tensors
+/// count as 0.
 int64_t storage_bytes(at::TensorList tensors);
 
-/// Returns the state tensors (momentum buffers, moments) of a LibTorch optimizer.
+/// Returns the state tensors (momentum buffers, moments) of a LibTorch
+/// optimizer.
 std::vector<at::Tensor> tensors_of(const torch::optim::Optimizer& optimizer);
 
 }  // namespace reprise

@@ -8,10 +8,11 @@
 
 namespace reprise {
 
-/// Counts the memory that is kept for the backward pass, per stage: the tensors that
-/// autograd saves inside a Scope, and those passed to `hold()`. A storage that is
-/// shared by several tensors or stages counts once, for the lowest of these stages.
-/// Model state (parameters, buffers) and views of it are not counted.
+/// Counts the memory that is kept for the backward pass, per stage: the tensors
+/// that autograd saves inside a Scope, and those passed to `hold()`. A storage
+/// that is shared by several tensors or stages counts once, for the lowest of
+/// these stages. Model state (parameters, buffers) and views of it are not
+/// counted.
 ///
 ///     KeptMeter meter(module->parameters());
 ///     {
@@ -20,8 +21,8 @@ namespace reprise {
 ///     }
 ///     meter.live_bytes();
 ///
-/// Thread-safe. Saved tensors are counted until the autograd graph frees them, even
-/// if the meter is destroyed earlier.
+/// Thread-safe. Saved tensors are counted until the autograd graph frees them,
+/// even if the meter is destroyed earlier.
 class KeptMeter {
  public:
   /// Creates a meter that ignores the storages of the tensors in `state`.
@@ -30,7 +31,8 @@ class KeptMeter {
   int64_t live_bytes() const;  ///< bytes kept now
   int64_t peak_bytes() const;  ///< maximum since construction or restart_peak()
 
-  /// Bytes kept per stage, now and at the time of the peak. The index is the stage.
+  /// Bytes kept per stage, now and at the time of the peak. The index is the
+  /// stage.
   std::vector<int64_t> live_by_stage() const;
   std::vector<int64_t> peak_by_stage() const;
 
@@ -46,12 +48,12 @@ class KeptMeter {
   /// Resets the peak to the bytes kept now.
   void restart_peak();
 
-  /// Counts `tensor` for `stage` until the result is destroyed. The result keeps the
-  /// tensor's memory alive.
+  /// Counts `tensor` for `stage` until the result is destroyed. The result
+  /// keeps the tensor's memory alive.
   std::shared_ptr<void> hold(const at::Tensor& tensor, int stage) const;
 
-  /// During its lifetime, tensors that autograd saves on this thread are counted for
-  /// `stage`, which must not be negative (c10::Error). Scopes nest.
+  /// During its lifetime, tensors that autograd saves on this thread are
+  /// counted for `stage`, which must not be negative (c10::Error). Scopes nest.
   class Scope {
    public:
     Scope(const KeptMeter& meter, int stage);
@@ -64,9 +66,9 @@ class KeptMeter {
     std::unique_ptr<Impl> impl_;
   };
 
-  /// The meter and stage for which this thread's saved tensors are counted. `meter`
-  /// is null outside of any Scope. Allows code that saves tensors outside of
-  /// autograd, such as checkpoint(), to count them.
+  /// The meter and stage for which this thread's saved tensors are counted.
+  /// `meter` is null outside of any Scope. Allows code that saves tensors
+  /// outside of autograd, such as checkpoint(), to count them.
   struct Target {
     std::shared_ptr<KeptMeter> meter;
     int stage = 0;

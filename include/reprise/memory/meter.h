@@ -10,11 +10,11 @@
 /// Memory of tensors, counted by the allocator.
 ///
 /// On the CPU, a counting allocator replaces LibTorch's when the first meter is
-/// created or `count_cpu_memory()` is called. It counts every tensor allocated from
-/// then on, exactly. On CUDA, the numbers are those of LibTorch's caching allocator,
-/// which rounds blocks up to 512 bytes. Neither includes memory that libraries
-/// allocate themselves (BLAS and oneDNN scratch space, the CUDA context); see
-/// process_memory.h.
+/// created or `count_cpu_memory()` is called. It counts every tensor allocated
+/// from then on, exactly. On CUDA, the numbers are those of LibTorch's caching
+/// allocator, which rounds blocks up to 512 bytes. Neither includes memory that
+/// libraries allocate themselves (BLAS and oneDNN scratch space, the CUDA
+/// context); see process_memory.h.
 namespace reprise {
 
 /// Starts counting CPU memory, if no meter has done so yet. Idempotent.
@@ -24,14 +24,16 @@ void count_cpu_memory();
 /// allocated since counting began are included.
 int64_t live_bytes(c10::Device device);
 
-/// Returns the memory that an allocation of `bytes` occupies on `device`, as counted
-/// by live_bytes(): on CUDA, `bytes` rounded up to the allocator's block size.
+/// Returns the memory that an allocation of `bytes` occupies on `device`, as
+/// counted by live_bytes(): on CUDA, `bytes` rounded up to the allocator's
+/// block size.
 int64_t allocated_bytes(int64_t bytes, c10::Device device);
 
-/// Excludes CPU tensors from all counts for the rest of their lifetime. Meant for a
-/// dataset in memory, which is not part of the memory that training uses. Tensors on
-/// other devices and tensors already excluded are ignored. The tensors' storages must
-/// not be resized, nor freed by another thread during the call.
+/// Excludes CPU tensors from all counts for the rest of their lifetime. Meant
+/// for a dataset in memory, which is not part of the memory that training uses.
+/// Tensors on other devices and tensors already excluded are ignored. The
+/// tensors' storages must not be resized, nor freed by another thread during
+/// the call.
 void exclude_from_count(const std::vector<at::Tensor>& tensors);
 
 /// Measures the live and peak bytes of one device during its own lifetime.
@@ -40,8 +42,9 @@ void exclude_from_count(const std::vector<at::Tensor>& tensors);
 ///     loss.backward();
 ///     meter.peak_increase_bytes();
 ///
-/// Meters may nest and overlap on any threads; each has its own peak. On CUDA, other
-/// code must not reset the allocator's peak statistics while a meter exists.
+/// Meters may nest and overlap on any threads; each has its own peak. On CUDA,
+/// other code must not reset the allocator's peak statistics while a meter
+/// exists.
 class MemoryMeter {
  public:
   /// Throws c10::Error if `device` is neither a CPU nor a CUDA device.
@@ -55,8 +58,8 @@ class MemoryMeter {
   int64_t peak_bytes() const;   ///< maximum of live bytes since the start
   int64_t peak_increase_bytes() const { return peak_bytes() - start_bytes(); }
 
-  /// Returns the maximum of bytes reserved from the CUDA driver since the start. On
-  /// the CPU this is peak_bytes().
+  /// Returns the maximum of bytes reserved from the CUDA driver since the
+  /// start. On the CPU this is peak_bytes().
   int64_t reserved_peak_bytes() const;
 
   /// Resets start_bytes() and all peaks to the current values.

@@ -10,13 +10,14 @@
 
 namespace reprise {
 
-/// Memory, in bytes, that depends neither on the micro-batch size nor on the schedule.
+/// Memory, in bytes, that depends neither on the micro-batch size nor on the
+/// schedule.
 struct FixedMemory {
   int64_t parameters = 0;  ///< parameters and buffers
   int64_t gradients = 0;
   int64_t optimizer = 0;
   int64_t data = 0;       ///< part of the dataset that is on the device
-  int64_t workspace = 0;  ///< metrics, and workspaces that libraries always allocate
+  int64_t workspace = 0;  ///< metrics, and workspaces of libraries
 
   int64_t total() const {
     return parameters + gradients + optimizer + data + workspace;
@@ -28,18 +29,20 @@ struct SizeCosts {
   int64_t micro_batch = 0;
   ChainCosts chain_costs;
   int64_t data_bytes = 0;  ///< the micro-batch and those prefetched
-  /// Peak memory while a micro-batch is prepared, before the chain runs. Includes
-  /// prefetched micro-batches and temporaries.
+  /// Peak memory while a micro-batch is prepared, before the chain runs.
+  /// Includes prefetched micro-batches and temporaries.
   int64_t prepare_bytes = 0;
-  /// Workspaces that libraries such as cuBLAS keep after the micro-batch has run.
+  /// Workspaces that libraries such as cuBLAS keep after the micro-batch has
+  /// run.
   int64_t workspace_bytes = 0;
   /// Additional workspaces if the micro-batch runs as a CUDA graph.
   int64_t graph_workspace_bytes = 0;
   /// Time outside of the chain, for copying and preparing the micro-batch.
   double other_ms = 0;
-  /// Measured time of a micro-batch divided by the sum of its stages' times, if each
-  /// stage has an autograd graph of its own and if one graph spans all stages. The first
-  /// is larger, because every autograd graph needs a backward call.
+  /// Measured time of a micro-batch divided by the sum of its stages' times, if
+  /// each stage has an autograd graph of its own and if one graph spans all
+  /// stages. The first is larger, because every autograd graph needs a backward
+  /// call.
   double separate_graphs_factor = 1;
   double single_graph_factor = 1;
 };
@@ -50,30 +53,32 @@ struct TriedSchedule {
   std::string schedule;  ///< output of Schedule::to_text()
   double ms = 0;
   bool graph = false;  ///< whether it ran as a CUDA graph
-  /// Schedules with the same positive number were timed alternately, so that their
-  /// times are comparable. 0 if the schedule was timed by itself.
+  /// Schedules with the same positive number were timed alternately, so that
+  /// their times are comparable. 0 if the schedule was timed by itself.
   int64_t comparison = 0;
 };
 
 /// Costs of training at one precision, measured at several micro-batch sizes.
 struct CostProfile {
-  std::string key;  ///< identifies model, shapes, precision, device and versions
-  std::string precision;  ///< "fp32", "bf16" or "fp16"
+  /// Identifies model, shapes, precision, device and versions.
+  std::string key;
+  std::string precision;            ///< "fp32", "bf16" or "fp16"
   std::vector<std::string> stages;  ///< names of the stages
-  /// Bytes of the parameters' gradients, by the stage whose backward creates them first.
+  /// Bytes of the parameters' gradients, by the stage whose backward creates
+  /// them first.
   std::vector<int64_t> gradient_bytes;
   /// The part of `gradient_bytes` that is allocated a second time, besides the
-  /// accumulated sum, from that backward to the end of the micro-batch. This applies to
-  /// parameters that several stages share (tied weights) and to small parameters whose
-  /// gradients are added together.
+  /// accumulated sum, from that backward to the end of the micro-batch. This
+  /// applies to parameters that several stages share (tied weights) and to
+  /// small parameters whose gradients are added together.
   std::vector<int64_t> held_twice_bytes;
   FixedMemory fixed;
   double update_ms = 0;      ///< time of the optimizer's step
   int64_t update_bytes = 0;  ///< temporaries of the optimizer's step
-  /// Whether micro-batches run as CUDA graphs: "off", "auto" (if it fits) or "on". The
-  /// memory of a CUDA graph cannot be shared. It is therefore needed in addition to the
-  /// update's temporaries and a second copy of the micro-batch, and gradients stay
-  /// allocated from window to window.
+  /// Whether micro-batches run as CUDA graphs: "off", "auto" (if it fits) or
+  /// "on". The memory of a CUDA graph cannot be shared. It is therefore needed
+  /// in addition to the update's temporaries and a second copy of the
+  /// micro-batch, and gradients stay allocated from window to window.
   std::string graph = "off";
   std::vector<SizeCosts> sizes;  ///< measured sizes in ascending order
   std::vector<TriedSchedule> tried{};
@@ -81,16 +86,16 @@ struct CostProfile {
   /// Returns whether `micro_batch` is one of `sizes`.
   bool measured(int64_t micro_batch) const;
 
-  /// Returns the costs at `micro_batch`. Sizes that were not measured are interpolated
-  /// linearly, or extrapolated from the two nearest sizes. Throws c10::Error if nothing
-  /// was measured or `micro_batch` is not positive.
+  /// Returns the costs at `micro_batch`. Sizes that were not measured are
+  /// interpolated linearly, or extrapolated from the two nearest sizes. Throws
+  /// c10::Error if nothing was measured or `micro_batch` is not positive.
   SizeCosts at(int64_t micro_batch) const;
 
   /// Adds the costs of one size, replacing earlier ones of the same size.
   void add(SizeCosts costs);
 
-  /// Returns the timing of a schedule at one size, with or without a CUDA graph, or null
-  /// if there is none.
+  /// Returns the timing of a schedule at one size, with or without a CUDA
+  /// graph, or null if there is none.
   const TriedSchedule* find_tried(int64_t micro_batch,
                                   const std::string& schedule,
                                   bool graph) const;
@@ -98,14 +103,16 @@ struct CostProfile {
   std::optional<double> tried_ms(int64_t micro_batch,
                                  const std::string& schedule, bool graph) const;
 
-  /// Adds a timing, replacing an earlier one of the same size, schedule and mode.
+  /// Adds a timing, replacing an earlier one of the same size, schedule and
+  /// mode.
   void add(TriedSchedule timing);
 };
 
 /// Formats `profile` as JSON.
 std::string to_json(const CostProfile& profile);
 
-/// Parses the output of to_json(). Throws c10::Error if `text` is not a profile.
+/// Parses the output of to_json(). Throws c10::Error if `text` is not a
+/// profile.
 CostProfile profile_from_json(std::string_view text);
 
 }  // namespace reprise

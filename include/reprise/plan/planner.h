@@ -9,50 +9,54 @@
 #include <string>
 #include <vector>
 
-/// Finds the micro-batch size, the number of accumulation steps, the precision and the
-/// schedule that train fastest for a given global batch size within a memory budget.
+/// Finds the micro-batch size, the number of accumulation steps, the precision
+/// and the schedule that train fastest for a given global batch size within a
+/// memory budget.
 namespace reprise {
 
 struct Plan;
 
-/// Provides costs to the planner. Training measures them; tests can make them up.
+/// Provides costs to the planner. Training measures them; tests can make them
+/// up.
 class CostSource {
  public:
   virtual ~CostSource() = default;
 
-  /// Returns the costs measured so far at `precision` ("fp32", "bf16" or "fp16").
+  /// Returns the costs measured so far at `precision` ("fp32", "bf16" or
+  /// "fp16").
   virtual const CostProfile& profile(const std::string& precision) = 0;
 
-  /// Measures a micro-batch size unless it has been measured already. Returns false if
-  /// the device runs out of memory. Throws c10::Error if the model cannot run at this
-  /// size, as BatchNorm cannot with one value per channel.
+  /// Measures a micro-batch size unless it has been measured already. Returns
+  /// false if the device runs out of memory. Throws c10::Error if the model
+  /// cannot run at this size, as BatchNorm cannot with one value per channel.
   virtual bool measure(const std::string& precision, int64_t micro_batch) = 0;
 
-  /// Runs micro-batches by `plan` as in training, including copying and preparing the
-  /// data. Returns the milliseconds per micro-batch and adds them to the profile. Returns
-  /// nothing if the plan cannot be run: the device runs out of memory, or the source does
-  /// not run anything.
+  /// Runs micro-batches by `plan` as in training, including copying and
+  /// preparing the data. Returns the milliseconds per micro-batch and adds them
+  /// to the profile. Returns nothing if the plan cannot be run: the device runs
+  /// out of memory, or the source does not run anything.
   virtual std::optional<double> try_plan(const Plan& /*plan*/) {
     return std::nullopt;
   }
 
-  /// Times plans that were tried before once more, alternately, so that changes of the
-  /// machine's load affect all of them. Adds the times to the profile with one common
-  /// TriedSchedule::comparison. Returns false if the source does not support this.
+  /// Times plans that were tried before once more, alternately, so that changes
+  /// of the machine's load affect all of them. Adds the times to the profile
+  /// with one common TriedSchedule::comparison. Returns false if the source
+  /// does not support this.
   virtual bool compare(const std::vector<Plan>& /*plans*/) { return false; }
 };
 
 struct PlanRequest {
-  int64_t global_batch = 1;                     ///< samples per optimizer update
-  int64_t memory = 0;                           ///< budget in bytes; 0 for no limit
+  int64_t global_batch = 1;  ///< samples per optimizer update
+  int64_t memory = 0;        ///< budget in bytes; 0 for no limit
   std::vector<std::string> precisions{"fp32"};  ///< precisions to choose from
   int64_t micro_batch = 0;                      ///< 0 to choose one
   /// Strategy to use, such as "sqrt"; empty for an optimal schedule.
   std::string strategy;
   /// Fraction of the budget to leave free for errors of the prediction.
   double margin = 0.02;
-  /// Whether to compute the frontier, the references and the peak reductions of the
-  /// result, which only displays need.
+  /// Whether to compute the frontier, the references and the peak reductions of
+  /// the result, which only displays need.
   bool explain = true;
 };
 
@@ -62,8 +66,8 @@ struct PeakReport {
   std::string phase;
   int stage = -1;  ///< -1 if no stage is running, as in the update
   std::string stage_name;
-  /// Bytes per category. Together with `kept`, `in_flight` and `workspace` they add up
-  /// to the peak.
+  /// Bytes per category. Together with `kept`, `in_flight` and `workspace` they
+  /// add up to the peak.
   int64_t parameters = 0, gradients = 0, optimizer = 0, data = 0;
   int64_t kept = 0;                    ///< kept activations
   std::vector<int64_t> kept_by_stage;  ///< kept activations by producing stage
@@ -89,7 +93,8 @@ struct Plan {
   double step_ms = 0;      ///< one window, including the optimizer update
   PeakReport peak{};
   bool graph = false;  ///< whether micro-batches run as a CUDA graph
-  /// Value of --weight-copies that the plan assumes; empty for the configured one.
+  /// Value of --weight-copies that the plan assumes; empty for the configured
+  /// one.
   std::string weight_copies{};
 };
 
@@ -114,27 +119,30 @@ struct PlanResult {
   bool feasible = false;  ///< whether a plan fits into the budget
   /// The fastest plan that fits, or the one with the lowest peak if none fits.
   Plan plan;
-  /// Plans that fit at other micro-batch sizes that were measured, fastest first.
+  /// Plans that fit at other micro-batch sizes that were measured, fastest
+  /// first.
   std::vector<Plan> alternatives;
-  /// Fastest plan for each amount of memory, by ascending memory and descending time.
+  /// Fastest plan for each amount of memory, by ascending memory and descending
+  /// time.
   std::vector<FrontierPoint> frontier;
-  /// Common strategies (none, all, sqrt) at the plan's micro-batch size and at the
-  /// global batch size, for comparison.
+  /// Common strategies (none, all, sqrt) at the plan's micro-batch size and at
+  /// the global batch size, for comparison.
   std::vector<FrontierPoint> references;
   /// Changes that would lower the peak.
   std::vector<PeakReduction> peak_reductions;
   std::vector<std::string> stages;  ///< names of the stages
-  int64_t smallest_bytes = 0;       ///< smallest budget that some plan fits into
+  int64_t smallest_bytes = 0;  ///< smallest budget that some plan fits into
 };
 
-/// Finds the best plan for `request`. Measures the costs it needs and times the plans it
-/// considers, if `costs` supports that. The result is the fastest plan that fits of all
-/// that were ever timed with this source. For one source, a later result for a larger
-/// budget is therefore never slower than an earlier one for a smaller budget.
+/// Finds the best plan for `request`. Measures the costs it needs and times the
+/// plans it considers, if `costs` supports that. The result is the fastest plan
+/// that fits of all that were ever timed with this source. For one source, a
+/// later result for a larger budget is therefore never slower than an earlier
+/// one for a smaller budget.
 ///
-/// A budget that nothing fits into is no error; see PlanResult::feasible. Throws
-/// c10::Error if the request is not valid or if not even the smallest micro-batch can be
-/// measured.
+/// A budget that nothing fits into is no error; see PlanResult::feasible.
+/// Throws c10::Error if the request is not valid or if not even the smallest
+/// micro-batch can be measured.
 PlanResult make_plan(const PlanRequest& request, CostSource& costs);
 
 /// Measured memory and time of training with a plan.
@@ -144,14 +152,15 @@ struct PlanMeasurement {
   double step_ms_spread = 0;  ///< half of the interquartile range
 };
 
-/// Formats a result for display in at most 100 columns: the plan, memory per category as
-/// bars, the cause of the peak and changes that lower it, the schedule drawn over the
-/// chain, the frontier and the alternatives. If `measured` is given, it is compared with
-/// the prediction.
+/// Formats a result for display in at most 100 columns: the plan, memory per
+/// category as bars, the cause of the peak and changes that lower it, the
+/// schedule drawn over the chain, the frontier and the alternatives. If
+/// `measured` is given, it is compared with the prediction.
 std::string to_text(const PlanResult& result,
                     const std::optional<PlanMeasurement>& measured = {});
 
-/// Formats a plan as JSON, with the fields from `micro_batch` to `predicted` below.
+/// Formats a plan as JSON, with the fields from `micro_batch` to `predicted`
+/// below.
 std::string to_json(const Plan& plan);
 
 /// Formats a result as JSON with the fields
@@ -160,7 +169,8 @@ std::string to_json(const Plan& plan);
 ///     micro_batch, accumulate, last_micro_batch, global_batch, precision
 ///     recompute (a strategy or "optimal"), schedule
 ///     weight_copies (only if the plan assumes a value), graph, runs_again
-///     predicted {peak_bytes, kept_bytes, host_bytes, step_ms, micro_ms, samples_per_s}
+///     predicted {peak_bytes, kept_bytes, host_bytes, step_ms, micro_ms,
+///                samples_per_s}
 ///     memory {parameters, gradients, optimizer, data, activations,
 ///             gradients_in_flight, workspace}
 ///     peak_at {phase, stage, stage_name, kept_by_stage, is_floor}

@@ -12,9 +12,9 @@
 
 namespace reprise {
 
-/// A model as a sequence of stages. The outputs of each stage are the inputs of the
-/// next one. A chain is immutable, and copies share the stages. It may be run by
-/// several threads at once if its modules may.
+/// A model as a sequence of stages. The outputs of each stage are the inputs of
+/// the next one. A chain is immutable, and copies share the stages. It may be
+/// run by several threads at once if its modules may.
 ///
 ///     Chain chain(sequential);                        // one stage per module
 ///     Chain chain = Chain::of(embed, block, head);    // modules or callables
@@ -28,8 +28,8 @@ class Chain {
   template <std::same_as<torch::nn::Sequential> S>  // excludes braced lists
   explicit Chain(const S& modules) : Chain(stages_of(modules)) {}
 
-  /// Creates stages from modules and callables, as make_stage() does, and names them
-  /// by their position: "0", "1", …
+  /// Creates stages from modules and callables, as make_stage() does, and names
+  /// them by their position: "0", "1", …
   template <class... F>
   static Chain of(F... functions) {
     std::vector<Stage> stages;
@@ -45,8 +45,8 @@ class Chain {
     return stages_->at(static_cast<size_t>(i));
   }
 
-  /// Return the parameters and buffers of the modules of all stages. Tensors that
-  /// stages share are listed once.
+  /// Return the parameters and buffers of the modules of all stages. Tensors
+  /// that stages share are listed once.
   std::vector<torch::Tensor> parameters() const;
   std::vector<torch::Tensor> buffers() const;
 
@@ -54,13 +54,15 @@ class Chain {
   void train(bool on = true) const;
   void eval() const { train(false); }
 
-  /// Runs the chain by `schedule` as part of the caller's autograd graph. Outputs can
-  /// be used by further layers, and their backward runs the rest of the schedule.
-  /// `backward()` adds the parameters' gradients to `.grad`; `torch::autograd::grad`
-  /// returns gradients of `inputs` only. The backward can run once and cannot be
-  /// differentiated. Throws c10::Error if `schedule` is for another number of stages.
+  /// Runs the chain by `schedule` as part of the caller's autograd graph.
+  /// Outputs can be used by further layers, and their backward runs the rest of
+  /// the schedule. `backward()` adds the parameters' gradients to `.grad`;
+  /// `torch::autograd::grad` returns gradients of `inputs` only. The backward
+  /// can run once and cannot be differentiated. Throws c10::Error if `schedule`
+  /// is for another number of stages.
   ///
-  /// If grad mode is off, the stages run one after another and `schedule` is ignored.
+  /// If grad mode is off, the stages run one after another and `schedule` is
+  /// ignored.
   Tensors forward(const Tensors& inputs, const Schedule& schedule) const;
 
   /// Overload for chains that map one tensor to one tensor.

@@ -13,30 +13,32 @@ namespace reprise {
 
 struct CheckpointOptions {
   /// Modules that the function uses. Their buffers, such as BatchNorm's running
-  /// statistics, are updated by the first run only. Defaults to the stage's modules
-  /// if checkpoint() is called inside a Stage.
+  /// statistics, are updated by the first run only. Defaults to the stage's
+  /// modules if checkpoint() is called inside a Stage.
   Modules modules{};
   /// Random generators that the function uses besides LibTorch's default ones.
   std::vector<at::Generator> generators{};
-  /// Stop the recomputation as soon as all tensors needed by the backward pass have
-  /// been recomputed.
+  /// Stop the recomputation as soon as all tensors needed by the backward pass
+  /// have been recomputed.
   bool early_stop = true;
 };
 
-/// Returns whether this thread is recomputing a stage or a checkpointed function. For
-/// code with side effects that should happen once, such as logging or counters.
+/// Returns whether this thread is recomputing a stage or a checkpointed
+/// function. For code with side effects that should happen once, such as
+/// logging or counters.
 bool is_recomputing();
 
-/// Runs `function(inputs)` and saves only its inputs for the backward pass, which
-/// recomputes everything else. The result is part of the caller's autograd graph. It
-/// supports `backward()`, `autograd::grad`, several inputs and outputs, inputs that
-/// require no gradient, nesting and second derivatives. Gradients equal those of a
-/// plain call; on the CPU they are bit-identical.
+/// Runs `function(inputs)` and saves only its inputs for the backward pass,
+/// which recomputes everything else. The result is part of the caller's
+/// autograd graph. It supports `backward()`, `autograd::grad`, several inputs
+/// and outputs, inputs that require no gradient, nesting and second
+/// derivatives. Gradients equal those of a plain call; on the CPU they are
+/// bit-identical.
 ///
-/// `function` is called once now and one or more times during backward, possibly on
-/// one of autograd's threads. What it captures must stay valid until the autograd graph
-/// is destroyed. It must not modify its inputs in place (c10::Error). If grad mode is
-/// off, this is a plain call.
+/// `function` is called once now and one or more times during backward,
+/// possibly on one of autograd's threads. What it captures must stay valid
+/// until the autograd graph is destroyed. It must not modify its inputs in
+/// place (c10::Error). If grad mode is off, this is a plain call.
 Tensors checkpoint_list(std::function<Tensors(const Tensors&)> function,
                         const Tensors& inputs,
                         const CheckpointOptions& options = {});
@@ -67,7 +69,8 @@ concept IsTensor = std::is_convertible_v<T, torch::Tensor>;
 
 }  // namespace detail
 
-/// Overload of checkpoint_list() for modules and for callables on single tensors:
+/// Overload of checkpoint_list() for modules and for callables on single
+/// tensors:
 ///
 ///     auto y = checkpoint(block, x);      // a module
 ///     auto z = checkpoint(attend, a, b);  // attend(a, b), any callable

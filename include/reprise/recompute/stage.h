@@ -18,50 +18,52 @@ namespace reprise {
 using Tensors = std::vector<torch::Tensor>;
 using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
-/// One step of a model, and the unit that is kept or recomputed. Maps a list of tensors
-/// to a list of tensors. A stage may use random numbers and update the buffers of its
-/// modules. It must otherwise be a deterministic function of its inputs, and must not
-/// modify them in place.
+/// One step of a model, and the unit that is kept or recomputed. Maps a list of
+/// tensors to a list of tensors. A stage may use random numbers and update the
+/// buffers of its modules. It must otherwise be a deterministic function of its
+/// inputs, and must not modify them in place.
 class Stage {
  public:
   using Function = std::function<Tensors(const Tensors&)>;
 
-  /// `modules` are the modules that `function` uses. Their buffers are restored after a
-  /// recomputation, and their parameters are part of Chain::parameters().
+  /// `modules` are the modules that `function` uses. Their buffers are restored
+  /// after a recomputation, and their parameters are part of
+  /// Chain::parameters().
   Stage(std::string name, Function function, Modules modules = {});
 
   const std::string& name() const { return name_; }
   const Modules& modules() const { return modules_; }
   Tensors operator()(const Tensors& inputs) const { return function_(inputs); }
 
-  /// An alternative function on the same modules with the same outputs and gradients,
-  /// which saves less for the backward pass or runs faster. An example is the stage's
-  /// own function wrapped in checkpoint().
+  /// An alternative function on the same modules with the same outputs and
+  /// gradients, which saves less for the backward pass or runs faster. An
+  /// example is the stage's own function wrapped in checkpoint().
   struct Variant {
     std::string name;
     Function function;
   };
-  /// Returns a copy with one more variant. Schedules refer to variants by number,
-  /// counted from 1 in the order of these calls; see Op::variant.
+  /// Returns a copy with one more variant. Schedules refer to variants by
+  /// number, counted from 1 in the order of these calls; see Op::variant.
   Stage with_variant(std::string name, Function function) const;
   const std::vector<Variant>& variants() const { return variants_; }
 
-  /// Returns the stage's own function for 0, else that of `variants()[variant - 1]`.
-  /// Throws std::out_of_range if there is no such variant.
+  /// Returns the stage's own function for 0, else that of `variants()[variant -
+  /// 1]`. Throws std::out_of_range if there is no such variant.
   const Function& function(int variant = 0) const {
     if (variant == 0) return function_;
     return variants_.at(static_cast<size_t>(variant) - 1).function;
   }
 
-  /// Returns a copy labelled with `kind`. Stages of one kind run the same code on
-  /// parameters of their own. Those whose inputs and parameters have equal shapes are
-  /// assumed to have equal costs, so measure_stage_costs() measures only two of them.
+  /// Returns a copy labelled with `kind`. Stages of one kind run the same code
+  /// on parameters of their own. Those whose inputs and parameters have equal
+  /// shapes are assumed to have equal costs, so measure_stage_costs() measures
+  /// only two of them.
   Stage of_kind(std::string kind) const;
   const std::string& kind() const { return kind_; }  ///< empty if it has none
 
-  /// Returns a stage that applies this one, or its variants, to the first tensor and
-  /// passes all others through unchanged. For plain layers in a chain that also carries
-  /// masks or skip connections.
+  /// Returns a stage that applies this one, or its variants, to the first
+  /// tensor and passes all others through unchanged. For plain layers in a
+  /// chain that also carries masks or skip connections.
   Stage on_first() const;
 
  private:
@@ -104,8 +106,8 @@ template <class M>
 concept ModulePointer =
     std::is_convertible_v<M, std::shared_ptr<torch::nn::Module>>;
 
-/// Wraps a module holder or a pointer to a module in a callable. The call operator of
-/// module holders does not work for a Sequential.
+/// Wraps a module holder or a pointer to a module in a callable. The call
+/// operator of module holders does not work for a Sequential.
 template <class M>
 struct CallForward {
   M module;
@@ -145,10 +147,11 @@ Stage::Function adapt(const std::string& name, F function) {
 
 }  // namespace detail
 
-/// Creates a stage from a module (a holder or shared_ptr with a `forward` method) or from
-/// a callable. The callable takes one to three tensors or a list of tensors, and returns
-/// a tensor, a tuple or a list. Modules that a lambda uses must be listed in `modules`.
-/// The stage throws c10::Error if it is called with another number of tensors.
+/// Creates a stage from a module (a holder or shared_ptr with a `forward`
+/// method) or from a callable. The callable takes one to three tensors or a
+/// list of tensors, and returns a tensor, a tuple or a list. Modules that a
+/// lambda uses must be listed in `modules`. The stage throws c10::Error if it
+/// is called with another number of tensors.
 template <class F>
 Stage make_stage(std::string name, F function, Modules modules = {}) {
   if constexpr (detail::ModuleHolder<F>) {

@@ -14,16 +14,16 @@ enum class StrategyKind { kNone, kAll, kEvery, kCheckpoints, kSqrt, kRevolve };
 /// A rule that generates schedules, written as on the command line:
 ///
 ///     none           keep all stages; recompute nothing
-///     all            keep every stage's input; recompute all stages but the last
-///     every:K        keep the input of every K-th stage; recompute the others once
-///     checkpoints:K  keep K evenly spread stage outputs; recompute all stages once
+///     all            keep every stage input; recompute all but the last stage
+///     every:K        keep every K-th stage input; recompute segments once
+///     checkpoints:K  keep K evenly spread stage outputs; recompute once
 ///     sqrt           keep about √n evenly spread stage inputs; recompute once
-///     revolve:S      keep at most S stage inputs at a time, including the chain's
-///                    input; recompute as rarely as S slots allow
+///     revolve:S      keep at most S stage inputs at a time, including the
+///                    chain's; recompute as rarely as S slots allow
 ///
-/// All strategies but checkpoints:K keep the last segment, since its backward comes
-/// first. checkpoints:K drops it too, so that only the K outputs are held after the
-/// forward pass.
+/// All strategies but checkpoints:K keep the last segment, since its backward
+/// comes first. checkpoints:K drops it too, so that only the K outputs are held
+/// after the forward pass.
 ///
 /// sqrt: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory
 /// Cost", 2016. revolve: Griewank, Walther, "Algorithm 799: Revolve", ACM TOMS
@@ -42,33 +42,35 @@ struct Strategy {
 /// Returns the strategies as shown in help texts: "none", "all", "every:K", …
 const std::vector<std::string>& strategy_names();
 
-/// Creates the schedule of `strategy` for a chain of `stages` stages. Throws c10::Error if
-/// the strategy's number is out of range for that many stages.
+/// Creates the schedule of `strategy` for a chain of `stages` stages. Throws
+/// c10::Error if the strategy's number is out of range for that many stages.
 ///
-/// If `output_bytes` is given, the bytes of each stage's outputs (see output_bytes() in
-/// stage_costs.h), checkpoints:K keeps the smallest output near each evenly spread
-/// position.
+/// If `output_bytes` is given, the bytes of each stage's outputs (see
+/// output_bytes() in stage_costs.h), checkpoints:K keeps the smallest output
+/// near each evenly spread position.
 Schedule make_schedule(const Strategy& strategy, int stages,
                        const std::vector<int64_t>& output_bytes = {});
 
 /// Creates a schedule from the name of a strategy, or from the output of
-/// Schedule::to_text(). The latter is named "given". Throws c10::Error if `text` is
-/// neither.
+/// Schedule::to_text(). The latter is named "given". Throws c10::Error if
+/// `text` is neither.
 Schedule make_schedule(std::string_view text, int stages);
 
-/// Returns whether `text` looks like the output of Schedule::to_text(): "K0 K1 B1 …".
+/// Returns whether `text` looks like the output of Schedule::to_text(): "K0 K1
+/// B1 …".
 bool is_schedule_text(std::string_view text);
 
-/// Creates a schedule that divides the chain into segments, keeps the input of each one,
-/// and recomputes each segment as a whole before its backward. `starts` lists the first
-/// stages of the segments in ascending order, beginning with 0. If `keep_last` is true,
-/// the last segment is kept from the forward pass. Throws c10::Error if `starts` is not
-/// valid.
+/// Creates a schedule that divides the chain into segments, keeps the input of
+/// each one, and recomputes each segment as a whole before its backward.
+/// `starts` lists the first stages of the segments in ascending order,
+/// beginning with 0. If `keep_last` is true, the last segment is kept from the
+/// forward pass. Throws c10::Error if `starts` is not valid.
 Schedule make_segments(std::string name, int stages,
                        const std::vector<int>& starts, bool keep_last = true);
 
-/// Returns the minimum number of stage runs for a chain of `stages` stages if at most
-/// `slots` stage inputs, including the chain's input, are kept at a time.
+/// Returns the minimum number of stage runs for a chain of `stages` stages if
+/// at most `slots` stage inputs, including the chain's input, are kept at a
+/// time.
 int64_t revolve_runs(int stages, int slots);
 
 }  // namespace reprise

@@ -10,15 +10,16 @@
 
 namespace reprise {
 
-/// A model to verify. The functions are called after the default random generators have
-/// been seeded, and must depend on nothing else. The chain's last stage returns the sum
-/// of the losses, optionally followed by their count.
+/// A model to verify. The functions are called after the default random
+/// generators have been seeded, and must depend on nothing else. The chain's
+/// last stage returns the sum of the losses, optionally followed by their
+/// count.
 struct VerifySubject {
   std::string name;
   std::function<Chain()> make_chain;
   std::function<Tensors()> make_inputs;
-  /// The reference model, which is run stage by stage without an Execution. Defaults to
-  /// `make_chain`.
+  /// The reference model, which is run stage by stage without an Execution.
+  /// Defaults to `make_chain`.
   std::function<Chain()> make_reference{};
   /// Number of losses in the sum, if the chain does not return it.
   int64_t count = 1;
@@ -27,8 +28,8 @@ struct VerifySubject {
 struct VerifyOptions {
   int updates = 3;    ///< number of optimizer updates
   uint64_t seed = 1;  ///< seed of the default random generators
-  /// Maximum of max|a - b| / max|a| for tensors that are considered equal. If 0, they
-  /// must be bit-identical.
+  /// Maximum of max|a - b| / max|a| for tensors that are considered equal. If
+  /// 0, they must be bit-identical.
   double tolerance = 0;
 };
 
@@ -47,17 +48,18 @@ struct VerifyReport {
   std::string subject;
   std::string strategy;
   std::vector<VerifyRow> rows;
-  std::vector<int> runs;            ///< measured forward runs per stage and update
-  std::vector<int> simulated_runs;  ///< the same as predicted by simulate()
+  std::vector<int> runs;  ///< measured forward runs per stage and update
+  std::vector<int> simulated_runs;   ///< the same as predicted by simulate()
   int64_t kept_peak_bytes = 0;       ///< measured by a KeptMeter
   int64_t simulated_kept_bytes = 0;  ///< the same as predicted by simulate()
-  bool same = true;  ///< whether all rows are the same and runs equal simulated_runs
+  /// Whether all rows are the same and runs equal simulated_runs.
+  bool same = true;
 };
 
-/// Trains `subject` from the same seed with `strategy` and without recomputation, and
-/// compares losses, gradients, buffers, random generators and parameters. On CUDA, cuDNN
-/// is restricted to deterministic algorithms during the call. Throws c10::Error if
-/// `options.updates` is less than 1.
+/// Trains `subject` from the same seed with `strategy` and without
+/// recomputation, and compares losses, gradients, buffers, random generators
+/// and parameters. On CUDA, cuDNN is restricted to deterministic algorithms
+/// during the call. Throws c10::Error if `options.updates` is less than 1.
 VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
                     const VerifyOptions& options = {});
 
