@@ -114,7 +114,7 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
     int64_t bytes = 0;                 // on the device
     std::unique_ptr<HostCopy> copy{};  // null if it stays on the device
     at::Tensor device{};               // the bytes, if they stay on the device
-    // Or the outer hooks that do.
+    // The outer hooks that keep it on the device, if there are any.
     std::unique_ptr<compat::SavedTensorHooks> kept{};
     std::shared_ptr<void> counted{};  // keeps it counted after it was fetched
   };

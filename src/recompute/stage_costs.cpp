@@ -337,11 +337,11 @@ class StageMeter {
 
   /// The gradient of one input of a stage.
   struct GradientBuffer {
-    // Of its storage; 0 if none or shared with another input.
+    // Bytes of its storage; 0 if undefined or shared with another input.
     int64_t bytes = 0;
     int output = -1;  // output whose gradient has the same storage; -1 if none
     Strides strides;
-    // Has the layout that the stage before was measured with.
+    // Whether it has the layout that the stage before was measured with.
     bool as_expected = true;
   };
 
