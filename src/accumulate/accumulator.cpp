@@ -10,8 +10,8 @@
 namespace reprise {
 namespace {
 
-// Counts of samples are whole numbers; only weights of tokens may be fractions,
-// and their sum may miss the total by rounding.
+// Counts of samples are whole numbers, but weights of tokens may be fractions,
+// whose sum differs from the total by rounding.
 constexpr double kCountTolerance = 1e-9;
 
 }  // namespace
@@ -24,11 +24,10 @@ Accumulator::Accumulator(std::vector<torch::Tensor> parameters)
 
 void Accumulator::begin(double total_count) {
   TORCH_CHECK(total_ == 0,
-              "[Accumulator::begin] a window is open already: ", done_, " of ",
-              total_, " done; update() or abandon() it first");
+              "[Accumulator::begin] a window is already open: ", done_, " of ",
+              total_, " done; call update() or abandon() first");
   TORCH_CHECK(std::isfinite(total_count) && total_count > 0,
-              "[Accumulator::begin] expected a window's total count above "
-              "zero, got ",
+              "[Accumulator::begin] expected a positive total count, got ",
               total_count);
   total_ = own_ = total_count;
   done_ = 0;
@@ -36,7 +35,7 @@ void Accumulator::begin(double total_count) {
 
 void Accumulator::begin_share(double total_count, double own_count) {
   TORCH_CHECK(own_count >= 0 && own_count <= total_count,
-              "[Accumulator::begin_share] expected an own count between 0 and ",
+              "[Accumulator::begin_share] expected own_count between 0 and ",
               total_count, ", got ", own_count);
   begin(total_count);
   own_ = own_count;
@@ -44,7 +43,7 @@ void Accumulator::begin_share(double total_count, double own_count) {
 
 void Accumulator::resume(double total_count, double done_count) {
   TORCH_CHECK(done_count >= 0 && done_count <= total_count,
-              "[Accumulator::resume] expected a done count between 0 and ",
+              "[Accumulator::resume] expected done_count between 0 and ",
               total_count, ", got ", done_count);
   begin(total_count);
   done_ = done_count;
@@ -53,22 +52,23 @@ void Accumulator::resume(double total_count, double done_count) {
 double Accumulator::weigh(double count) {
   check_open("weigh");
   TORCH_CHECK(std::isfinite(count) && count > 0,
-              "[Accumulator] expected a micro-batch's count above zero, got ",
-              count, "; leave an empty micro-batch out");
+              "[Accumulator] expected a positive count for a micro-batch, got ",
+              count, "; skip empty micro-batches");
   TORCH_CHECK(done_ + count <= own_ * (1 + kCountTolerance),
-              "[Accumulator] expected counts that add up to the window's ",
-              own_, ", got ", done_ + count, " with this micro-batch of ",
-              count, "; begin() takes the total of all micro-batches");
+              "[Accumulator] expected counts that add up to ", own_, ", got ",
+              done_ + count, " with this micro-batch of ", count,
+              "; begin() takes the total count of the window");
   done_ += count;
   return 1.0 / total_;
 }
 
 void Accumulator::backward(const torch::Tensor& loss_sum, double count) {
   check_open("backward");
-  TORCH_CHECK(loss_sum.defined() && loss_sum.numel() == 1,
-              "[Accumulator] expected the sum of the losses as a scalar, got ",
-              loss_sum.defined() ? "shape " : "nothing",
-              loss_sum.defined() ? loss_sum.sizes() : torch::IntArrayRef());
+  TORCH_CHECK(
+      loss_sum.defined() && loss_sum.numel() == 1,
+      "[Accumulator] expected the sum of the losses as one element, got ",
+      loss_sum.defined() ? "shape " : "an undefined tensor",
+      loss_sum.defined() ? loss_sum.sizes() : torch::IntArrayRef());
   const double before = done_;
   const double weight = weigh(count);
   try {
@@ -90,7 +90,8 @@ torch::Tensor Accumulator::norm() const {
 
 torch::Tensor Accumulator::clip(double max_norm) {
   TORCH_CHECK(max_norm > 0,
-              "[Accumulator::clip] expected a norm above zero, got ", max_norm);
+              "[Accumulator::clip] expected a positive max_norm, got ",
+              max_norm);
   check_complete("clip");
   torch::Tensor before = gradient_norm(parameters_);
   clip_gradients(parameters_, before, max_norm);
@@ -123,14 +124,14 @@ void Accumulator::abandon() {
 
 void Accumulator::check_open(const char* call) const {
   TORCH_CHECK(total_ > 0, "[Accumulator::", call,
-              "] no window is open; begin() one with its total count first");
+              "] no window is open; call begin() first");
 }
 
 void Accumulator::check_complete(const char* call) const {
   check_open(call);
   TORCH_CHECK(complete(), "[Accumulator::", call,
-              "] called in mid-window: ", done_, " of ", own_,
-              " done; run the remaining micro-batches first, or abandon()");
+              "] the window is not complete: ", done_, " of ", own_,
+              " done; run the remaining micro-batches or call abandon()");
 }
 
 void Accumulator::drop_gradients() {
@@ -149,7 +150,7 @@ torch::Tensor gradient_norm(const std::vector<torch::Tensor>& parameters) {
   for (const auto& parameter : parameters) {
     const torch::Tensor gradient = parameter.grad();
     if (!gradient.defined()) continue;
-    // Half precision would overflow in the squares.
+    // Squares would overflow in half precision.
     const auto type = c10::promoteTypes(gradient.scalar_type(), torch::kFloat);
     norms.push_back(at::norm(gradient, 2, type));
   }

@@ -39,13 +39,14 @@ void SmallGradients::add() {
   aside_.clear();
 }
 
-std::vector<torch::Tensor> smallest_of(std::vector<torch::Tensor> parameters,
-                                       double share) {
+std::vector<torch::Tensor> smallest_parameters(
+    std::vector<torch::Tensor> parameters, double share) {
   std::stable_sort(parameters.begin(), parameters.end(),
                    [](const torch::Tensor& a, const torch::Tensor& b) {
                      return a.numel() < b.numel();
                    });
-  constexpr int64_t kMost = 65'536;  // more take longer to run than to start
+  constexpr int64_t kMaxElements =
+      65'536;  // larger kernels run longer than their launch
   double left = 0;
   for (const auto& parameter : parameters) {
     left += share * static_cast<double>(parameter.numel());
@@ -54,7 +55,7 @@ std::vector<torch::Tensor> smallest_of(std::vector<torch::Tensor> parameters,
   for (; count < parameters.size(); ++count) {
     const int64_t values = parameters[count].numel();
     left -= static_cast<double>(values);
-    if (left < 0 || values > kMost) break;
+    if (left < 0 || values > kMaxElements) break;
   }
   parameters.resize(count);
   return parameters;

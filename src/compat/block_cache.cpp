@@ -19,8 +19,8 @@ void* BlockCache::take(size_t bytes) {
       kept_bytes_ -= static_cast<int64_t>(bytes);
       return block;
     }
-    most_bytes_ = std::max(most_bytes_, used_bytes_);
-    while (used_bytes_ + kept_bytes_ > most_bytes_) evict(by_age_.begin());
+    max_bytes_ = std::max(max_bytes_, used_bytes_);
+    while (used_bytes_ + kept_bytes_ > max_bytes_) evict(by_age_.begin());
   }
   try {
     return c10::alloc_cpu(bytes);
@@ -46,7 +46,7 @@ void* BlockCache::take(size_t bytes) {
 
 void BlockCache::give(void* block, size_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
-  // A block that is kept would hide its uses after the free.
+  // A cached block would hide a use after free.
   c10::free_cpu(block);
   const std::lock_guard<std::mutex> lock(mutex_);
   used_bytes_ -= static_cast<int64_t>(bytes);
@@ -62,7 +62,7 @@ void BlockCache::give(void* block, size_t bytes) {
 void BlockCache::release() {
   const std::lock_guard<std::mutex> lock(mutex_);
   while (!by_age_.empty()) evict(by_age_.begin());
-  most_bytes_ = used_bytes_;
+  max_bytes_ = used_bytes_;
 }
 
 int64_t BlockCache::kept_bytes() const {

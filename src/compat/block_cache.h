@@ -8,27 +8,30 @@
 
 namespace reprise::compat {
 
-/// Large blocks of CPU memory, kept for the next request of the same size.
+/// Cache of large blocks of CPU memory for requests of the same size.
 ///
-/// malloc takes blocks of this size from the kernel and gives them back at once, so that
-/// every tensor begins with page faults: more than half of the processor time of a network
-/// on images of 448 pixels. A training asks for the same sizes in every step.
+/// malloc() maps blocks of this size and unmaps them when they are freed, so
+/// that every tensor causes page faults. In a network on images of 448 pixels
+/// they take more than half of the CPU time. Training requests the same sizes
+/// in every step.
 ///
-/// What is kept and what is in use are together never more than the most that was in use
-/// at one moment: a process does not grow by the cache. Thread-safe.
+/// Cached blocks and blocks in use together never exceed the maximum that was
+/// in use at one time, so that the cache does not enlarge the process.
+/// Thread-safe.
 class BlockCache {
  public:
-  /// Smaller blocks are malloc's own business.
-  static constexpr size_t kLeastBytes = size_t{1} << 20;
+  /// Smaller blocks should be allocated with malloc().
+  static constexpr size_t kMinBytes = size_t{1} << 20;
 
-  /// Throws c10::Error if the system has no memory, after giving back what is kept.
+  /// Returns a block of `bytes`. If the system is out of memory, frees all
+  /// cached blocks and tries again; throws c10::Error if that fails too.
   void* take(size_t bytes);
-  /// `bytes` as it was taken with.
+  /// Returns a block to the cache. `bytes` must be the size passed to take().
   void give(void* block, size_t bytes);
-  /// Gives back what is kept; what is in use now is the most from here on.
+  /// Frees all cached blocks and resets the maximum to the bytes in use.
   void release();
 
-  int64_t kept_bytes() const;
+  int64_t kept_bytes() const;  ///< bytes of cached blocks
 
  private:
   struct Kept {
@@ -40,11 +43,11 @@ class BlockCache {
   void evict(Age::iterator oldest);
 
   mutable std::mutex mutex_;
-  Age by_age_;  // the oldest first
+  Age by_age_;  // oldest first
   std::unordered_multimap<size_t, Age::iterator> by_size_;
   int64_t used_bytes_ = 0;
   int64_t kept_bytes_ = 0;
-  int64_t most_bytes_ = 0;
+  int64_t max_bytes_ = 0;
 };
 
 }  // namespace reprise::compat

@@ -18,8 +18,9 @@
 namespace reprise::compat {
 namespace {
 
-// LibTorch's raw_allocate() wants the data pointer to be its own context, so
-// the sizes sit in front of the data; a whole line, to keep the alignment.
+// LibTorch's raw_allocate() requires the data pointer to be its own context, so
+// the sizes are stored in front of the data. The header fills a cache line to
+// keep the alignment.
 constexpr size_t kHeaderBytes = 64;
 
 struct Header {
@@ -52,7 +53,7 @@ void fail_if_injected(size_t bytes) {
   if (!g_injection.on.load(std::memory_order_relaxed)) return;
   if (static_cast<int64_t>(bytes) < g_injection.min_bytes) return;
   if (ReservedScope::active()) return;
-  // Begins as LibTorch's own text does.
+  // Begins like LibTorch's own message.
   TORCH_CHECK(g_injection.counted++ != g_injection.after,
               "DefaultCPUAllocator: can't allocate memory: you tried to "
               "allocate ",
@@ -64,7 +65,7 @@ void give(void* data) {
   const Header header = header_of(data);
   char* block = static_cast<char*>(data) - kHeaderBytes;
   g_listener.load(std::memory_order_relaxed)(-header.reported);
-  if (header.block_bytes >= BlockCache::kLeastBytes) {
+  if (header.block_bytes >= BlockCache::kMinBytes) {
     block_cache().give(block, header.block_bytes);
   } else {
     c10::free_cpu(block);
@@ -77,8 +78,8 @@ void* take(size_t bytes) {
               "[cpu allocator] expected a size below 2^63, got ", bytes);
   fail_if_injected(bytes);
   const size_t whole = bytes + kHeaderBytes;
-  void* block = whole >= BlockCache::kLeastBytes ? block_cache().take(whole)
-                                                 : c10::alloc_cpu(whole);
+  void* block = whole >= BlockCache::kMinBytes ? block_cache().take(whole)
+                                               : c10::alloc_cpu(whole);
   void* data = static_cast<char*>(block) + kHeaderBytes;
   new (block) Header{static_cast<int64_t>(bytes), whole};
   g_listener.load(std::memory_order_relaxed)(static_cast<int64_t>(bytes));
@@ -118,7 +119,7 @@ void install_cpu_allocator(AllocationListener listener) {
               "[install_cpu_allocator] expected a listener, got none");
   AllocationListener none = nullptr;
   TORCH_CHECK(g_listener.compare_exchange_strong(none, listener),
-              "[install_cpu_allocator] a listener is installed already");
+              "[install_cpu_allocator] a listener is already installed");
   // Never freed: tensors may outlive every static object.
   static auto* allocator = new ReportingAllocator;
   c10::SetCPUAllocator(allocator, /*priority=*/100);
@@ -137,9 +138,10 @@ void release_cpu_blocks() {
 
 void inject_failure(int64_t after, int64_t min_bytes) {
   TORCH_CHECK(after >= 0 && min_bytes >= 0,
-              "[inject_failure] expected numbers of 0 or more, got ", after,
+              "[inject_failure] expected non-negative numbers, got ", after,
               " and ", min_bytes);
-  TORCH_CHECK(!g_injection.on, "[inject_failure] one is on already");
+  TORCH_CHECK(!g_injection.on,
+              "[inject_failure] a failure is already being injected");
   g_injection.counted = 0;
   g_injection.after = after;
   g_injection.min_bytes = min_bytes;

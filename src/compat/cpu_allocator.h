@@ -6,34 +6,40 @@
 
 namespace reprise::compat {
 
-/// Called with the bytes asked for after each allocation, and with the same
-/// figure negated before they are freed; from any thread.
+/// Called with the size after each allocation, and with the negated size before
+/// the memory is freed. Called by any thread.
 using AllocationListener = void (*)(int64_t bytes);
 
-/// Replaces LibTorch's CPU allocator, for the rest of the process, by one that
-/// reports to `listener`. Tensors that already exist stay with the old one and
-/// are never reported. Costs 64 bytes and some nanoseconds an allocation.
-/// Throws where a listener is installed already.
+/// Replaces LibTorch's CPU allocator, for the rest of the process, with one
+/// that reports to `listener`. Existing tensors keep the old allocator and are
+/// never reported. The overhead per allocation is 64 bytes and a few
+/// nanoseconds. Throws c10::Error if a listener is already installed.
 void install_cpu_allocator(AllocationListener listener);
 
-/// Reports the bytes behind `data` as freed now, once, and never again. Returns their
-/// number; 0 if another allocator made them or they were left out before.
+/// Reports the memory of `data` as freed and excludes it from further reports.
+/// Returns its size, or 0 if it was allocated by another allocator or is
+/// excluded already.
 int64_t stop_reporting(const c10::DataPtr& data);
 
-/// Gives the system back what freed tensors left in this allocator, which keeps large
-/// blocks for the next tensor of the same size. What it keeps and what is in use are
-/// together never more than the most that was in use at once since the last call.
+/// Returns the allocator's cached blocks to the system. The allocator caches
+/// large blocks for tensors of the same size. Cached blocks and blocks in use
+/// together never exceed the maximum that was in use at one time since the last
+/// call.
 void release_cpu_blocks();
 
-/// Behind memory/failure.h: makes allocation number `after` from now, of those of
-/// at least `min_bytes` outside a ReservedScope, fail. Costs a relaxed load an
-/// allocation while nothing is injected.
+/// Implements memory/failure.h. Lets one allocation fail: number `after`,
+/// counted from 0, of those of at least `min_bytes` outside of a ReservedScope.
+/// While no failure is injected, the overhead is a relaxed load per allocation.
+/// Throws c10::Error if an argument is negative or if a failure is being
+/// injected already.
 void inject_failure(int64_t after, int64_t min_bytes);
+/// Ends the injection.
 void end_injection();
 
+/// State of the current injection.
 struct InjectedFailure {
-  int64_t counted = 0;
-  bool happened = false;
+  int64_t counted = 0;    ///< allocations counted so far
+  bool happened = false;  ///< whether the allocation has failed
 };
 InjectedFailure injected_failure();
 

@@ -1,4 +1,4 @@
-// Compiled against a LibTorch with CUDA; cuda_none.cpp stands in otherwise.
+// Compiled against a LibTorch with CUDA; cuda_none.cpp replaces it otherwise.
 #include "compat/cuda.h"
 
 #include <ATen/Context.h>
@@ -22,7 +22,7 @@ using c10::CachingAllocator::StatType;
 using caching::StatType;
 #endif
 
-// The allocator has no statistics before LibTorch's CUDA state exists.
+// The allocator has no statistics before LibTorch has initialized CUDA.
 void init_cuda() {
 #if TORCH_VERSION_MAJOR > 2 || \
     (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 6)
@@ -74,19 +74,19 @@ void* current_cuda_stream(int device) {
       .stream();
 }
 
-struct CudaMoment::Impl {
-  at::cuda::CUDAEvent event{cudaEventDefault};  // with its time
+struct CudaEvent::Impl {
+  at::cuda::CUDAEvent event{cudaEventDefault};  // with timing
 };
 
-CudaMoment::CudaMoment(int device) : impl_(std::make_unique<Impl>()) {
+CudaEvent::CudaEvent(int device) : impl_(std::make_unique<Impl>()) {
   impl_->event.record(
       at::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)));
 }
-CudaMoment::~CudaMoment() = default;
-CudaMoment::CudaMoment(CudaMoment&&) noexcept = default;
-CudaMoment& CudaMoment::operator=(CudaMoment&&) noexcept = default;
+CudaEvent::~CudaEvent() = default;
+CudaEvent::CudaEvent(CudaEvent&&) noexcept = default;
+CudaEvent& CudaEvent::operator=(CudaEvent&&) noexcept = default;
 
-double CudaMoment::milliseconds_since(const CudaMoment& earlier) const {
+double CudaEvent::milliseconds_since(const CudaEvent& earlier) const {
   impl_->event.synchronize();
   return earlier.impl_->event.elapsed_time(impl_->event);
 }
@@ -118,10 +118,10 @@ void set_cuda_deterministic(bool deterministic) {
   at::globalContext().setBenchmarkCuDNN(!deterministic);
 }
 
-void set_cuda_libraries(const CudaLibraries& libraries) {
-  at::globalContext().setAllowTF32CuBLAS(libraries.tf32);
-  at::globalContext().setAllowTF32CuDNN(libraries.tf32);
-  at::globalContext().setBenchmarkCuDNN(libraries.autotune);
+void set_cuda_library_options(const CudaLibraryOptions& options) {
+  at::globalContext().setAllowTF32CuBLAS(options.tf32);
+  at::globalContext().setAllowTF32CuDNN(options.tf32);
+  at::globalContext().setBenchmarkCuDNN(options.autotune);
 }
 
 }  // namespace reprise::compat

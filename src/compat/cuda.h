@@ -4,82 +4,86 @@
 #include <memory>
 #include <string>
 
-/// CUDA through LibTorch. In a build without CUDA every function is there,
-/// `cuda_built()` is false, `cuda_device_count()` is 0 and the others must not be called.
+/// CUDA functions of LibTorch. In a build without CUDA all functions exist,
+/// `cuda_built()` returns false, `cuda_device_count()` returns 0 and the others
+/// throw c10::Error.
 namespace reprise::compat {
 
-/// What LibTorch's caching allocator holds on one device, in bytes.
+/// Statistics of LibTorch's caching allocator for one device, in bytes.
 struct CudaMemory {
-  int64_t allocated = 0;       ///< in tensors now
-  int64_t allocated_peak = 0;  ///< most since the last reset
-  int64_t reserved = 0;        ///< taken from the driver now
-  int64_t reserved_peak = 0;   ///< most since the last reset
+  int64_t allocated = 0;       ///< allocated to tensors
+  int64_t allocated_peak = 0;  ///< maximum since the last reset
+  int64_t reserved = 0;        ///< reserved from the driver
+  int64_t reserved_peak = 0;   ///< maximum since the last reset
 };
 
-/// Whether this LibTorch was built with CUDA. Starts nothing.
+/// Returns whether this LibTorch was built with CUDA. Does not initialize CUDA.
 bool cuda_built();
 
-/// Number of CUDA devices LibTorch can use. Starts CUDA's driver: a process that
-/// forks afterwards has no CUDA in its children.
+/// Returns the number of CUDA devices that LibTorch can use. Initializes the
+/// CUDA driver, so that processes forked afterwards cannot use CUDA.
 int cuda_device_count();
 
-/// Such as "0000:1b:00.0", which other tools number devices by. Takes no memory
-/// on the device.
+/// Returns the PCI bus id, such as "0000:1b:00.0", by which other tools
+/// identify devices. Allocates no memory on the device.
 std::string cuda_pci_bus_id(int device);
 
+/// Return and reset the statistics of the caching allocator.
 CudaMemory cuda_memory(int device);
 void reset_cuda_memory_peak(int device);
 
-/// Waits for all work on `device`.
+/// Blocks until all work on `device` has finished.
 void cuda_synchronize(int device);
 
-/// This thread's stream of the device, a cudaStream_t.
+/// Returns this thread's current stream of the device, a cudaStream_t.
 void* current_cuda_stream(int device);
 
-/// A moment on the device's current stream. Recording does not wait.
-class CudaMoment {
+/// An event on the device's current stream, recorded at construction. Recording
+/// does not block.
+class CudaEvent {
  public:
-  explicit CudaMoment(int device);
-  ~CudaMoment();
-  CudaMoment(CudaMoment&&) noexcept;
-  CudaMoment& operator=(CudaMoment&&) noexcept;
+  explicit CudaEvent(int device);
+  ~CudaEvent();
+  CudaEvent(CudaEvent&&) noexcept;
+  CudaEvent& operator=(CudaEvent&&) noexcept;
 
-  /// Waits for both moments.
-  double milliseconds_since(const CudaMoment& earlier) const;
+  /// Returns the time between two events. Blocks until both have occurred.
+  double milliseconds_since(const CudaEvent& earlier) const;
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-/// Such as "NVIDIA H200".
+/// Returns the name of the device, such as "NVIDIA H200".
 std::string cuda_device_name(int device);
 
-/// Bytes that the device has, and those that nobody uses.
+/// Total and free memory of a device in bytes, as reported by the driver.
 struct CudaDeviceMemory {
   int64_t total = 0, free = 0;
 };
 CudaDeviceMemory cuda_device_memory(int device);
 
-/// Keeps the current stream busy for about so many of the device's cycles, with nothing.
+/// Keeps the current stream busy for about `cycles` clock cycles of the device.
 void spin_cuda(int device, int64_t cycles);
 
-/// Gives cached, unused memory back to the driver.
+/// Returns unused cached memory to the driver.
 void empty_cuda_cache();
 
-/// Makes cuDNN and cuBLAS choose deterministic algorithms, where they have
-/// them, for as long as the process runs.
+/// Restricts cuDNN and cuBLAS to deterministic algorithms, if they have them,
+/// for the rest of the process.
 void set_cuda_deterministic(bool deterministic);
 
-/// What the libraries may do for speed, for as long as the process runs.
-struct CudaLibraries {
-  /// Products and convolutions of single precision with 10 bits of mantissa
-  /// (TF32). LibTorch by itself allows it in convolutions and not in products.
+/// Performance options of the CUDA libraries.
+struct CudaLibraryOptions {
+  /// Allows TF32, with 10 bits of mantissa, in single-precision matrix products
+  /// and convolutions. LibTorch's default allows it in convolutions only.
   bool tf32 = false;
-  /// Try the algorithms for each new shape of a convolution and take the fastest;
-  /// which may take more memory, the more so while it tries.
+  /// Benchmarks the algorithms for each new convolution shape and uses the
+  /// fastest one. It may need more memory, and benchmarking needs even more.
   bool autotune = false;
 };
-void set_cuda_libraries(const CudaLibraries& libraries);
+/// Sets the options for the rest of the process.
+void set_cuda_library_options(const CudaLibraryOptions& options);
 
 }  // namespace reprise::compat

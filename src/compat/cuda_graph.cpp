@@ -1,13 +1,14 @@
-// Compiled against a LibTorch with CUDA; cuda_none.cpp stands in otherwise.
+// Compiled against a LibTorch with CUDA; cuda_none.cpp replaces it otherwise.
 //
-// Random numbers. While a graph is captured, LibTorch hands kernels a pointer to
-// the generator's position at the graph's start, filled in at each replay, and
-// their distance from it. A stage that is recomputed must get the distances of its
-// first run again, and the generator must afterwards stand where it stood. LibTorch
-// offers only whole generator states to exchange, registered before the capture
-// when nobody knows how many it takes, and kept in step at every replay. The
-// distance itself is a plain field of the state that the graph holds: put back, it
-// does all that.
+// Note [Random numbers in CUDA graphs]
+// While a graph is captured, LibTorch passes kernels a pointer to the
+// generator's position at the start of the graph, which is set at each replay,
+// and their offset from it. A stage that is recomputed must use the offsets of
+// its first run, and the generator's offset must be restored afterwards.
+// LibTorch's interface only exchanges whole generator states, which must be
+// registered before the capture, when their number is unknown, and which are
+// advanced at every replay. The offset is a plain field of the state that the
+// graph holds, so setting it is sufficient.
 #include "compat/cuda_graph.h"
 
 #include "compat/cuda.h"
@@ -18,7 +19,7 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
-// Earlier versions have graphs too, but what is used here was never tried there.
+// Earlier versions have CUDA graphs too, but have not been tested.
 #define REPRISE_HAS_GRAPHS    \
   (TORCH_VERSION_MAJOR > 2 || \
    (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11))
@@ -45,29 +46,29 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-/// A state of a generator whose place inside a graph can be read and set.
+/// A generator state whose offset inside a CUDA graph can be read and set.
 template <class State>
-concept PlacedState = requires(State& state) {
+concept HasRngOffset = requires(State& state) {
   state.offset_intragraph_ += uint64_t{4};
   state.capturing_ = false;
 };
-constexpr bool kPlaced = PlacedState<at::CUDAGeneratorState>;
+constexpr bool kRngOffsetAccessible = HasRngOffset<at::CUDAGeneratorState>;
 
 template <class State>
-uint64_t& place_of(State& state) {
-  if constexpr (PlacedState<State>) {
+uint64_t& rng_offset_of(State& state) {
+  if constexpr (HasRngOffset<State>) {
     return state.offset_intragraph_;
   } else {
-    TORCH_CHECK(false, "[CudaGraph] ", cuda_graph_refusal());
+    TORCH_CHECK(false, "[CudaGraph] ", cuda_graph_unavailable_reason());
   }
 }
 
 template <class State>
 void end_capturing(State& state) {
-  if constexpr (PlacedState<State>) state.capturing_ = false;
+  if constexpr (HasRngOffset<State>) state.capturing_ = false;
 }
 
-/// Later versions have a pool of pinned memory a capture as well.
+/// Later versions also have a pool of pinned memory per capture.
 template <class Allocator, class Id>
 void end_host_pool(Allocator* allocator, const Id& id) {
   if constexpr (requires { allocator->end_allocate_to_pool(id); }) {
@@ -75,37 +76,37 @@ void end_host_pool(Allocator* allocator, const Id& id) {
   }
 }
 
-/// Whatever it throws is not worth more than what is being cleaned up after.
+/// Runs `body` during the handling of another exception and ignores its own.
 template <class F>
-void quietly(F&& body) noexcept {
+void ignore_errors(F&& body) noexcept {
   try {
     body();
   } catch (...) {
   }
 }
 
-/// LibTorch's graph, with a way back out of a capture that failed: LibTorch itself
-/// leaves the allocator and the generator in mid-capture then.
+/// LibTorch's CUDA graph, with cleanup after a failed capture. LibTorch would
+/// leave the allocator and the generator in the capturing state.
 class Recording final : public at::cuda::CUDAGraph {
  public:
-  Recording() { ++alive_; }
-  ~Recording() { --alive_; }
+  Recording() { ++count_; }
+  ~Recording() { --count_; }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  static bool any_alive() { return alive_ > 0; }
+  static bool any_exists() { return count_ > 0; }
 
   void begin(c10::MempoolId_t pool) {
     began_ = true;
-    // Other threads go on meanwhile: loaders pin memory, which in the global mode
-    // would end the capture.
+    // Data loader threads pin memory meanwhile, which would invalidate a
+    // capture in the global mode.
     capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   }
 
   void abandon() noexcept {
     if (!began_ || capture_ended_) return;
-    quietly([&] {
-      // Says once more that it failed; the stream is an ordinary one afterwards.
+    ignore_errors([&] {
+      // Reports the failure again, and ends the capturing state of the stream.
       cudaGraph_t broken = nullptr;
       (void)cudaStreamEndCapture(capture_stream_, &broken);
       if (broken != nullptr) (void)cudaGraphDestroy(broken);
@@ -114,21 +115,21 @@ class Recording final : public at::cuda::CUDAGraph {
     for (auto& [state, increment] : captured_generator_states_) {
       end_capturing(*state);
     }
-    quietly([&] {
-      // Throws where the pool was not in use yet; then there is nothing to let
-      // go of.
+    ignore_errors([&] {
+      // Throws if the pool was not in use yet; there is nothing to release
+      // then.
       caching::endAllocateToPool(capture_dev_, mempool_id_);
-      capture_ended_ = true;  // so that the destructor lets go of the pool
+      capture_ended_ = true;  // makes the destructor release the pool
       end_host_pool(at::getHostAllocator(at::kCUDA), mempool_id_);
     });
   }
 
-  /// Of the device's default generator.
-  uint64_t& place() {
+  /// Offset of the device's default generator.
+  uint64_t& rng_offset() {
     TORCH_CHECK(captured_generator_states_.size() == 1,
-                "[CudaGraph] expected one generator in a graph, got ",
+                "[CudaGraph] expected one generator in a CUDA graph, got ",
                 captured_generator_states_.size());
-    return place_of(*captured_generator_states_.begin()->first);
+    return rng_offset_of(*captured_generator_states_.begin()->first);
   }
 
   bool is_on(c10::Device device) const {
@@ -136,28 +137,29 @@ class Recording final : public at::cuda::CUDAGraph {
   }
 
  private:
-  static inline std::atomic<int> alive_ = 0;
+  static inline std::atomic<int> count_ = 0;
   bool began_ = false;
 };
 
-// One capture at a time. Read by autograd's threads too, which run parts of it.
-std::atomic<Recording*> g_underway{nullptr};
+// The capture in progress. Also read by autograd's threads, which run parts of
+// it.
+std::atomic<Recording*> g_capturing{nullptr};
 
-class Underway {
+class CapturingGuard {
  public:
-  explicit Underway(Recording& recording) {
+  explicit CapturingGuard(Recording& recording) {
     Recording* none = nullptr;
-    TORCH_CHECK(g_underway.compare_exchange_strong(none, &recording),
-                "[CudaGraph::capture] another capture is under way");
+    TORCH_CHECK(g_capturing.compare_exchange_strong(none, &recording),
+                "[CudaGraph::capture] another capture is in progress");
   }
-  ~Underway() { g_underway = nullptr; }
-  Underway(const Underway&) = delete;
-  Underway& operator=(const Underway&) = delete;
+  ~CapturingGuard() { g_capturing = nullptr; }
+  CapturingGuard(const CapturingGuard&) = delete;
+  CapturingGuard& operator=(const CapturingGuard&) = delete;
 };
 
 Recording* recording_for(const at::Generator& generator) {
-  Recording* recording = g_underway.load();
-  // The first test is all that work outside of captures pays.
+  Recording* recording = g_capturing.load();
+  // Outside of captures, only the first test is evaluated.
   if (recording == nullptr || !recording->is_on(generator.device())) {
     return nullptr;
   }
@@ -166,7 +168,7 @@ Recording* recording_for(const at::Generator& generator) {
   return status == c10::cuda::CaptureStatus::None ? nullptr : recording;
 }
 
-/// The device's stream for graphs.
+/// Returns the device's stream for CUDA graphs.
 c10::cuda::CUDAStream stream_of(c10::DeviceIndex device) {
   static std::mutex mutex;
   static std::array<std::optional<c10::cuda::CUDAStream>,
@@ -189,10 +191,10 @@ void wait_for(const c10::cuda::CUDAStream& before,
 
 }  // namespace
 
-std::string cuda_graph_refusal() {
-  if constexpr (kPlaced) return {};
+std::string cuda_graph_unavailable_reason() {
+  if constexpr (kRngOffsetAccessible) return {};
   return "LibTorch " + libtorch_version() +
-         " keeps the place of random numbers in a graph to itself";
+         " does not expose the offset of random numbers in a CUDA graph";
 }
 
 struct GraphStreamScope::Impl {
@@ -213,13 +215,13 @@ GraphStreamScope::GraphStreamScope(c10::Device device, bool enter) {
 
 GraphStreamScope::~GraphStreamScope() {
   if (!impl_) return;
-  quietly([&] { wait_for(impl_->own, impl_->before); });
-  quietly([&] { c10::cuda::setCurrentCUDAStream(impl_->before); });
+  ignore_errors([&] { wait_for(impl_->own, impl_->before); });
+  ignore_errors([&] { c10::cuda::setCurrentCUDAStream(impl_->before); });
 }
 
 bool release_workspaces(c10::Device device) {
   if (!device.is_cuda()) return true;
-  if (Recording::any_alive()) return false;
+  if (Recording::any_exists()) return false;
   const c10::cuda::CUDAGuard guard(device);
   c10::cuda::device_synchronize();
   at::cuda::clearCublasWorkspaces();
@@ -236,7 +238,7 @@ CudaGraphPool::~CudaGraphPool() = default;
 struct CudaGraph::Impl {
   c10::DeviceIndex device;
   std::shared_ptr<CudaGraphPool> pool;
-  std::unique_ptr<Recording> recording;  // null: nothing is captured
+  std::unique_ptr<Recording> recording;  // null before capture()
   int64_t bytes = 0;
 };
 
@@ -248,7 +250,7 @@ CudaGraph::CudaGraph(int device, std::shared_ptr<CudaGraphPool> pool)
 
 CudaGraph::~CudaGraph() {
   if (!impl_->recording) return;
-  quietly([&] {
+  ignore_errors([&] {
     const c10::cuda::CUDAGuard guard(impl_->device);
     c10::cuda::device_synchronize();
     impl_->recording.reset();
@@ -256,21 +258,22 @@ CudaGraph::~CudaGraph() {
 }
 
 void CudaGraph::capture(const std::function<void()>& body) {
-  const std::string refusal = cuda_graph_refusal();
-  TORCH_CHECK(refusal.empty(), "[CudaGraph::capture] ", refusal);
-  TORCH_CHECK(!impl_->recording,
-              "[CudaGraph::capture] expected a new graph, got one that was "
-              "captured already");
+  const std::string reason = cuda_graph_unavailable_reason();
+  TORCH_CHECK(reason.empty(), "[CudaGraph::capture] ", reason);
+  TORCH_CHECK(
+      !impl_->recording,
+      "[CudaGraph::capture] expected a new CUDA graph, got one that was "
+      "captured before");
   const c10::cuda::CUDAGuard guard(impl_->device);
   TORCH_CHECK(
       c10::cuda::getCurrentCUDAStream() != c10::cuda::getDefaultCUDAStream(),
-      "[CudaGraph::capture] expected a stream that is not the default "
-      "one; open a GraphStreamScope");
+      "[CudaGraph::capture] expected a stream other than the default "
+      "stream; use a GraphStreamScope");
   caching::emptyCache();
   const int64_t before = cuda_memory(impl_->device).reserved;
   auto recording = std::make_unique<Recording>();
   try {
-    const Underway underway(*recording);
+    const CapturingGuard capturing(*recording);
     recording->begin(impl_->pool->impl_->id);
     body();
     recording->capture_end();
@@ -284,7 +287,7 @@ void CudaGraph::capture(const std::function<void()>& body) {
 
 void CudaGraph::replay() {
   TORCH_CHECK(impl_->recording,
-              "[CudaGraph::replay] expected a capture before it");
+              "[CudaGraph::replay] expected a call of capture() before");
   const c10::cuda::CUDAGuard guard(impl_->device);
   impl_->recording->replay();
 }
@@ -293,30 +296,32 @@ int64_t CudaGraph::bytes() const {
   return impl_->bytes;
 }
 
-std::optional<uint64_t> captured_position(const at::Generator& generator) {
+std::optional<uint64_t> captured_rng_offset(const at::Generator& generator) {
   Recording* recording = recording_for(generator);
   if (recording == nullptr) return std::nullopt;
-  return recording->place();
+  return recording->rng_offset();
 }
 
-void set_captured_position(const at::Generator& generator, uint64_t position) {
+void set_captured_rng_offset(const at::Generator& generator,
+                             uint64_t position) {
   Recording* recording = recording_for(generator);
   TORCH_CHECK(recording != nullptr,
-              "[RngState] a state taken inside a capture was put back outside "
-              "of it");
-  recording->place() = position;
+              "[RngState] a state recorded inside a capture was restored "
+              "outside of it");
+  recording->rng_offset() = position;
 }
 
 }  // namespace reprise::compat
 
 #else
 
-#include "compat/no_graphs.h"
+#include "compat/cuda_graph_none.h"
 
 namespace reprise::compat {
 
-std::string cuda_graph_refusal() {
-  return "graphs need LibTorch 2.11 or later, this is " + libtorch_version();
+std::string cuda_graph_unavailable_reason() {
+  return "CUDA graphs need LibTorch 2.11 or later, this is " +
+         libtorch_version();
 }
 
 }  // namespace reprise::compat

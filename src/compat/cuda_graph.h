@@ -9,19 +9,22 @@
 #include <optional>
 #include <string>
 
-/// Work on a CUDA device that is recorded once and launched again as a whole. In
-/// a build without CUDA `cuda_graph_refusal()` says so, nothing is ever being
-/// captured, and graphs cannot be made.
+/// CUDA graphs: work on a device that is captured once and replayed as a whole.
+/// In a build without CUDA, `cuda_graph_unavailable_reason()` is not empty,
+/// nothing is ever captured, and the constructor of CudaGraph throws
+/// c10::Error.
 namespace reprise::compat {
 
-/// Why this LibTorch cannot make graphs; empty where it can.
-std::string cuda_graph_refusal();
+/// Returns why this LibTorch does not support CUDA graphs, or an empty string
+/// if it does.
+std::string cuda_graph_unavailable_reason();
 
-/// While it lives, this thread's work on `device` goes to one stream, the same in
-/// the whole process, that is not the default one, on which nothing can be
-/// captured. On one stream for all work, what libraries keep a stream (cuBLAS's
-/// workspaces) is there once. Work before waits on the device, not on the host, at
-/// both ends. Scopes nest. Does nothing where `enter` is false or for the CPU.
+/// During its lifetime, this thread's work on `device` goes to a stream that
+/// can be captured, unlike the default stream. The process has one such stream
+/// per device, so that libraries allocate their workspaces per stream (cuBLAS)
+/// only once. At both ends, the new stream waits for the old one without
+/// blocking the host. Scopes nest. Does nothing if `enter` is false or if
+/// `device` is the CPU.
 class GraphStreamScope {
  public:
   GraphStreamScope(c10::Device device, bool enter);
@@ -31,17 +34,19 @@ class GraphStreamScope {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;  // null: nothing to put back
+  std::unique_ptr<Impl> impl_;  // null if there is nothing to restore
 };
 
-/// Lets go of what libraries (cuBLAS) keep to work in, of all threads and streams; each
-/// takes its own again when it needs it. Waits for the device. False, and nothing done,
-/// while there is a graph, which may use it. On the CPU there is nothing to do.
+/// Frees the cuBLAS workspaces of all threads and streams, which are allocated
+/// again when needed. Blocks until the device is idle. Returns false, and does
+/// nothing, while a CudaGraph exists, because it may use them. Does nothing for
+/// the CPU.
 bool release_workspaces(c10::Device device);
 
-/// Device memory that graphs share. What one graph uses while it runs, the next one
-/// uses too, so results have to leave it: into tensors made before the capture.
-/// Goes back to the allocator with the last graph.
+/// Device memory that CUDA graphs share. One graph may overwrite the memory of
+/// another, so results must be copied to tensors that were allocated before the
+/// capture. The memory is returned to the allocator when the last graph is
+/// destroyed.
 class CudaGraphPool {
  public:
   CudaGraphPool();
@@ -55,7 +60,7 @@ class CudaGraphPool {
   std::unique_ptr<Impl> impl_;
 };
 
-/// One recorded piece of work on one device.
+/// A CUDA graph on one device.
 ///
 ///     const GraphStreamScope stream(device, true);
 ///     CudaGraph graph(device.index(), pool);
@@ -63,30 +68,35 @@ class CudaGraphPool {
 ///     in.copy_(batch);
 ///     graph.replay();
 ///
-/// The tensors it reads and writes must stay where they are. Random numbers of the
-/// device's default generator are new in every replay, and the generator moves on
-/// as if the work had been run; RngState works inside a capture.
+/// The tensors that it reads and writes must keep their addresses. Every replay
+/// uses new random numbers of the device's default generator and advances the
+/// generator as if the work had been run. RngState can be used inside a
+/// capture.
 class CudaGraph {
  public:
-  /// `pool` is shared with the graphs made from it.
+  /// Creates a graph that allocates from `pool`. Throws c10::Error if `pool` is
+  /// null, or if this build has no CUDA graphs.
   CudaGraph(int device, std::shared_ptr<CudaGraphPool> pool);
-  /// Waits for the device: a graph that still runs finishes.
+  /// Blocks until the device is idle.
   ~CudaGraph();
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
 
-  /// Records what `body` launches on this thread's stream and in the backwards
-  /// that it starts; once. Needs a GraphStreamScope. `body` should have run before
-  /// on that stream, so that libraries are set up. Whatever throws in it passes
-  /// through, and all is as before: the stream, the allocator, the generator; a
-  /// pool that holds no other graph is used up then. Unused memory is given back
-  /// to the driver first, so that the pool can have it.
+  /// Captures the work that `body` launches on this thread's stream and in the
+  /// backward passes that it starts. May be called once, inside a
+  /// GraphStreamScope. `body` should have run on that stream before, so that
+  /// libraries are initialized. Unused memory is returned to the driver first,
+  /// so that the pool can use it.
+  ///
+  /// Exceptions of `body` propagate, and the states of the stream, the
+  /// allocator and the generator are restored. If the pool has no other graph,
+  /// it must not be used again.
   void capture(const std::function<void()>& body);
 
-  /// Launches it on this thread's stream; does not wait.
+  /// Launches the graph on this thread's stream. Does not block.
   void replay();
 
-  /// By which the capture made the memory taken from the driver grow.
+  /// Returns the bytes that the capture reserved from the driver.
   int64_t bytes() const;
 
  private:
@@ -94,11 +104,12 @@ class CudaGraph {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Where `generator` stands in the random numbers of the graph into which this
-/// thread's work is being captured; nothing where none is, or not on its device.
-std::optional<uint64_t> captured_position(const at::Generator& generator);
+/// Returns the offset of `generator` in the random numbers of the CUDA graph
+/// that this thread is capturing, or nothing if it is not capturing on the
+/// generator's device.
+std::optional<uint64_t> captured_rng_offset(const at::Generator& generator);
 
-/// Puts it there. Throws c10::Error where nothing is being captured.
-void set_captured_position(const at::Generator& generator, uint64_t position);
+/// Sets that offset. Throws c10::Error if nothing is being captured.
+void set_captured_rng_offset(const at::Generator& generator, uint64_t position);
 
 }  // namespace reprise::compat

@@ -1,6 +1,6 @@
-// Stands in for cuda.cpp where LibTorch has no CUDA.
+// Compiled instead of cuda.cpp against a LibTorch without CUDA.
 #include "compat/cuda.h"
-#include "compat/no_graphs.h"
+#include "compat/cuda_graph_none.h"
 #include "compat/side_stream.h"
 
 #include <c10/util/Exception.h>
@@ -11,7 +11,7 @@ namespace {
 [[noreturn]] void no_cuda() {
   TORCH_CHECK(false,
               "[cuda] expected a LibTorch built with CUDA, got a CPU-only one; "
-              "name another with REPRISE_TORCH and build again");
+              "set REPRISE_TORCH to another one and rebuild");
 }
 
 }  // namespace
@@ -44,14 +44,14 @@ void* current_cuda_stream(int) {
   no_cuda();
 }
 
-struct CudaMoment::Impl {};
-CudaMoment::CudaMoment(int) {
+struct CudaEvent::Impl {};
+CudaEvent::CudaEvent(int) {
   no_cuda();
 }
-CudaMoment::~CudaMoment() = default;
-CudaMoment::CudaMoment(CudaMoment&&) noexcept = default;
-CudaMoment& CudaMoment::operator=(CudaMoment&&) noexcept = default;
-double CudaMoment::milliseconds_since(const CudaMoment&) const {
+CudaEvent::~CudaEvent() = default;
+CudaEvent::CudaEvent(CudaEvent&&) noexcept = default;
+CudaEvent& CudaEvent::operator=(CudaEvent&&) noexcept = default;
+double CudaEvent::milliseconds_since(const CudaEvent&) const {
   no_cuda();
 }
 
@@ -68,7 +68,7 @@ void empty_cuda_cache() {}
 
 void set_cuda_deterministic(bool) {}
 
-void set_cuda_libraries(const CudaLibraries&) {}
+void set_cuda_library_options(const CudaLibraryOptions&) {}
 
 void run_beside(std::vector<at::Tensor>, const std::function<void()>& work) {
   work();
@@ -79,7 +79,7 @@ CaptureExpected::~CaptureExpected() = default;
 
 void forget_streams_beside() {}
 
-std::string cuda_graph_refusal() {
+std::string cuda_graph_unavailable_reason() {
   return "this LibTorch has no CUDA";
 }
 

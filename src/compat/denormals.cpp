@@ -12,18 +12,19 @@
 namespace reprise::compat {
 namespace {
 
-constexpr int64_t kMostValues = 1 << 18;  // looked at per tensor
+constexpr int64_t kMaxValues = 1 << 18;  // examined per tensor
 
-/// By its bits: a comparison would take a denormal for zero while they are flushed.
+/// Examines the bits: while denormals are flushed, a comparison would treat
+/// them as zero.
 bool is_denormal(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   return (bits & 0x7f800000U) == 0 && (bits & 0x007fffffU) != 0;
 }
 
-/// OpenBLAS with threads of its own sets them up when it is loaded, and offers no way
-/// to run anything on them. Threads that it starts later inherit the mode of the thread
-/// that asks for a product, so they are ended here; the next product starts new ones.
-/// Once per process: they flush from then on.
+/// OpenBLAS may start its own threads when it is loaded, and has no interface
+/// to run a function on them. Threads that it starts later inherit the mode of
+/// the thread that calls it. The existing ones are therefore shut down, once
+/// per process; the next matrix product starts new ones, which flush denormals.
 void restart_blas_threads() {
   static std::atomic<bool> restarted{false};
   if (restarted.exchange(true)) return;
@@ -36,9 +37,10 @@ void restart_blas_threads() {
   if (shutdown != nullptr && config != nullptr) shutdown();
 }
 
-/// Runs `work(&on)` once on each of LibTorch's OpenMP threads. at::parallel_for() would
-/// run here alone, since this project is compiled without OpenMP; so the library's own
-/// entry is looked up, as for threads.h.
+/// Runs `work(&on)` once on each of LibTorch's OpenMP threads.
+/// at::parallel_for() would run on this thread only, because this project is
+/// compiled without OpenMP. The OpenMP library's entry point is looked up
+/// instead, as in threads.cpp.
 void run_on_openmp_threads(void (*work)(void*), bool on) {
   using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
   static const auto parallel =
@@ -84,8 +86,8 @@ double denormal_share(const std::vector<at::Tensor>& tensors) {
       continue;
     }
     const auto* values = tensor.data_ptr<float>();
-    // A large tensor is sampled; an odd stride meets all columns.
-    const int64_t stride = tensor.numel() / kMostValues * 2 + 1;
+    // Large tensors are sampled. An odd stride covers all columns.
+    const int64_t stride = tensor.numel() / kMaxValues * 2 + 1;
     for (int64_t i = 0; i < tensor.numel(); i += stride, ++all) {
       denormal += is_denormal(values[i]);
     }

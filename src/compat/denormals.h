@@ -7,16 +7,17 @@
 
 namespace reprise::compat {
 
-/// Flushes denormal numbers (below 1.2e-38 in fp32) to zero in all arithmetic of the
-/// CPU, for as long as it lives: on the calling thread, on LibTorch's intra-op threads
-/// and on OpenBLAS's. Does nothing for another device, inside another such scope, and
-/// on processors that cannot.
+/// During its lifetime, denormal numbers (below 1.2e-38 in fp32) are flushed to
+/// zero in CPU arithmetic: on the calling thread, on LibTorch's intra-op
+/// threads and on OpenBLAS threads. Does nothing for other devices, inside
+/// another such scope, and on CPUs that do not support it.
 ///
-/// Many processors take over a hundred cycles for an operation on a denormal, so a
-/// training whose gradients vanish would be timed by its denormals.
+/// On many CPUs an operation on a denormal number takes more than a hundred
+/// cycles, which would dominate the time of training with vanishing gradients.
 ///
-/// OpenBLAS starts its threads anew when the first scope of a process opens, and they
-/// flush for good: no other thread may run a matrix product at that moment.
+/// The first scope of a process restarts the OpenBLAS threads, which flush
+/// denormals from then on. No other thread may run a matrix product during
+/// that.
 class FlushDenormals {
  public:
   explicit FlushDenormals(c10::Device device);
@@ -30,11 +31,12 @@ class FlushDenormals {
   bool active_ = false;
 };
 
-/// Whether arithmetic on the calling thread flushes denormal numbers.
+/// Returns whether arithmetic on the calling thread flushes denormal numbers.
 bool flushes_denormals();
 
-/// Share of denormal numbers among the values of the contiguous fp32 tensors on the CPU;
-/// large ones are sampled. Allocates nothing.
+/// Returns the fraction of denormal numbers among the elements of the
+/// contiguous fp32 CPU tensors in `tensors`. Large tensors are sampled.
+/// Allocates no memory.
 double denormal_share(const std::vector<at::Tensor>& tensors);
 
 }  // namespace reprise::compat

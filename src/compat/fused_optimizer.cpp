@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/version.h>
 
-// 2.0 has Adam on CUDA, 2.3 SGD, 2.4 both on the CPU as well. One switch is
-// enough: the versions between are served by the list operators.
+// LibTorch 2.0 added Adam on CUDA, 2.3 SGD on CUDA and 2.4 both on the CPU. For
+// simplicity, versions before 2.4 use the foreach operators.
 #define REPRISE_HAS_FUSED     \
   (TORCH_VERSION_MAJOR > 2 || \
    (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4))
@@ -61,12 +61,12 @@ void fused_sgd_(at::TensorList parameters, at::TensorList gradients,
 
 void fused_adam_(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
                  at::TensorList, const FusedAdamOptions&) {
-  TORCH_INTERNAL_ASSERT(false, "[fused_adam_] this LibTorch has none");
+  TORCH_INTERNAL_ASSERT(false, "[fused_adam_] not available in this LibTorch");
 }
 
 void fused_sgd_(at::TensorList, at::TensorList, at::TensorList,
                 const FusedSgdOptions&) {
-  TORCH_INTERNAL_ASSERT(false, "[fused_sgd_] this LibTorch has none");
+  TORCH_INTERNAL_ASSERT(false, "[fused_sgd_] not available in this LibTorch");
 }
 
 #endif

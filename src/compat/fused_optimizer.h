@@ -3,20 +3,22 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-/// LibTorch's fused optimizer updates: one kernel for a list of tensors, without
-/// temporaries. They came to the C++ interface bit by bit; where a build lacks
-/// one, `has_…` says so and the update must not be called.
+/// LibTorch's fused optimizer updates, which update a list of tensors with one
+/// kernel and without temporaries. If `has_fused_…()` returns false, the update
+/// is not available and must not be called.
 ///
-/// All lists are parallel, on one device, of one floating type; tensors of one
-/// place have the same strides and are dense (`fits_fused()`).
+/// All lists have the same length. Their tensors are on one device and of one
+/// floating-point type. Tensors with the same index have equal strides and are
+/// dense (see `fits_fused()`).
 namespace reprise::compat {
 
-/// Whether this LibTorch has a fused update for tensors on `device`: from 2.4
-/// on for CPU and CUDA, never before.
+/// Return whether this LibTorch has a fused update for tensors on `device`:
+/// since version 2.4 for CPU and CUDA.
 bool has_fused_adam(c10::Device device);
 bool has_fused_sgd(c10::Device device);
 
-/// Whether a fused update can take `parameter`: dense, float or double.
+/// Returns whether a fused update supports `parameter`: dense, and float or
+/// double.
 bool fits_fused(const at::Tensor& parameter);
 
 struct FusedAdamOptions {
@@ -25,11 +27,13 @@ struct FusedAdamOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
-  bool decoupled = true;  ///< AdamW; else the decay is added to the gradient
+  /// AdamW if true; else weight decay is added to the gradient.
+  bool decoupled = true;
 };
 
-/// `steps`: the number of each tensor's update, from 1, as float scalars on the
-/// device. They are only read, and places may share one.
+/// Updates `parameters`, `exp_avgs` and `exp_avg_sqs` in place. `steps` holds
+/// the number of each tensor's update, counted from 1, as float scalars on the
+/// device. They are not modified and may be the same tensor.
 void fused_adam_(at::TensorList parameters, at::TensorList gradients,
                  at::TensorList exp_avgs, at::TensorList exp_avg_sqs,
                  at::TensorList steps, const FusedAdamOptions& options);
@@ -41,7 +45,8 @@ struct FusedSgdOptions {
   bool nesterov = false;
 };
 
-/// `momentums` start as zeros; empty without momentum.
+/// Updates `parameters` and `momentums` in place. `momentums` are zeros before
+/// the first update; the list is empty if momentum is 0.
 void fused_sgd_(at::TensorList parameters, at::TensorList gradients,
                 at::TensorList momentums, const FusedSgdOptions& options);
 

@@ -14,7 +14,7 @@
 namespace reprise::compat {
 namespace {
 
-// From 2.0 on a backend is no process group any more.
+// Since LibTorch 2.0, backends are not process groups.
 #if TORCH_VERSION_MAJOR >= 2
 using Backend = c10d::Backend;
 #else
@@ -26,14 +26,14 @@ std::vector<uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-/// Gloo knows few types; where values are only moved, bytes do.
+/// Gloo supports few types. Operations that only copy values use bytes.
 torch::Tensor as_bytes(const torch::Tensor& tensor) {
   return tensor.view({-1}).view(torch::kByte);
 }
 
 }  // namespace
 
-// TCPStore lets one call in at a time by itself.
+// TCPStore serializes concurrent calls itself.
 struct Store::Impl {
   c10::intrusive_ptr<c10d::Store> store;
 };
@@ -65,8 +65,8 @@ int64_t Store::add(const std::string& key, int64_t value) {
 
 struct Work::Impl {
   c10::intrusive_ptr<C10dWork> work;
-  std::vector<torch::Tensor> held;  // until it is over
-  bool tells = false;               // when it is over
+  std::vector<torch::Tensor> held;  // until the operation has finished
+  bool has_callback = false;        // whether the backend reports completion
 };
 
 void Work::wait() {
@@ -79,7 +79,7 @@ bool Work::done() const {
 }
 
 bool Work::when_done(std::function<void()> body) {
-  if (!impl_->tells) return false;
+  if (!impl_->has_callback) return false;
   impl_->work->getFuture()->addCallback(
       [body = std::move(body)](c10::ivalue::Future&) { body(); });
   return true;
@@ -97,7 +97,7 @@ struct ProcessGroup::Impl {
     made.impl_ = std::make_shared<Work::Impl>();
     made.impl_->work = std::move(work);
     made.impl_->held = std::move(held);
-    made.impl_->tells = gloo;
+    made.impl_->has_callback = gloo;
     return made;
   }
 
@@ -144,17 +144,18 @@ ProcessGroup::ProcessGroup(Store& store, const Options& options)
     return;
   }
 #endif
-  TORCH_CHECK(false, "[--backend] expected one that this LibTorch has, got ",
-              options.backend);
+  TORCH_CHECK(
+      false, "[--backend] expected a backend that this LibTorch supports, got ",
+      options.backend);
 }
 
 ProcessGroup::~ProcessGroup() = default;
 
-Work ProcessGroup::sum(const torch::Tensor& tensor) {
+Work ProcessGroup::all_reduce_sum(const torch::Tensor& tensor) {
   return impl_->reduce(tensor, c10d::ReduceOp::SUM);
 }
 
-Work ProcessGroup::max(const torch::Tensor& tensor) {
+Work ProcessGroup::all_reduce_max(const torch::Tensor& tensor) {
   return impl_->reduce(tensor, c10d::ReduceOp::MAX);
 }
 

@@ -10,30 +10,32 @@
 #include <string>
 #include <vector>
 
-/// c10d's store and process groups, whose classes differ between versions of
+/// c10d's store and process groups, whose interfaces differ between versions of
 /// LibTorch.
 namespace reprise::compat {
 
-/// Small values that all ranks can read: a TCPStore. Calls of several threads wait
-/// for each other, also for one that waits for a key.
+/// A key-value store shared by all ranks (c10d::TCPStore). Thread-safe;
+/// concurrent calls are serialized.
 class Store {
  public:
   struct Options {
-    std::string host = "127.0.0.1";
+    std::string host = "127.0.0.1";  ///< address of the server
     int port = 0;
-    bool serve = false;  ///< this process holds it
+    bool serve = false;  ///< whether this process is the server
     std::chrono::milliseconds timeout{300'000};
   };
-  /// Throws c10::Error where nobody answers within the timeout.
+  /// Connects to the server, or starts it. Throws c10::Error on a timeout.
   explicit Store(const Options& options);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
+  /// Sets the value of `key`.
   void set(const std::string& key, const std::string& value);
-  /// Nothing where nobody has set it; does not wait.
+  /// Returns the value of `key`, or nothing if it is not set. Does not wait for
+  /// it.
   std::optional<std::string> find(const std::string& key);
-  /// Adds to a counter that begins at 0; returns what it is then.
+  /// Adds `value` to a counter that starts at 0, and returns the new value.
   int64_t add(const std::string& key, int64_t value);
 
  private:
@@ -42,16 +44,19 @@ class Store {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A collective under way. Copies are the same one.
+/// A collective operation in progress. Copies refer to the same operation.
 class Work {
  public:
   Work() = default;
   bool valid() const { return impl_ != nullptr; }
-  /// Waits for it; on CUDA only the current stream does. Throws what went wrong.
+  /// Blocks until the operation has finished; on CUDA, only the current stream
+  /// waits. Throws an exception if the operation failed.
   void wait();
+  /// Returns whether the operation has finished.
   bool done() const;
-  /// Calls `body` when it is over, on a thread of the backend or, where it is over
-  /// already, here. Gloo alone; false: it cannot be told.
+  /// Calls `body` when the operation finishes, on a thread of the backend, or
+  /// immediately if it has finished already. Returns false, and does nothing,
+  /// if the backend does not support this; only Gloo does.
   bool when_done(std::function<void()> body);
 
  private:
@@ -60,38 +65,47 @@ class Work {
   std::shared_ptr<Impl> impl_;
 };
 
-/// The same calls in the same order on every rank. Tensors are contiguous, and stay
-/// untouched until the work is over.
+/// Collective operations over all ranks. Every rank must make the same calls in
+/// the same order. Tensors must be contiguous and must not be used until the
+/// operation has finished.
 class ProcessGroup {
  public:
   struct Options {
-    std::string backend = "gloo";  ///< gloo, nccl
-    std::string name;              ///< keeps groups of one store apart
+    std::string backend = "gloo";  ///< "gloo" or "nccl"
+    std::string name;              ///< prefix of the group's keys in the store
     int rank = 0;
     int size = 1;
-    /// Gloo's address of this machine as others reach it; empty: by its host name.
+    /// Address of this machine for Gloo; empty to resolve its host name.
     std::string address;
     std::chrono::milliseconds timeout{300'000};
-    torch::Device device{torch::kCPU};  ///< nccl
+    torch::Device device{torch::kCPU};  ///< device of this rank, for NCCL
   };
-  /// Whether this LibTorch, as it was built against, has `backend`.
+  /// Returns whether this build supports `backend`.
   static bool available(const std::string& backend);
 
+  /// Throws c10::Error if the backend is not available or the ranks do not
+  /// connect in time.
   ProcessGroup(Store& store, const Options& options);
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
-  Work sum(const torch::Tensor& tensor);
-  Work max(const torch::Tensor& tensor);
+  /// Reduces `tensor` in place to the sum or the maximum over all ranks.
+  Work all_reduce_sum(const torch::Tensor& tensor);
+  Work all_reduce_max(const torch::Tensor& tensor);
+  /// Copies `tensor` of rank `from` to all ranks.
   Work broadcast(const torch::Tensor& tensor, int from);
-  /// `output` gets part `rank` of the others' inputs, one after the other by rank;
-  /// both have as many bytes, which can be divided by the ranks.
+  /// Splits `input` into one part per rank, sends each part to its rank, and
+  /// concatenates the received parts in `output` in the order of the ranks.
+  /// Both tensors have the same size, which must be divisible by the number of
+  /// ranks.
   Work all_to_all(const torch::Tensor& output, const torch::Tensor& input);
-  /// `output` gets the inputs of all, one after the other by rank.
+  /// Concatenates the inputs of all ranks in `output`, in the order of the
+  /// ranks.
   Work all_gather(const torch::Tensor& output, const torch::Tensor& input);
 
-  /// After the last work, where all went well: NCCL wants to be told.
+  /// Shuts the group down after the last operation, as NCCL requires. Not to be
+  /// called after an error.
   void shut_down();
 
  private:

@@ -2,10 +2,10 @@
 
 namespace reprise::compat {
 
-/// Marks a piece of work on this thread that must not fail half-way, and whose
-/// memory was set aside just before. Failures that are injected (memory/failure.h)
-/// pass it over: neither counted nor made. That is an assumption, not a proof: a
-/// real allocator may refuse even here, such as a scalar of eight bytes.
+/// Marks work on this thread that must not fail midway, and whose memory was
+/// reserved just before. Fault injection (memory/failure.h) neither counts nor
+/// fails allocations inside. This is an assumption: a real allocator may still
+/// fail, for instance on an eight-byte scalar.
 class ReservedScope {
  public:
   ReservedScope();
@@ -13,7 +13,7 @@ class ReservedScope {
   ReservedScope(const ReservedScope&) = delete;
   ReservedScope& operator=(const ReservedScope&) = delete;
 
-  static bool active();  ///< on this thread
+  static bool active();  ///< whether this thread is inside such a scope
 };
 
 }  // namespace reprise::compat

@@ -12,7 +12,7 @@
 
 namespace reprise::compat {
 
-/// Everything that CPUGeneratorImpl::get_state() writes into a tensor.
+/// The data that CPUGeneratorImpl::get_state() writes to a tensor.
 struct RngState::CpuState {
   explicit CpuState(at::CPUGeneratorImpl& generator)
       : engine(generator.engine()),
@@ -26,7 +26,7 @@ struct RngState::CpuState {
   }
 
   bool operator==(const CpuState& other) const {
-    // By field: the bytes between the fields are not set.
+    // Compared by field, because padding bytes are not set.
     const auto a = engine.data();
     const auto b = other.engine.data();
     return a.seed_ == b.seed_ && a.left_ == b.left_ && a.next_ == b.next_ &&
@@ -35,7 +35,7 @@ struct RngState::CpuState {
   }
 
   at::mt19937 engine;
-  // LibTorch's optional, whichever its version has.
+  // The type of optional depends on LibTorch's version.
   decltype(std::declval<at::CPUGeneratorImpl&>()
                .next_float_normal_sample()) next_float;
   decltype(std::declval<at::CPUGeneratorImpl&>()
@@ -44,7 +44,7 @@ struct RngState::CpuState {
 
 namespace {
 
-/// Null if it is none.
+/// Returns null if `generator` is not a CPU generator.
 at::CPUGeneratorImpl* cpu_generator(const at::Generator& generator) {
   return dynamic_cast<at::CPUGeneratorImpl*>(
       generator.unsafeGetGeneratorImpl());
@@ -55,7 +55,7 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
 }
 
-/// A position as a state, so that states compare by their bytes.
+/// Stores an offset as a state, so that states can be compared by their bytes.
 at::Tensor to_bytes(uint64_t position) {
   at::Tensor bytes = at::empty({sizeof(position)}, at::kByte);
   std::memcpy(bytes.data_ptr(), &position, sizeof(position));
@@ -72,7 +72,7 @@ uint64_t to_position(const at::Tensor& bytes) {
 
 RngState::Entry RngState::entry_of(at::Generator generator) {
   std::lock_guard<std::mutex> lock(generator.mutex());
-  if (const auto position = captured_position(generator)) {
+  if (const auto position = captured_rng_offset(generator)) {
     return {generator, nullptr, to_bytes(*position), true};
   }
   if (auto* cpu = cpu_generator(generator)) {
@@ -120,7 +120,7 @@ void RngState::restore() const {
     at::Generator generator = entry.generator;
     std::lock_guard<std::mutex> lock(generator.mutex());
     if (entry.in_graph) {
-      set_captured_position(generator, to_position(entry.state));
+      set_captured_rng_offset(generator, to_position(entry.state));
     } else if (entry.cpu) {
       entry.cpu->restore(*cpu_generator(generator));
     } else {

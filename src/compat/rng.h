@@ -8,46 +8,47 @@
 
 namespace reprise::compat {
 
-/// A copy of the state of some random generators. One that is taken while a CUDA
-/// graph is captured is a place in that graph's random numbers and can be put back
-/// in the same capture only; in each replay the numbers there are the same again.
-/// The copy of a CPU generator is no tensor: neither holding nor taking it shows in
-/// the memory of tensors, which a training's budget counts.
+/// A copy of the states of random generators. A state that is recorded during
+/// the capture of a CUDA graph is an offset into that graph's random numbers,
+/// and can only be restored during the same capture. The copy of a CPU
+/// generator's state is not a tensor, so that it does not count as tensor
+/// memory.
 class RngState {
  public:
   RngState() = default;
 
-  /// The CPU's default generator, those of the CUDA devices of `tensors`, and
-  /// `extra` ones. Thread-safe; costs a few microseconds.
+  /// Copies the states of the CPU's default generator, of the default
+  /// generators of the CUDA devices of `tensors`, and of `extra`. Takes a few
+  /// microseconds. Thread-safe.
   static RngState capture(at::TensorList tensors,
                           const std::vector<at::Generator>& extra = {});
 
-  /// The same generators as `other`'s, as they are now.
+  /// Copies the current states of the generators of `other`.
   static RngState capture_like(const RngState& other);
 
-  /// Puts the generators back into this state.
+  /// Sets the generators to these states.
   void restore() const;
 
-  /// Forgets the generators whose state is the same in `other`, which must hold
+  /// Removes the generators whose states are equal in `other`, which must have
   /// the same generators.
   void forget_unchanged(const RngState& other);
 
-  /// The states as byte tensors, in the order of the generators.
+  /// Returns the states as byte tensors, in the order of the generators.
   std::vector<at::Tensor> states() const;
 
-  /// The same generators in these states, as `states()` gave them. Throws
-  /// c10::Error where their number differs.
+  /// Returns the same generators with other states, as returned by states().
+  /// Throws c10::Error if their number differs.
   RngState with_states(const std::vector<at::Tensor>& states) const;
 
-  /// Same generators in the same states.
+  /// Returns whether generators and states are equal.
   bool operator==(const RngState& other) const;
 
  private:
   struct CpuState;
   struct Entry {
     at::Generator generator;
-    std::shared_ptr<const CpuState> cpu;  // of a CPU generator
-    at::Tensor state;                     // of any other: bytes, on the CPU
+    std::shared_ptr<const CpuState> cpu;  // state of a CPU generator
+    at::Tensor state;  // state of any other: bytes on the CPU
     bool in_graph = false;
   };
   static Entry entry_of(at::Generator generator);
@@ -55,7 +56,7 @@ class RngState {
   std::vector<Entry> entries_;
 };
 
-/// Restores `state` now, and on destruction what was there before.
+/// Restores `state` at construction and the previous states at destruction.
 class RngGuard {
  public:
   explicit RngGuard(const RngState& state);

@@ -1,7 +1,7 @@
 // Compiled against a LibTorch with CUDA; cuda_none.cpp stands in otherwise.
 #include "compat/side_stream.h"
 
-#include "compat/stream_mark.h"
+#include "compat/stream_event.h"
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -38,7 +38,7 @@ class SecondStream {
     if (stream_ == main_) return false;
     const int64_t setup = g_setup;
     const bool to_set_up = setup_ != setup && g_captures_expected > 0;
-    if (!to_set_up && capture_of(main_) == 0) return false;
+    if (!to_set_up && capture_id(main_) == 0) return false;
     wait();
     at::cuda::CUDAEvent fork;
     fork.record(main_);
@@ -60,15 +60,15 @@ class SecondStream {
 
  private:
   void wait() {
-    if (done_) done_->hold_back(main_);
+    if (done_) done_->block(main_);
     done_.reset();
     used_.clear();
   }
 
   std::mutex mutex_;
   CUDAStream main_, stream_;
-  int64_t setup_ = 0;               // of g_setup, when it was used last
-  std::optional<StreamMark> done_;  // of what runs, if anything does
+  int64_t setup_ = 0;                // of g_setup, when it was used last
+  std::optional<StreamEvent> done_;  // of what runs, if anything does
   std::vector<at::Tensor> used_;
 };
 

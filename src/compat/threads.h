@@ -2,11 +2,11 @@
 
 namespace reprise::compat {
 
-/// From now on operators called on this thread run on it alone. LibTorch gives
-/// each thread that calls it a team of its own, as large as
-/// `at::get_num_threads()`: several workers would have several teams on the same
-/// cores. Other threads are not affected. A LibTorch built with its own thread
-/// pool instead of OpenMP has one team for all, and nothing changes there.
+/// Makes operators that this thread calls run on this thread only, for the rest
+/// of its lifetime. LibTorch creates one OpenMP team of `at::get_num_threads()`
+/// threads per calling thread, so that several workers would oversubscribe the
+/// cores. Other threads are not affected. Has no effect if LibTorch uses its
+/// own thread pool instead of OpenMP.
 void run_operators_on_this_thread();
 
 }  // namespace reprise::compat

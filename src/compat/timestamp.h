@@ -9,20 +9,22 @@
 
 namespace reprise::compat {
 
-/// A moment on the host and, on CUDA, on the device's current stream. Taking it
-/// does not wait.
+/// A point in time on the host and, on CUDA, on the device's current stream.
+/// Construction does not block.
 class Timestamp {
  public:
   explicit Timestamp(c10::Device device) : host_(Clock::now()) {
     if (device.is_cuda()) device_.emplace(device.index());
   }
 
+  /// Returns the host time since `earlier`, in milliseconds.
   double host_ms_since(const Timestamp& earlier) const {
     return std::chrono::duration<double, std::milli>(host_ - earlier.host_)
         .count();
   }
 
-  /// The device's own time; waits for it.
+  /// Returns the device time since `earlier`, in milliseconds. Blocks until the
+  /// device has reached this point. On the CPU, returns the host time.
   double ms_since(const Timestamp& earlier) const {
     return device_ ? device_->milliseconds_since(*earlier.device_)
                    : host_ms_since(earlier);
@@ -31,7 +33,7 @@ class Timestamp {
  private:
   using Clock = std::chrono::steady_clock;
   Clock::time_point host_;
-  std::optional<CudaMoment> device_;
+  std::optional<CudaEvent> device_;
 };
 
 }  // namespace reprise::compat

@@ -302,14 +302,14 @@ void RankGroup::require_same(const std::map<std::string, std::string>& values) {
 std::vector<int64_t> RankGroup::all_reduce_max(std::vector<int64_t> values) {
   torch::Tensor tensor = torch::from_blob(
       values.data(), {static_cast<int64_t>(values.size())}, torch::kLong);
-  impl_->run([&] { return impl_->control->max(tensor); });
+  impl_->run([&] { return impl_->control->all_reduce_max(tensor); });
   return values;
 }
 
 std::vector<double> RankGroup::all_reduce_sum(std::vector<double> values) {
   torch::Tensor tensor = torch::from_blob(
       values.data(), {static_cast<int64_t>(values.size())}, torch::kDouble);
-  impl_->run([&] { return impl_->control->sum(tensor); });
+  impl_->run([&] { return impl_->control->all_reduce_sum(tensor); });
   return values;
 }
 
@@ -325,7 +325,7 @@ void RankGroup::gather(const torch::Tensor& own, const torch::Tensor& all) {
   std::fill_n(to, all.numel(), 0.0);
   std::copy_n(own.data_ptr<double>(), own.numel(), to + rank() * own.numel());
   torch::Tensor sum = all;
-  impl_->run([&] { return impl_->control->sum(sum); });
+  impl_->run([&] { return impl_->control->all_reduce_sum(sum); });
 }
 
 std::string RankGroup::broadcast_text(const std::string& text) {
@@ -380,7 +380,7 @@ void RankGroup::broadcast_named(NamedList& tensors) {
 }
 
 compat::Work RankGroup::sum(const torch::Tensor& tensor) {
-  return impl_->guarded([&] { return impl_->data->sum(tensor); });
+  return impl_->guarded([&] { return impl_->data->all_reduce_sum(tensor); });
 }
 
 compat::Work RankGroup::all_to_all(const torch::Tensor& output,

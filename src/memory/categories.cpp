@@ -9,9 +9,9 @@
 namespace reprise {
 namespace {
 
-using Seen = std::unordered_set<const void*>;
+using StorageSet = std::unordered_set<const void*>;
 
-int64_t new_bytes(const at::Tensor& tensor, Seen& seen) {
+int64_t unseen_bytes(const at::Tensor& tensor, StorageSet& seen) {
   if (!tensor.defined() || !tensor.has_storage()) return 0;
   const auto& storage = tensor.storage();
   if (!seen.insert(storage.unsafeGetStorageImpl()).second) return 0;
@@ -29,9 +29,9 @@ std::string_view name_of(Category category) {
 }
 
 int64_t storage_bytes(at::TensorList tensors) {
-  Seen seen;
+  StorageSet seen;
   int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += new_bytes(tensor, seen);
+  for (const at::Tensor& tensor : tensors) bytes += unseen_bytes(tensor, seen);
   return bytes;
 }
 
@@ -39,7 +39,8 @@ MemoryLedger::MemoryLedger(c10::Device device) : device_(device) {}
 
 void MemoryLedger::claim(Category category, Source source) {
   TORCH_CHECK(category != Category::kWorkspace,
-              "[MemoryLedger] workspace is the rest and cannot be claimed");
+              "[MemoryLedger] kWorkspace holds what is not claimed and cannot "
+              "be claimed itself");
   claims_.push_back({category, std::move(source)});
 }
 
@@ -63,20 +64,20 @@ void MemoryLedger::claim_kept(const KeptMeter& meter) {
 MemoryBreakdown MemoryLedger::measure() const {
   MemoryBreakdown breakdown;
   breakdown.total_bytes = live_bytes(device_);
-  Seen seen;
+  StorageSet seen;
   for (const Claim& claim : claims_) {
     for (const at::Tensor& tensor : claim.source()) {
       if (!tensor.defined() || tensor.device().type() != device_.type()) {
         continue;
       }
       breakdown.bytes.at(static_cast<size_t>(claim.category)) +=
-          new_bytes(tensor, seen);
+          unseen_bytes(tensor, seen);
     }
   }
   if (kept_ != nullptr) {
     auto& by_stage = breakdown.activations_by_stage;
     for (const auto& kept : kept_->live_storages()) {
-      if (!seen.insert(kept.storage).second) continue;  // saved data, say
+      if (!seen.insert(kept.storage).second) continue;  // claimed already
       const auto stage = static_cast<size_t>(kept.stage);
       if (by_stage.size() <= stage) by_stage.resize(stage + 1);
       by_stage[stage] += kept.bytes;

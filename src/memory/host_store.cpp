@@ -1,13 +1,16 @@
-// Compiled against a LibTorch with CUDA; host_store_none.cpp replaces it otherwise.
+// Compiled against a LibTorch with CUDA; host_store_none.cpp replaces it
+// otherwise.
 //
-// When device memory may be used again. The caching allocator hands a freed block to
-// the next request of the stream that it was taken on, at once: right for work on
-// that stream, wrong while another stream reads it. Its own remedy, record_stream(),
-// holds the block back until some later request finds the reading done, so that how
-// much memory a run needs depends on the clock (and inside a capture nothing is ever
-// done). Here the tensor is held until its stream has been told to wait for the copy;
-// then it is freed like any other, at a moment that is the same in every run.
-#include "compat/stream_mark.h"
+// Note [Reuse of device memory]
+// The caching allocator gives a freed block to the next request on the stream
+// that it was allocated on. This is correct for work on that stream, but not
+// while another stream still reads the block. LibTorch's remedy,
+// record_stream(), withholds the block until a later request finds that the
+// read has finished. The memory that a run needs then depends on timing, and
+// inside a capture no read ever finishes. Here the tensor is held until its
+// stream waits for the copy. It is then freed like any other tensor, at the
+// same point of every run.
+#include "compat/stream_event.h"
 
 #include <reprise/memory/host_store.h>
 
@@ -27,32 +30,32 @@ namespace reprise {
 namespace {
 
 using c10::cuda::CUDAStream;
-using compat::capture_of;
-using compat::StreamMark;
+using compat::capture_id;
+using compat::StreamEvent;
 
 struct Buffer {
   void* data = nullptr;
   size_t bytes = 0;
-  bool in_graph = false;  // which has its address for good
+  bool in_graph = false;  // a CUDA graph holds its address
 };
 
-/// Pinned memory of one device's copies. Made by hand: LibTorch's own pool rounds
-/// sizes up to a power of two.
-class Buffers {
+/// Pool of pinned memory for the copies of one device. LibTorch's own pool is
+/// not used, because it rounds sizes up to a power of two.
+class PinnedPool {
  public:
-  Buffers(c10::DeviceIndex device, int64_t limit)
+  PinnedPool(c10::DeviceIndex device, int64_t limit)
       : limit_(limit),
         stream_(
             c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {}
-  ~Buffers() {
+  ~PinnedPool() {
     (void)cudaStreamSynchronize(stream_);
     for (auto& [bytes, buffer] : free_) {
       (void)cudaFreeHost(buffer.data);
     }
-    (void)cudaGetLastError();  // at the process's end CUDA may be gone
+    (void)cudaGetLastError();  // CUDA may be shut down at process exit
   }
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
+  PinnedPool(const PinnedPool&) = delete;
+  PinnedPool& operator=(const PinnedPool&) = delete;
 
   std::optional<Buffer> take(size_t bytes, bool in_graph) {
     const std::lock_guard lock(mutex_);
@@ -100,7 +103,7 @@ class Buffers {
   }
 
  private:
-  /// Gives buffers of other sizes back, which an earlier micro-batch size left.
+  /// Frees unused buffers of other sizes, left by an earlier micro-batch size.
   void make_room(size_t bytes) {
     const auto fits = [&] {
       return held_ + static_cast<int64_t>(bytes) <= limit_;
@@ -127,9 +130,9 @@ class Buffers {
 
 class CudaHostCopy final : public HostCopy {
  public:
-  CudaHostCopy(std::shared_ptr<Buffers> buffers, const Buffer& buffer,
+  CudaHostCopy(std::shared_ptr<PinnedPool> pool, const Buffer& buffer,
                const at::Tensor& bytes)
-      : buffers_(std::move(buffers)),
+      : pool_(std::move(pool)),
         buffer_(buffer),
         device_(bytes),
         owner_(current()) {
@@ -139,18 +142,18 @@ class CudaHostCopy final : public HostCopy {
   ~CudaHostCopy() override {
     try {
       const c10::cuda::CUDAGuard guard(owner_.device_index());
-      if (device_.defined() && copied_) copied_->hold_back(owner_);
+      if (device_.defined() && copied_) copied_->block(owner_);
     } catch (...) {
       (void)cudaGetLastError();
     }
     device_.reset();
-    buffers_->give(buffer_);
+    pool_->give(buffer_);
   }
 
   void leave() override {
     if (!device_.defined()) return;
     const c10::cuda::CUDAGuard guard(owner_.device_index());
-    copied_->hold_back(owner_);
+    copied_->block(owner_);
     copied_.reset();
     device_.reset();
   }
@@ -170,19 +173,20 @@ class CudaHostCopy final : public HostCopy {
     fetch();
     if (!copied_) return device_;
     const c10::cuda::CUDAGuard guard(owner_.device_index());
-    copied_->hold_back(current());
+    copied_->block(current());
     if (current() == owner_) copied_.reset();
     return device_;
   }
 
  private:
   CUDAStream current() const {
-    return c10::cuda::getCurrentCUDAStream(buffers_->stream().device_index());
+    return c10::cuda::getCurrentCUDAStream(pool_->stream().device_index());
   }
 
-  /// After what the owner's stream has been given so far.
+  /// Starts a copy that waits for the work submitted to the owner's stream so
+  /// far.
   void copy(void* to, const void* from, cudaMemcpyKind kind) {
-    const CUDAStream& stream = buffers_->stream();
+    const CUDAStream& stream = pool_->stream();
     at::cuda::CUDAEvent before;
     before.record(owner_);
     before.block(stream);
@@ -190,46 +194,46 @@ class CudaHostCopy final : public HostCopy {
     copied_.emplace(stream);
   }
 
-  std::shared_ptr<Buffers> buffers_;
+  std::shared_ptr<PinnedPool> pool_;
   Buffer buffer_;
-  at::Tensor device_;  // undefined: on the host alone
-  CUDAStream owner_;   // of device_'s memory
-  std::optional<StreamMark>
-      copied_;  // end of the copy; none: the owner waited for it
+  at::Tensor device_;  // undefined if the bytes are on the host only
+  CUDAStream owner_;   // stream of device_'s memory
+  // End of the copy; none once the owner waits for it.
+  std::optional<StreamEvent> copied_;
 };
 
 class CudaHostStore final : public HostStore {
  public:
   CudaHostStore(c10::DeviceIndex device, int64_t limit)
-      : device_(device), buffers_(std::make_shared<Buffers>(device, limit)) {}
+      : device_(device), pool_(std::make_shared<PinnedPool>(device, limit)) {}
 
   std::unique_ptr<HostCopy> send(const at::Tensor& bytes) override {
     const c10::cuda::CUDAGuard guard(device_);
     const bool in_graph =
-        capture_of(c10::cuda::getCurrentCUDAStream(device_)) != 0;
+        capture_id(c10::cuda::getCurrentCUDAStream(device_)) != 0;
     const auto buffer =
-        buffers_->take(static_cast<size_t>(bytes.numel()), in_graph);
+        pool_->take(static_cast<size_t>(bytes.numel()), in_graph);
     if (!buffer) return nullptr;
     try {
-      return std::make_unique<CudaHostCopy>(buffers_, *buffer, bytes);
+      return std::make_unique<CudaHostCopy>(pool_, *buffer, bytes);
     } catch (...) {
-      buffers_->give(*buffer);
+      pool_->give(*buffer);
       throw;
     }
   }
 
   void trim() override {
     const c10::cuda::CUDAGuard guard(device_);
-    buffers_->trim();
+    pool_->trim();
   }
 
   c10::Device device() const override { return {c10::kCUDA, device_}; }
-  int64_t limit_bytes() const override { return buffers_->limit_bytes(); }
-  int64_t held_bytes() const override { return buffers_->held_bytes(); }
+  int64_t limit_bytes() const override { return pool_->limit_bytes(); }
+  int64_t held_bytes() const override { return pool_->held_bytes(); }
 
  private:
   c10::DeviceIndex device_;
-  std::shared_ptr<Buffers> buffers_;
+  std::shared_ptr<PinnedPool> pool_;
 };
 
 }  // namespace

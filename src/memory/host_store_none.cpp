@@ -1,4 +1,4 @@
-// For a LibTorch without CUDA; host_store.cpp has the real one.
+// Compiled instead of host_store.cpp against a LibTorch without CUDA.
 #include <reprise/memory/host_store.h>
 
 #include <c10/util/Exception.h>

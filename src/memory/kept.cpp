@@ -25,7 +25,7 @@ const void* storage_of(const at::Tensor& tensor) {
 struct KeptMeter::State {
   struct Entry {
     int64_t bytes = 0;
-    std::map<int, int> holders;  // stage → how many tensors it holds
+    std::map<int, int> holders;  // stage → number of tensors it keeps
   };
 
   mutable std::mutex mutex;
@@ -74,7 +74,7 @@ struct KeptMeter::State {
   }
 };
 
-/// Keeps one saved tensor, counted.
+/// Saves one tensor and counts it.
 class KeptHooks final : public compat::SavedTensorHooks {
  public:
   KeptHooks(std::shared_ptr<KeptMeter::State> state, int stage)
@@ -85,19 +85,19 @@ class KeptHooks final : public compat::SavedTensorHooks {
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    // Detached: an operator's own output would otherwise hold its node, and
-    // the node this hook, for ever.
+    // Detached, because an operator's own output refers to its node, and the
+    // node to this hook: a reference cycle.
     tensor_ = tensor.detach();
     version_ = tensor_._version();
     state_->add(storage_of(tensor_), bytes_of(tensor_), stage_);
   }
 
   at::Tensor call_unpack_hook() override {
-    // Autograd leaves this check out for tensors behind hooks.
+    // Autograd does not check the version of tensors saved through hooks.
     TORCH_CHECK(tensor_._version() == version_,
                 "[KeptMeter] a tensor of shape ", tensor_.sizes(),
                 " that stage ", stage_,
-                " saved for its backward was modified in place afterwards");
+                " saved for backward was modified in place afterwards");
     return tensor_;
   }
 
@@ -130,8 +130,8 @@ class KeptPolicy final : public compat::SavedTensorPolicy {
 
 namespace {
 
-std::vector<KeptMeter::Place>& places() {
-  thread_local std::vector<KeptMeter::Place> stack;
+std::vector<KeptMeter::Target>& targets() {
+  thread_local std::vector<KeptMeter::Target> stack;
   return stack;
 }
 
@@ -188,20 +188,20 @@ struct KeptMeter::Scope::Impl {
 };
 
 KeptMeter::Scope::Scope(const KeptMeter& meter, int stage) {
-  TORCH_CHECK(stage >= 0, "[KeptMeter] expected a stage of 0 or more, got ",
+  TORCH_CHECK(stage >= 0, "[KeptMeter] expected a non-negative stage, got ",
               stage);
   impl_ =
       std::make_unique<Impl>(std::make_shared<KeptPolicy>(meter.state_, stage));
-  places().push_back(
+  targets().push_back(
       {std::shared_ptr<KeptMeter>(new KeptMeter(meter.state_)), stage});
 }
 
 KeptMeter::Scope::~Scope() {
-  places().pop_back();
+  targets().pop_back();
 }
 
-KeptMeter::Place KeptMeter::current() {
-  return places().empty() ? Place{} : places().back();
+KeptMeter::Target KeptMeter::current() {
+  return targets().empty() ? Target{} : targets().back();
 }
 
 }  // namespace reprise

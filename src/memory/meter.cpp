@@ -14,7 +14,7 @@
 namespace reprise {
 namespace {
 
-// The hot path: two relaxed atomics an allocation.
+// The hot path: two relaxed atomic operations per allocation.
 std::atomic<int64_t> g_cpu_live{0};
 std::atomic<int64_t> g_cpu_peak{0};
 
@@ -87,9 +87,9 @@ struct MemoryMeter::Record {
   int64_t reserved_peak = 0;
 };
 
-/// The meters alive on one device. The allocator knows one peak only: whenever
-/// a meter starts or is read, that peak is handed to every meter alive and
-/// begun anew, so that each meter's maximum covers exactly its own lifetime.
+/// The live meters of one device. The allocator has a single peak. Whenever a
+/// meter starts or is read, that peak is merged into every live meter and
+/// reset, so that each meter's maximum covers exactly its own lifetime.
 class DeviceMeters {
  public:
   static DeviceMeters& of(c10::Device device) {
@@ -103,29 +103,29 @@ class DeviceMeters {
 
   void start(const std::shared_ptr<MemoryMeter::Record>& record) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const Usage usage = fold();
+    const Usage usage = merge_peak();
     *record = {usage.live, usage.live, usage.live};
-    if (std::find(alive_.begin(), alive_.end(), record) == alive_.end()) {
-      alive_.push_back(record);
+    if (std::find(live_.begin(), live_.end(), record) == live_.end()) {
+      live_.push_back(record);
     }
   }
 
   MemoryMeter::Record read(const std::shared_ptr<MemoryMeter::Record>& record) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    fold();
+    merge_peak();
     return *record;
   }
 
   void stop(const std::shared_ptr<MemoryMeter::Record>& record) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    fold();
-    alive_.erase(std::find(alive_.begin(), alive_.end(), record));
+    merge_peak();
+    live_.erase(std::find(live_.begin(), live_.end(), record));
   }
 
  private:
-  Usage fold() {
+  Usage merge_peak() {
     const Usage usage = usage_and_reset_peak(device_);
-    for (const auto& record : alive_) {
+    for (const auto& record : live_) {
       record->peak = std::max(record->peak, usage.peak);
       record->reserved_peak =
           std::max(record->reserved_peak, usage.reserved_peak);
@@ -135,7 +135,7 @@ class DeviceMeters {
 
   c10::Device device_{c10::kCPU};
   std::mutex mutex_;
-  std::vector<std::shared_ptr<MemoryMeter::Record>> alive_;
+  std::vector<std::shared_ptr<MemoryMeter::Record>> live_;
 };
 
 MemoryMeter::MemoryMeter(c10::Device device)

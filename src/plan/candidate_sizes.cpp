@@ -6,7 +6,7 @@
 namespace reprise::detail {
 namespace {
 
-constexpr size_t kMostSizes = 20;
+constexpr size_t kMaxSizes = 20;
 
 }  // namespace
 
@@ -18,12 +18,12 @@ std::vector<int64_t> candidate_sizes(const PlanRequest& request) {
   return {sizes.begin(), sizes.end()};
 }
 
-std::vector<int64_t> thinned(const std::vector<int64_t>& sizes) {
-  if (sizes.size() <= kMostSizes) return sizes;
+std::vector<int64_t> subsample_sizes(const std::vector<int64_t>& sizes) {
+  if (sizes.size() <= kMaxSizes) return sizes;
   std::vector<int64_t> list;
   const auto last = static_cast<double>(sizes.back());
   const double ratio = std::pow(last / static_cast<double>(sizes.front()),
-                                1.0 / double(kMostSizes - 1));
+                                1.0 / double(kMaxSizes - 1));
   double next = 0;
   for (const int64_t size : sizes) {
     if (static_cast<double>(size) < next && size != sizes.back()) continue;

@@ -7,12 +7,14 @@
 
 namespace reprise::detail {
 
-/// The micro-batch sizes worth a thought, rising: those b with which N samples make
-/// ceil(N/b) micro-batches, for every number of micro-batches, since any other size makes
-/// as many, and larger ones. The given one alone if one is given.
+/// Returns the micro-batch sizes worth considering, in ascending order. For
+/// each possible number of micro-batches, this is the smallest size that needs
+/// no more of them for the global batch; larger sizes need more memory for the
+/// same number. If the request names a size, returns only that size.
 std::vector<int64_t> candidate_sizes(const PlanRequest& request);
 
-/// At most about twenty of `sizes`, evenly by ratio, the first and the last included.
-std::vector<int64_t> thinned(const std::vector<int64_t>& sizes);
+/// Returns at most about twenty of `sizes`, spaced by equal ratios, including
+/// the first and the last one.
+std::vector<int64_t> subsample_sizes(const std::vector<int64_t>& sizes);
 
 }  // namespace reprise::detail

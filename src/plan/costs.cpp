@@ -14,9 +14,9 @@ namespace {
 using nlohmann::json;
 using Buffer = StageCosts::Buffer;
 
-/// Every field once: `visit(name, field)`.
-template <class Figures, class Visit>
-void visit_kept(Figures& f, Visit&& visit) {
+/// Calls `visit(name, field)` for every field.
+template <class Costs, class Visit>
+void visit_kept_run(Costs& f, Visit&& visit) {
   visit("saved_inputs", f.saved_inputs);
   visit("saved_outputs", f.saved_outputs);
   visit("saved_bytes", f.saved_bytes);
@@ -26,21 +26,21 @@ void visit_kept(Figures& f, Visit&& visit) {
   visit("first_backward_extra_bytes", f.first_backward_extra_bytes);
   visit("forward_ms", f.forward_ms);
   visit("backward_ms", f.backward_ms);
-  visit("forward_host_ms", f.forward_host_ms);
-  visit("backward_host_ms", f.backward_host_ms);
+  visit("forward_launch_ms", f.forward_launch_ms);
+  visit("backward_launch_ms", f.backward_launch_ms);
 }
 
-template <class Figures, class Visit>
-void visit_stage(Figures& f, Visit&& visit) {
-  visit_kept(f, visit);
+template <class Costs, class Visit>
+void visit_stage(Costs& f, Visit&& visit) {
+  visit_kept_run(f, visit);
   visit("input_gradient_bytes", f.input_gradient_bytes);
   visit("drop_extra_bytes", f.drop_extra_bytes);
   visit("context_bytes", f.context_bytes);
 }
 
-/// The straight line through (x0, a) and (x1, b), at a place given as a share
-/// of the way; never negative.
-struct Line {
+/// Linear interpolation between a and b at the fraction `share` of the
+/// distance. Results are never negative.
+struct Interpolation {
   double share;
 
   double operator()(double a, double b) const {
@@ -53,83 +53,88 @@ struct Line {
 };
 
 std::vector<int64_t> between(const std::vector<int64_t>& a,
-                             const std::vector<int64_t>& b, const Line& line) {
+                             const std::vector<int64_t>& b,
+                             const Interpolation& interpolate) {
   std::vector<int64_t> result;
   for (size_t i = 0; i < a.size(); ++i) {
-    result.push_back(line(a[i], b.at(i)));
+    result.push_back(interpolate(a[i], b.at(i)));
   }
   return result;
 }
 
-void mix_kept(const KeptRunCosts& a, const KeptRunCosts& b, const Line& line,
-              KeptRunCosts& result) {
-  const auto mix = [&](auto KeptRunCosts::*field) {
-    result.*field = line(a.*field, b.*field);
+void interpolate_kept_run(const KeptRunCosts& a, const KeptRunCosts& b,
+                          const Interpolation& interpolate,
+                          KeptRunCosts& result) {
+  const auto set = [&](auto KeptRunCosts::*field) {
+    result.*field = interpolate(a.*field, b.*field);
   };
-  mix(&KeptRunCosts::saved_bytes);
-  mix(&KeptRunCosts::host_bytes);
-  mix(&KeptRunCosts::keep_extra_bytes);
-  mix(&KeptRunCosts::backward_extra_bytes);
-  mix(&KeptRunCosts::first_backward_extra_bytes);
-  mix(&KeptRunCosts::forward_ms);
-  mix(&KeptRunCosts::backward_ms);
-  mix(&KeptRunCosts::forward_host_ms);
-  mix(&KeptRunCosts::backward_host_ms);
+  set(&KeptRunCosts::saved_bytes);
+  set(&KeptRunCosts::host_bytes);
+  set(&KeptRunCosts::keep_extra_bytes);
+  set(&KeptRunCosts::backward_extra_bytes);
+  set(&KeptRunCosts::first_backward_extra_bytes);
+  set(&KeptRunCosts::forward_ms);
+  set(&KeptRunCosts::backward_ms);
+  set(&KeptRunCosts::forward_launch_ms);
+  set(&KeptRunCosts::backward_launch_ms);
 }
 
-/// `near` gives what has no size: which tensors are saved and shared.
+/// Takes fields that are not numbers, such as which tensors are saved, from
+/// `near`.
 StageCosts between(const StageCosts& a, const StageCosts& b,
-                   const StageCosts& near, const Line& line) {
+                   const StageCosts& near, const Interpolation& interpolate) {
   StageCosts result = near;
   for (size_t i = 0; i < near.outputs.size(); ++i) {
     result.outputs[i].bytes =
-        line(a.outputs.at(i).bytes, b.outputs.at(i).bytes);
+        interpolate(a.outputs.at(i).bytes, b.outputs.at(i).bytes);
   }
-  mix_kept(a, b, line, result);
+  interpolate_kept_run(a, b, interpolate, result);
   for (size_t i = 0; i < near.variants.size(); ++i) {
-    mix_kept(a.variants.at(i), b.variants.at(i), line, result.variants[i]);
+    interpolate_kept_run(a.variants.at(i), b.variants.at(i), interpolate,
+                         result.variants[i]);
   }
   result.input_gradient_bytes =
-      line(a.input_gradient_bytes, b.input_gradient_bytes);
-  result.drop_extra_bytes = line(a.drop_extra_bytes, b.drop_extra_bytes);
+      interpolate(a.input_gradient_bytes, b.input_gradient_bytes);
+  result.drop_extra_bytes = interpolate(a.drop_extra_bytes, b.drop_extra_bytes);
   // Buffers do not grow with the micro-batch.
   result.context_bytes = std::max(a.context_bytes, b.context_bytes);
   return result;
 }
 
 SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
-  const Line line{static_cast<double>(micro_batch - a.micro_batch) /
-                  static_cast<double>(b.micro_batch - a.micro_batch)};
-  const SizeCosts& near = line.share < 0.5 ? a : b;
+  const Interpolation interpolate{
+      static_cast<double>(micro_batch - a.micro_batch) /
+      static_cast<double>(b.micro_batch - a.micro_batch)};
+  const SizeCosts& near = interpolate.share < 0.5 ? a : b;
   SizeCosts result;
   result.micro_batch = micro_batch;
-  result.data_bytes = line(a.data_bytes, b.data_bytes);
-  result.prepare_bytes = line(a.prepare_bytes, b.prepare_bytes);
-  // Taken or not, whatever the size.
+  result.data_bytes = interpolate(a.data_bytes, b.data_bytes);
+  result.prepare_bytes = interpolate(a.prepare_bytes, b.prepare_bytes);
+  // Workspaces do not depend on the size.
   result.workspace_bytes = std::max(a.workspace_bytes, b.workspace_bytes);
   result.graph_workspace_bytes =
       std::max(a.graph_workspace_bytes, b.graph_workspace_bytes);
-  result.other_ms = line(a.other_ms, b.other_ms);
-  // Not along the line: beyond the last size it could become anything.
-  result.cut_factor = near.cut_factor;
-  result.joined_factor = near.joined_factor;
-  result.figures.input_bytes =
-      between(a.figures.input_bytes, b.figures.input_bytes, line);
-  result.figures.output_gradient_bytes =
-      line(a.figures.output_gradient_bytes, b.figures.output_gradient_bytes);
-  for (size_t i = 0; i < near.figures.stages.size(); ++i) {
-    result.figures.stages.push_back(between(a.figures.stages.at(i),
-                                            b.figures.stages.at(i),
-                                            near.figures.stages[i], line));
+  result.other_ms = interpolate(a.other_ms, b.other_ms);
+  // Not interpolated: extrapolated factors could be arbitrarily wrong.
+  result.separate_graphs_factor = near.separate_graphs_factor;
+  result.single_graph_factor = near.single_graph_factor;
+  result.chain_costs.input_bytes = between(
+      a.chain_costs.input_bytes, b.chain_costs.input_bytes, interpolate);
+  result.chain_costs.output_gradient_bytes = interpolate(
+      a.chain_costs.output_gradient_bytes, b.chain_costs.output_gradient_bytes);
+  for (size_t i = 0; i < near.chain_costs.stages.size(); ++i) {
+    result.chain_costs.stages.push_back(
+        between(a.chain_costs.stages.at(i), b.chain_costs.stages.at(i),
+                near.chain_costs.stages[i], interpolate));
   }
   return result;
 }
 
-/// No samples, no costs.
-SizeCosts nothing_like(const SizeCosts& size) {
-  SizeCosts nothing;
-  nothing.figures.input_bytes.resize(size.figures.input_bytes.size());
-  for (const StageCosts& stage : size.figures.stages) {
+/// Returns the costs of a micro-batch without samples, which are zero.
+SizeCosts zero_costs_like(const SizeCosts& size) {
+  SizeCosts zero;
+  zero.chain_costs.input_bytes.resize(size.chain_costs.input_bytes.size());
+  for (const StageCosts& stage : size.chain_costs.stages) {
     StageCosts none = stage;
     const auto clear = [](const char*, auto& field) {
       if constexpr (std::is_arithmetic_v<std::decay_t<decltype(field)>>) {
@@ -138,24 +143,23 @@ SizeCosts nothing_like(const SizeCosts& size) {
     };
     for (Buffer& buffer : none.outputs) buffer.bytes = 0;
     visit_stage(none, clear);
-    for (auto& variant : none.variants) visit_kept(variant, clear);
-    nothing.figures.stages.push_back(none);
+    for (auto& variant : none.variants) visit_kept_run(variant, clear);
+    zero.chain_costs.stages.push_back(none);
   }
-  return nothing;
+  return zero;
 }
 
-json to_value(const StageCosts& figures) {
+json to_value(const StageCosts& costs) {
   json value;
-  for (const Buffer& buffer : figures.outputs) {
+  for (const Buffer& buffer : costs.outputs) {
     value["outputs"].push_back({buffer.bytes, buffer.input});
   }
-  visit_stage(figures, [&](const char* name, const auto& field) {
-    value[name] = field;
-  });
+  visit_stage(
+      costs, [&](const char* name, const auto& field) { value[name] = field; });
   value["variants"] = json::array();
-  for (const auto& variant : figures.variants) {
+  for (const auto& variant : costs.variants) {
     json& kept = value["variants"].emplace_back();
-    visit_kept(variant, [&](const char* name, const auto& field) {
+    visit_kept_run(variant, [&](const char* name, const auto& field) {
       kept[name] = field;
     });
   }
@@ -163,34 +167,35 @@ json to_value(const StageCosts& figures) {
 }
 
 StageCosts stage_from(const json& value) {
-  StageCosts figures;
+  StageCosts costs;
   for (const json& buffer : value.at("outputs")) {
-    figures.outputs.push_back({buffer.at(0), buffer.at(1)});
+    costs.outputs.push_back({buffer.at(0), buffer.at(1)});
   }
-  visit_stage(figures, [&](const char* name, auto& field) {
+  visit_stage(costs, [&](const char* name, auto& field) {
     value.at(name).get_to(field);
   });
   for (const json& kept : value.at("variants")) {
-    auto& variant = figures.variants.emplace_back();
-    visit_kept(variant, [&](const char* name, auto& field) {
+    auto& variant = costs.variants.emplace_back();
+    visit_kept_run(variant, [&](const char* name, auto& field) {
       kept.at(name).get_to(field);
     });
   }
-  return figures;
+  return costs;
 }
 
 json to_value(const SizeCosts& size) {
-  json value = {{"micro_batch", size.micro_batch},
-                {"data_bytes", size.data_bytes},
-                {"prepare_bytes", size.prepare_bytes},
-                {"workspace_bytes", size.workspace_bytes},
-                {"graph_workspace_bytes", size.graph_workspace_bytes},
-                {"other_ms", size.other_ms},
-                {"cut_factor", size.cut_factor},
-                {"joined_factor", size.joined_factor},
-                {"input_bytes", size.figures.input_bytes},
-                {"output_gradient_bytes", size.figures.output_gradient_bytes}};
-  for (const StageCosts& stage : size.figures.stages) {
+  json value = {
+      {"micro_batch", size.micro_batch},
+      {"data_bytes", size.data_bytes},
+      {"prepare_bytes", size.prepare_bytes},
+      {"workspace_bytes", size.workspace_bytes},
+      {"graph_workspace_bytes", size.graph_workspace_bytes},
+      {"other_ms", size.other_ms},
+      {"separate_graphs_factor", size.separate_graphs_factor},
+      {"single_graph_factor", size.single_graph_factor},
+      {"input_bytes", size.chain_costs.input_bytes},
+      {"output_gradient_bytes", size.chain_costs.output_gradient_bytes}};
+  for (const StageCosts& stage : size.chain_costs.stages) {
     value["stages"].push_back(to_value(stage));
   }
   return value;
@@ -204,12 +209,13 @@ SizeCosts size_from(const json& value) {
   value.at("workspace_bytes").get_to(size.workspace_bytes);
   value.at("graph_workspace_bytes").get_to(size.graph_workspace_bytes);
   value.at("other_ms").get_to(size.other_ms);
-  value.at("cut_factor").get_to(size.cut_factor);
-  value.at("joined_factor").get_to(size.joined_factor);
-  value.at("input_bytes").get_to(size.figures.input_bytes);
-  value.at("output_gradient_bytes").get_to(size.figures.output_gradient_bytes);
+  value.at("separate_graphs_factor").get_to(size.separate_graphs_factor);
+  value.at("single_graph_factor").get_to(size.single_graph_factor);
+  value.at("input_bytes").get_to(size.chain_costs.input_bytes);
+  value.at("output_gradient_bytes")
+      .get_to(size.chain_costs.output_gradient_bytes);
   for (const json& stage : value.at("stages")) {
-    size.figures.stages.push_back(stage_from(stage));
+    size.chain_costs.stages.push_back(stage_from(stage));
   }
   return size;
 }
@@ -241,15 +247,15 @@ bool CostProfile::measured(int64_t micro_batch) const {
 
 SizeCosts CostProfile::at(int64_t micro_batch) const {
   TORCH_CHECK(!sizes.empty() && micro_batch > 0,
-              "[CostProfile::at] expected a size above 0 and something "
-              "measured, got ",
-              micro_batch, " and ", sizes.size(), " sizes");
+              "[CostProfile::at] expected a positive size and at least one "
+              "measured size, got ",
+              micro_batch, " and ", sizes.size(), " measured sizes");
   const auto after = std::lower_bound(
       sizes.begin(), sizes.end(), micro_batch,
       [](const SizeCosts& size, int64_t b) { return size.micro_batch < b; });
   if (after != sizes.end() && after->micro_batch == micro_batch) return *after;
   if (sizes.size() == 1) {
-    return between(nothing_like(sizes[0]), sizes[0], micro_batch);
+    return between(zero_costs_like(sizes[0]), sizes[0], micro_batch);
   }
   const auto last = std::max(after, sizes.begin() + 1);
   const auto second = last == sizes.end() ? last - 1 : last;
@@ -270,10 +276,10 @@ void CostProfile::add(SizeCosts costs) {
 const TriedSchedule* CostProfile::find_tried(int64_t micro_batch,
                                              const std::string& schedule,
                                              bool graph) const {
-  for (const TriedSchedule& one : tried) {
-    if (one.micro_batch == micro_batch && one.schedule == schedule &&
-        one.graph == graph) {
-      return &one;
+  for (const TriedSchedule& timing : tried) {
+    if (timing.micro_batch == micro_batch && timing.schedule == schedule &&
+        timing.graph == graph) {
+      return &timing;
     }
   }
   return nullptr;
@@ -287,12 +293,12 @@ std::optional<double> CostProfile::tried_ms(int64_t micro_batch,
   return found->ms;
 }
 
-void CostProfile::add(TriedSchedule one) {
+void CostProfile::add(TriedSchedule timing) {
   std::erase_if(tried, [&](const TriedSchedule& other) {
-    return other.micro_batch == one.micro_batch &&
-           other.schedule == one.schedule && other.graph == one.graph;
+    return other.micro_batch == timing.micro_batch &&
+           other.schedule == timing.schedule && other.graph == timing.graph;
   });
-  tried.push_back(std::move(one));
+  tried.push_back(std::move(timing));
 }
 
 std::string to_json(const CostProfile& profile) {
@@ -305,12 +311,12 @@ std::string to_json(const CostProfile& profile) {
     value["sizes"].push_back(to_value(size));
   }
   value["tried"] = json::array();
-  for (const TriedSchedule& one : profile.tried) {
-    value["tried"].push_back({{"micro_batch", one.micro_batch},
-                              {"schedule", one.schedule},
-                              {"ms", one.ms},
-                              {"graph", one.graph},
-                              {"row", one.row}});
+  for (const TriedSchedule& timing : profile.tried) {
+    value["tried"].push_back({{"micro_batch", timing.micro_batch},
+                              {"schedule", timing.schedule},
+                              {"ms", timing.ms},
+                              {"graph", timing.graph},
+                              {"comparison", timing.comparison}});
   }
   return value.dump();
 }
@@ -325,13 +331,14 @@ CostProfile profile_from_json(std::string_view text) {
     for (const json& size : value.at("sizes")) {
       profile.sizes.push_back(size_from(size));
     }
-    // Not in profiles of versions that tried nothing.
+    // Profiles of earlier versions have no timings.
     if (!value.contains("tried")) return profile;
-    for (const json& one : value["tried"]) {
-      profile.tried.push_back(
-          {one.at("micro_batch").get<int64_t>(),
-           one.at("schedule").get<std::string>(), one.at("ms").get<double>(),
-           one.at("graph").get<bool>(), one.value("row", int64_t{0})});
+    for (const json& timing : value["tried"]) {
+      profile.tried.push_back({timing.at("micro_batch").get<int64_t>(),
+                               timing.at("schedule").get<std::string>(),
+                               timing.at("ms").get<double>(),
+                               timing.at("graph").get<bool>(),
+                               timing.value("comparison", int64_t{0})});
     }
   } catch (const json::exception& error) {
     TORCH_CHECK(false,

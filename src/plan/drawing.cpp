@@ -18,7 +18,7 @@ bool begins_character(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
 }
 
-/// The bounds of one axis; never empty.
+/// The range of one axis.
 struct Range {
   double low = std::numeric_limits<double>::infinity();
   double high = -std::numeric_limits<double>::infinity();
@@ -116,7 +116,7 @@ std::string draw_stack(const std::vector<StackPart>& parts, int64_t limit) {
     return static_cast<int>(
         std::lround(static_cast<double>(bytes) / scale * kStackColumns));
   };
-  // One more column, for the limit at the very end.
+  // One more column for a limit at the right end.
   Canvas canvas(kStackColumns + 1, static_cast<int>(parts.size()));
   std::string text;
   int64_t below = 0;

@@ -5,40 +5,43 @@
 #include <string_view>
 #include <vector>
 
-/// Figures as characters, for a terminal of 100 columns. Each character drawn is
-/// one column wide, whatever it takes in UTF-8.
+/// Plots made of text, for terminals of 100 columns. Every character drawn is
+/// one column wide, whatever its length in UTF-8. Covered by
+/// tests/plan/plan_text_test.cpp.
 namespace reprise::detail {
 
 constexpr int kColumns = 96;
 
-/// "4.52 ms", "214 ms", "12.3 s": three figures.
+/// Formats a time with three significant digits: "4.52 ms", "214 ms", "12.3 s".
 std::string format_ms(double ms);
 
-/// "+1.9 %", "-12.0 %": of `value` over `base`; "-" where base is 0.
+/// Formats the change from `base` to `value`: "+1.9 %", "-12.0 %"; "-" if
+/// `base` is 0.
 std::string format_change(double value, double base);
 
-/// Columns that `text` takes.
+/// Returns the number of columns that `text` takes.
 int columns_of(std::string_view text);
 
-/// `text` in at most `columns`, with … in the place of what is cut off.
+/// Truncates `text` to at most `columns` and marks the truncation with "…".
 std::string shorten(std::string_view text, int columns);
 
-/// `words` one after another in lines of kColumns, each line but the first
-/// behind `indent` blanks; the first begins at column `start`.
+/// Wraps `words` into lines of kColumns. The first line begins at column
+/// `start`; the others are indented by `indent` spaces.
 std::string flow(const std::vector<std::string>& words, int start, int indent);
 
-/// Rows of cells; text can be read out of it line by line.
+/// A grid of character cells that is read line by line.
 class Canvas {
  public:
   Canvas(int columns, int rows);
 
-  /// Draws one character (as UTF-8); outside the canvas nothing.
+  /// Draws one UTF-8 character. Positions outside of the canvas are ignored.
   void set(int column, int row, std::string_view character);
+  /// Returns whether nothing has been drawn at this position.
   bool blank(int column, int row) const;
   int columns() const { return columns_; }
   int rows() const { return rows_; }
 
-  /// Without blanks at the end.
+  /// Returns a row without trailing spaces.
   std::string line(int row) const;
 
  private:
@@ -53,8 +56,9 @@ struct StackPart {
   int64_t bytes = 0;
 };
 
-/// A row for each part with its bytes and its share, and a bar that begins where
-/// the one before ends; `limit` (0: none) as a line through all rows.
+/// Draws one row per part with its bytes, its share, and a bar that begins
+/// where the bar before ends. `limit` is drawn as a vertical line through all
+/// rows; 0 for none.
 std::string draw_stack(const std::vector<StackPart>& parts, int64_t limit);
 
 struct PlotPoint {
@@ -63,14 +67,14 @@ struct PlotPoint {
   std::string mark;
 };
 
-/// Points over two linear axes. Later points stand over earlier ones.
+/// Points on two linear axes. Later points are drawn over earlier ones.
 struct ScatterPlot {
   std::vector<PlotPoint> points;
-  double x_line = 0;  ///< a vertical line; 0: none
+  double x_line = 0;  ///< position of a vertical line; 0 for none
   int columns = 60;
   int rows = 14;
 
-  /// `x_label` and `y_label` write a figure at an axis.
+  /// Draws the plot. `x_label` and `y_label` format the numbers at the axes.
   std::string draw(std::string (*x_label)(double),
                    std::string (*y_label)(double)) const;
 };

@@ -1,27 +1,29 @@
 #pragma once
 
-#include "plan/evaluations.h"
+#include "plan/evaluator_cache.h"
 
 #include <vector>
 
-/// What a plan is shown with: other points of time against memory, and what would
-/// lower its peak. All of sizes that were measured, by predictions.
+/// Explanations that are displayed with a plan: the frontier of time against
+/// memory, and changes that would lower the peak. They use predictions at
+/// measured sizes. Covered by tests/plan/planner_test.cpp.
 namespace reprise::detail {
 
-/// Best time for every memory, over `keys`.
+/// Returns the fastest plan for each amount of memory over all `keys`.
 std::vector<FrontierPoint> frontier_of(const PlanResult& result,
-                                       const std::vector<Key>& keys,
+                                       const std::vector<CandidateKey>& keys,
                                        int64_t budget,
-                                       Evaluations& evaluations);
+                                       EvaluatorCache& evaluators);
 
-/// What people set by hand.
+/// Returns the common strategies none, all and sqrt at the plan's micro-batch
+/// size and at the global batch size.
 std::vector<FrontierPoint> references_of(const PlanResult& result,
-                                         Evaluations& evaluations);
+                                         EvaluatorCache& evaluators);
 
-/// What lowers the peak of the plan, of `keys` and of the optimizer.
-std::vector<PeakReduction> measures_of(const PlanResult& result,
-                                       const std::vector<Key>& keys,
-                                       const CostProfile& profile,
-                                       Evaluations& evaluations);
+/// Returns changes that lower the peak of the result's plan: more
+/// recomputation, another candidate of `keys`, or an optimizer without state.
+std::vector<PeakReduction> peak_reductions_of(
+    const PlanResult& result, const std::vector<CandidateKey>& keys,
+    const CostProfile& profile, EvaluatorCache& evaluators);
 
 }  // namespace reprise::detail

@@ -7,9 +7,9 @@
 namespace reprise::detail {
 namespace {
 
-/// Where in `ops` the fetch of a stage would stand: before the backward before its own,
-/// if its graph is there by then.
-std::optional<size_t> place_of_fetch(const std::vector<Op>& ops, int stage) {
+/// Returns the index in `ops` at which to insert the fetch of a stage: that of
+/// the last backward before its own, if the stage is kept by then.
+std::optional<size_t> fetch_index(const std::vector<Op>& ops, int stage) {
   std::optional<size_t> kept, before;
   for (size_t i = 0; i < ops.size(); ++i) {
     const Op& op = ops[i];
@@ -24,20 +24,20 @@ std::optional<size_t> place_of_fetch(const std::vector<Op>& ops, int stage) {
 
 }  // namespace
 
-Schedule fetch_ahead(const Schedule& schedule, const ChainCosts& figures,
+Schedule fetch_ahead(const Schedule& schedule, const ChainCosts& chain_costs,
                      int64_t bytes) {
   Schedule best = schedule;
   for (const Op& op : schedule.ops()) {
     if (op.kind != OpKind::kForwardKeep) continue;
-    const auto& stage = figures.stages.at(static_cast<size_t>(op.stage));
-    if (stage.kept_as(op.variant).host_bytes == 0) continue;
+    const auto& stage = chain_costs.stages.at(static_cast<size_t>(op.stage));
+    if (stage.kept_run(op.variant).host_bytes == 0) continue;
     std::vector<Op> ops = best.ops();
-    const auto place = place_of_fetch(ops, op.stage);
-    if (!place) continue;
-    ops.insert(ops.begin() + static_cast<std::ptrdiff_t>(*place),
+    const auto index = fetch_index(ops, op.stage);
+    if (!index) continue;
+    ops.insert(ops.begin() + static_cast<std::ptrdiff_t>(*index),
                {OpKind::kFetch, op.stage});
     Schedule with(schedule.name(), schedule.stages(), std::move(ops));
-    if (simulate(with, figures).peak_bytes <= bytes) best = std::move(with);
+    if (simulate(with, chain_costs).peak_bytes <= bytes) best = std::move(with);
   }
   return best;
 }

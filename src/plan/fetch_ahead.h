@@ -7,10 +7,11 @@
 
 namespace reprise::detail {
 
-/// `schedule` with what its stages have in the host's memory brought back one backward
-/// ahead of need, wherever the peak stays within `bytes`. Takes the same time by
-/// simulate(), which knows what a stage waits for when nothing is fetched ahead.
-Schedule fetch_ahead(const Schedule& schedule, const ChainCosts& figures,
+/// Returns `schedule` with prefetching: activations in host memory are fetched
+/// one backward before they are needed, as long as the peak stays at most
+/// `bytes`. The simulated time is the same, since simulate() does not model
+/// waiting for copies. Covered by tests/recompute/host_memory_test.cpp.
+Schedule fetch_ahead(const Schedule& schedule, const ChainCosts& chain_costs,
                      int64_t bytes);
 
 }  // namespace reprise::detail

@@ -61,14 +61,14 @@ ordered_json points_array(const std::vector<FrontierPoint>& points) {
   return list;
 }
 
-ordered_json measures_array(const std::vector<PeakReduction>& measures) {
+ordered_json reductions_array(const std::vector<PeakReduction>& reductions) {
   auto list = ordered_json::array();
-  for (const PeakReduction& measure : measures) {
+  for (const PeakReduction& reduction : reductions) {
     list.push_back(
-        {{"what", measure.what},
-         {"peak_bytes", measure.peak_bytes},
-         {"step_ms", measure.step_ms > 0 ? ordered_json(measure.step_ms)
-                                         : ordered_json(nullptr)}});
+        {{"what", reduction.what},
+         {"peak_bytes", reduction.peak_bytes},
+         {"step_ms", reduction.step_ms > 0 ? ordered_json(reduction.step_ms)
+                                           : ordered_json(nullptr)}});
   }
   return list;
 }
@@ -101,7 +101,7 @@ std::string to_json(const PlanResult& result,
   }
   json["frontier"] = points_array(result.frontier);
   json["references"] = points_array(result.references);
-  json["measures"] = measures_array(result.measures);
+  json["peak_reductions"] = reductions_array(result.peak_reductions);
   json["stages"] = result.stages;
   return json.dump(2);
 }

@@ -1,5 +1,5 @@
 #include "plan/drawing.h"
-#include "plan/plan_words.h"
+#include "plan/plan_format.h"
 
 #include <reprise/base/bytes.h>
 #include <reprise/plan/planner.h>
@@ -12,20 +12,20 @@
 namespace reprise {
 namespace {
 
-using detail::batches_in_words;
 using detail::columns_of;
-using detail::enough_bytes;
-using detail::exact_bytes;
+using detail::describe_batches;
+using detail::describe_schedule;
 using detail::flow;
 using detail::format_change;
+using detail::format_exact_bytes;
 using detail::format_ms;
-using detail::schedule_in_words;
+using detail::format_sufficient_bytes;
 using detail::shorten;
 
 constexpr int kNameColumns = 32;
-constexpr int kMostRows = 10;  // of the drawn chain; beyond, stages share cells
+constexpr int kMaxRows = 10;  // of the chain; longer chains share cells
 constexpr int kRowCells = 80;
-constexpr size_t kMostNames = 12;
+constexpr size_t kMaxNames = 12;
 
 double samples_per_s(const Plan& plan) {
   return plan.step_ms > 0
@@ -44,13 +44,13 @@ std::string name_of_stage(const PlanResult& result, int stage) {
   return fmt::format("'{}'", shorten(result.stages[i], kNameColumns));
 }
 
-std::string settings(const PlanResult& result,
-                     const std::optional<PlanMeasurement>& measured) {
+std::string settings_section(const PlanResult& result,
+                             const std::optional<PlanMeasurement>& measured) {
   const Plan& plan = result.plan;
   std::string text =
-      fmt::format("{}, {}{}\nrecompute {}: {}\n", batches_in_words(plan),
+      fmt::format("{}, {}{}\nrecompute {}: {}\n", describe_batches(plan),
                   plan.precision, plan.graph ? ", as a CUDA graph" : "",
-                  plan.schedule.name(), schedule_in_words(plan.schedule));
+                  plan.schedule.name(), describe_schedule(plan.schedule));
   if (!plan.weight_copies.empty()) {
     text += fmt::format("with --weight-copies {}\n", plan.weight_copies);
   }
@@ -77,7 +77,7 @@ std::string settings(const PlanResult& result,
              format_change(measured->step_ms, plan.step_ms));
 }
 
-std::string memory_bars(const PlanResult& result) {
+std::string memory_section(const PlanResult& result) {
   const PeakReport& peak = result.plan.peak;
   return "\nMemory at the peak\n" +
          detail::draw_stack({{"parameters", peak.parameters},
@@ -90,7 +90,7 @@ std::string memory_bars(const PlanResult& result) {
                             result.request.memory);
 }
 
-/// "largest kept: 'stem' 512 MiB, 'layer1.0' 256 MiB, 3 others 96 MiB".
+/// Returns "largest kept: 'stem' 512 MiB, 'layer1.0' 256 MiB, 3 others 96 MiB".
 std::string largest_kept(const PlanResult& result) {
   const auto& bytes = result.plan.peak.kept_by_stage;
   std::vector<int> order(bytes.size());
@@ -119,31 +119,31 @@ std::string largest_kept(const PlanResult& result) {
   return fmt::format("  {}\n", flow(words, 2, 2));
 }
 
-std::string measures_table(const PlanResult& result) {
-  if (result.measures.empty()) return "";
+std::string reductions_table(const PlanResult& result) {
+  if (result.peak_reductions.empty()) return "";
   int widest = 4;
-  for (const PeakReduction& measure : result.measures) {
-    widest = std::max(widest, columns_of(measure.what));
+  for (const PeakReduction& reduction : result.peak_reductions) {
+    widest = std::max(widest, columns_of(reduction.what));
   }
   widest = std::min(widest, 48);
   std::string text =
       fmt::format("  {:<{}}{:>12}{:>12}{:>11}{:>10}\n", "what lowers it",
                   std::max(widest, 14), "peak", "saves", "step", "time");
-  for (const PeakReduction& measure : result.measures) {
-    const bool timed = measure.step_ms > 0;
+  for (const PeakReduction& reduction : result.peak_reductions) {
+    const bool timed = reduction.step_ms > 0;
     text += fmt::format(
-        "  {:<{}}{:>12}{:>12}{:>11}{:>10}\n", shorten(measure.what, widest),
-        std::max(widest, 14), format_bytes(measure.peak_bytes),
-        format_bytes(result.plan.peak_bytes - measure.peak_bytes),
-        timed ? format_ms(measure.step_ms) : "-",
-        timed ? format_change(measure.step_ms, result.plan.step_ms) : "-");
+        "  {:<{}}{:>12}{:>12}{:>11}{:>10}\n", shorten(reduction.what, widest),
+        std::max(widest, 14), format_bytes(reduction.peak_bytes),
+        format_bytes(result.plan.peak_bytes - reduction.peak_bytes),
+        timed ? format_ms(reduction.step_ms) : "-",
+        timed ? format_change(reduction.step_ms, result.plan.step_ms) : "-");
   }
   return text;
 }
 
-std::string peak_in_words(const PlanResult& result) {
+std::string peak_section(const PlanResult& result) {
   const PeakReport& peak = result.plan.peak;
-  if (peak.phase.empty()) return measures_table(result);
+  if (peak.phase.empty()) return reductions_table(result);
   std::string text = fmt::format("\nThe peak is in the {}", peak.phase);
   if (peak.stage >= 0) {
     text += fmt::format(" of stage {} '{}'", peak.stage,
@@ -154,73 +154,75 @@ std::string peak_in_words(const PlanResult& result) {
     text += fmt::format("  no schedule lowers it at micro-batch {}\n",
                         result.plan.micro_batch);
   }
-  return text + measures_table(result);
+  return text + reductions_table(result);
 }
 
-/// The stages of which the first pass holds the input.
+/// Returns the stages whose inputs are kept by the forward pass.
 std::string kept_inputs(const PlanResult& result) {
   const Schedule& schedule = result.plan.schedule;
   std::vector<std::string> words{"stages", "with", "kept", "input:"};
   size_t count = 0;
   for (size_t i = 0; i < schedule.forward_ops(); ++i) {
     const Op& op = schedule.ops()[i];
-    if (op.kind != OpKind::kForwardKeepInput || ++count > kMostNames) continue;
+    if (op.kind != OpKind::kForwardKeepInput || ++count > kMaxNames) continue;
     words.push_back(
         fmt::format("{} {}", op.stage, name_of_stage(result, op.stage)));
   }
   if (count == 0) return "";
-  if (count > kMostNames) {
-    words.push_back(fmt::format("and {} more", count - kMostNames));
+  if (count > kMaxNames) {
+    words.push_back(fmt::format("and {} more", count - kMaxNames));
   }
   for (size_t i = 4; i + 1 < words.size(); ++i) words[i] += ",";
   return fmt::format("  {}\n", flow(words, 2, 2));
 }
 
-/// How a stage fares, from best to worst.
-enum class Fate { kKept, kKeptInPart, kOnce, kMoreOften };
+/// How a stage is treated, from least to most recomputation. A stage is kept in
+/// part if it runs as a variant, which saves less.
+enum class Retention { kKept, kKeptInPart, kOnce, kMoreOften };
 
-/// By stage. In part: by a variant of the stage, which holds less.
-std::vector<Fate> fates_of(const Schedule& schedule) {
-  std::vector<Fate> fates;
+std::vector<Retention> retention_by_stage(const Schedule& schedule) {
+  std::vector<Retention> retention;
   for (int i = 0; i < schedule.stages(); ++i) {
     const int runs = schedule.runs(i);
-    fates.push_back(runs == 1   ? Fate::kKept
-                    : runs == 2 ? Fate::kOnce
-                                : Fate::kMoreOften);
+    retention.push_back(runs == 1   ? Retention::kKept
+                        : runs == 2 ? Retention::kOnce
+                                    : Retention::kMoreOften);
   }
   for (const Op& op : schedule.ops()) {
-    Fate& fate =
-        fates[std::min(static_cast<size_t>(op.stage), fates.size() - 1)];
-    if (op.variant > 0 && fate == Fate::kKept) fate = Fate::kKeptInPart;
+    Retention& state = retention[std::min(static_cast<size_t>(op.stage),
+                                          retention.size() - 1)];
+    if (op.variant > 0 && state == Retention::kKept)
+      state = Retention::kKeptInPart;
   }
-  return fates;
+  return retention;
 }
 
-constexpr const char* kFateCells[] = {"█", "▓", "▒", "░"};
+constexpr const char* kRetentionCells[] = {"█", "▓", "▒", "░"};
 
-/// One cell per stage, wide if there are few; beyond kMostRows rows several
-/// stages share a cell, which shows the worst.
+/// Draws one cell per stage, wider if there are few stages. If they do not fit
+/// into kMaxRows rows, several stages share a cell, which shows the most
+/// recomputed one.
 std::string drawn_chain(const Schedule& schedule) {
-  const std::vector<Fate> fates = fates_of(schedule);
+  const std::vector<Retention> retention = retention_by_stage(schedule);
   const int stages = schedule.stages();
-  const int together = (stages - 1) / (kRowCells * kMostRows) + 1;
+  const int together = (stages - 1) / (kRowCells * kMaxRows) + 1;
   const int cells = (stages + together - 1) / together;
   const int width = std::clamp(kRowCells / cells, 1, 4);
   std::string text;
   for (int cell = 0; cell < cells; ++cell) {
     const int first = cell * together;
-    const Fate worst =
-        *std::max_element(fates.begin() + first,
-                          fates.begin() + std::min(first + together, stages));
+    const Retention worst = *std::max_element(
+        retention.begin() + first,
+        retention.begin() + std::min(first + together, stages));
     if (cell % (kRowCells / width) == 0) {
       text += fmt::format("{}  {:>5}  ", cell > 0 ? "\n" : "", first);
     }
     for (int i = 0; i < width; ++i) {
-      text += kFateCells[static_cast<size_t>(worst)];
+      text += kRetentionCells[static_cast<size_t>(worst)];
     }
   }
-  const bool parts =
-      std::find(fates.begin(), fates.end(), Fate::kKeptInPart) != fates.end();
+  const bool parts = std::find(retention.begin(), retention.end(),
+                               Retention::kKeptInPart) != retention.end();
   text += fmt::format("\n         █ kept  {}▒ recomputed once  ░ more often",
                       parts ? "▓ kept in part  " : "");
   if (together > 1) text += fmt::format("; {} stages per cell", together);
@@ -244,7 +246,8 @@ std::string mark_of(const FrontierPoint& point) {
   return "·";
 }
 
-/// How far the plot reaches: what is far beyond would press all else together.
+/// Returns the upper end of the memory axis. Points far beyond the others are
+/// listed below the plot instead.
 int64_t plotted_bytes(const PlanResult& result) {
   int64_t most = result.plan.peak_bytes;
   for (const auto& point : result.frontier) {
@@ -253,7 +256,8 @@ int64_t plotted_bytes(const PlanResult& result) {
   return 2 * most;
 }
 
-/// Whether a line at `x` leaves the points at least half of the plot.
+/// Returns whether a vertical line at `x` leaves at least half of the plot to
+/// the points.
 bool near_points(const std::vector<detail::PlotPoint>& points, double x) {
   const auto [low, high] = std::minmax_element(
       points.begin(), points.end(),
@@ -316,7 +320,7 @@ std::string alternatives_table(const PlanResult& result) {
 
 }  // namespace
 
-std::string detail::batches_in_words(const Plan& plan) {
+std::string detail::describe_batches(const Plan& plan) {
   const bool even = plan.last_micro_batch == plan.micro_batch;
   return fmt::format(
       "micro-batch {} × {}{} = {} samples per update", plan.micro_batch,
@@ -325,27 +329,27 @@ std::string detail::batches_in_words(const Plan& plan) {
       plan.global_batch);
 }
 
-std::string detail::exact_bytes(int64_t bytes) {
+std::string detail::format_exact_bytes(int64_t bytes) {
   return fmt::format("{} ({} bytes)", format_bytes(bytes), bytes);
 }
 
-std::string detail::enough_bytes(int64_t bytes) {
-  // A step above the third figure is enough for what rounding took away.
+std::string detail::format_sufficient_bytes(int64_t bytes) {
+  // One unit of the third digit makes up for the rounding.
   int64_t rounded = bytes;
   while (parse_bytes(format_bytes(rounded)) < bytes)
     rounded += bytes / 1000 + 1;
   return fmt::format("{} ({} bytes)", format_bytes(rounded), bytes);
 }
 
-std::string detail::schedule_in_words(const Schedule& schedule) {
-  const std::vector<Fate> fates = fates_of(schedule);
-  const auto count = [&](Fate fate) {
-    return std::count(fates.begin(), fates.end(), fate);
+std::string detail::describe_schedule(const Schedule& schedule) {
+  const std::vector<Retention> retention = retention_by_stage(schedule);
+  const auto count = [&](Retention state) {
+    return std::count(retention.begin(), retention.end(), state);
   };
-  const auto in_part = count(Fate::kKeptInPart);
-  const auto kept = count(Fate::kKept) + in_part;
-  const auto once = count(Fate::kOnce);
-  const auto more = count(Fate::kMoreOften);
+  const auto in_part = count(Retention::kKeptInPart);
+  const auto kept = count(Retention::kKept) + in_part;
+  const auto once = count(Retention::kOnce);
+  const auto more = count(Retention::kMoreOften);
   const bool all = kept == schedule.stages();
   std::string text =
       all ? fmt::format("keeps all {} stages", kept)
@@ -368,11 +372,11 @@ std::string to_text(const PlanResult& result,
   std::string text;
   if (!result.feasible) {
     text = fmt::format("Nothing fits into {}: the smallest plan needs {}\n\n",
-                       exact_bytes(result.request.memory),
-                       enough_bytes(result.smallest_bytes));
+                       format_exact_bytes(result.request.memory),
+                       format_sufficient_bytes(result.smallest_bytes));
   }
-  return text + settings(result, measured) + memory_bars(result) +
-         peak_in_words(result) + chain_section(result) +
+  return text + settings_section(result, measured) + memory_section(result) +
+         peak_section(result) + chain_section(result) +
          frontier_section(result) + alternatives_table(result);
 }
 

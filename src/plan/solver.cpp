@@ -22,14 +22,15 @@ using detail::TimeTable;
 using Solution = Solver::Solution;
 
 constexpr double kFirstReach = 1.125, kReachRatio = 1.6;
-// Little memory, as a multiple of the least, takes long intervals: the same
-// stages run again and again. With more of it there are fewer, and finer slots
-// are worth more than all of them.
+// A budget is little up to this multiple of the minimum. It needs long
+// intervals, because the same stages are recomputed repeatedly. With more
+// memory there are fewer of these, and finer slots are more useful than more
+// intervals.
 constexpr double kLittleReach = 1.9;
 constexpr detail::ModelLimits kLittleMemory = {
     .all = 128, .near = 64, .far = 64};
 constexpr detail::ModelLimits kMuchMemory = {.all = 48, .near = 32, .far = 32};
-constexpr int64_t kTableBytes = 96 << 20;  // one table's
+constexpr int64_t kTableBytes = 96 << 20;  // limit per table
 constexpr int64_t kAllTablesBytes = 256 << 20;
 
 bool better(const Simulation& a, const Simulation& b) {
@@ -37,7 +38,7 @@ bool better(const Simulation& a, const Simulation& b) {
   return a.peak_bytes < b.peak_bytes;
 }
 
-/// Sorts by memory and leaves out what others beat or equal.
+/// Sorts by memory and omits solutions that others dominate.
 std::vector<Solution> pareto(std::vector<Solution> list) {
   std::stable_sort(list.begin(), list.end(),
                    [](const Solution& a, const Solution& b) {
@@ -57,8 +58,9 @@ std::vector<Solution> pareto(std::vector<Solution> list) {
   return front;
 }
 
-/// 1 … most; of more than 64 all up to 32, then about thirty in growing steps.
-std::vector<int> numbers_up_to(int most) {
+/// Returns 1 … most. If there are more than 64, returns all up to 32 and about
+/// thirty larger ones at increasing distances.
+std::vector<int> sampled_numbers(int most) {
   std::vector<int> numbers;
   for (int i = 1; i <= most; i += most <= 64 || i < 32 ? 1 : 1 + i / 8) {
     numbers.push_back(i);
@@ -70,25 +72,26 @@ std::vector<Strategy> strategies_for(int stages) {
   std::vector<Strategy> list = {{StrategyKind::kNone, 0},
                                 {StrategyKind::kAll, 0},
                                 {StrategyKind::kSqrt, 0}};
-  for (const int k : numbers_up_to(stages)) {
+  for (const int k : sampled_numbers(stages)) {
     list.push_back({StrategyKind::kEvery, k});
     list.push_back({StrategyKind::kCheckpoints, k - 1});
-    // With one slot the operations grow with the square of the stages.
+    // With one slot, the number of operations is quadratic in the number of
+    // stages.
     if (k > 1 || stages <= 200) list.push_back({StrategyKind::kRevolve, k});
   }
   return list;
 }
 
-/// The largest number of bytes that all sizes are multiples of.
-int64_t common_divisor(const ChainCosts& figures) {
-  int64_t divisor = figures.output_gradient_bytes;
+/// Returns the greatest common divisor of all sizes, in bytes.
+int64_t common_divisor(const ChainCosts& chain_costs) {
+  int64_t divisor = chain_costs.output_gradient_bytes;
   const auto add = [&](int64_t bytes) { divisor = std::gcd(divisor, bytes); };
   const auto add_run = [&](const KeptRunCosts& run) {
     add(run.saved_bytes);
     add(run.keep_extra_bytes);
     add(run.backward_extra_bytes);
   };
-  for (const auto& stage : figures.stages) {
+  for (const auto& stage : chain_costs.stages) {
     for (const auto& buffer : stage.outputs) {
       if (buffer.input < 0) add(buffer.bytes);
     }
@@ -100,14 +103,14 @@ int64_t common_divisor(const ChainCosts& figures) {
   return std::max<int64_t>(divisor, 1);
 }
 
-/// Additions for one table: about 0.1 s of one core for 100 stages, 2.5 s for
-/// 1,000.
+/// Returns the number of additions per table: about 0.1 s of one core for 100
+/// stages, 2.5 s for 1,000.
 double additions_for(int stages) {
   return std::min(1e8 * std::pow(stages / 100.0, 2), 2.5e9);
 }
 
-bool hands_on(const ChainCosts& figures) {
-  for (const auto& stage : figures.stages) {
+bool passes_tensors_on(const ChainCosts& chain_costs) {
+  for (const auto& stage : chain_costs.stages) {
     for (const auto& output : stage.outputs) {
       if (output.input >= 0) return true;
     }
@@ -119,24 +122,24 @@ bool hands_on(const ChainCosts& figures) {
 
 class Solver::Impl {
  public:
-  Impl(ChainCosts figures, const SolverOptions& options)
-      : figures_(std::move(figures)),
-        hands_on_(hands_on(figures_)),
-        little_(figures_, kLittleMemory),
-        much_(figures_, kMuchMemory) {
+  Impl(ChainCosts chain_costs, const SolverOptions& options)
+      : chain_costs_(std::move(chain_costs)),
+        passes_tensors_on_(passes_tensors_on(chain_costs_)),
+        little_(chain_costs_, kLittleMemory),
+        much_(chain_costs_, kMuchMemory) {
     limits_.slots = options.slots;
     limits_.additions = additions_for(stages());
     limits_.bytes = kTableBytes;
-    limits_.unit_bytes = common_divisor(figures_);
+    limits_.unit_bytes = common_divisor(chain_costs_);
     std::vector<Solution> list;
     for (const Strategy& strategy : strategies_for(stages())) {
-      list.push_back(judge(make_schedule(strategy, stages())));
+      list.push_back(evaluate(make_schedule(strategy, stages())));
     }
-    list.push_back(judge(little_.bounds.least_ops()));
-    list.push_back(judge(little_.bounds.fastest_ops()));
-    known_ = pareto(std::move(list));
-    smallest_bytes_ = known_.front().simulation.peak_bytes;
-    largest_bytes_ = known_.back().simulation.peak_bytes;
+    list.push_back(evaluate(little_.bounds.smallest_ops()));
+    list.push_back(evaluate(little_.bounds.fastest_ops()));
+    solutions_ = pareto(std::move(list));
+    smallest_bytes_ = solutions_.front().simulation.peak_bytes;
+    largest_bytes_ = solutions_.back().simulation.peak_bytes;
   }
 
   int64_t smallest_bytes() const { return smallest_bytes_; }
@@ -145,12 +148,12 @@ class Solver::Impl {
   std::optional<Solution> solve(int64_t bytes) const {
     if (bytes < smallest_bytes_) return std::nullopt;
     Solution best = fastest_known(bytes);
-    if (bytes < largest_bytes_ && bytes >= little_.least()) {
+    if (bytes < largest_bytes_ && bytes >= little_.min_bytes()) {
       search(*table_for(bytes), bytes, best);
       remember(best);
     }
     if (best.simulation.host_peak_bytes > 0) {
-      best = judge(detail::fetch_ahead(best.schedule, figures_, bytes));
+      best = evaluate(detail::fetch_ahead(best.schedule, chain_costs_, bytes));
     }
     return best;
   }
@@ -181,78 +184,79 @@ class Solver::Impl {
  private:
   using Table = std::shared_ptr<const TimeTable>;
 
-  /// The chain with some of its intervals, and their bounds.
+  /// A model of the chain with some of its intervals, and their bounds.
   struct Intervals {
     ChainModel model;
     detail::MemoryBounds bounds;
 
-    Intervals(const ChainCosts& figures, const detail::ModelLimits& limits)
-        : model(detail::make_chain_model(figures, limits)), bounds(model) {}
+    Intervals(const ChainCosts& chain_costs, const detail::ModelLimits& limits)
+        : model(detail::make_chain_model(chain_costs, limits)), bounds(model) {}
     Intervals(const Intervals&) = delete;
-    int64_t least() const { return bounds.least(bounds.whole()); }
+    int64_t min_bytes() const { return bounds.min_bytes(bounds.whole()); }
   };
 
   int stages() const { return little_.model.stages; }
 
-  Solution judge(Schedule schedule) const {
-    Simulation simulation = simulate(schedule, figures_);
+  Solution evaluate(Schedule schedule) const {
+    Simulation simulation = simulate(schedule, chain_costs_);
     return {std::move(schedule), std::move(simulation)};
   }
-  Solution judge(std::vector<Op> ops) const {
-    return judge(Schedule("optimal", stages(), std::move(ops)));
+  Solution evaluate(std::vector<Op> ops) const {
+    return evaluate(Schedule("optimal", stages(), std::move(ops)));
   }
 
   Solution fastest_known(int64_t bytes) const {
     const std::lock_guard lock(mutex_);
     const auto behind = std::partition_point(
-        known_.begin(), known_.end(), [&](const Solution& solution) {
+        solutions_.begin(), solutions_.end(), [&](const Solution& solution) {
           return solution.simulation.peak_bytes <= bytes;
         });
     return *(behind - 1);
   }
 
-  /// Answers take part in those for larger budgets, so that more memory is
-  /// never slower than less memory was.
+  /// Results are candidates for larger budgets, so that a larger budget never
+  /// gives a slower schedule than a smaller one did.
   void remember(const Solution& solution) const {
     const std::lock_guard lock(mutex_);
-    known_.push_back(solution);
-    known_ = pareto(std::move(known_));
+    solutions_.push_back(solution);
+    solutions_ = pareto(std::move(solutions_));
   }
 
-  /// The table for a budget, made when it is first asked for. Each reaches
-  /// kReachRatio times as far as the one before it: small budgets have slots of
-  /// their own, as many.
+  /// Returns the table for a budget and builds it if necessary. Each table
+  /// reaches kReachRatio times as far as the one before with the same number of
+  /// slots, so that small budgets have finer slots.
   Table table_for(int64_t bytes) const {
     const auto least =
-        static_cast<double>(std::max<int64_t>(little_.least(), 8));
+        static_cast<double>(std::max<int64_t>(little_.min_bytes(), 8));
     double reach = least * kFirstReach;
     while (reach < static_cast<double>(bytes)) reach *= kReachRatio;
     const bool is_little =
-        reach <= least * kLittleReach || much_.least() > bytes;
+        reach <= least * kLittleReach || much_.min_bytes() > bytes;
     const Intervals& intervals = is_little ? little_ : much_;
-    const int64_t enough = intervals.bounds.enough(intervals.bounds.whole());
+    const int64_t enough =
+        intervals.bounds.keep_all_bytes(intervals.bounds.whole());
     const int64_t reach_bytes = std::min(static_cast<int64_t>(reach) + 1,
                                          std::max(largest_bytes_, enough));
     const std::lock_guard lock(mutex_);
-    int64_t kept_bytes = 0;
+    int64_t tables_bytes = 0;
     for (const Table& table : tables_) {
       if (table->reach_bytes() == reach_bytes) return table;
-      kept_bytes += table->table_bytes();
+      tables_bytes += table->table_bytes();
     }
-    if (kept_bytes + kTableBytes > kAllTablesBytes) tables_.clear();
+    if (tables_bytes + kTableBytes > kAllTablesBytes) tables_.clear();
     tables_.push_back(std::make_shared<const TimeTable>(
         intervals.model, intervals.bounds, reach_bytes, limits_));
     return tables_.back();
   }
 
-  /// Tries the table's schedules. The model counts a tensor twice in rare cases
-  /// of tensors that are handed on; a schedule for more memory may then fit.
+  /// Evaluates the table's schedules. In rare cases the model counts tensors
+  /// twice that stages pass on; a schedule for more memory may then fit.
   void search(const TimeTable& table, int64_t bytes, Solution& best) const {
     for (const auto between :
          {TimeTable::Between::kLower, TimeTable::Between::kInterpolated}) {
       int64_t asked = bytes;
-      for (int tries = hands_on_ ? 4 : 1; tries > 0; --tries) {
-        Solution solution = judge(table.ops(asked, between));
+      for (int tries = passes_tensors_on_ ? 4 : 1; tries > 0; --tries) {
+        Solution solution = evaluate(table.ops(asked, between));
         const int64_t peak_bytes = solution.simulation.peak_bytes;
         if (peak_bytes > bytes) break;
         if (better(solution.simulation, best.simulation)) {
@@ -263,23 +267,24 @@ class Solver::Impl {
     }
   }
 
-  ChainCosts figures_;
-  bool hands_on_;
-  const Intervals little_, much_;  // for little memory and for much
+  ChainCosts chain_costs_;
+  bool passes_tensors_on_;
+  const Intervals little_, much_;  // for small and for large budgets
   detail::TableLimits limits_;
   int64_t smallest_bytes_ = 0, largest_bytes_ = 0;
-  mutable std::mutex mutex_;             // of what follows
-  mutable std::vector<Solution> known_;  // of rising memory and falling time
+  mutable std::mutex mutex_;  // guards the members below
+  // By ascending memory and descending time.
+  mutable std::vector<Solution> solutions_;
   mutable std::vector<Table> tables_;
 };
 
-Solver::Solver(ChainCosts figures, const SolverOptions& options) {
-  TORCH_CHECK(!figures.stages.empty(),
-              "[Solver] expected figures for at least one stage, got none");
+Solver::Solver(ChainCosts chain_costs, const SolverOptions& options) {
+  TORCH_CHECK(!chain_costs.stages.empty(),
+              "[Solver] expected costs of at least one stage, got none");
   TORCH_CHECK(options.slots >= 0 && options.slots <= (1 << 20),
               "[Solver] expected between 0 and 1048576 slots, got ",
               options.slots);
-  impl_ = std::make_unique<Impl>(std::move(figures), options);
+  impl_ = std::make_unique<Impl>(std::move(chain_costs), options);
 }
 Solver::~Solver() = default;
 Solver::Solver(Solver&&) noexcept = default;

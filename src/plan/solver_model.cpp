@@ -5,14 +5,16 @@
 namespace reprise::detail {
 namespace {
 
-// Contexts of one boundary. A chain with one tensor between stages has two:
-// pinned or not. More tensors that travel along make more.
-constexpr size_t kMostContexts = 16;
+// Maximum number of contexts per boundary. A chain with one tensor between
+// stages has two: held outside or not. Further tensors passed along increase
+// the number.
+constexpr size_t kMaxContexts = 16;
 
-class Builder {
+class ModelBuilder {
  public:
-  Builder(const ChainCosts& figures, const ModelLimits& limits)
-      : figures_(figures), n_(static_cast<int>(figures.stages.size())) {
+  ModelBuilder(const ChainCosts& chain_costs, const ModelLimits& limits)
+      : chain_costs_(chain_costs),
+        n_(static_cast<int>(chain_costs.stages.size())) {
     model_.stages = n_;
     find_boundaries();
     choose_times();
@@ -31,16 +33,16 @@ class Builder {
  private:
   struct Buffer {
     int64_t bytes;
-    int maker;  // the stage; -1: the caller
+    int maker;  // stage that created it; -1 for the caller
   };
   struct Boundary {
-    std::vector<int> tensors;   // their buffers, in order
-    std::vector<int> distinct;  // buffers that cost something, each once
-    int64_t made_bytes = 0;     // by the stage before it
+    std::vector<int> tensors;   // buffer of each tensor, in order
+    std::vector<int> distinct;  // distinct buffers with a size
+    int64_t made_bytes = 0;     // allocated by the stage before it
   };
 
   const StageCosts& stage(int s) const {
-    return figures_.stages[static_cast<size_t>(s)];
+    return chain_costs_.stages[static_cast<size_t>(s)];
   }
   const Boundary& boundary(int s) const {
     return boundaries_[static_cast<size_t>(s)];
@@ -56,7 +58,7 @@ class Builder {
 
   void find_boundaries() {
     Boundary input;
-    for (const int64_t bytes : figures_.input_bytes) {
+    for (const int64_t bytes : chain_costs_.input_bytes) {
       input.tensors.push_back(make_buffer(bytes, -1));
     }
     boundaries_.push_back(input);
@@ -80,7 +82,7 @@ class Builder {
     model_.output_bytes = bytes_of(n_, 0);
   }
 
-  /// Bytes of boundary s made by stage `from` or later.
+  /// Returns the bytes of boundary s created by stage `from` or later.
   int64_t bytes_of(int s, int from) const {
     int64_t bytes = 0;
     for (const int id : boundary(s).distinct) {
@@ -89,16 +91,16 @@ class Builder {
     return bytes;
   }
 
-  /// Device and host work side by side, and the one with more to do sets the
-  /// pace of the whole chain. The other has time to spare, so that running a
-  /// stage again costs what it costs the busier one.
+  /// The device runs and the host launches concurrently, and the slower one
+  /// determines the time of the whole chain. Recomputing a stage costs the time
+  /// of the slower one.
   void choose_times() {
-    double device = 0, host = 0;
-    for (const auto& figures : figures_.stages) {
-      device += figures.forward_ms + figures.backward_ms;
-      host += figures.forward_host_ms + figures.backward_host_ms;
+    double device = 0, launch = 0;
+    for (const auto& costs : chain_costs_.stages) {
+      device += costs.forward_ms + costs.backward_ms;
+      launch += costs.forward_launch_ms + costs.backward_launch_ms;
     }
-    by_host_ = host > device;
+    launch_bound_ = launch > device;
     model_.forward_ms = {0};
     for (int s = 0; s < n_; ++s) {
       model_.forward_ms.push_back(model_.forward_ms.back() +
@@ -107,10 +109,10 @@ class Builder {
   }
 
   double forward_ms(const KeptRunCosts& run) const {
-    return by_host_ ? run.forward_host_ms : run.forward_ms;
+    return launch_bound_ ? run.forward_launch_ms : run.forward_ms;
   }
   double backward_ms(const KeptRunCosts& run) const {
-    return by_host_ ? run.backward_host_ms : run.backward_ms;
+    return launch_bound_ ? run.backward_launch_ms : run.backward_ms;
   }
 
   void choose_ends(const ModelLimits& limits) {
@@ -140,7 +142,7 @@ class Builder {
       model_.ends.push_back(std::move(ends));
       model_.gradient_bytes.push_back(stage(s).input_gradient_bytes);
     }
-    model_.gradient_bytes.push_back(0);  // the first pass
+    model_.gradient_bytes.push_back(0);  // the forward pass
   }
 
   void add_start(int s) {
@@ -148,9 +150,9 @@ class Builder {
     contexts.resize(static_cast<size_t>(n_));
     if (s == 0) find_context(0, 0);
     for (size_t c = 0; c < contexts[static_cast<size_t>(s)].size(); ++c) {
-      add_keeps(s, static_cast<int>(c));
+      add_kept_runs(s, static_cast<int>(c));
     }
-    std::vector<Drop> drops;
+    std::vector<DroppedRun> drops;
     int64_t most = 0;
     int j = s;
     for (const int t : model_.ends_of(s)) {
@@ -164,7 +166,7 @@ class Builder {
     model_.drops.push_back(std::move(drops));
   }
 
-  /// What boundary t has in common with boundary s before it.
+  /// Returns the buffers that boundary t shares with the earlier boundary s.
   uint64_t pinned_by(int s, int t) const {
     return mask(t, [&](int id) { return buffer(id).maker < s; });
   }
@@ -173,22 +175,23 @@ class Builder {
   uint64_t mask(int s, F&& pinned) const {
     uint64_t bits = 0;
     const auto& list = boundary(s).distinct;
-    // What has no bit counts as not pinned: too much, never too little.
+    // Buffers without a bit count as not pinned, which overestimates memory.
     for (size_t i = 0; i < std::min<size_t>(list.size(), 64); ++i) {
       if (pinned(list[i])) bits |= uint64_t{1} << i;
     }
     return bits;
   }
 
-  /// The context of start s with these buffers pinned; where there are too
-  /// many contexts, one with fewer pinned, which counts them twice.
+  /// Returns the context of start s with these buffers pinned. If there are too
+  /// many contexts, returns the one without pinned buffers, which counts them
+  /// twice.
   int find_context(int s, uint64_t pinned) {
     auto& list = model_.contexts[static_cast<size_t>(s)];
     const auto find = [&](uint64_t bits) {
       return std::find_if(list.begin(), list.end(),
                           [&](const Context& c) { return c.pinned == bits; });
     };
-    if (list.size() + 1 >= kMostContexts && find(pinned) == list.end()) {
+    if (list.size() + 1 >= kMaxContexts && find(pinned) == list.end()) {
       pinned = 0;
     }
     const auto found = find(pinned);
@@ -212,45 +215,45 @@ class Builder {
            ((context.pinned >> at) & 1) != 0;
   }
 
-  void add_keeps(int s, int c) {
+  void add_kept_runs(int s, int c) {
     const int variants = static_cast<int>(stage(s).variants.size());
     for (int v = 0; v <= variants; ++v) {
-      Keep keep = make_keep(s, model_.context(s, c), v);
+      KeptRun run = make_kept_run(s, model_.context(s, c), v);
       auto& context =
           model_.contexts[static_cast<size_t>(s)][static_cast<size_t>(c)];
-      context.keeps.push_back(keep);
+      context.kept_runs.push_back(run);
     }
   }
 
-  Keep make_keep(int s, const Context& context, int variant) {
-    const KeptRunCosts& run = stage(s).kept_as(variant);
-    const auto held = held_by(s, context, run);
+  KeptRun make_kept_run(int s, const Context& context, int variant) {
+    const KeptRunCosts& costs = stage(s).kept_run(variant);
+    const auto held = held_by(s, context, costs);
     const auto is_held = [&](int id) {
       return std::find(held.begin(), held.end(), id) != held.end();
     };
-    Keep keep;
-    keep.variant = variant;
-    keep.ms = static_cast<float>(forward_ms(run) + backward_ms(run));
-    keep.held_bytes = run.saved_bytes;
-    for (const int id : held) keep.held_bytes += buffer(id).bytes;
-    keep.forward_bytes = context.own_bytes + boundary(s + 1).made_bytes +
-                         run.saved_bytes + run.keep_extra_bytes;
-    keep.backward_bytes = keep.held_bytes + run.backward_extra_bytes;
+    KeptRun run;
+    run.variant = variant;
+    run.ms = static_cast<float>(forward_ms(costs) + backward_ms(costs));
+    run.held_bytes = costs.saved_bytes;
+    for (const int id : held) run.held_bytes += buffer(id).bytes;
+    run.forward_bytes = context.own_bytes + boundary(s + 1).made_bytes +
+                        costs.saved_bytes + costs.keep_extra_bytes;
+    run.backward_bytes = run.held_bytes + costs.backward_extra_bytes;
     if (s + 1 == n_) {
-      keep.backward_bytes += figures_.output_gradient_bytes;
+      run.backward_bytes += chain_costs_.output_gradient_bytes;
       for (const int id : boundary(n_).distinct) {
-        if (!is_held(id)) keep.backward_bytes += buffer(id).bytes;
+        if (!is_held(id)) run.backward_bytes += buffer(id).bytes;
       }
-      return keep;
+      return run;
     }
-    keep.backward_bytes += stage(s + 1).input_gradient_bytes;
-    keep.next = find_context(s + 1, mask(s + 1, [&](int id) {
-                               return is_held(id) || is_pinned(s, context, id);
-                             }));
-    return keep;
+    run.backward_bytes += stage(s + 1).input_gradient_bytes;
+    run.next = find_context(s + 1, mask(s + 1, [&](int id) {
+                              return is_held(id) || is_pinned(s, context, id);
+                            }));
+    return run;
   }
 
-  /// Boundary buffers that the run's graph holds and nobody else is known to.
+  /// Returns the boundary buffers that only the run's autograd graph holds.
   std::vector<int> held_by(int s, const Context& context,
                            const KeptRunCosts& run) const {
     std::vector<int> held;
@@ -270,9 +273,9 @@ class Builder {
     return held;
   }
 
-  const ChainCosts& figures_;
+  const ChainCosts& chain_costs_;
   const int n_;
-  bool by_host_ = false;
+  bool launch_bound_ = false;
   std::vector<Buffer> buffers_;
   std::vector<Boundary> boundaries_;
   ChainModel model_;
@@ -280,9 +283,9 @@ class Builder {
 
 }  // namespace
 
-ChainModel make_chain_model(const ChainCosts& figures,
+ChainModel make_chain_model(const ChainCosts& chain_costs,
                             const ModelLimits& limits) {
-  return Builder(figures, limits).take();
+  return ModelBuilder(chain_costs, limits).take();
 }
 
 }  // namespace reprise::detail

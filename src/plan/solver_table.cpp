@@ -9,12 +9,12 @@ namespace reprise::detail {
 namespace {
 
 constexpr float kNever = std::numeric_limits<float>::infinity();
-constexpr int kBlock = 1 << 18;      // floats
-constexpr int kStride = 32;          // slots looked at together
-constexpr int kMostSlots = 1 << 16;  // between the least memory and the reach
+constexpr int kBlock = 1 << 18;     // floats per allocation
+constexpr int kStride = 32;         // slots compared together
+constexpr int kMaxSlots = 1 << 16;  // between the minimum memory and the reach
 
-/// The quotient of two positive numbers below 2^52, for which the faster
-/// division is exact.
+/// Divides positive numbers below 2^52. Floating-point division is exact for
+/// them and faster.
 int64_t divide(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<double>(a) / static_cast<double>(b));
 }
@@ -30,7 +30,7 @@ TimeTable::TimeTable(const ChainModel& model, const MemoryBounds& bounds,
     : model_(&model),
       bounds_(&bounds),
       reach_bytes_(reach_bytes),
-      slot_bytes_(choose_slots(limits)),
+      slot_bytes_(choose_slot_bytes(limits)),
       rows_(model.positions()) {
   prepare_rows();
   for_each_interval(model, [&](int s, int c, int t) { fill(s, c, t); });
@@ -45,42 +45,44 @@ void TimeTable::prepare_rows() {
       for (const int t : model_->ends_of(s)) {
         const auto position = static_cast<int>(model_->position(s, c, t));
         Row& row = rows_[static_cast<size_t>(position)];
-        row.least = bounds_->least(position);
-        row.enough = bounds_->enough(position);
-        row.before = before;
-        row.first = slot_of(row, row.least);
+        row.min_bytes = bounds_->min_bytes(position);
+        row.keep_all_bytes = bounds_->keep_all_bytes(position);
+        row.before_bytes = before;
+        row.first_slot = slot_of(row, row.min_bytes);
       }
     }
-    const Keep& keep = model_->context(s, kept).keeps.front();
-    before += keep.held_bytes;
-    kept = keep.next;
+    const KeptRun& run = model_->context(s, kept).kept_runs.front();
+    before += run.held_bytes;
+    kept = run.next;
   }
 }
 
-/// How much more memory than its least makes a difference to an interval;
-/// negative if it cannot occur.
+/// Returns the memory above its minimum that makes a difference to an interval,
+/// or a negative number if the interval cannot occur.
 int64_t TimeTable::range(int position) const {
-  const int64_t held = bounds_->held(position);
-  const int64_t least = bounds_->least(position);
+  const int64_t held = bounds_->held_bytes(position);
+  const int64_t least = bounds_->min_bytes(position);
   if (held > reach_bytes_ - least) return -1;
-  return std::min(reach_bytes_ - held, bounds_->enough(position)) - least;
+  return std::min(reach_bytes_ - held, bounds_->keep_all_bytes(position)) -
+         least;
 }
 
-/// Counted from where slots begin for the interval.
+/// Returns the slot of `bytes`, counted from the beginning of the interval's
+/// slots.
 int64_t TimeTable::slot_of(const Row& row, int64_t bytes) const {
-  return divide(bytes + row.before, slot_bytes_);
+  return divide(bytes + row.before_bytes, slot_bytes_);
 }
 
-/// The size of a slot with which the table stays within its limits.
-int64_t TimeTable::choose_slots(const TableLimits& limits) const {
-  double additions = 0, cells = 0;  // times bytes of a slot
+/// Returns the size of a slot with which the table stays within its limits.
+int64_t TimeTable::choose_slot_bytes(const TableLimits& limits) const {
+  double additions = 0, cells = 0;  // multiplied by the size of a slot
   int64_t widest = 0;
   for_each_interval(*model_, [&](int s, int c, int t) {
     const int64_t bytes = range(static_cast<int>(model_->position(s, c, t)));
     if (bytes <= 0) return;
-    const auto ways = static_cast<double>(model_->end_index(s, t) +
-                                          model_->context(s, c).keeps.size());
-    additions += ways * static_cast<double>(bytes);
+    const auto reversals = static_cast<double>(
+        model_->end_index(s, t) + model_->context(s, c).kept_runs.size());
+    additions += reversals * static_cast<double>(bytes);
     cells += static_cast<double>(bytes);
     widest = std::max(widest, bytes);
   });
@@ -88,7 +90,7 @@ int64_t TimeTable::choose_slots(const TableLimits& limits) const {
       std::max({additions / limits.additions,
                 cells * sizeof(float) / static_cast<double>(limits.bytes),
                 static_cast<double>(widest) /
-                    (limits.slots > 0 ? limits.slots : kMostSlots)});
+                    (limits.slots > 0 ? limits.slots : kMaxSlots)});
   const int64_t units =
       divide_up(static_cast<int64_t>(slot) + 1, limits.unit_bytes);
   // All sizes are multiples of the unit: one unit per slot is exact.
@@ -102,13 +104,17 @@ void TimeTable::fill(int s, int c, int t) {
   if (more < 0) return;
   Row& row = rows_[at];
   auto count = static_cast<int>(
-      divide_up(row.least + more + row.before, slot_bytes_) - row.first + 1);
+      divide_up(row.min_bytes + more + row.before_bytes, slot_bytes_) -
+      row.first_slot + 1);
   best_.assign(static_cast<size_t>(count), kNever);
-  const auto keeps = static_cast<int>(model_->context(s, c).keeps.size());
-  for_each_way(*model_, s, c, t, [&](const Way& way) {
-    add(way, row, count);
-    if (way.keep + 1 != keeps || row.least + more < row.enough) return;
-    // Splits only add time: they are of no use from where all is kept.
+  const auto kept_runs =
+      static_cast<int>(model_->context(s, c).kept_runs.size());
+  for_each_reversal(*model_, s, c, t, [&](const Reversal& reversal) {
+    add(reversal, row, count);
+    if (reversal.kept_run + 1 != kept_runs ||
+        row.min_bytes + more < row.keep_all_bytes)
+      return;
+    // Splits only add time, so they are useless once all stages are kept.
     const float fastest =
         *std::min_element(best_.begin(), best_.begin() + count);
     if (fastest == kNever) return;
@@ -119,8 +125,8 @@ void TimeTable::fill(int s, int c, int t) {
   finish(row, count);
 }
 
-/// The times of an interval from slot k of `whole` on, which it is a part of and
-/// which holds `held` besides.
+/// Returns the times of an interval from slot k of the larger interval `whole`,
+/// which holds `held` bytes meanwhile.
 TimeTable::Part TimeTable::part(int position, const Row& whole, int k,
                                 int64_t held) const {
   static const float kZero = 0;
@@ -128,38 +134,42 @@ TimeTable::Part TimeTable::part(int position, const Row& whole, int k,
   const Row& row = rows_[static_cast<size_t>(position)];
   if (row.count == 0) return {nullptr, 0, kNever};
   const int64_t bytes =
-      k == 0 ? whole.least : (whole.first + k) * slot_bytes_ - whole.before;
-  // The least memory is exact, the others are to the nearest slot.
+      k == 0 ? whole.min_bytes
+             : (whole.first_slot + k) * slot_bytes_ - whole.before_bytes;
+  // The minimum memory is exact. Other amounts are rounded to the nearest slot.
   const int64_t slot =
       slot_of(row, bytes - held + (k == 0 ? 0 : slot_bytes_ / 2));
-  const int64_t from = std::max<int64_t>(slot - row.first, 0);
-  // With enough to keep all stages the last time holds, however it is rounded.
-  const int64_t missing = row.enough + held - bytes;
+  const int64_t from = std::max<int64_t>(slot - row.first_slot, 0);
+  // With enough memory to keep all stages, the last time applies despite
+  // rounding.
+  const int64_t missing = row.keep_all_bytes + held - bytes;
   const int64_t until = missing > 0 ? divide_up(missing, slot_bytes_) : 0;
   const int64_t count = std::min(row.count - from, until);
   return {row.ms + from, static_cast<int>(std::max<int64_t>(count, 0)),
           row.ms[row.count - 1]};
 }
 
-/// Adds one way to the row being made, of which `count` slots are of use.
-void TimeTable::add(const Way& way, const Row& row, int count) {
-  const int64_t need = bounds_->least(way);
-  if (need == row.least) add_from(way, row, 0, 1);
+/// Adds one reversal to the row being filled, of which `count` slots are
+/// useful.
+void TimeTable::add(const Reversal& reversal, const Row& row, int count) {
+  const int64_t need = bounds_->min_bytes(reversal);
+  if (need == row.min_bytes) add_from(reversal, row, 0, 1);
   const int64_t low = std::max<int64_t>(
-      divide_up(need + row.before, slot_bytes_) - row.first, 1);
-  if (low < count) add_from(way, row, static_cast<int>(low), count);
+      divide_up(need + row.before_bytes, slot_bytes_) - row.first_slot, 1);
+  if (low < count) add_from(reversal, row, static_cast<int>(low), count);
 }
 
-/// From slot k on to slot `end`.
-void TimeTable::add_from(const Way& way, const Row& row, int k, int end) {
-  const Part rest = part(way.rest, row, k, way.rest_held);
-  const Part front = part(way.front, row, k, way.front_held);
-  const float least_ms = way.ms + rest.least + front.least;
+/// Adds the times from slot k to slot `end`.
+void TimeTable::add_from(const Reversal& reversal, const Row& row, int k,
+                         int end) {
+  const Part rest = part(reversal.rest, row, k, reversal.rest_held);
+  const Part front = part(reversal.front, row, k, reversal.front_held);
+  const float min_ms = reversal.ms + rest.min_ms + front.min_ms;
   float* best = best_.data() + k;
-  if (least_ms >= *best) return;
-  // Nothing to gain from where a time as good as its best is known already.
+  if (min_ms >= *best) return;
+  // There is nothing to gain once a time as short as the minimum is known.
   const auto known =
-      std::lower_bound(best, best_.data() + end, least_ms,
+      std::lower_bound(best, best_.data() + end, min_ms,
                        [](float time, float bound) { return time > bound; });
   const int all = static_cast<int>(known - best);
   const int rest_end = std::min(rest.count, all);
@@ -168,31 +178,32 @@ void TimeTable::add_from(const Way& way, const Row& row, int k, int end) {
   int m = 0;
   while (m < both) {
     const int stop = std::min(m + kStride, both);
-    // Times fall: if the last is no gain over the first known, none is.
-    if (way.ms + rest.ms[stop - 1] + front.ms[stop - 1] >= best[m]) {
+    // Times descend: if the last one is not shorter than the first known, none
+    // is.
+    if (reversal.ms + rest.ms[stop - 1] + front.ms[stop - 1] >= best[m]) {
       m = stop;
       continue;
     }
     for (; m < stop; ++m) {
-      const float time = way.ms + rest.ms[m] + front.ms[m];
+      const float time = reversal.ms + rest.ms[m] + front.ms[m];
       best[m] = time < best[m] ? time : best[m];
     }
   }
-  const float besides_rest = way.ms + front.least;
+  const float besides_rest = reversal.ms + front.min_ms;
   for (; m < rest_end; ++m) {
     const float time = besides_rest + rest.ms[m];
     best[m] = time < best[m] ? time : best[m];
   }
-  const float besides_front = way.ms + rest.least;
+  const float besides_front = reversal.ms + rest.min_ms;
   for (; m < front_end; ++m) {
     const float time = besides_front + front.ms[m];
     best[m] = time < best[m] ? time : best[m];
   }
-  // The same above, which finish() sees to.
-  if (m < all) best[m] = std::min(best[m], least_ms);
+  // finish() copies this time to the slots above.
+  if (m < all) best[m] = std::min(best[m], min_ms);
 }
 
-/// Keeps the part of the row in which times fall.
+/// Stores the part of the row in which times descend.
 void TimeTable::finish(Row& row, int count) {
   float least = kNever;
   int last = 0;
@@ -229,15 +240,17 @@ int64_t TimeTable::table_bytes() const {
 float TimeTable::at(int position, int64_t bytes, Between between) const {
   if (position < 0) return 0;
   const Row& row = rows_[static_cast<size_t>(position)];
-  const int64_t slot = slot_of(row, bytes) - row.first;
-  if (slot >= row.count - 1 || bytes >= row.enough) {
+  const int64_t slot = slot_of(row, bytes) - row.first_slot;
+  if (slot >= row.count - 1 || bytes >= row.keep_all_bytes) {
     return row.ms[row.count - 1];
   }
   const float ms = row.ms[slot];
   if (between == Between::kLower) return ms;
   const int64_t from =
-      slot == 0 ? row.least : (row.first + slot) * slot_bytes_ - row.before;
-  const int64_t to = (row.first + slot + 1) * slot_bytes_ - row.before;
+      slot == 0 ? row.min_bytes
+                : (row.first_slot + slot) * slot_bytes_ - row.before_bytes;
+  const int64_t to =
+      (row.first_slot + slot + 1) * slot_bytes_ - row.before_bytes;
   const float part =
       static_cast<float>(bytes - from) / static_cast<float>(to - from);
   return ms + part * (row.ms[slot + 1] - ms);
@@ -245,20 +258,21 @@ float TimeTable::at(int position, int64_t bytes, Between between) const {
 
 std::vector<Op> TimeTable::ops(int64_t bytes, Between between) const {
   const auto choose = [&](int s, int c, int t, int64_t left) {
-    Way best;
+    Reversal best;
     float least = kNever;
-    for_each_way(*model_, s, c, t, [&](const Way& way) {
-      if (bounds_->least(way) > left) return;
-      const float ms = way.ms + at(way.rest, left - way.rest_held, between) +
-                       at(way.front, left - way.front_held, between);
+    for_each_reversal(*model_, s, c, t, [&](const Reversal& reversal) {
+      if (bounds_->min_bytes(reversal) > left) return;
+      const float ms = reversal.ms +
+                       at(reversal.rest, left - reversal.rest_held, between) +
+                       at(reversal.front, left - reversal.front_held, between);
       if (ms >= least) return;
       least = ms;
-      best = way;
+      best = reversal;
     });
-    TORCH_INTERNAL_ASSERT(best.keep >= 0 || best.split >= 0);
+    TORCH_INTERNAL_ASSERT(best.kept_run >= 0 || best.split >= 0);
     return best;
   };
-  return ScheduleWriter(*model_, choose).write(bytes);
+  return ScheduleBuilder(*model_, choose).build(bytes);
 }
 
 }  // namespace reprise::detail

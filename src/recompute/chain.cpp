@@ -7,7 +7,8 @@
 namespace reprise {
 namespace {
 
-/// Tensors that `list_of` gives for the modules of all stages, each once.
+/// Returns the distinct tensors that `list_of` returns for the modules of all
+/// stages.
 template <class F>
 std::vector<torch::Tensor> distinct(const std::vector<Stage>& stages,
                                     F&& list_of) {
@@ -39,7 +40,7 @@ std::vector<Stage> Chain::stages_of(const torch::nn::Sequential& modules) {
   size_t i = 0;
   for (const torch::nn::AnyModule& held : *modules) {
     const std::string& name = names.at(i++);
-    torch::nn::AnyModule any = held;  // the same module
+    torch::nn::AnyModule any = held;  // shares the module
     stages.emplace_back(
         name,
         [any, name](const Tensors& inputs) mutable -> Tensors {
@@ -73,7 +74,7 @@ torch::Tensor Chain::forward(const torch::Tensor& input,
   Tensors outputs = forward(Tensors{input}, schedule);
   TORCH_CHECK(outputs.size() == 1,
               "[Chain] expected one output for one input, got ", outputs.size(),
-              "; call forward() with a list");
+              "; pass a list of tensors to forward()");
   return outputs[0];
 }
 

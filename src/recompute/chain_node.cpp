@@ -1,5 +1,6 @@
-// A chain inside the caller's autograd graph: one node whose backward runs the
-// second half of the schedule.
+// Chain::forward(): a chain is one node of the caller's autograd graph, whose
+// backward runs the second half of the schedule. Covered by
+// tests/recompute/chain_test.cpp.
 #include <reprise/recompute/execution.h>
 
 #include <torch/csrc/autograd/engine.h>
@@ -25,13 +26,14 @@ class ChainNode : public Node {
 
   variable_list apply(variable_list&& gradients) override {
     TORCH_CHECK(execution_.pending(),
-                "[Chain] the backward of a chain can run once; its schedule is "
-                "used up. Run the forward again");
+                "[Chain] the backward of a chain can run only once; run the "
+                "forward again");
     TORCH_CHECK(!torch::GradMode::is_enabled(),
                 "[Chain] the backward of a chain cannot be differentiated "
                 "(create_graph); use checkpoint() for second derivatives");
-    // Not empty where the caller asked for certain gradients (autograd::grad);
-    // parameters are not among those this node can give, so leave them alone.
+    // Not empty if the caller asked for certain gradients (autograd::grad).
+    // This node cannot return those of parameters, so they are not accumulated
+    // either.
     const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
     const bool accumulate = wanted == nullptr || wanted->empty();
     return execution_.backward(std::move(gradients), accumulate);
@@ -56,7 +58,7 @@ Tensors run(const Chain& chain, const Schedule& schedule, const Tensors& inputs,
     if (needs_grad[i]) {
       torch::autograd::create_gradient_edge(outputs[i], node);
     } else {
-      // Keeps gradients and outputs in step.
+      // Keeps the indices of gradients and outputs equal.
       node->add_input_metadata(Node::undefined_input());
     }
   }

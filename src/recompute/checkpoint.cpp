@@ -1,11 +1,12 @@
-// Not reentrant: the function runs in the caller's own graph, with hooks that
-// put an empty slot in the place of every tensor autograd saves. The first slot
-// that the backward opens runs the function again, under hooks that catch what
-// is saved, in the same order, into the slots.
+// Note [Non-reentrant checkpointing]
+// The function runs as part of the caller's autograd graph, with hooks that
+// replace every tensor that autograd saves with an empty slot. The first slot
+// that the backward unpacks runs the function again. Hooks then store the
+// tensors that this run saves, in the same order, in the slots.
 //
-// Nesting: the inputs are kept through autograd's own SavedVariable, and so
-// through the hooks of a checkpoint around this one. They become slots there,
-// and opening them recomputes the outer function first.
+// Checkpoints nest. The inputs are saved as autograd's SavedVariable, and so
+// through the hooks of an enclosing checkpoint. They become slots of the
+// latter, and unpacking them recomputes the outer function first.
 #include "compat/saved_tensors.h"
 #include "recompute/recompute_context.h"
 
@@ -26,21 +27,22 @@ namespace {
 
 using torch::autograd::SavedVariable;
 
-/// The place of one saved tensor.
+/// Placeholder for one saved tensor.
 struct Slot {
   size_t index;
   std::vector<int64_t> sizes;
   c10::ScalarType dtype;
   torch::Tensor value;            // defined between recomputation and use
-  int64_t version = 0;            // of value, when it was caught
-  std::shared_ptr<void> counted;  // by the meter, like value
+  int64_t version = 0;            // version of value when it was stored
+  std::shared_ptr<void> counted;  // keeps value counted by the meter
 };
 
-/// Ends a recomputation that has all it needs. Not a std::exception, so that
-/// no handler of the function's own takes it for an error.
-struct EnoughRecomputed {};
+/// Thrown to stop a recomputation early. Not a std::exception, so that handlers
+/// in the function do not treat it as an error.
+struct StopRecomputation {};
 
-/// One call of checkpoint(), from its forward until its graph is gone.
+/// State of one call of checkpoint(), from its forward until its autograd graph
+/// is destroyed.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   Frame(std::function<Tensors(const Tensors&)> function, const Tensors& inputs,
@@ -51,10 +53,10 @@ class Frame : public std::enable_shared_from_this<Frame> {
             inputs,
             options.modules.empty() ? CurrentModules::get() : options.modules,
             options.generators),
-        place_(KeptMeter::current()) {
+        target_(KeptMeter::current()) {
     for (const auto& input : inputs) {
-      // Behind hooks, a SavedVariable refers to a leaf's accumulator weakly
-      // and will ask for it.
+      // With hooks, a SavedVariable holds only a weak reference to the
+      // accumulator of a leaf, but needs it when it is unpacked.
       if (input.defined() && input.is_leaf() && input.requires_grad()) {
         accumulators_.push_back(torch::autograd::impl::grad_accumulator(input));
       }
@@ -72,20 +74,21 @@ class Frame : public std::enable_shared_from_this<Frame> {
     return slot;
   }
 
-  torch::Tensor open(Slot& slot) {
+  torch::Tensor unpack(Slot& slot) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!slot.value.defined()) recompute();
     TORCH_CHECK(slot.value._version() == slot.version,
                 "[checkpoint] saved tensor ", slot.index,
                 " was modified in place by the function after it was saved");
     slot.counted.reset();
-    // Handed over: a graph that is retained is recomputed for its next use.
+    // The slot is emptied. If the graph is retained, its next use recomputes.
     return std::exchange(slot.value, {});
   }
 
-  /// Called for each tensor that the recomputation saves, in order.
-  void catch_value(const torch::Tensor& tensor) {
-    const size_t index = caught_++;
+  /// Stores a tensor that the recomputation saves. Called in the order of
+  /// saving.
+  void store_value(const torch::Tensor& tensor) {
+    const size_t index = stored_++;
     TORCH_CHECK(index < slots_.size(),
                 "[checkpoint] expected the function to "
                 "do the same when recomputed, but it saved more than the ",
@@ -100,11 +103,11 @@ class Frame : public std::enable_shared_from_this<Frame> {
           tensor.scalar_type(), " ", tensor.sizes());
       slot->value = tensor.detach();
       slot->version = slot->value._version();
-      if (place_.meter) {
-        slot->counted = place_.meter->hold(slot->value, place_.stage);
+      if (target_.meter) {
+        slot->counted = target_.meter->hold(slot->value, target_.stage);
       }
     }
-    if (early_stop_ && index == last_needed_) throw EnoughRecomputed{};
+    if (early_stop_ && index == last_needed_) throw StopRecomputation{};
   }
 
  private:
@@ -124,10 +127,10 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::vector<bool> requires_grad_;
   RecomputeContext context_;
-  KeptMeter::Place place_;
+  KeptMeter::Target target_;
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Slot>> slots_;  // gone where the graph let go
-  size_t caught_ = 0;
+  std::vector<std::weak_ptr<Slot>> slots_;  // expired if the graph freed them
+  size_t stored_ = 0;
   size_t last_needed_ = 0;
 };
 
@@ -137,23 +140,23 @@ class SlotHooks final : public compat::SavedTensorHooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     slot_ = frame_->add_slot(tensor);
   }
-  at::Tensor call_unpack_hook() override { return frame_->open(*slot_); }
+  at::Tensor call_unpack_hook() override { return frame_->unpack(*slot_); }
 
  private:
   std::shared_ptr<Frame> frame_;
   std::shared_ptr<Slot> slot_;
 };
 
-class CatchHooks final : public compat::SavedTensorHooks {
+class StoreHooks final : public compat::SavedTensorHooks {
  public:
-  explicit CatchHooks(Frame& frame) : frame_(&frame) {}
+  explicit StoreHooks(Frame& frame) : frame_(&frame) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    frame_->catch_value(tensor);
+    frame_->store_value(tensor);
   }
   at::Tensor call_unpack_hook() override {
     TORCH_CHECK(false,
-                "[checkpoint] a backward inside a checkpointed function cannot "
-                "run through what that function itself saved");
+                "[checkpoint] a checkpointed function cannot run a backward "
+                "through tensors that it saved itself");
   }
 
  private:
@@ -172,11 +175,11 @@ class SlotPolicy final : public compat::SavedTensorPolicy {
   std::shared_ptr<Frame> frame_;
 };
 
-class CatchPolicy final : public compat::SavedTensorPolicy {
+class StorePolicy final : public compat::SavedTensorPolicy {
  public:
-  explicit CatchPolicy(Frame& frame) : frame_(&frame) {}
+  explicit StorePolicy(Frame& frame) : frame_(&frame) {}
   std::unique_ptr<compat::SavedTensorHooks> make_hooks() override {
-    return std::make_unique<CatchHooks>(*frame_);
+    return std::make_unique<StoreHooks>(*frame_);
   }
 
  private:
@@ -198,8 +201,8 @@ Tensors Frame::first_run(const Tensors& inputs) {
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK(version_of(inputs[i]) == versions[i], "[checkpoint] input ", i,
-                " was changed in place by the function, which therefore "
-                "cannot be run again; use an operator that does not");
+                " was modified in place by the function, which therefore "
+                "cannot be recomputed; use an out-of-place operator");
   }
   context_.finish_first_run();
   return outputs;
@@ -213,12 +216,12 @@ void Frame::recompute() {
                          ? input.detach().requires_grad_(requires_grad_[i])
                          : input);
   }
-  caught_ = 0;
+  stored_ = 0;
   last_needed_ = 0;
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (!slots_[i].expired()) last_needed_ = i;
   }
-  // What this backward does not come to use must not outlive it.
+  // Values that this backward does not use must not outlive it.
   if (torch::autograd::get_current_graph_task_exec_info() != nullptr) {
     torch::autograd::Engine::get_default_engine().queue_callback(
         [weak = weak_from_this()] {
@@ -229,21 +232,21 @@ void Frame::recompute() {
         });
   }
   try {
-    const RecomputeGuard replay(context_);
-    const compat::SavedTensorScope scope(std::make_shared<CatchPolicy>(*this));
+    const RecomputeGuard guard(context_);
+    const compat::SavedTensorScope scope(std::make_shared<StorePolicy>(*this));
     function_(inputs);
-  } catch (const EnoughRecomputed&) {
+  } catch (const StopRecomputation&) {
     return;
   } catch (...) {
     drop_values();
     throw;
   }
-  if (caught_ <= last_needed_) {
+  if (stored_ <= last_needed_) {
     drop_values();
     TORCH_CHECK(false,
                 "[checkpoint] expected the function to do the same when "
                 "recomputed, but it saved ",
-                caught_, " tensors and ", slots_.size(), " on its first run");
+                stored_, " tensors and ", slots_.size(), " on its first run");
   }
 }
 

@@ -17,12 +17,13 @@
 namespace reprise {
 namespace {
 
-/// The tensors between two stages while the execution holds them.
+/// A boundary that the execution holds.
 struct Boundary {
   Tensors tensors;
   std::vector<bool> requires_grad;
   std::vector<int64_t> versions;
-  std::vector<std::shared_ptr<void>> counted;  // by the meter
+  // Keeps them counted by the meter.
+  std::vector<std::shared_ptr<void>> counted;
 
   Boundary(Tensors list, std::vector<bool> needs_grad)
       : tensors(std::move(list)), requires_grad(std::move(needs_grad)) {
@@ -30,7 +31,7 @@ struct Boundary {
   }
 
   static int64_t version_of(const torch::Tensor& tensor) {
-    // Inference tensors have no version to compare.
+    // Inference tensors have no version counter.
     return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
   }
 
@@ -42,10 +43,10 @@ struct Boundary {
   }
 };
 
-/// What a recomputed output must have in common with the first one.
+/// Properties that a recomputed output must share with the first one.
 struct TensorShape {
   std::vector<int64_t> sizes;
-  std::optional<torch::TensorOptions> options;  // nothing: undefined
+  std::optional<torch::TensorOptions> options;  // empty if undefined
 
   explicit TensorShape(const torch::Tensor& tensor) {
     if (!tensor.defined()) return;
@@ -83,9 +84,10 @@ std::vector<bool> which_require_grad(const Tensors& tensors) {
   return which;
 }
 
-/// For each stage, whether its graph continues that of the stage before it:
-/// both are kept, run one after the other, and go back one after the other.
-std::vector<bool> find_joined(const Schedule& schedule) {
+/// Returns, for each stage, whether it shares the autograd graph of the stage
+/// before it: both are kept, their runs are consecutive, and so are their
+/// backwards.
+std::vector<bool> find_shared_graphs(const Schedule& schedule) {
   const auto n = static_cast<size_t>(schedule.stages());
   const auto& ops = schedule.ops();
   std::vector<size_t> kept_at(n);
@@ -95,12 +97,12 @@ std::vector<bool> find_joined(const Schedule& schedule) {
     if (ops[at].kind == OpKind::kForwardKeep) kept_at[i] = at;
     if (ops[at].kind == OpKind::kBackward) back_at[i] = at;
   }
-  std::vector<bool> joined(n, false);
+  std::vector<bool> shares_graph(n, false);
   for (size_t i = 1; i < n; ++i) {
-    joined[i] =
+    shares_graph[i] =
         kept_at[i] == kept_at[i - 1] + 1 && back_at[i - 1] == back_at[i] + 1;
   }
-  return joined;
+  return shares_graph;
 }
 
 Tensors detach_all(const Tensors& tensors) {
@@ -125,26 +127,27 @@ class Execution::Impl {
                 schedule_.stages());
     check_variants();
     if (options_.separate_graphs) {
-      joined_.assign(static_cast<size_t>(chain_.size()), false);
+      shares_graph_.assign(static_cast<size_t>(chain_.size()), false);
     } else {
-      joined_ = find_joined(schedule_);
+      shares_graph_ = find_shared_graphs(schedule_);
     }
     for (const int stage : options_.cuts) {
-      joined_.at(static_cast<size_t>(stage)) = false;
+      shares_graph_.at(static_cast<size_t>(stage)) = false;
     }
-    const auto graphs = std::count(joined_.begin(), joined_.end(), false);
+    const auto graphs =
+        std::count(shares_graph_.begin(), shares_graph_.end(), false);
     if (graphs > 1) tied_ = tied_parameters(chain_);
   }
 
   Tensors forward(const Tensors& inputs) {
     release();
-    if (!torch::GradMode::is_enabled()) return run_plain(inputs);
+    if (!torch::GradMode::is_enabled()) return run_without_grad(inputs);
     try {
       const auto n = static_cast<size_t>(chain_.size());
       boundaries_.resize(n + 1);
       graphs_.resize(n);
       contexts_.resize(n);
-      on_host_.assign(n, {});
+      host_runs_.assign(n, {});
       output_shapes_.assign(n, {});
       runs_left_.clear();
       for (int i = 0; i < chain_.size(); ++i) {
@@ -160,7 +163,7 @@ class Execution::Impl {
       pending_ = true;
       if (std::find(outputs_require_grad_.begin(), outputs_require_grad_.end(),
                     true) == outputs_require_grad_.end()) {
-        release();  // nothing can flow back
+        release();  // no output requires a gradient
       }
       return std::move(outputs.tensors);
     } catch (...) {
@@ -172,8 +175,8 @@ class Execution::Impl {
   Tensors backward(Tensors gradients, bool accumulate) {
     TORCH_CHECK(pending_,
                 "[Execution] backward needs a forward before it, with grad "
-                "mode on and something that requires a gradient; each forward "
-                "has one backward");
+                "mode on and an output that requires a gradient; each forward "
+                "allows one backward");
     TORCH_CHECK(gradients.size() == outputs_require_grad_.size(),
                 "[Execution] expected a gradient for each of ",
                 outputs_require_grad_.size(), " outputs, got ",
@@ -185,14 +188,14 @@ class Execution::Impl {
         TiedGradients tied(accumulate ? tied_ : std::vector<TiedParameter>{});
         for (; cursor_ < schedule_.ops().size(); ++cursor_) {
           const Op& op = schedule_.ops()[cursor_];
-          const bool works = op.kind == OpKind::kBackward &&
-                             graphs_[static_cast<size_t>(op.stage)];
+          const bool runs_graph = op.kind == OpKind::kBackward &&
+                                  graphs_[static_cast<size_t>(op.stage)];
           run_op(op);
-          const int first = works ? first_of_graph(op.stage) : 0;
-          if (first > 0) tell_final(first, &tied);
+          const int first = runs_graph ? first_of_graph(op.stage) : 0;
+          if (first > 0) report_final(first, &tied);
         }
       }
-      tell_final(0, nullptr);
+      report_final(0, nullptr);
       Tensors result = std::move(gradients_);
       release();
       return result;
@@ -220,7 +223,7 @@ class Execution::Impl {
     }
   }
 
-  Tensors run_plain(const Tensors& inputs) {
+  Tensors run_without_grad(const Tensors& inputs) {
     Tensors current = inputs;
     for (int i = 0; i < chain_.size(); ++i) current = chain_[i](current);
     outputs_require_grad_.assign(current.size(), false);
@@ -234,11 +237,11 @@ class Execution::Impl {
       case OpKind::kForwardKeep:
       case OpKind::kForwardDrop:
       case OpKind::kForwardKeepInput:
-        in_stages(op, op.stage, [&] { run_stage(op); });
+        with_error_context(op, op.stage, [&] { run_stage(op); });
         break;
       case OpKind::kBackward:
-        if (!graphs_[i]) break;  // went back with the stage after it
-        in_stages(op, first_of_graph(op.stage), [&] {
+        if (!graphs_[i]) break;  // done by the backward of a later stage
+        with_error_context(op, first_of_graph(op.stage), [&] {
           StageGraph graph = std::move(*graphs_[i]);
           graphs_[i].reset();
           gradients_ = graph.backward(std::move(gradients_), accumulate_);
@@ -248,31 +251,32 @@ class Execution::Impl {
         boundaries_[i].reset();
         break;
       case OpKind::kFetch:
-        in_stages(op, op.stage, [&] { fetch(on_host_[i]); });
+        with_error_context(op, op.stage, [&] { fetch(host_runs_[i]); });
         break;
     }
     if (options_.observer != nullptr) options_.observer->after(op);
   }
 
-  void tell_final(int stage, TiedGradients* tied) {
+  void report_final(int stage, TiedGradients* tied) {
     if (!accumulate_ || !options_.final_from) return;
     if (tied != nullptr) tied->finish(stage);
     options_.final_from(stage);
   }
 
   int first_of_graph(int stage) const {
-    while (joined_[static_cast<size_t>(stage)]) --stage;
+    while (shares_graph_[static_cast<size_t>(stage)]) --stage;
     return stage;
   }
 
-  bool joins_next(int stage) const {
+  bool next_shares_graph(int stage) const {
     const auto next = static_cast<size_t>(stage) + 1;
-    return next < joined_.size() && joined_[next];
+    return next < shares_graph_.size() && shares_graph_[next];
   }
 
-  /// Adds the stages to LibTorch's errors; leaves others as they are.
+  /// Adds the names of the stages to c10::Error exceptions. Others propagate
+  /// unchanged.
   template <class F>
-  void in_stages(const Op& op, int first, F&& body) {
+  void with_error_context(const Op& op, int first, F&& body) {
     try {
       body();
     } catch (c10::Error& error) {
@@ -289,38 +293,38 @@ class Execution::Impl {
 
   void run_stage(const Op& op) {
     const auto i = static_cast<size_t>(op.stage);
-    const bool again = runs_left_[i] < schedule_.runs(op.stage);
+    const bool recomputing = runs_left_[i] < schedule_.runs(op.stage);
     const bool keep = op.kind == OpKind::kForwardKeep;
     const Stage& stage = chain_[op.stage];
     check_unchanged(*boundaries_[i], stage,
-                    "changed in place by other code since it was kept");
-    if (!again && schedule_.runs(op.stage) > 1) {
+                    "modified in place by other code after it was kept");
+    if (!recomputing && schedule_.runs(op.stage) > 1) {
       contexts_[i].emplace(boundaries_[i]->tensors, stage.modules(),
                            options_.generators);
     }
 
     Tensors outputs;
     {
-      std::optional<RecomputeGuard> replay;
-      if (again) replay.emplace(*contexts_[i]);
-      if (!joined_[i] || !keep) open_.emplace();
+      std::optional<RecomputeGuard> guard;
+      if (recomputing) guard.emplace(*contexts_[i]);
+      if (!shares_graph_[i] || !keep) open_.emplace();
       outputs = call(stage, op,
-                     joined_[i] && keep
+                     shares_graph_[i] && keep
                          ? boundaries_[i]->tensors
                          : open_->begin(boundaries_[i]->tensors,
                                         boundaries_[i]->requires_grad));
     }
     --runs_left_[i];
-    if (!again && contexts_[i]) contexts_[i]->finish_first_run();
+    if (!recomputing && contexts_[i]) contexts_[i]->finish_first_run();
     if (runs_left_[i] == 0) contexts_[i].reset();
     check_unchanged(*boundaries_[i], stage,
-                    "changed in place by the stage itself; join the stage with "
-                    "the one before it, or use an operator that does not");
-    check_shapes(outputs, stage, i, again);
+                    "modified in place by the stage itself; merge the stage "
+                    "with the one before it, or use an out-of-place operator");
+    check_shapes(outputs, stage, i, recomputing);
 
     if (op.kind != OpKind::kForwardKeepInput) boundaries_[i].reset();
     auto needs_grad = which_require_grad(outputs);
-    if (keep && joins_next(op.stage)) {
+    if (keep && next_shares_graph(op.stage)) {
       hold(i + 1, Boundary(std::move(outputs), std::move(needs_grad)));
       return;
     }
@@ -335,14 +339,14 @@ class Execution::Impl {
   Tensors call(const Stage& stage, const Op& op, const Tensors& inputs) {
     const CurrentModules modules(stage.modules());
     if (op.kind != OpKind::kForwardKeep) {
-      // The graph is built all the same, so that operators which choose their
-      // kernel by it choose as in the run that counts; but nothing is saved.
-      const NoSaveScope nothing;
+      // The graph is built nevertheless, so that operators that select a kernel
+      // by it select the same one as in the kept run. No tensors are saved.
+      const NoSaveScope no_save;
       return stage(inputs);
     }
     const HostRuns host;
     Tensors outputs = call_kept(stage.function(op.variant), op.stage, inputs);
-    on_host_[static_cast<size_t>(op.stage)] = host.list();
+    host_runs_[static_cast<size_t>(op.stage)] = host.list();
     return outputs;
   }
 
@@ -361,23 +365,24 @@ class Execution::Impl {
   }
 
   void check_shapes(const Tensors& outputs, const Stage& stage, size_t i,
-                    bool again) {
+                    bool recomputing) {
     TORCH_CHECK(!outputs.empty(), "[Execution] expected stage '", stage.name(),
                 "' to return at least one tensor, got none");
     if (schedule_.runs(static_cast<int>(i)) == 1) return;
     std::vector<TensorShape> shapes(outputs.begin(), outputs.end());
-    TORCH_CHECK(!again || shapes == output_shapes_[i],
-                "[Execution] expected stage '", stage.name(),
-                "' to return the same again when recomputed (",
-                describe(output_shapes_[i]), "), got (", describe(shapes),
-                "); a stage may depend on its inputs, parameters, buffers and "
-                "random numbers only");
+    TORCH_CHECK(
+        !recomputing || shapes == output_shapes_[i],
+        "[Execution] expected stage '", stage.name(),
+        "' to return tensors of the same types and shapes when recomputed (",
+        describe(output_shapes_[i]), "), got (", describe(shapes),
+        "); a stage may depend on its inputs, parameters, buffers and "
+        "random numbers only");
     output_shapes_[i] = std::move(shapes);
   }
 
   void hold(size_t i, Boundary boundary) {
     if (options_.meter != nullptr) {
-      // The output belongs to nobody's stage any more; count it for the last.
+      // The chain's output is counted for the last stage.
       const int stage = std::min(static_cast<int>(i), chain_.size() - 1);
       for (const auto& tensor : boundary.tensors) {
         if (tensor.defined()) {
@@ -393,7 +398,7 @@ class Execution::Impl {
     graphs_.clear();
     open_.reset();
     contexts_.clear();
-    on_host_.clear();
+    host_runs_.clear();
     gradients_.clear();
     pending_ = false;
   }
@@ -403,25 +408,28 @@ class Execution::Impl {
   ExecutionOptions options_;
 
   std::vector<std::optional<Boundary>> boundaries_;
-  std::vector<TiedParameter> tied_;  // with gradients from several graphs
-  std::vector<bool> joined_;  // by stage: its graph continues the one before
-  std::optional<StageGraph>
-      open_;  // the graph that the next stage may continue
-  std::vector<std::optional<StageGraph>> graphs_;  // at the last stage of each
+  std::vector<TiedParameter> tied_;  // empty if there is only one graph
+  // Whether a stage shares the graph of the one before.
+  std::vector<bool> shares_graph_;
+  std::optional<StageGraph> open_;  // graph that the next stage may share
+  // Stored at the last stage of each graph.
+  std::vector<std::optional<StageGraph>> graphs_;
   std::vector<std::optional<RecomputeContext>> contexts_;
-  std::vector<HostRuns::List> on_host_;                  // by stage
-  std::vector<std::vector<TensorShape>> output_shapes_;  // of the first run
-  std::vector<int> runs_left_;                           // by stage
+  std::vector<HostRuns::List> host_runs_;  // by stage
+  // Of the first run, by stage.
+  std::vector<std::vector<TensorShape>> output_shapes_;
+  std::vector<int> runs_left_;  // by stage
   std::vector<bool> outputs_require_grad_;
-  Tensors gradients_;  // of the boundary that the backward has reached
+  Tensors gradients_;  // of the current boundary
   size_t cursor_ = 0;
   bool accumulate_ = true;
   bool pending_ = false;
 };
 
 int graph_count(const Schedule& schedule) {
-  const auto joined = find_joined(schedule);
-  return static_cast<int>(std::count(joined.begin(), joined.end(), false));
+  const auto shares_graph = find_shared_graphs(schedule);
+  return static_cast<int>(
+      std::count(shares_graph.begin(), shares_graph.end(), false));
 }
 
 Execution::Execution(Chain chain, Schedule schedule, ExecutionOptions options)

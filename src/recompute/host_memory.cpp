@@ -1,10 +1,10 @@
-// What is moved is a storage, once, however many of the saved tensors are views of it;
-// each of them remembers its own type, sizes, strides and offset.
+// Each storage is moved once, even if several saved tensors are views of it.
+// Each of these records its own type, sizes, strides and offset.
 //
-// Whether somebody else holds a storage is known when the stage has ended: with our
-// own hold on it gone, it is either freed or still there. Where it is there, moving
-// it frees nothing, and it stays; the copy was for nothing, and the next run of the
-// stage does not begin it.
+// Whether other code holds a storage is known at the end of the stage: after
+// our reference is released, the storage is either freed or still alive. If it
+// is alive, moving it frees no memory. The copy is then discarded, and the next
+// run of the stage does not start it.
 #include "compat/saved_tensors.h"
 
 #include <reprise/memory/kept.h>
@@ -26,7 +26,7 @@ const c10::StorageImpl* address_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
-/// A tensor on `storage` as it is, without copying.
+/// Returns a tensor that is a view of `storage`.
 at::Tensor view_of(const c10::Storage& storage, at::TensorOptions options,
                    int64_t offset, at::IntArrayRef sizes,
                    at::IntArrayRef strides) {
@@ -41,8 +41,9 @@ at::Tensor all_bytes(const c10::Storage& storage) {
                  0, {static_cast<int64_t>(storage.nbytes())}, {1});
 }
 
-/// Which of the storages that a stage saves, by their number, others hold too: as its
-/// last run showed. Shared by all runs of the stage.
+/// Records which of the storages that a stage saves are also held by other
+/// code, as observed in its last run. Storages are numbered in the order of
+/// saving. Shared by all runs of the stage.
 class HeldElsewhere {
  public:
   bool get(size_t index) const {
@@ -67,7 +68,8 @@ HostRuns*& innermost() {
 
 }  // namespace
 
-/// One run of a stage, from its forward until its graph is gone.
+/// State of one run of a stage, from its forward until its autograd graph is
+/// destroyed.
 class HostRun : public std::enable_shared_from_this<HostRun> {
  public:
   HostRun(std::shared_ptr<HostStore> store,
@@ -76,16 +78,16 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
         elsewhere_(std::move(elsewhere)),
         options_(options),
         outer_(compat::SavedTensorScope::current()),
-        place_(KeptMeter::current()) {}
+        target_(KeptMeter::current()) {}
 
-  /// The run has begun; for whoever keeps the list.
-  void announce() {
+  /// Adds the run to the innermost HostRuns of this thread.
+  void register_run() {
     if (innermost() != nullptr) {
       innermost()->list_.push_back(weak_from_this());
     }
   }
 
-  /// Whose storages are never moved.
+  /// Excludes the storages of `tensors` from being moved.
   void exclude(const Tensors& tensors) {
     for (const auto& tensor : tensors) {
       if (tensor.defined() && tensor.has_storage()) {
@@ -99,21 +101,22 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
            !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() &&
            tensor.device() == store_->device() &&
            static_cast<int64_t>(tensor.storage().nbytes()) >=
-               options_.smallest_bytes &&
+               options_.min_bytes &&
            excluded_.count(address_of(tensor)) == 0;
   }
 
-  /// A storage as it was at one moment.
+  /// A storage at one version.
   struct Moved {
     size_t index = 0;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     c10::VariableVersion counter;
     uint32_t version = 0;
     int64_t bytes = 0;                 // on the device
-    std::unique_ptr<HostCopy> copy{};  // null: it stays on the device,
-    at::Tensor device{};               // as this,
-    std::unique_ptr<compat::SavedTensorHooks> kept{};  // or in the outer hooks
-    std::shared_ptr<void> counted{};  // by the meter, once it is back
+    std::unique_ptr<HostCopy> copy{};  // null if it stays on the device
+    at::Tensor device{};               // the bytes, if they stay on the device
+    // The outer hooks that keep it on the device, if there are any.
+    std::unique_ptr<compat::SavedTensorHooks> kept{};
+    std::shared_ptr<void> counted{};  // keeps it counted after it was fetched
   };
 
   std::shared_ptr<Moved> add(const at::Tensor& tensor) {
@@ -121,7 +124,8 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
     const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
     const uint32_t version = counter.current_version();
     auto& last = latest_[address_of(tensor)];
-    // Changed in place since: the earlier value can no longer be used anyway.
+    // If it was modified in place since, the earlier value cannot be used any
+    // more.
     if (last && last->version == version) return last;
     last = std::make_shared<Moved>(Moved{
         moved_.size(), tensor.storage().getWeakStorageImpl(), counter, version,
@@ -137,7 +141,7 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
     return last;
   }
 
-  /// The stage has run; its outputs are still held.
+  /// Called after the stage has run, while its outputs are still held.
   void finish() {
     const std::lock_guard lock(mutex_);
     latest_.clear();
@@ -146,18 +150,17 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
       if (moved->copy) moved->copy->leave();
     }
     for (const auto& moved : moved_) settle(*moved);
-    // From here on the graph alone holds them.
-    for (const auto& moved : moved_) left_.push_back(moved);
+    // From now on only the autograd graph holds them.
+    for (const auto& moved : moved_) saved_.push_back(moved);
     moved_.clear();
   }
 
-  at::Tensor open(Moved& moved) {
+  at::Tensor unpack(Moved& moved) {
     const std::lock_guard lock(mutex_);
-    // Autograd leaves this check out for tensors behind hooks.
-    TORCH_CHECK(
-        moved.counter.current_version() == moved.version,
-        "[host memory] a tensor that a stage saved for its backward was "
-        "modified in place afterwards");
+    // Autograd does not check the version of tensors saved through hooks.
+    TORCH_CHECK(moved.counter.current_version() == moved.version,
+                "[host memory] a tensor that a stage saved for backward was "
+                "modified in place afterwards");
     if (moved.kept) return moved.kept->call_unpack_hook();
     if (!moved.copy) return moved.device;
     fetch_all();
@@ -172,7 +175,7 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
   int64_t bytes() const {
     const std::lock_guard lock(mutex_);
     int64_t sum = 0;
-    for (const auto& weak : left_) {
+    for (const auto& weak : saved_) {
       const auto moved = weak.lock();
       if (moved && moved->copy) sum += moved->bytes;
     }
@@ -191,14 +194,14 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
       return;
     }
     in_flight_.push_back(&moved);
-    if (in_flight_.size() <= static_cast<size_t>(options_.most_in_flight)) {
+    if (in_flight_.size() <= static_cast<size_t>(options_.max_in_flight)) {
       return;
     }
     in_flight_.front()->copy->leave();
     in_flight_.pop_front();
   }
 
-  /// Decides where it stays.
+  /// Decides whether the storage stays on the device or on the host.
   void settle(Moved& moved) {
     if (moved.copy) {
       auto storage = moved.storage.lock();
@@ -220,7 +223,8 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
     }
   }
 
-  /// On the device, as whoever is around this run keeps it.
+  /// Keeps the storage on the device, through the hooks around this run if
+  /// there are any.
   void keep(Moved& moved, at::Tensor device) {
     if (outer_) moved.kept = outer_->make_hooks();
     if (moved.kept) {
@@ -233,16 +237,16 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
   void fetch_all() {
     if (std::exchange(fetched_, true)) return;
     try {
-      for (auto weak = left_.rbegin(); weak != left_.rend(); ++weak) {
+      for (auto weak = saved_.rbegin(); weak != saved_.rend(); ++weak) {
         const auto moved = weak->lock();
         if (!moved || !moved->copy) continue;
         const at::Tensor& back = moved->copy->fetch();
-        if (place_.meter) {
-          moved->counted = place_.meter->hold(back, place_.stage);
+        if (target_.meter) {
+          moved->counted = target_.meter->hold(back, target_.stage);
         }
       }
     } catch (...) {
-      fetched_ = false;  // there was no room for all of it
+      fetched_ = false;  // the device ran out of memory
       throw;
     }
   }
@@ -251,29 +255,29 @@ class HostRun : public std::enable_shared_from_this<HostRun> {
   std::shared_ptr<HeldElsewhere> elsewhere_;
   HostOptions options_;
   std::shared_ptr<compat::SavedTensorPolicy> outer_;
-  KeptMeter::Place place_;
+  KeptMeter::Target target_;
   std::unordered_set<const c10::StorageImpl*> excluded_;
   mutable std::mutex mutex_;
-  // While the stage runs. A weak hold on a storage keeps its address from being
-  // another's.
+  // While the stage runs. The weak reference to a storage prevents its address
+  // from being reused.
   std::vector<std::shared_ptr<Moved>> moved_;
   std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Moved>> latest_;
   std::deque<Moved*> in_flight_;
-  // Afterwards, in the order they were saved.
-  std::vector<std::weak_ptr<Moved>> left_;
+  // After the stage has run, in the order of saving.
+  std::vector<std::weak_ptr<Moved>> saved_;
   bool fetched_ = false;
 };
 
 namespace {
 
-/// One saved tensor: moved, or left to the hooks around.
+/// One saved tensor, which is moved or passed to the outer hooks.
 class HostHooks final : public compat::SavedTensorHooks {
  public:
   explicit HostHooks(std::shared_ptr<HostRun> run) : run_(std::move(run)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
     if (!run_->moves(tensor)) {
-      leave_to_outer(tensor);
+      save_outside(tensor);
       return;
     }
     moved_ = run_->add(tensor);
@@ -286,24 +290,24 @@ class HostHooks final : public compat::SavedTensorHooks {
   at::Tensor call_unpack_hook() override {
     if (outer_) return outer_->call_unpack_hook();
     if (moved_) {
-      return view_of(run_->open(*moved_).storage(), options_, offset_, sizes_,
+      return view_of(run_->unpack(*moved_).storage(), options_, offset_, sizes_,
                      strides_);
     }
     TORCH_CHECK(tensor_._version() == version_,
                 "[host memory] a tensor of shape ", tensor_.sizes(),
-                " that a stage saved for its backward was modified in place "
+                " that a stage saved for backward was modified in place "
                 "afterwards");
     return tensor_;
   }
 
  private:
-  void leave_to_outer(const at::Tensor& tensor) {
+  void save_outside(const at::Tensor& tensor) {
     if (run_->outer()) outer_ = run_->outer()->make_hooks();
     if (outer_) {
       outer_->call_pack_hook(tensor);
       return;
     }
-    // Detached: an operator's own output would otherwise hold its node.
+    // Detached, because an operator's own output refers to its node.
     tensor_ = tensor.detach();
     version_ = tensor_._version();
   }
@@ -352,7 +356,7 @@ Stage with_host_variant(const Stage& stage, std::shared_ptr<HostStore> store,
       outputs = function(inputs);
     }
     run->finish();
-    run->announce();
+    run->register_run();
     return outputs;
   });
 }
@@ -375,10 +379,10 @@ int host_variant(const Stage& stage) {
   return 0;
 }
 
-HostRuns::HostRuns() : around_(std::exchange(innermost(), this)) {}
+HostRuns::HostRuns() : outer_(std::exchange(innermost(), this)) {}
 
 HostRuns::~HostRuns() {
-  innermost() = around_;
+  innermost() = outer_;
 }
 
 int64_t host_bytes(const HostRuns::List& runs) {

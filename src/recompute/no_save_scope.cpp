@@ -12,8 +12,8 @@ class DroppedTensor final : public compat::SavedTensorHooks {
   void call_pack_hook(const at::Tensor&) override {}
   at::Tensor call_unpack_hook() override {
     TORCH_CHECK(false,
-                "[Execution] a stage that runs without a graph started a "
-                "backward of its own through that graph");
+                "[Execution] a stage that is run without saving tensors "
+                "started a backward of its own");
   }
 };
 

@@ -4,8 +4,9 @@
 
 namespace reprise {
 
-/// While it lives, graphs built on this thread save no tensors, and so cannot
-/// run backward.
+/// During its lifetime, autograd graphs built on this thread save no tensors
+/// and therefore cannot run backward. Covered by
+/// tests/recompute/execution_test.cpp.
 class NoSaveScope {
  public:
   NoSaveScope();

@@ -51,15 +51,17 @@ void RecomputeContext::finish_first_run() {
   rng_.forget_unchanged(compat::RngState::capture_like(rng_));
 }
 
-// Buffers are exchanged, not copied back: the replay works on a copy of the
-// value before the first run, and the present storage returns untouched. No
-// version counter moves, so graphs that saved a buffer stay valid.
+// Buffers are swapped instead of copied back. The recomputation works on a copy
+// of the value before the first run, and the current storage is put back
+// unchanged. No version counter changes, so that autograd graphs that saved a
+// buffer stay valid.
 RecomputeGuard::RecomputeGuard(const RecomputeContext& context)
     : rng_(context.rng_),
       autocast_(context.autocast_),
       grad_mode_(true),
       was_recomputing_(t_recomputing) {
-  // All copies first: where one fails, no buffer has been exchanged.
+  // Make all copies first, so that no buffer has been swapped if one of them
+  // fails.
   Tensors copies;
   for (const auto& buffer : context.buffers_) {
     copies.push_back(buffer.before.clone());

@@ -14,35 +14,38 @@
 
 namespace reprise {
 
-/// What a forward run depends on besides its inputs: states of random
-/// generators, buffers of its modules, autocast. Recorded at the first run, it
-/// makes every later run the same run.
+/// Records what a forward run depends on besides its inputs: the states of
+/// random generators, the buffers of its modules and the autocast mode. A
+/// RecomputeGuard restores them for a recomputation.
 class RecomputeContext {
  public:
-  /// Before the first run. Copies the buffers of those modules that are in
-  /// training mode (others do not change theirs).
+  /// Records the state before the first run. Copies the buffers of modules in
+  /// training mode; other modules do not update theirs.
   RecomputeContext(const Tensors& inputs, const Modules& modules,
                    const std::vector<at::Generator>& generators = {});
 
-  /// After the first run: forgets generators that were not used.
+  /// Call after the first run. Discards the states of generators that were not
+  /// used.
   void finish_first_run();
 
-  /// Bytes of the buffers' copies. A RecomputeGuard takes as many again.
+  /// Returns the bytes of the buffers' copies. A RecomputeGuard needs the same
+  /// amount.
   int64_t buffer_bytes() const;
 
  private:
   friend class RecomputeGuard;
   struct Buffer {
-    torch::Tensor tensor;  // the module's own
-    torch::Tensor before;  // its value before the first run
+    torch::Tensor tensor;  // the module's buffer
+    torch::Tensor before;  // copy of its value before the first run
   };
   compat::RngState rng_;
   compat::AutocastState autocast_;
   std::vector<Buffer> buffers_;
 };
 
-/// While it lives, the thread stands where the first run began, with grad mode
-/// on; afterwards generators, buffers and modes are as if nothing had run.
+/// Restores the state of `context` for a recomputation on this thread, with
+/// grad mode on. The destructor restores generators, buffers and modes to their
+/// state before.
 class RecomputeGuard {
  public:
   explicit RecomputeGuard(const RecomputeContext& context);
@@ -54,12 +57,13 @@ class RecomputeGuard {
   compat::RngGuard rng_;
   compat::AutocastGuard autocast_;
   torch::AutoGradMode grad_mode_;
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> buffers_;  // tensor, now
+  // Buffer, current value.
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> buffers_;
   bool was_recomputing_;
 };
 
-/// The modules of the stage that this thread runs at present. A checkpoint()
-/// inside a stage that names no modules of its own protects these.
+/// Sets the modules of the stage that this thread is running. checkpoint() uses
+/// them if no modules are given in its options.
 class CurrentModules {
  public:
   explicit CurrentModules(const Modules& modules);

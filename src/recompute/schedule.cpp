@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kLetters = "KDIBXF";  // in the order of OpKind
 
-/// Walks a list of operations and finds the first that cannot be done.
+/// Executes operations symbolically and reports the first that is not valid.
 class Validator {
  public:
   explicit Validator(int stages)
@@ -30,10 +30,10 @@ class Validator {
       return fmt::format("expected a stage between 0 and {}", last);
     }
     if (op.variant < 0) {
-      return fmt::format("expected a variant from 0 on, got {}", op.variant);
+      return fmt::format("expected a non-negative variant, got {}", op.variant);
     }
     if (op.variant > 0 && op.kind != OpKind::kForwardKeep) {
-      return "only a run that keeps its graph has variants";
+      return "only forward-keep operations have variants";
     }
     if (is_forward(op.kind)) return forward(op);
     if (op.kind == OpKind::kBackward) return backward(op.stage);
@@ -46,7 +46,7 @@ class Validator {
       return fmt::format("stage {} has no backward", next_backward_);
     }
     for (size_t i = 0; i < held_.size(); ++i) {
-      if (held_[i]) return fmt::format("boundary {} is kept for ever", i);
+      if (held_[i]) return fmt::format("boundary {} is never released", i);
     }
     return std::nullopt;
   }
@@ -56,22 +56,22 @@ class Validator {
     const auto i = static_cast<size_t>(op.stage);
     if (!held_[i]) return fmt::format("its input, boundary {}, is not held", i);
     if (held_[i + 1]) {
-      return fmt::format("its output, boundary {}, is held already", i + 1);
+      return fmt::format("its output, boundary {}, is already held", i + 1);
     }
-    if (op.stage > next_backward_) return "its backward is done already";
+    if (op.stage > next_backward_) return "its backward has already run";
     if (reached_ < stages_) {
       if (op.stage != reached_) {
-        return fmt::format("the first pass must run stage {} next", reached_);
+        return fmt::format("the forward pass must run stage {} next", reached_);
       }
       ++reached_;
     }
     if (op.kind == OpKind::kForwardKeep) {
-      if (graph_[i]) return "its graph is kept already";
+      if (graph_[i]) return "its autograd graph is already kept";
       graph_[i] = true;
     }
     if (op.kind != OpKind::kForwardKeepInput) held_[i] = false;
     held_[i + 1] = true;
-    // The output of the first pass is the caller's from here on.
+    // The caller owns the output of the forward pass.
     if (op.stage == stages_ - 1 && !output_given_) {
       output_given_ = true;
       held_[i + 1] = false;
@@ -81,26 +81,27 @@ class Validator {
 
   std::optional<std::string> backward(int stage) {
     const auto i = static_cast<size_t>(stage);
-    if (reached_ < stages_) return "the first pass has not reached the output";
+    if (reached_ < stages_) return "the forward pass is not complete";
     if (stage != next_backward_) {
-      return fmt::format("the backward of stage {} comes first",
+      return fmt::format("the backward of stage {} must run first",
                          next_backward_);
     }
-    if (!graph_[i]) return "its graph is not kept";
+    if (!graph_[i]) return "its autograd graph is not kept";
     graph_[i] = false;
     --next_backward_;
     return std::nullopt;
   }
 
   std::optional<std::string> fetch(int stage) const {
-    if (reached_ < stages_) return "the first pass has not reached the output";
-    if (!graph_[static_cast<size_t>(stage)]) return "its graph is not kept";
+    if (reached_ < stages_) return "the forward pass is not complete";
+    if (!graph_[static_cast<size_t>(stage)])
+      return "its autograd graph is not kept";
     return std::nullopt;
   }
 
   std::optional<std::string> discard(int boundary) {
     const auto i = static_cast<size_t>(boundary);
-    if (!held_[i]) return "it is not held";
+    if (!held_[i]) return "the boundary is not held";
     held_[i] = false;
     return std::nullopt;
   }
@@ -108,8 +109,8 @@ class Validator {
   int stages_;
   std::vector<bool> held_;
   std::vector<bool> graph_;
-  int reached_ = 0;    // stages that the first pass has run
-  int next_backward_;  // the stage whose backward is due
+  int reached_ = 0;    // stages that the forward pass has run
+  int next_backward_;  // stage whose backward must run next
   bool output_given_ = false;
 };
 
@@ -169,9 +170,10 @@ Schedule Schedule::parse(std::string name, int stages, std::string_view text) {
     if (read.ec == std::errc{} && read.ptr != end && *read.ptr == '.') {
       read = std::from_chars(read.ptr + 1, end, variant);
     }
-    TORCH_CHECK(letter != std::string_view::npos && read.ec == std::errc{},
-                "[Schedule::parse] expected a word such as K3 or K3.1 at '",
-                std::string(text.substr(at, 8)), "'");
+    TORCH_CHECK(
+        letter != std::string_view::npos && read.ec == std::errc{},
+        "[Schedule::parse] expected an operation such as K3 or K3.1 at '",
+        std::string(text.substr(at, 8)), "'");
     ops.push_back({static_cast<OpKind>(letter), stage, variant});
     at = static_cast<size_t>(read.ptr - text.data());
   }
@@ -195,7 +197,7 @@ std::string Schedule::to_text() const {
 
 std::string Schedule::to_string() const {
   std::string text = fmt::format(
-      "{}: {} stages, {} operations, {} stage runs ({} of them again)\n", name_,
+      "{}: {} stages, {} operations, {} stage runs ({} recomputed)\n", name_,
       stages_, ops_.size(), total_runs(), total_runs() - stages_);
   std::vector<std::string> first(static_cast<size_t>(stages_));
   for (size_t i = 0; i < forward_ops_; ++i) {

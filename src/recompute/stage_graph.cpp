@@ -14,12 +14,13 @@ using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// Root of a backward: gives its gradients away when it runs.
-class OutputEnd : public Node {
+/// Root node of a backward. Moves its gradients out when it runs.
+class GradientSource : public Node {
  public:
-  static std::shared_ptr<OutputEnd> make(edge_list edges,
-                                         variable_list gradients) {
-    std::shared_ptr<OutputEnd> node(new OutputEnd, torch::autograd::deleteNode);
+  static std::shared_ptr<GradientSource> make(edge_list edges,
+                                              variable_list gradients) {
+    std::shared_ptr<GradientSource> node(new GradientSource,
+                                         torch::autograd::deleteNode);
     node->set_next_edges(std::move(edges));
     node->gradients_ = std::move(gradients);
     return node;
@@ -35,11 +36,11 @@ class OutputEnd : public Node {
 
 }  // namespace
 
-std::shared_ptr<InputEnd> InputEnd::make() {
-  return {new InputEnd, torch::autograd::deleteNode};
+std::shared_ptr<GradientCollector> GradientCollector::make() {
+  return {new GradientCollector, torch::autograd::deleteNode};
 }
 
-torch::Tensor InputEnd::attach(const torch::Tensor& input) {
+torch::Tensor GradientCollector::attach(const torch::Tensor& input) {
   torch::Tensor tensor = input.detach();
   const uint32_t slot = add_input_metadata(tensor);
   torch::autograd::impl::set_gradient_edge(tensor,
@@ -48,25 +49,25 @@ torch::Tensor InputEnd::attach(const torch::Tensor& input) {
   return tensor;
 }
 
-Tensors InputEnd::take() {
+Tensors GradientCollector::take() {
   return std::exchange(gradients_, {});
 }
 
-variable_list InputEnd::apply(variable_list&& gradients) {
+variable_list GradientCollector::apply(variable_list&& gradients) {
   gradients_ = std::move(gradients);
   return {};
 }
 
 Tensors StageGraph::begin(const Tensors& inputs,
                           const std::vector<bool>& requires_grad) {
-  input_end_ = InputEnd::make();
+  collector_ = GradientCollector::make();
   slots_.clear();
   Tensors leaves;
   leaves.reserve(inputs.size());
   int next_slot = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (requires_grad[i]) {
-      leaves.push_back(input_end_->attach(inputs[i]));
+      leaves.push_back(collector_->attach(inputs[i]));
       slots_.push_back(next_slot++);
     } else {
       leaves.push_back(inputs[i].defined() ? inputs[i].detach() : inputs[i]);
@@ -96,26 +97,26 @@ Tensors StageGraph::backward(Tensors output_gradients, bool accumulate) {
   }
   outputs_.clear();
 
-  Tensors collected(static_cast<size_t>(input_end_->num_inputs()));
+  Tensors collected(static_cast<size_t>(collector_->num_inputs()));
   if (!edges.empty()) {
-    // The engine wants a tensor for the root; an empty one on the gradients'
-    // device also tells it the stream.
+    // The engine requires a tensor for the root. An empty one on the gradients'
+    // device also determines the stream.
     const torch::Tensor start = gradients[0].new_empty({0});
-    auto root = OutputEnd::make(std::move(edges), std::move(gradients));
+    auto root = GradientSource::make(std::move(edges), std::move(gradients));
     root->add_input_metadata(start);
     edge_list wanted;
     if (!accumulate) {
-      for (uint32_t i = 0; i < input_end_->num_inputs(); ++i) {
-        wanted.emplace_back(input_end_, i);
+      for (uint32_t i = 0; i < collector_->num_inputs(); ++i) {
+        wanted.emplace_back(collector_, i);
       }
     }
-    // Nothing is wanted: with no outputs named the engine would run it all.
+    // Without named outputs the engine would run the whole graph.
     if (accumulate || !wanted.empty()) {
       const Edge origin(std::move(root), 0);
       variable_list found = Engine::get_default_engine().execute(
           {origin}, {start}, /*keep_graph=*/false, /*create_graph=*/false,
           accumulate, wanted);
-      collected = accumulate ? input_end_->take() : std::move(found);
+      collected = accumulate ? collector_->take() : std::move(found);
     }
   }
   Tensors result;
@@ -124,7 +125,7 @@ Tensors StageGraph::backward(Tensors output_gradients, bool accumulate) {
                          ? torch::Tensor()
                          : std::move(collected[static_cast<size_t>(slot)]));
   }
-  input_end_.reset();
+  collector_.reset();
   return result;
 }
 

@@ -7,27 +7,27 @@
 #include <memory>
 #include <vector>
 
-/// The autograd graph of one run of a stage, or of several in a row, cut off at
-/// both ends.
+/// The autograd graph of one stage, or of several consecutive ones, detached
+/// from the rest of the chain. Covered by tests/recompute/execution_test.cpp.
 ///
-/// The usual way to cut is a detached leaf that requires a gradient. But a
-/// leaf's gradient accumulator holds the leaf, and with it the whole input, for
-/// as long as the graph lives, even where no operator saved it. A node of our
-/// own as the inputs' origin holds nothing; and one as the outputs' target
-/// hands their gradients over instead of holding them until the stage is done.
+/// A graph is usually detached with a leaf that requires a gradient. However,
+/// the gradient accumulator of a leaf holds the leaf, and with it the whole
+/// input, for the lifetime of the graph, even if no operator saved it. A custom
+/// node as the source of the inputs holds nothing. Likewise, a custom root node
+/// releases the gradients of the outputs when it runs, instead of holding them
+/// until the backward ends.
 namespace reprise {
 
-/// Stands where a stage's inputs come from; its backward collects their
-/// gradients.
-class InputEnd : public torch::autograd::Node {
+/// Source node of a stage's inputs. Its backward collects their gradients.
+class GradientCollector : public torch::autograd::Node {
  public:
-  static std::shared_ptr<InputEnd> make();
+  static std::shared_ptr<GradientCollector> make();
 
-  /// A tensor that shares `input`'s memory and version counter and has its
-  /// gradient collected here.
+  /// Returns a tensor that shares the memory and version counter of `input` and
+  /// whose gradient is collected by this node.
   torch::Tensor attach(const torch::Tensor& input);
 
-  /// Collected gradients in the order of `attach` calls.
+  /// Moves out the collected gradients, in the order of the calls of attach().
   Tensors take();
 
   torch::autograd::variable_list apply(
@@ -37,24 +37,28 @@ class InputEnd : public torch::autograd::Node {
   Tensors gradients_;
 };
 
+/// Builds the autograd graph of a run and runs its backward once.
 class StageGraph {
  public:
   StageGraph() = default;
 
-  /// Detached inputs for the stage; those with `requires_grad` are tracked.
+  /// Returns detached inputs for the stage. Those with `requires_grad` are
+  /// tracked.
   Tensors begin(const Tensors& inputs, const std::vector<bool>& requires_grad);
 
-  /// Takes the ends of the graph from what the stage returned.
+  /// Records the gradient edges of the stage's outputs.
   void end(const Tensors& outputs);
 
-  /// Runs the backward, which frees the graph, and returns the gradients of the
-  /// inputs, undefined where none is needed.
+  /// Runs the backward, which frees the graph. Returns the gradients of the
+  /// inputs, undefined for inputs that are not tracked. Adds to the `.grad` of
+  /// parameters only if `accumulate` is true.
   Tensors backward(Tensors output_gradients, bool accumulate);
 
  private:
-  std::shared_ptr<InputEnd> input_end_;
-  std::vector<int> slots_;  // of each input at input_end_; -1: not tracked
-  torch::autograd::edge_list outputs_;  // invalid where no gradient can flow
+  std::shared_ptr<GradientCollector> collector_;
+  std::vector<int> slots_;  // of each input in collector_; -1 if not tracked
+  torch::autograd::edge_list
+      outputs_;  // invalid for outputs without a gradient
 };
 
 }  // namespace reprise

@@ -8,25 +8,28 @@
 #include <cstdint>
 #include <vector>
 
-/// How measure_stage_costs() times a stage: on the device's clock while the device is kept busy.
+/// Timing of stages in measure_stage_costs(). Covered by
+/// tests/recompute/stage_costs_test.cpp.
 namespace reprise {
 
-/// Work that keeps a device busy while the host starts what is to be timed:
-/// otherwise a short stage would be timed together with the wait for its launch.
-class Filler {
+/// Keeps a CUDA device busy while the host launches the work to be timed.
+/// Otherwise the time of a short stage would include the wait for its launch.
+/// Does nothing on the CPU.
+class DeviceSpinner {
  public:
-  explicit Filler(torch::Device device) : device_(device) {
+  explicit DeviceSpinner(torch::Device device) : device_(device) {
     if (!device.is_cuda()) return;
     constexpr int64_t kCycles = 1'000'000;
     compat::spin_cuda(device.index(), kCycles);
-    const compat::CudaMoment start(device.index());
+    const compat::CudaEvent start(device.index());
     compat::spin_cuda(device.index(), kCycles);
-    const compat::CudaMoment end(device.index());
+    const compat::CudaEvent end(device.index());
     cycles_per_ms_ = kCycles / end.milliseconds_since(start);
   }
 
-  /// So many milliseconds of it. Takes no memory, nor makes a library take some.
-  void fill(double ms) {
+  /// Keeps the current stream busy for about `ms` milliseconds. Allocates no
+  /// memory.
+  void spin(double ms) {
     if (!device_.is_cuda()) return;
     compat::spin_cuda(device_.index(),
                       static_cast<int64_t>(ms * cycles_per_ms_) + 1);
@@ -37,9 +40,9 @@ class Filler {
   double cycles_per_ms_ = 0;
 };
 
-/// Times of the runs of one stage.
+/// Times of the runs of one stage, in milliseconds.
 struct StageTimes {
-  std::vector<double> forward, backward, forward_host, backward_host;
+  std::vector<double> forward, backward, forward_launch, backward_launch;
 
   void add(const compat::Timestamp& start, const compat::Timestamp& middle,
            const compat::Timestamp& back, const compat::Timestamp& end,
@@ -47,13 +50,13 @@ struct StageTimes {
     forward.push_back(middle.ms_since(start));
     backward.push_back(end.ms_since(back));
     if (!on_device) return;
-    forward_host.push_back(middle.host_ms_since(start));
-    backward_host.push_back(end.host_ms_since(back));
+    forward_launch.push_back(middle.host_ms_since(start));
+    backward_launch.push_back(end.host_ms_since(back));
   }
   double last_ms() const {
     const double device = forward.back() + backward.back();
-    if (forward_host.empty()) return device;
-    return std::max(device, forward_host.back() + backward_host.back());
+    if (forward_launch.empty()) return device;
+    return std::max(device, forward_launch.back() + backward_launch.back());
   }
   void clear() { *this = {}; }
 };

@@ -32,7 +32,8 @@ const Name& name_of(StrategyKind kind) {
                        [kind](const Name& name) { return name.kind == kind; });
 }
 
-/// First stages of `segments` segments whose lengths differ by at most one.
+/// Returns the first stages of `segments` segments whose lengths differ by at
+/// most one.
 std::vector<int> even_starts(int stages, int segments) {
   std::vector<int> starts;
   for (int64_t s = 0; s < segments; ++s) {
@@ -41,8 +42,8 @@ std::vector<int> even_starts(int stages, int segments) {
   return starts;
 }
 
-/// Like even_starts, but each start moves to the stage with the smallest input
-/// in its neighbourhood, which reaches half-way to the next ones.
+/// As even_starts(), but moves each start to the stage with the smallest input
+/// among those nearer to it than to the other starts.
 std::vector<int> cheap_starts(int stages, int segments,
                               const std::vector<int64_t>& output_bytes) {
   std::vector<int> starts{0};
@@ -56,7 +57,7 @@ std::vector<int> cheap_starts(int stages, int segments,
     int best = 0;
     for (int start = starts.back() + 1; start < stages; ++start) {
       if (best > 0 && start > place + length / 2) break;
-      // The next ones need places too.
+      // Leave one stage for each of the remaining segments.
       if (best > 0 && stages - start < segments - s) break;
       if (best > 0 && start < place - length / 2) continue;
       const bool inside = best > 0 && distance(best) <= length / 2;
@@ -70,15 +71,15 @@ std::vector<int> cheap_starts(int stages, int segments,
   return starts;
 }
 
-/// The binomial schedule, through the recursion that defines it:
+/// The binomial schedule, computed by the recursion that defines it:
 ///
 ///   runs(l, s) = min over j of  j + runs(l - j, s - 1) + runs(j, s)
 ///
-/// A part of l stages whose input is in a slot, with s slots (that one
-/// included), is reversed by running j stages forward, keeping the input of the
-/// (j+1)-th in a slot, reversing the l - j behind it with one slot less, and
-/// then the first j again with all s. The table also yields the best j, where
-/// the closed form gives only the count.
+/// l stages whose input occupies one of s slots are reversed by running j
+/// stages forward, keeping the input of stage j + 1 in a second slot, reversing
+/// the last l - j stages with s - 1 slots, and then reversing the first j
+/// stages with s slots. The table also yields the best j; the closed form gives
+/// only the number of runs.
 class Revolve {
  public:
   Revolve(int stages, int slots)
@@ -112,7 +113,7 @@ class Revolve {
     int from = 1;
     for (int l = 2; l <= stages_; ++l) {
       Cell best{std::numeric_limits<int64_t>::max(), 0};
-      // The cost is convex in the split and the best split never moves back.
+      // The cost is convex in the split, and the best split is monotonic in l.
       for (int j = from; j < l; ++j) {
         const int64_t runs = j + cell(l - j, s - 1).runs + cell(j, s).runs;
         if (runs < best.runs) {
@@ -126,7 +127,8 @@ class Revolve {
     }
   }
 
-  /// Runs stages first … first + count - 1; the first one's input stays.
+  /// Runs stages first … first + count - 1 and keeps the input of the first
+  /// one.
   void advance(int first, int count) {
     for (int i = 0; i < count; ++i) {
       ops_.push_back({i == 0 ? OpKind::kForwardKeepInput : OpKind::kForwardDrop,
@@ -136,7 +138,7 @@ class Revolve {
 
   void reverse_one(int stage) {
     ops_.push_back({OpKind::kForwardKeep, stage});
-    // On the first pass the last stage's output is the caller's.
+    // The caller owns the last stage's output in the forward pass.
     if (stage < stages_ - 1) ops_.push_back({OpKind::kDiscard, stage + 1});
     ops_.push_back({OpKind::kBackward, stage});
   }
@@ -164,7 +166,7 @@ class Revolve {
 void check_range(const Strategy& strategy, int low, int high, int stages) {
   TORCH_CHECK(strategy.value >= low && strategy.value <= high,
               "[make_schedule] expected a number between ", low, " and ", high,
-              " in ", strategy.to_text(), " for a chain of ", stages,
+              " in '", strategy.to_text(), "' for a chain of ", stages,
               " stages, got ", strategy.value);
 }
 

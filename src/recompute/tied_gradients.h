@@ -2,33 +2,33 @@
 
 #include <reprise/recompute/chain.h>
 
-/// Parameters that several stages use, and the order in which their gradients
-/// add up.
+/// Tied parameters, which several stages use, and the order in which their
+/// gradients are added. Covered by tests/recompute/execution_test.cpp.
 ///
-/// One autograd call over the whole model adds the contributions of all stages
-/// to each other first and their sum to `.grad` last. A backward in several
-/// calls would add each of them to `.grad`, which in floating point is another
-/// number as soon as `.grad` holds an earlier micro-batch. Where a weight has a
-/// copy (WeightCopies), its layers add to `.grad` as they come in one call too.
+/// One backward call over the whole model first adds the contributions of all
+/// stages and then adds their sum to `.grad`. Several calls would add each
+/// contribution to `.grad`, which rounds differently if `.grad` holds the
+/// gradients of an earlier micro-batch. Layers of a weight with a copy
+/// (WeightCopies) add to `.grad` directly in either case.
 namespace reprise {
 
 struct TiedParameter {
   torch::Tensor parameter;
-  int first_stage;  ///< that has it: where a backward ends with it
+  int first_stage;  ///< first stage that uses it, and so the last in backward
 };
 
-/// Parameters of `chain` that more than one of its stages has.
+/// Returns the parameters that more than one stage of `chain` uses.
 std::vector<TiedParameter> tied_parameters(const Chain& chain);
 
-/// While it lives, the gradients of `parameters` start from nothing; at the end
-/// what they held before is added.
+/// Sets the gradients of `parameters` aside during its lifetime. The destructor
+/// adds them to the new gradients.
 class TiedGradients {
  public:
   explicit TiedGradients(const std::vector<TiedParameter>& parameters);
   ~TiedGradients();
 
-  /// The backward has reached `stage`: what belongs to it and to later ones alone is
-  /// added now.
+  /// Adds the gradients of parameters that no stage before `stage` uses. Call
+  /// after the backward of `stage`.
   void finish(int stage);
 
   TiedGradients(const TiedGradients&) = delete;

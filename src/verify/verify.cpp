@@ -16,8 +16,9 @@
 namespace reprise {
 namespace {
 
-/// While it lives, cuDNN uses deterministic algorithms and does not benchmark, so that
-/// runs can be compared bit by bit. Has no effect on the CPU.
+/// During its lifetime, cuDNN uses deterministic algorithms and does not
+/// benchmark, so that runs can be compared bit by bit. Has no effect on the
+/// CPU.
 class DeterministicCudnn {
  public:
   DeterministicCudnn() {
@@ -36,22 +37,22 @@ class DeterministicCudnn {
   bool benchmark_ = at::globalContext().benchmarkCuDNN();
 };
 
-struct Named {
+struct NamedTensor {
   std::string name;
   torch::Tensor value;
 };
 
-/// Everything a training leaves behind, in the order of VerifyReport::rows.
+/// All results of training, in the order of VerifyReport::rows.
 struct Outcome {
-  std::vector<Named> losses;
-  std::vector<Named> gradients;
-  std::vector<Named> buffers;
-  std::vector<Named> rng;
-  std::vector<Named> parameters;
+  std::vector<NamedTensor> losses;
+  std::vector<NamedTensor> gradients;
+  std::vector<NamedTensor> buffers;
+  std::vector<NamedTensor> rng;
+  std::vector<NamedTensor> parameters;
 };
 
-struct Counter final : ExecutionObserver {
-  explicit Counter(int stages) : runs(static_cast<size_t>(stages)) {}
+struct RunCounter final : ExecutionObserver {
+  explicit RunCounter(int stages) : runs(static_cast<size_t>(stages)) {}
   void before(const Op& op) override {
     if (is_forward(op.kind)) ++runs[static_cast<size_t>(op.stage)];
   }
@@ -62,8 +63,8 @@ torch::Tensor copy_of(const torch::Tensor& tensor) {
   return tensor.detach().clone();
 }
 
-/// Trains with `step`, which runs one forward and backward and returns the
-/// loss sum first.
+/// Trains with `step`, which runs one forward and backward pass and returns the
+/// sum of the losses first.
 template <class Step>
 Outcome train(const Chain& chain, const Tensors& inputs, int updates,
               Step&& step) {
@@ -101,11 +102,12 @@ Outcome train(const Chain& chain, const Tensors& inputs, int updates,
   return outcome;
 }
 
-/// d(loss sum / count) / d(loss sum); the count is a constant of the batch.
+/// Returns d(loss sum / count) / d(loss sum). The count is constant for a
+/// batch.
 torch::Tensor loss_weight(const Tensors& results, int64_t count) {
   TORCH_CHECK(results.size() == 1 || results.size() == 2,
-              "[verify] expected the last stage to return the loss sum, with "
-              "its count or without, got ",
+              "[verify] expected the last stage to return the loss sum and "
+              "optionally its count, got ",
               results.size(), " tensors");
   const torch::Tensor one = torch::ones_like(results[0]);
   return results.size() == 2 ? one / results[1].detach()
@@ -130,12 +132,12 @@ double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
       (x - b.cpu().to(torch::kDouble)).abs().max().item<double>();
   const double scale = x.abs().max().item<double>();
   if (difference == 0) return 0;
-  // A NaN on one side only must not pass a comparison below.
+  // A NaN on one side only must not pass the comparison.
   return std::isfinite(difference) && scale > 0 ? difference / scale : INFINITY;
 }
 
-VerifyRow compare(std::string what, const std::vector<Named>& expected,
-                  const std::vector<Named>& got, double tolerance) {
+VerifyRow compare(std::string what, const std::vector<NamedTensor>& expected,
+                  const std::vector<NamedTensor>& got, double tolerance) {
   VerifyRow row;
   row.what = std::move(what);
   row.same = expected.size() == got.size();
@@ -190,7 +192,7 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
   Tensors state = chain.parameters();
   for (const auto& buffer : chain.buffers()) state.push_back(buffer);
   const KeptMeter meter(state);
-  Counter counter(chain.size());
+  RunCounter counter(chain.size());
   Execution execution(chain, schedule, {.meter = &meter, .observer = &counter});
   torch::manual_seed(options.seed + 1);
   const Outcome got = train(chain, inputs, options.updates, [&] {

@@ -81,15 +81,15 @@ TEST(Accumulator, EqualsTheWholeBatchInDoublePrecision) {
   expect_equal_to_whole_batch(torch::kDouble, 1e-12);
 }
 
-TEST(Accumulator, TokensWhereTheMeanOfMeansIsWrong) {
-  // Three sequences in three micro-batches: 3, 50 and 7 tokens count.
+TEST(Accumulator, WeightsMicroBatchesByTokens) {
+  // Three sequences of 3, 50 and 7 tokens in three micro-batches.
   torch::manual_seed(5);
   torch::nn::Linear net(6, 9);
   net->to(device(), torch::kDouble);
   const int64_t lengths[] = {3, 50, 7};
   Tensors xs, ys;
   for (int i = 0; i < 3; ++i) {
-    // Different data in each, so that their weights matter.
+    // With different data in each, so that their weights matter.
     xs.push_back(torch::randn({lengths[i], 6}, on_device(torch::kDouble)) *
                  (i + 1));
     ys.push_back(torch::full({lengths[i]}, 3 * i, on_device(torch::kLong)));
@@ -115,7 +115,7 @@ TEST(Accumulator, TokensWhereTheMeanOfMeansIsWrong) {
   EXPECT_LT(relative_error(expected[1], got[1]), 1e-12);
 }
 
-TEST(Accumulator, TogetherWithRecomputation) {
+TEST(Accumulator, EqualsTheWholeBatchWithRecomputation) {
   torch::manual_seed(12);
   Problem problem(torch::kDouble);
   const auto expected = problem.whole_batch();
@@ -146,7 +146,7 @@ TEST(Accumulator, TogetherWithRecomputation) {
   }
 }
 
-TEST(Accumulator, NormAndClipAreThoseOfLibTorch) {
+TEST(Accumulator, NormAndClipEqualLibTorch) {
   torch::manual_seed(13);
   Problem problem(torch::kFloat);
   Accumulator accumulator(problem.net->parameters());
@@ -167,7 +167,7 @@ TEST(Accumulator, NormAndClipAreThoseOfLibTorch) {
         1e-6);
   }
   EXPECT_NEAR(accumulator.norm().item<double>(), max_norm, 1e-6);
-  // A gradient within bounds stays as it is.
+  // A gradient within the limit does not change.
   const auto before = problem.net->parameters()[0].grad().clone();
   accumulator.clip(1000);
   EXPECT_TRUE(torch::equal(before, problem.net->parameters()[0].grad()));
@@ -195,7 +195,7 @@ TEST(Accumulator, UpdateStepsAndClears) {
   accumulator.begin(4);
 }
 
-TEST(Accumulator, GradientsThatStandGiveTheSameUpdates) {
+TEST(Accumulator, KeptGradientsGiveTheSameUpdates) {
   const auto train = [](bool keep) {
     torch::manual_seed(15);
     Problem problem(torch::kFloat);
@@ -232,14 +232,14 @@ TEST(Accumulator, GradientsThatStandGiveTheSameUpdates) {
   }
 }
 
-TEST(Accumulator, ResumesInMidWindow) {
+TEST(Accumulator, ResumesAPartialWindow) {
   torch::manual_seed(14);
   Problem problem(torch::kDouble);
   const auto expected = problem.whole_batch();
   Accumulator first(problem.net->parameters());
   first.begin(32);
   first.backward(problem.loss_sum(0, 20), 20);
-  // Gradients stay where they are; a new accumulator takes the window up.
+  // Gradients stay in place, and a new accumulator resumes the window.
   Accumulator second(problem.net->parameters());
   second.resume(first.total_count(), first.done_count());
   second.backward(problem.loss_sum(20, 12), 12);
@@ -248,7 +248,7 @@ TEST(Accumulator, ResumesInMidWindow) {
   EXPECT_LT(relative_error(expected[0], got[0]), 1e-12);
 }
 
-TEST(Accumulator, WrongUseSaysSo) {
+TEST(Accumulator, RejectsWrongUse) {
   Problem problem(torch::kFloat);
   torch::optim::SGD optimizer(problem.net->parameters(), 0.1);
   Accumulator accumulator(problem.net->parameters());
@@ -259,20 +259,22 @@ TEST(Accumulator, WrongUseSaysSo) {
   expect("no window is open", [&] { accumulator.update(optimizer); });
   expect("no window is open",
          [&] { accumulator.backward(problem.loss_sum(0, 1), 1); });
-  expect("count above zero, got 0", [&] { accumulator.begin(0); });
-  expect("count above zero, got -3", [&] { accumulator.begin(-3); });
+  expect("expected a positive total count, got 0",
+         [&] { accumulator.begin(0); });
+  expect("expected a positive total count, got -3",
+         [&] { accumulator.begin(-3); });
   accumulator.begin(32);
-  expect("a window is open already", [&] { accumulator.begin(32); });
-  expect("count above zero, got 0",
+  expect("a window is already open", [&] { accumulator.begin(32); });
+  expect("expected a positive count for a micro-batch, got 0",
          [&] { accumulator.backward(problem.loss_sum(0, 1), 0); });
   accumulator.backward(problem.loss_sum(0, 8), 8);
   const auto before = problem.net->parameters()[0].detach().clone();
-  expect("called in mid-window: 8 of 32 done",
+  expect("the window is not complete: 8 of 32 done",
          [&] { accumulator.update(optimizer); });
-  expect("called in mid-window", [&] { accumulator.clip(1); });
-  expect("called in mid-window", [&] { accumulator.norm(); });
+  expect("the window is not complete", [&] { accumulator.clip(1); });
+  expect("the window is not complete", [&] { accumulator.norm(); });
   EXPECT_TRUE(torch::equal(before, problem.net->parameters()[0]));
-  expect("add up to the window's 32, got 38",
+  expect("add up to 32, got 38",
          [&] { accumulator.backward(problem.loss_sum(0, 30), 30); });
   expect("sum of the losses as a scalar",
          [&] { accumulator.backward(problem.net->forward(problem.x), 24); });
@@ -280,14 +282,14 @@ TEST(Accumulator, WrongUseSaysSo) {
   expect("expected parameters, got none", [] { Accumulator none({}); });
 }
 
-TEST(Accumulator, SharesOfAWindowAddUpToIt) {
+TEST(Accumulator, SharesAddUpToTheWindow) {
   torch::Tensor p =
       torch::tensor({2.0, -1.0}, on_device()).requires_grad_(true);
   const auto samples = torch::randn({9, 2}, on_device());
   (samples * p).tanh().sum().div(9).backward();
   const auto expected = p.grad().clone();
   torch::Tensor sum = torch::zeros_like(expected);
-  // Three ranks with 5, 4 and none of the samples.
+  // Three ranks with 5, 4 and 0 samples.
   for (const auto& [begin, end] : {std::pair{0, 5}, {5, 9}, {9, 9}}) {
     p.mutable_grad().reset();
     Accumulator accumulator({p});
@@ -299,10 +301,9 @@ TEST(Accumulator, SharesOfAWindowAddUpToIt) {
     EXPECT_TRUE(accumulator.complete());
     if (p.grad().defined()) sum += p.grad();
     if (begin == 0) {
-      EXPECT_NE(error_of([&] {
-                  accumulator.weigh(1);
-                }).find("add up to the window's 5, got 6"),
-                std::string::npos);
+      EXPECT_NE(
+          error_of([&] { accumulator.weigh(1); }).find("add up to 5, got 6"),
+          std::string::npos);
     }
   }
   EXPECT_LT(relative_error(expected, sum), 1e-6);

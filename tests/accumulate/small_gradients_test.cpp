@@ -24,15 +24,15 @@ void backward(const Two& two, int i) {
   ((two.large * (i + 1)).sin() * two.small + two.small.cos()).sum().backward();
 }
 
-TEST(SmallGradients, SameSumsInTheSamePlaces) {
+TEST(SmallGradients, AddsTheSameSumsInPlace) {
   const Two wanted = make_two();
   const Two got = make_two();
   const void* place = nullptr;
   for (int i = 0; i < 3; ++i) {
     backward(wanted, i);
-    SmallGradients small(smallest_of({got.large, got.small}, 0.1));
+    SmallGradients small(smallest_parameters({got.large, got.small}, 0.1));
     backward(got, i);
-    // The large one is not aside: its sum is there already.
+    // The large one is not set aside: autograd has added it already.
     EXPECT_TRUE(same(got.large.grad(), wanted.large.grad())) << i;
     if (i > 0) {
       EXPECT_FALSE(same(got.small.grad(), wanted.small.grad()));
@@ -44,7 +44,7 @@ TEST(SmallGradients, SameSumsInTheSamePlaces) {
   }
 }
 
-TEST(SmallGradients, WithoutAddNothingChanges) {
+TEST(SmallGradients, RestoresGradientsWithoutAdd) {
   const Two two = make_two();
   backward(two, 0);
   const Tensor before = two.small.grad().clone();
@@ -55,7 +55,7 @@ TEST(SmallGradients, WithoutAddNothingChanges) {
   EXPECT_TRUE(same(two.small.grad(), before));
 }
 
-TEST(SmallGradients, AParameterThatGotNoneKeepsItsOwn) {
+TEST(SmallGradients, KeepsGradientsOfUnusedParameters) {
   const Two two = make_two();
   backward(two, 0);
   const Tensor before = two.small.grad().clone();
@@ -65,13 +65,13 @@ TEST(SmallGradients, AParameterThatGotNoneKeepsItsOwn) {
   EXPECT_TRUE(two.large.grad().defined());
 }
 
-TEST(SmallGradients, AreTheSmallestWithAShareOfAllValues) {
+TEST(SmallGradients, SelectsTheSmallestParameters) {
   const auto of = [](int64_t count) { return torch::zeros({count}); };
-  // 1,000 values in all.
+  // 1,000 elements in total.
   const std::vector<Tensor> parameters = {of(900), of(40), of(10), of(50)};
   const auto sizes = [&](double share) {
     std::vector<int64_t> list;
-    for (const Tensor& one : smallest_of(parameters, share)) {
+    for (const Tensor& one : smallest_parameters(parameters, share)) {
       list.push_back(one.numel());
     }
     return list;
@@ -80,8 +80,8 @@ TEST(SmallGradients, AreTheSmallestWithAShareOfAllValues) {
   EXPECT_EQ(sizes(0.055), (std::vector<int64_t>{10, 40}));
   EXPECT_EQ(sizes(0.5), (std::vector<int64_t>{10, 40, 50}));
   EXPECT_EQ(sizes(1.01).size(), 4u);
-  EXPECT_EQ(smallest_of({of(65537), of(65536)}, 2.0).size(), 1u);
-  EXPECT_TRUE(smallest_of({}).empty());
+  EXPECT_EQ(smallest_parameters({of(65537), of(65536)}, 2.0).size(), 1u);
+  EXPECT_TRUE(smallest_parameters({}).empty());
 }
 
 }  // namespace

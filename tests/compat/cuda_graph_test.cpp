@@ -31,14 +31,14 @@ std::unique_ptr<CudaGraph> new_graph() {
 
 TEST(CudaGraph, IsRefusedWithAReasonWhereThereIsNoCuda) {
   if (cuda_built()) GTEST_SKIP() << "this LibTorch has CUDA";
-  EXPECT_FALSE(cuda_graph_refusal().empty());
+  EXPECT_FALSE(cuda_graph_unavailable_reason().empty());
   EXPECT_NE(error_of([] {
               CudaGraph(0, std::make_shared<CudaGraphPool>());
-            }).find(cuda_graph_refusal()),
+            }).find(cuda_graph_unavailable_reason()),
             std::string::npos);
   const GraphStreamScope nothing(torch::kCPU, true);
   const auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  EXPECT_FALSE(captured_position(generator).has_value());
+  EXPECT_FALSE(captured_rng_offset(generator).has_value());
 }
 
 TEST(CudaGraph, ReplaysOnWhatItsTensorsHoldByThen) {

@@ -24,7 +24,7 @@ std::vector<torch::Tensor> moments_of(const torch::optim::Adam& optimizer) {
   return moments;
 }
 
-TEST(Categories, EveryLiveByteHasOne) {
+TEST(Categories, AccountForEveryLiveByte) {
   const int64_t before = live_bytes(device());
   torch::nn::Linear linear(
       torch::nn::LinearOptions(kWidth, kWidth).bias(false));
@@ -49,7 +49,7 @@ TEST(Categories, EveryLiveByteHasOne) {
   EXPECT_EQ(now[Category::kData], kBytes);
   EXPECT_EQ(now[Category::kGradients], 0);
   EXPECT_EQ(now[Category::kOptimizer], 0);
-  // The graph also saved its input, but that is data.
+  // The autograd graph also saved its input, which is claimed as data.
   EXPECT_EQ(meter.live_bytes(), 2 * kBytes);
   EXPECT_EQ(now[Category::kActivations], kBytes);
   EXPECT_EQ(now.activations_by_stage, std::vector<int64_t>{kBytes});
@@ -68,7 +68,7 @@ TEST(Categories, EveryLiveByteHasOne) {
   EXPECT_EQ(sum, now.total_bytes);
 }
 
-TEST(Categories, NamesAreThoseOfTheSummary) {
+TEST(Categories, NamesMatchTheSummary) {
   EXPECT_EQ(name_of(Category::kParameters), "parameters");
   EXPECT_EQ(name_of(Category::kWorkspace), "workspace");
 }

@@ -13,7 +13,7 @@ namespace {
 
 using testing::error_of;
 
-/// The number of the first allocation of `bytes` each that fails.
+/// Returns the number of the first allocation of `bytes` that fails.
 int first_failing(int64_t bytes, int most) {
   for (int i = 0; i < most; ++i) {
     try {
@@ -25,7 +25,7 @@ int first_failing(int64_t bytes, int most) {
   return -1;
 }
 
-TEST(Failure, TheAllocationAskedForFailsAndNoOther) {
+TEST(Failure, FailsExactlyTheRequestedAllocation) {
   const int64_t before = live_bytes(torch::kCPU);
   for (const int after : {0, 3, 9}) {
     const AllocationFailure failure(after);
@@ -39,7 +39,7 @@ TEST(Failure, TheAllocationAskedForFailsAndNoOther) {
   EXPECT_EQ(live_bytes(torch::kCPU), before);
 }
 
-TEST(Failure, SmallAndReservedOnesAreNotCounted) {
+TEST(Failure, IgnoresSmallAndReservedAllocations) {
   const AllocationFailure failure(1, 100);
   EXPECT_EQ(first_failing(99, 5), -1);
   {
@@ -50,7 +50,7 @@ TEST(Failure, SmallAndReservedOnesAreNotCounted) {
   EXPECT_EQ(first_failing(100, 5), 1);
 }
 
-TEST(Failure, AnyThreadCountsAndAnyThreadFails) {
+TEST(Failure, CountsAllocationsOfAllThreads) {
   const AllocationFailure failure(2);
   EXPECT_EQ(first_failing(8, 2), -1);
   int failed = -1;
@@ -58,13 +58,13 @@ TEST(Failure, AnyThreadCountsAndAnyThreadFails) {
   EXPECT_EQ(failed, 0);
 }
 
-TEST(Failure, OneAtATime) {
+TEST(Failure, AllowsOneInstance) {
   const AllocationFailure failure(0, 1 << 30);
   EXPECT_NE(error_of([] { AllocationFailure(0); }).find("on already"),
             std::string::npos);
 }
 
-TEST(Failure, InjectedAndRealOnesAreRecognised) {
+TEST(Failure, InjectedAndRealFailuresAreRecognized) {
   const auto recognised = [](auto&& body) {
     try {
       body();
@@ -75,7 +75,7 @@ TEST(Failure, InjectedAndRealOnesAreRecognised) {
     return false;
   };
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // Sanitizers end the process instead.
+  // Sanitizers terminate the process instead.
   EXPECT_TRUE(recognised([] {
     torch::empty({std::numeric_limits<int64_t>::max() / 4}, torch::kUInt8);
   }));
@@ -86,7 +86,7 @@ TEST(Failure, InjectedAndRealOnesAreRecognised) {
   }));
   EXPECT_TRUE(recognised(
       [] { C10_THROW_ERROR(OutOfMemoryError, "CUDA out of memory."); }));
-  // In a backward, which has threads and errors of its own.
+  // In a backward pass, which runs on other threads.
   EXPECT_TRUE(recognised([] {
     const auto x = torch::ones({64, 64}, torch::requires_grad());
     const auto loss = x.tanh().square().sum();

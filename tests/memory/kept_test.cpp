@@ -48,7 +48,7 @@ TEST(Kept, SharedStorageCountsOnceForTheLowestStage) {
   EXPECT_EQ(meter.live_by_stage(), (std::vector<int64_t>{0, 0, kSquareBytes}));
 }
 
-TEST(Kept, ParametersAndTheirViewsNeverCount) {
+TEST(Kept, IgnoresParametersAndTheirViews) {
   torch::nn::Linear linear(kSide, kSide);
   linear->to(testing::device());
   const KeptMeter meter(linear->parameters());
@@ -61,7 +61,7 @@ TEST(Kept, ParametersAndTheirViewsNeverCount) {
   EXPECT_EQ(meter.live_bytes(), kSquareBytes);
 }
 
-TEST(Kept, HoldCountsByHand) {
+TEST(Kept, HoldCountsATensor) {
   const KeptMeter meter;
   const auto x = square_matrix();
   auto first = meter.hold(x, 0);
@@ -72,7 +72,7 @@ TEST(Kept, HoldCountsByHand) {
   EXPECT_EQ(meter.peak_bytes(), kSquareBytes);
 }
 
-TEST(Kept, ChangesInPlaceAreStillFound) {
+TEST(Kept, DetectsInPlaceModifications) {
   const KeptMeter meter;
   auto x = torch::ones({3}, on_device()).requires_grad_();
   torch::Tensor y, z;
@@ -84,7 +84,7 @@ TEST(Kept, ChangesInPlaceAreStillFound) {
   y.add_(1);
   EXPECT_NE(testing::error_of([&] {
               z.sum().backward();
-            }).find("stage 4 saved for its backward was modified in place"),
+            }).find("stage 4 saved for backward was modified in place"),
             std::string::npos);
 }
 

@@ -32,13 +32,13 @@ TEST(Meter, CountsLiveAndPeakExactly) {
   EXPECT_EQ(meter.live_bytes(), start);
 }
 
-TEST(Meter, OddSizesAndEmptyTensorsOnTheCpu) {
+TEST(Meter, CountsOddSizesAndEmptyTensorsOnTheCpu) {
   const MemoryMeter meter(torch::kCPU);
   const auto a = torch::empty({7}, torch::kByte);
   EXPECT_EQ(meter.live_bytes() - meter.start_bytes(), 7);
   const auto none = torch::empty({0});
   EXPECT_EQ(meter.live_bytes() - meter.start_bytes(), 7);
-  // The header in front of the data must not cost the alignment.
+  // The header in front of the data must not change the alignment.
   EXPECT_EQ(reinterpret_cast<uintptr_t>(a.data_ptr()) % 64, 0u);
 }
 
@@ -68,7 +68,7 @@ TEST(Meter, ReservedIsAtLeastThePeak) {
   EXPECT_GE(meter.reserved_peak_bytes(), meter.peak_bytes());
 }
 
-TEST(Meter, ManyThreads) {
+TEST(Meter, CountsAllocationsOfManyThreads) {
   const MemoryMeter meter(torch::kCPU);
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
@@ -94,7 +94,7 @@ TEST(Meter, ManyThreads) {
   EXPECT_LE(meter.peak_increase_bytes(), 4 * 1500);
 }
 
-TEST(Meter, RefusesOtherDevices) {
+TEST(Meter, RejectsOtherDevices) {
   EXPECT_NE(testing::error_of([] {
               MemoryMeter meter(torch::kMeta);
             }).find("expected a CPU or CUDA device"),

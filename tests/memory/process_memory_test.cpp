@@ -8,13 +8,13 @@
 namespace reprise {
 namespace {
 
-TEST(ProcessMemory, PeakFollowsAndResets) {
+TEST(ProcessMemory, PeakRisesAndResets) {
   constexpr size_t kBytes = size_t{200} << 20;
   const auto before = process_memory();
   EXPECT_GT(before.rss, 0);
   EXPECT_GE(before.rss_peak, before.rss);
   {
-    // Straight from the system: an allocator need not give memory back.
+    // Mapped directly, because an allocator may keep freed memory.
     void* block = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(block, MAP_FAILED);
@@ -28,8 +28,8 @@ TEST(ProcessMemory, PeakFollowsAndResets) {
   }
 }
 
-TEST(ProcessMemory, TheSystemSaysWhatIsLeft) {
-  // More than nothing, less than any machine has.
+TEST(ProcessMemory, ReportsAvailableMemory) {
+  // Positive, and less than any machine has.
   EXPECT_GT(available_memory(), int64_t{1} << 20);
   EXPECT_LT(available_memory(), int64_t{1} << 50);
 }

@@ -12,19 +12,19 @@
 namespace reprise::testing {
 
 /// Searches all schedules of a short chain, operation by operation, for those
-/// that no other beats in both time and memory. It knows the rules of
-/// Schedule and simulate() and nothing of intervals. For chains with one new
-/// tensor between stages, of up to six stages with up to two variants.
+/// that are Pareto-optimal in time and memory. It implements the rules of
+/// Schedule and simulate() and does not use intervals. For chains of up to six
+/// stages with one new tensor between stages and up to two variants per stage.
 class BruteForce {
  public:
   enum Rules {
     kAny,
-    /// A boundary is given up only for the run that keeps its stage's graph,
-    /// unless the very next operation uses it.
+    /// A boundary is released only by the run that keeps its stage, unless the
+    /// next operation uses it.
     kPersistent,
-    /// And a stage runs again only for the backward that is due, from the
-    /// nearest boundary held, and not while its graph is kept: what the solver
-    /// promises.
+    /// In addition, a stage is recomputed only for the next backward, from the
+    /// nearest held boundary, and not while it is kept. This is what the solver
+    /// guarantees.
     kInOrder,
   };
   struct Point {
@@ -33,17 +33,18 @@ class BruteForce {
     std::vector<Op> ops;
   };
 
-  BruteForce(const ChainCosts& figures, Rules rules)
-      : figures_(figures),
-        n_(static_cast<int>(figures.stages.size())),
+  BruteForce(const ChainCosts& chain_costs, Rules rules)
+      : chain_costs_(chain_costs),
+        n_(static_cast<int>(chain_costs.stages.size())),
         rules_(rules) {
     search();
   }
 
-  /// Of falling memory and rising time.
+  /// Returns the optimal points by descending memory and ascending time.
   const std::vector<Point>& points() const { return points_; }
 
-  /// The least time within `bytes`; negative where nothing fits.
+  /// Returns the minimum time within `bytes`, or a negative number if nothing
+  /// fits.
   double time_ms(int64_t bytes) const {
     for (const Point& point : points_) {
       if (point.peak_bytes <= bytes) return point.time_ms;
@@ -54,18 +55,19 @@ class BruteForce {
  private:
   static constexpr int kMost = 7;  // boundaries
 
-  /// Copies of each boundary, numbered from 1, by who refers to them; 0: none.
+  /// Copies of each boundary, numbered from 1, by holder; 0 if there is none.
   struct State {
     int8_t held[kMost] = {};
-    int8_t as_output[kMost] = {};  // saved by the graph of the stage before
-    int8_t as_input[kMost] = {};   // saved by the graph of the stage behind;
-                                   // of the last boundary: the caller's
+    int8_t as_output[kMost] = {};  // saved by the stage before
+    int8_t as_input[kMost] = {};   // saved by the stage after;
+                                   // for the last boundary: held by the caller
     int8_t graph[kMost] = {};      // variant + 1
-    int8_t reached = 0;            // by the first pass
-    int8_t due = 0;                // backwards
-    int8_t fresh = 7;              // made by the last operation; 7: none
+    int8_t reached = 0;            // stages run by the forward pass
+    int8_t due = 0;                // backwards not run yet
+    int8_t fresh = 7;              // created by the last operation; 7 if none
 
-    /// Numbers the copies in order, so that equal states look equal.
+    /// Numbers the copies in order, so that equal states have equal
+    /// representations.
     uint64_t key() {
       uint64_t bits = 0;
       for (int b = 0; b < kMost; ++b) {
@@ -93,7 +95,7 @@ class BruteForce {
 
   int64_t live(const State& state) const {
     int64_t bytes = 0;
-    for (int b = 1; b <= n_; ++b) {  // boundary 0 is the caller's
+    for (int b = 1; b <= n_; ++b) {  // the caller holds boundary 0
       bool seen[8] = {true};
       for (const int copy :
            {state.held[b], state.as_output[b], state.as_input[b]}) {
@@ -103,7 +105,7 @@ class BruteForce {
     }
     for (int i = 0; i < n_; ++i) {
       if (state.graph[i] > 0) {
-        bytes += stage(i).kept_as(state.graph[i] - 1).saved_bytes;
+        bytes += stage(i).kept_run(state.graph[i] - 1).saved_bytes;
       }
     }
     return bytes + gradient(state);
@@ -111,12 +113,12 @@ class BruteForce {
 
   int64_t gradient(const State& state) const {
     if (state.reached < n_) return 0;
-    if (state.due == n_) return figures_.output_gradient_bytes;
+    if (state.due == n_) return chain_costs_.output_gradient_bytes;
     return stage(state.due).input_gradient_bytes;
   }
 
   const StageCosts& stage(int i) const {
-    return figures_.stages[static_cast<size_t>(i)];
+    return chain_costs_.stages[static_cast<size_t>(i)];
   }
 
   void search() {
@@ -210,7 +212,7 @@ class BruteForce {
   void forward(const Label& from, int at, Op op) {
     const int i = op.stage;
     State state = from.state;
-    const KeptRunCosts& run = stage(i).kept_as(op.variant);
+    const KeptRunCosts& run = stage(i).kept_run(op.variant);
     state.held[i + 1] = 7;  // a new copy
     int64_t extra = stage(i).drop_extra_bytes;
     if (op.kind == OpKind::kForwardKeep) {
@@ -235,7 +237,7 @@ class BruteForce {
 
   void backward(const Label& from, int at, int i) {
     State state = from.state;
-    const KeptRunCosts& run = stage(i).kept_as(state.graph[i] - 1);
+    const KeptRunCosts& run = stage(i).kept_run(state.graph[i] - 1);
     const int64_t peak =
         std::max(from.peak_bytes, live(state) + run.backward_extra_bytes);
     state.graph[i] = 0;
@@ -248,7 +250,7 @@ class BruteForce {
          at);
   }
 
-  const ChainCosts& figures_;
+  const ChainCosts& chain_costs_;
   const int n_;
   const Rules rules_;
   std::vector<Label> labels_;

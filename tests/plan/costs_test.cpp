@@ -7,22 +7,22 @@ namespace {
 
 using testing::error_of;
 
-/// One stage whose costs are lines in the size.
+/// Returns costs of one stage that are linear in the size.
 SizeCosts line_at(int64_t b) {
   SizeCosts size;
   size.micro_batch = b;
   StageCosts stage = StageCosts::simple(100 * b, 50 + 10 * b,
                                         1.0 + 0.5 * double(b), double(b));
-  stage.forward_host_ms = 2;
-  stage.context_bytes = 24;  // whatever the size
+  stage.forward_launch_ms = 2;
+  stage.context_bytes = 24;  // independent of the size
   KeptRunCosts host = stage;
   host.saved_bytes = 0;
   host.host_bytes = stage.saved_bytes;
   stage.variants.push_back(host);
-  size.figures = ChainCosts::simple(8 * b, {stage});
+  size.chain_costs = ChainCosts::simple(8 * b, {stage});
   size.data_bytes = 16 * b;
   size.prepare_bytes = 40 * b;
-  size.workspace_bytes = 5;  // whatever the size
+  size.workspace_bytes = 5;  // independent of the size
   size.graph_workspace_bytes = 3;
   size.other_ms = 0.25;
   return size;
@@ -35,7 +35,7 @@ void expect_equal(const SizeCosts& a, const SizeCosts& b) {
   EXPECT_EQ(to_json(first), to_json(second));
 }
 
-TEST(Costs, AreALineBetweenAndBeyondWhatWasMeasured) {
+TEST(Costs, InterpolateLinearly) {
   CostProfile profile;
   profile.add(line_at(8));
   profile.add(line_at(2));
@@ -48,13 +48,13 @@ TEST(Costs, AreALineBetweenAndBeyondWhatWasMeasured) {
   }
 }
 
-TEST(Costs, OfOneSizeAreInProportion) {
+TEST(Costs, ScaleProportionallyFromOneSize) {
   CostProfile profile;
   profile.add(line_at(4));
   const SizeCosts half = profile.at(2);
-  EXPECT_EQ(half.figures.stages[0].outputs[0].bytes, 200);
-  EXPECT_EQ(half.figures.stages[0].saved_bytes, 45);
-  EXPECT_DOUBLE_EQ(half.figures.stages[0].forward_ms, 1.5);
+  EXPECT_EQ(half.chain_costs.stages[0].outputs[0].bytes, 200);
+  EXPECT_EQ(half.chain_costs.stages[0].saved_bytes, 45);
+  EXPECT_DOUBLE_EQ(half.chain_costs.stages[0].forward_ms, 1.5);
   EXPECT_EQ(half.data_bytes, 32);
 }
 
@@ -62,14 +62,14 @@ TEST(Costs, NeverFallBelowZero) {
   CostProfile profile;
   SizeCosts two = line_at(2);
   SizeCosts four = line_at(4);
-  two.figures.stages[0].backward_extra_bytes = 0;
-  four.figures.stages[0].backward_extra_bytes = 100;  // another algorithm
+  two.chain_costs.stages[0].backward_extra_bytes = 0;
+  four.chain_costs.stages[0].backward_extra_bytes = 100;  // another algorithm
   profile.add(two);
   profile.add(four);
-  EXPECT_EQ(profile.at(1).figures.stages[0].backward_extra_bytes, 0);
+  EXPECT_EQ(profile.at(1).chain_costs.stages[0].backward_extra_bytes, 0);
 }
 
-TEST(Costs, AMeasurementReplacesTheOneBefore) {
+TEST(Costs, AMeasurementReplacesAnEarlierOne) {
   CostProfile profile;
   profile.add(line_at(2));
   SizeCosts again = line_at(2);
@@ -79,7 +79,7 @@ TEST(Costs, AMeasurementReplacesTheOneBefore) {
   EXPECT_EQ(profile.at(2).data_bytes, 7);
 }
 
-TEST(Costs, SurviveTheDisk) {
+TEST(Costs, RoundTripThroughJson) {
   CostProfile profile;
   profile.key = "a model";
   profile.precision = "bf16";
@@ -106,7 +106,7 @@ TEST(Costs, SurviveTheDisk) {
   EXPECT_FALSE(read.tried_ms(5, "K0 B0", false));
   EXPECT_FALSE(read.tried_ms(3, "D0 K0 B0", false));
   EXPECT_EQ(read.graph, "auto");
-  EXPECT_EQ(read.at(4).figures.stages[0].outputs[0].bytes, 400);
+  EXPECT_EQ(read.at(4).chain_costs.stages[0].outputs[0].bytes, 400);
   for (const char* wrong : {"", "{", "{}", "[1]"}) {
     EXPECT_NE(error_of([&] {
                 profile_from_json(wrong);
@@ -116,7 +116,7 @@ TEST(Costs, SurviveTheDisk) {
   }
 }
 
-TEST(Costs, OfAVersionThatTriedNothingAreRead) {
+TEST(Costs, ReadProfilesWithoutTimings) {
   CostProfile profile;
   profile.add(line_at(3));
   std::string text = to_json(profile);
@@ -129,7 +129,7 @@ TEST(Costs, OfAVersionThatTriedNothingAreRead) {
   EXPECT_EQ(to_json(read), to_json(profile));
 }
 
-TEST(Costs, RefuseToGuessFromNothing) {
+TEST(Costs, RejectLookupsWithoutMeasurements) {
   EXPECT_NE(error_of([] { CostProfile().at(1); }).find("[CostProfile::at]"),
             std::string::npos);
   CostProfile profile;

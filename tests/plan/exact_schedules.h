@@ -15,22 +15,23 @@
 
 namespace reprise::testing {
 
-/// The exact trade of memory against time over all persistent schedules of a
-/// chain, as a reference for the solver, which it shares no code with: sizes to
-/// the byte, no division of memory, every interval. Exact because times have to
-/// be whole milliseconds: an interval has at most one point for each.
+/// The exact Pareto front of memory and time over all persistent schedules of a
+/// chain. A reference for the solver that shares no code with it: memory is
+/// exact and not divided into slots, and all intervals are considered. Times
+/// must be whole milliseconds, so that an interval has at most one point per
+/// millisecond.
 ///
-/// The output must be new tensors that are not handed on. Host times do not
-/// count.
+/// The outputs must be new tensors that share no memory with inputs. Launch
+/// times are ignored.
 class ExactSchedules {
  public:
-  /// Schedules that need more than `most_bytes` are left out.
+  /// Omits schedules that need more than `max_bytes`.
   explicit ExactSchedules(
-      const ChainCosts& figures,
-      int64_t most_bytes = std::numeric_limits<int64_t>::max())
-      : figures_(figures),
-        stages_(static_cast<int>(figures.stages.size())),
-        most_bytes_(most_bytes) {
+      const ChainCosts& chain_costs,
+      int64_t max_bytes = std::numeric_limits<int64_t>::max())
+      : chain_costs_(chain_costs),
+        stages_(static_cast<int>(chain_costs.stages.size())),
+        max_bytes_(max_bytes) {
     name_buffers();
     find_starts();
     for (int t = 1; t <= stages_; ++t) {
@@ -40,10 +41,10 @@ class ExactSchedules {
     }
   }
 
-  /// The least memory of a schedule.
+  /// Returns the minimum memory of all schedules.
   int64_t least_bytes() const { return whole().front().bytes; }
 
-  /// The least time within `bytes`; nothing if no schedule fits.
+  /// Returns the minimum time within `bytes`, or nothing if no schedule fits.
   std::optional<double> time_ms(int64_t bytes) const {
     const int point = last_within(whole(), bytes);
     if (point < 0) return std::nullopt;
@@ -54,25 +55,27 @@ class ExactSchedules {
     int64_t bytes;
     int ms;
   };
-  /// Of rising memory and falling time.
+  /// Points by ascending memory and descending time.
   const std::vector<Point>& points() const { return whole(); }
 
  private:
   using Points = std::vector<Point>;
   using Ids = std::vector<int>;
 
-  /// A boundary to start from, and which of its buffers others hold anyway.
+  /// A boundary at which an interval starts, and which of its buffers are held
+  /// outside of it.
   struct Start {
     Ids held;
     int64_t own_bytes = 0;
-    std::vector<std::pair<int, int64_t>> kept;  // next start and graph's bytes
-    std::vector<int> dropped;      // by the boundary kept next: its start
-    std::vector<Points> reversed;  // by where the interval ends
+    std::vector<std::pair<int, int64_t>> kept;  // next start and saved bytes
+    std::vector<int> dropped;      // start at each boundary kept next
+    std::vector<Points> reversed;  // by the end of the interval
   };
-  /// Runs a part, then maybe another, both with memory taken off.
+  /// A way to reverse an interval: one or two smaller intervals, each with less
+  /// memory.
   struct Way {
     int ms;
-    int64_t least;  // this much in any case
+    int64_t least;  // minimum memory besides the intervals
     const Points* first = nullptr;
     int64_t first_less = 0;
     const Points* second = nullptr;
@@ -80,7 +83,7 @@ class ExactSchedules {
   };
 
   static size_t at(int i) { return static_cast<size_t>(i); }
-  const StageCosts& stage(int s) const { return figures_.stages[at(s)]; }
+  const StageCosts& stage(int s) const { return chain_costs_.stages[at(s)]; }
   const Points& whole() const { return starts_[0][0].reversed.back(); }
 
   static int whole_ms(double ms) {
@@ -91,9 +94,9 @@ class ExactSchedules {
 
   void name_buffers() {
     ids_.resize(at(stages_) + 1);
-    for (size_t i = 0; i < figures_.input_bytes.size(); ++i) {
+    for (size_t i = 0; i < chain_costs_.input_bytes.size(); ++i) {
       ids_[0].push_back(static_cast<int>(i));
-      bytes_.push_back(0);  // the caller has it in any case
+      bytes_.push_back(0);  // held by the caller
     }
     for (int s = 0; s < stages_; ++s) {
       for (const auto& output : stage(s).outputs) {
@@ -152,7 +155,7 @@ class ExactSchedules {
         std::vector<std::pair<int, int64_t>> kept;
         const Ids held = starts_[at(s)][i].held;
         for (size_t v = 0; v <= stage(s).variants.size(); ++v) {
-          const auto& run = stage(s).kept_as(static_cast<int>(v));
+          const auto& run = stage(s).kept_run(static_cast<int>(v));
           Ids saved;
           for (const int k : run.saved_inputs) {
             saved.push_back(ids_[at(s)].at(at(k)));
@@ -180,7 +183,8 @@ class ExactSchedules {
     }
   }
 
-  /// Live while stages run again for the backward of stage t - 1.
+  /// Returns the gradient bytes that are live while stages are recomputed for
+  /// the backward of stage t - 1.
   int64_t gradient(int t) const {
     return t == stages_ ? 0 : stage(t).input_gradient_bytes;
   }
@@ -194,7 +198,7 @@ class ExactSchedules {
   }
 
   Way keeping(int s, const Start& start, int variant, int t) const {
-    const auto& run = stage(s).kept_as(variant);
+    const auto& run = stage(s).kept_run(variant);
     const auto [next, graph_bytes] = start.kept[at(variant)];
     const int64_t forward = start.own_bytes + fresh_bytes(s) + run.saved_bytes +
                             run.keep_extra_bytes + gradient(t);
@@ -203,7 +207,7 @@ class ExactSchedules {
       backward += stage(s + 1).input_gradient_bytes;
       if (t == stages_) backward += output_bytes_;
     } else {
-      backward += figures_.output_gradient_bytes;
+      backward += chain_costs_.output_gradient_bytes;
       Ids saved;
       for (const int k : run.saved_outputs) {
         saved.push_back(ids_.back().at(at(k)));
@@ -219,13 +223,13 @@ class ExactSchedules {
     return way;
   }
 
-  /// All ways to reverse stages s … t-1, the slowest first.
+  /// Returns all ways to reverse stages s … t-1, slowest first.
   std::vector<Way> ways(int s, const Start& start, int t) const {
     std::vector<Way> list;
     for (size_t v = 0; v <= stage(s).variants.size(); ++v) {
       list.push_back(keeping(s, start, static_cast<int>(v), t));
     }
-    int64_t live = 0;  // of boundary j, besides boundary s
+    int64_t live = 0;  // bytes of boundary j without boundary s
     int64_t most = 0;
     int ms = 0;
     const Ids from = sorted(ids_[at(s)]);
@@ -250,7 +254,7 @@ class ExactSchedules {
     return static_cast<int>(behind - points.begin()) - 1;
   }
 
-  /// What a way takes with `bytes`; nothing if that is not enough.
+  /// Returns the time of a way within `bytes`, or nothing if it does not fit.
   static std::optional<int> time_of(const Way& way, int64_t bytes) {
     if (bytes < way.least) return std::nullopt;
     int ms = way.ms;
@@ -280,8 +284,8 @@ class ExactSchedules {
     const std::vector<Way> list = ways(s, start, t);
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const Way& way : list) least = std::min(least, least_of(way));
-    if (least > most_bytes_) return;
-    int slowest = std::numeric_limits<int>::max();  // with the least memory
+    if (least > max_bytes_) return;
+    int slowest = std::numeric_limits<int>::max();  // at the minimum memory
     for (const Way& way : list) {
       slowest = std::min(slowest, time_of(way, least).value_or(slowest));
     }
@@ -300,10 +304,10 @@ class ExactSchedules {
     points.shrink_to_fit();
   }
 
-  /// Notes all points of a way that are faster than `slowest`.
+  /// Records all points of a way that are faster than `slowest`.
   void add(const Way& way, int slowest) {
     const int64_t least = least_of(way);
-    if (least > most_bytes_) return;
+    if (least > max_bytes_) return;
     static const Points kNothing = {{0, 0}};
     const Points& first = way.first != nullptr ? *way.first : kNothing;
     const Points& second = way.second != nullptr ? *way.second : kNothing;
@@ -312,7 +316,7 @@ class ExactSchedules {
     const int first_end = static_cast<int>(first.size()) - 1;
     const int second_end = static_cast<int>(second.size()) - 1;
     constexpr int64_t never = std::numeric_limits<int64_t>::max();
-    for (int64_t bytes = least; bytes <= most_bytes_;) {
+    for (int64_t bytes = least; bytes <= max_bytes_;) {
       const int ms = way.ms + first[at(i)].ms + second[at(j)].ms;
       if (ms < slowest) {
         bytes_for_[at(ms)] = std::min(bytes_for_[at(ms)], bytes);
@@ -328,9 +332,9 @@ class ExactSchedules {
     }
   }
 
-  const ChainCosts& figures_;
+  const ChainCosts& chain_costs_;
   const int stages_;
-  const int64_t most_bytes_;
+  const int64_t max_bytes_;
   std::vector<Ids> ids_;        // buffers, by boundary and position
   std::vector<int64_t> bytes_;  // by buffer
   int64_t output_bytes_ = 0;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-/// Results of a planner, made by hand.
+/// Planner results for tests of their output.
 namespace reprise::testing {
 
 constexpr int64_t kMiB = 1 << 20;
@@ -39,7 +39,8 @@ inline PeakReport example_peak() {
   return peak;
 }
 
-/// Four stages, of which the first two run again; a budget of 800 MiB.
+/// Returns a result for four stages, of which the first two are recomputed,
+/// with a budget of 800 MiB.
 inline PlanResult example_result() {
   const auto schedule = make_segments("optimal", 4, {0, 2});
   PlanResult result{{}, true, example_plan(8, 4, schedule), {}, {}, {}, {},
@@ -53,14 +54,14 @@ inline PlanResult example_result() {
                        {450 * kMiB, 280, 8, "all"},
                        {550 * kMiB, 250, 8, "sqrt"},
                        {2000 * kMiB, 190, 32, "none"}};
-  result.measures = {{"micro-batch 4 instead of 8", 400 * kMiB, 260},
-                     {"sgd instead of adamw", 480 * kMiB, 0}};
+  result.peak_reductions = {{"micro-batch 4 instead of 8", 400 * kMiB, 260},
+                            {"sgd instead of adamw", 480 * kMiB, 0}};
   result.stages = {"stem", "block1", "block2", "head"};
   result.smallest_bytes = 300 * kMiB;
   return result;
 }
 
-/// The same with `count` stages and another strategy.
+/// Returns the same result with `count` stages and another strategy.
 inline PlanResult long_result(int count, const std::string& strategy) {
   PlanResult result = example_result();
   result.stages.clear();

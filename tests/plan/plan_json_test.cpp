@@ -12,7 +12,7 @@ using nlohmann::json;
 using testing::example_result;
 using testing::kMiB;
 
-TEST(PlanJson, HoldsWhatToSetAndWhatToExpect) {
+TEST(PlanJson, ContainsSettingsAndPredictions) {
   const auto plan = json::parse(to_json(example_result()));
   EXPECT_EQ(plan["feasible"], true);
   EXPECT_EQ(plan["budget"], 800 * kMiB);
@@ -32,7 +32,7 @@ TEST(PlanJson, HoldsWhatToSetAndWhatToExpect) {
   EXPECT_FALSE(plan.contains("measured"));
 }
 
-TEST(PlanJson, TheScheduleReadsBack) {
+TEST(PlanJson, ScheduleCanBeParsed) {
   const PlanResult result = example_result();
   const auto plan = json::parse(to_json(result));
   EXPECT_EQ(Schedule::parse("x", 4, plan["schedule"].get<std::string>()).ops(),
@@ -71,13 +71,13 @@ TEST(PlanJson, ListsAreComplete) {
   ASSERT_EQ(plan["references"].size(), 4u);
   EXPECT_EQ(plan["references"][3]["recompute"], "none");
   EXPECT_EQ(plan["references"][3]["micro_batch"], 32);
-  ASSERT_EQ(plan["measures"].size(), 2u);
-  EXPECT_EQ(plan["measures"][0]["step_ms"], 260);
-  EXPECT_TRUE(plan["measures"][1]["step_ms"].is_null());
+  ASSERT_EQ(plan["peak_reductions"].size(), 2u);
+  EXPECT_EQ(plan["peak_reductions"][0]["step_ms"], 260);
+  EXPECT_TRUE(plan["peak_reductions"][1]["step_ms"].is_null());
   EXPECT_EQ(plan["stages"][3], "head");
 }
 
-TEST(PlanJson, WhatDoesNotFitAndWhatHasNoBudget) {
+TEST(PlanJson, DescribesInfeasibleAndUnlimitedRequests) {
   PlanResult result = example_result();
   result.feasible = false;
   result.request.memory = 0;

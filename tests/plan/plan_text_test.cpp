@@ -22,7 +22,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// Characters, not bytes.
+/// Returns the number of characters, not bytes.
 size_t columns(const std::string& line) {
   return static_cast<size_t>(std::count_if(
       line.begin(), line.end(),
@@ -43,7 +43,7 @@ void expect_narrow(const std::string& text) {
   }
 }
 
-TEST(PlanText, SettingsAndPrediction) {
+TEST(PlanText, ShowsSettingsAndPrediction) {
   const std::string text = to_text(example_result());
   expect_line(text, "micro-batch 8 × 4 = 32 samples per update, fp32");
   expect_line(text,
@@ -54,7 +54,7 @@ TEST(PlanText, SettingsAndPrediction) {
   expect_narrow(text);
 }
 
-TEST(PlanText, SaysWhatTheHostHolds) {
+TEST(PlanText, ShowsHostMemory) {
   PlanResult result = example_result();
   EXPECT_EQ(to_text(result).find("\nhost "), std::string::npos);
   result.plan.host_bytes = 96 * kMiB;
@@ -63,7 +63,7 @@ TEST(PlanText, SaysWhatTheHostHolds) {
   expect_narrow(to_text(result));
 }
 
-TEST(PlanText, ASmallerLastMicroBatchIsNamed) {
+TEST(PlanText, ShowsASmallerLastMicroBatch) {
   PlanResult result = example_result();
   result.plan.micro_batch = 12;
   result.plan.accumulate = 3;
@@ -76,16 +76,16 @@ TEST(PlanText, ASmallerLastMicroBatchIsNamed) {
   expect_line(text, "recompute none: keeps all 4 stages");
 }
 
-TEST(PlanText, MeasuredStandsAgainstPredicted) {
+TEST(PlanText, ComparesMeasurementWithPrediction) {
   EXPECT_EQ(to_text(example_result()).find("measured"), std::string::npos);
   expect_line(to_text(example_result(), PlanMeasurement{630 * kMiB, 199.5, 3}),
               "measured   peak 630 MiB (+5.0 % against predicted); step 200 ms "
               "± 3.00 ms (-5.0 %)");
 }
 
-TEST(PlanText, BarsStackUpAgainstTheBudget) {
+TEST(PlanText, DrawsStackedBars) {
   const std::string text = to_text(example_result());
-  // 48 columns are 800 MiB: 60 MiB end at 3.6, 120 at 7.2, 240 at 14.4.
+  // 48 columns represent 800 MiB: 60 MiB end at 3.6, 120 at 7.2, 240 at 14.4.
   expect_line(text, "  parameters            60.0 MiB   10.0 %  ████" +
                         std::string(44, ' ') + "│");
   expect_line(text,
@@ -95,7 +95,7 @@ TEST(PlanText, BarsStackUpAgainstTheBudget) {
               "  budget                 800 MiB" + std::string(59, ' ') + "┴");
 }
 
-TEST(PlanText, ThePeakAndWhatLowersIt) {
+TEST(PlanText, ExplainsThePeak) {
   const std::string text = to_text(example_result());
   expect_line(text, "The peak is in the backward of stage 1 'block1'");
   expect_line(text,
@@ -116,11 +116,11 @@ TEST(PlanText, ThePeakAndWhatLowersIt) {
   EXPECT_EQ(to_text(other).find("no schedule"), std::string::npos);
 }
 
-TEST(PlanText, TheChainIsDrawn) {
+TEST(PlanText, DrawsTheChain) {
   const std::string text = to_text(example_result());
   expect_line(text, "      0  ▒▒▒▒▒▒▒▒████████");
   expect_line(text, "  stages with kept input: 0 'stem'");
-  // One slot: stage i runs n - i times.
+  // With one slot, stage i runs n - i times.
   PlanResult often = example_result();
   often.plan.schedule = make_schedule("revolve:1", 4);
   expect_line(to_text(often), "      0  ░░░░░░░░▒▒▒▒████");
@@ -129,7 +129,7 @@ TEST(PlanText, TheChainIsDrawn) {
               "2 up to 3 times");
 }
 
-TEST(PlanText, StagesKeptInPartAreTold) {
+TEST(PlanText, MarksStagesKeptInPart) {
   PlanResult result = example_result();
   result.plan.schedule =
       Schedule::parse("optimal", 4, "K0.1 K1 K2 K3 B3 B2 B1 B0");
@@ -141,7 +141,7 @@ TEST(PlanText, StagesKeptInPartAreTold) {
               "often");
 }
 
-TEST(PlanText, TheFrontierIsPlotted) {
+TEST(PlanText, PlotsTheFrontier) {
   const std::string text = to_text(example_result());
   // x: 400 to 800 MiB in 60 columns; y: 200 to 280 ms in 14 rows.
   expect_line(text, "      280 ms ┤       A" + std::string(51, ' ') + "│");
@@ -150,7 +150,7 @@ TEST(PlanText, TheFrontierIsPlotted) {
                         std::string(28, ' ') + "│");
   expect_line(text,
               "  outside the plot: none at micro-batch 32 (1.95 GiB, 190 ms)");
-  // A budget far away would press all points into one corner.
+  // A budget far from all points is not plotted.
   PlanResult wide = example_result();
   wide.request.memory = 1001 * kMiB;
   EXPECT_NE(to_text(wide).find("the budget (0.98 GiB)"), std::string::npos);
@@ -162,7 +162,7 @@ TEST(PlanText, TheFrontierIsPlotted) {
   expect_narrow(to_text(one));
 }
 
-TEST(PlanText, AlternativesAreATable) {
+TEST(PlanText, ListsAlternatives) {
   PlanResult result = example_result();
   result.alternatives = {example_plan(4, 8, make_schedule("revolve:1", 4))};
   expect_line(
@@ -171,7 +171,7 @@ TEST(PlanText, AlternativesAreATable) {
       "  152.4           6");
 }
 
-TEST(PlanText, ManyStagesStayNarrow) {
+TEST(PlanText, FitsManyStagesInto100Columns) {
   for (const int stages : {81, 300, 5000}) {
     for (const char* strategy : {"none", "all", "sqrt"}) {
       const std::string text = to_text(long_result(stages, strategy));
@@ -183,7 +183,7 @@ TEST(PlanText, ManyStagesStayNarrow) {
   EXPECT_NE(text.find("\n    240  ▒"), std::string::npos);
 }
 
-TEST(PlanText, WhatDoesNotFitSaysWhatWould) {
+TEST(PlanText, SuggestsABudgetIfNothingFits) {
   PlanResult result = example_result();
   result.feasible = false;
   result.alternatives.clear();
@@ -198,9 +198,9 @@ TEST(PlanText, WhatDoesNotFitSaysWhatWould) {
   expect_narrow(text);
 }
 
-/// Either figure of the suggested budget, typed as it stands, is enough, and never the
-/// text of the budget that was not.
-TEST(PlanText, TheSuggestedBudgetIsEnough) {
+/// Both numbers of the suggested budget are sufficient, and differ from the
+/// text of the rejected budget.
+TEST(PlanText, SuggestedBudgetIsSufficient) {
   PlanResult result = example_result();
   result.feasible = false;
   for (const int64_t bytes :

@@ -1,29 +1,29 @@
-#include "made_up.h"
+#include "fake_cost_source.h"
 #include "support.h"
 
 namespace reprise {
 namespace {
 
 using testing::cut;
+using testing::FakeCostSource;
 using testing::kMiB;
 using testing::kStages;
-using testing::MadeUp;
 using testing::request_for;
 using testing::Window;
 using testing::window_of;
 
-TEST(PlannerGraph, IsPartOfThePeak) {
+TEST(PlannerGraph, CudaGraphsCountTowardsThePeak) {
   for (const char* mode : {"auto", "on"}) {
     int with = 0, without = 0;
     for (const int64_t global : {1, 12}) {
       for (int64_t mib = 48; mib < 108; ++mib) {
-        MadeUp costs;
+        FakeCostSource costs;
         costs.set_graph(mode);
-        costs.truth = MadeUp::sum_ms;
+        costs.truth = FakeCostSource::sum_ms;
         costs.faster_with_graph = 3;
         const int64_t memory = mib * kMiB;
         const PlanResult result = make_plan(request_for(global, memory), costs);
-        // Of each size the schedule that needs least.
+        // The schedule with the lowest peak of each size.
         bool graph_fits = false, fits = false;
         for (int64_t b = 1; b <= global; ++b) {
           for (unsigned bits = 0; bits < (1U << (kStages - 1)); ++bits) {
@@ -33,7 +33,7 @@ TEST(PlannerGraph, IsPartOfThePeak) {
           }
         }
         if (std::string(mode) == "on") fits = graph_fits;
-        // Segments are not all schedules.
+        // Segments do not cover all schedules.
         EXPECT_TRUE(result.feasible || !fits) << mode << " " << mib;
         if (!result.feasible) continue;
         const Plan& plan = result.plan;
@@ -45,7 +45,7 @@ TEST(PlannerGraph, IsPartOfThePeak) {
         EXPECT_EQ(peak.parameters + peak.gradients + peak.optimizer +
                       peak.data + peak.kept + peak.in_flight + peak.workspace,
                   plan.peak_bytes);
-        // Three times as fast: worth any recomputation here.
+        // Three times as fast, which outweighs any recomputation here.
         EXPECT_TRUE(plan.graph || !graph_fits) << global << " " << mib;
         (plan.graph ? with : without) += 1;
       }
@@ -55,12 +55,12 @@ TEST(PlannerGraph, IsPartOfThePeak) {
   }
 }
 
-TEST(PlannerGraph, OneThatGainsNothingTakesNoMemoryFromKeeping) {
-  MadeUp costs;
+TEST(PlannerGraph, ACudaGraphWithoutGainNeverSlowsThePlan) {
+  FakeCostSource costs;
   costs.set_graph("auto");
-  costs.truth = MadeUp::sum_ms;
-  MadeUp plain;
-  plain.truth = MadeUp::sum_ms;
+  costs.truth = FakeCostSource::sum_ms;
+  FakeCostSource plain;
+  plain.truth = FakeCostSource::sum_ms;
   for (int64_t mib = 66; mib < 130; mib += 2) {
     const auto request = request_for(8, mib * kMiB);
     const PlanResult result = make_plan(request, costs);

@@ -1,11 +1,9 @@
-#include "made_up.h"
+#include "fake_cost_source.h"
 #include "support.h"
 
 #include <reprise/plan/planner.h>
-#include <reprise/plan/solver.h>
 #include <reprise/recompute/strategy.h>
 
-#include <functional>
 #include <random>
 #include <set>
 
@@ -14,9 +12,9 @@ namespace {
 
 using testing::cut;
 using testing::error_of;
+using testing::FakeCostSource;
 using testing::kMiB;
 using testing::kStages;
-using testing::MadeUp;
 using testing::request_for;
 using testing::Window;
 using testing::window_of;
@@ -25,11 +23,11 @@ TEST(Planner, FindsTheBestOfAllSizesAndSchedules) {
   for (const int64_t global : {1, 7, 12, 32}) {
     for (const int64_t memory :
          {70 * kMiB, 90 * kMiB, 140 * kMiB, 250 * kMiB, 2000 * kMiB}) {
-      MadeUp costs;
+      FakeCostSource costs;
       const PlanResult result = make_plan(request_for(global, memory), costs);
       double best = 0;
       for (int64_t b = 1; b <= global; ++b) {
-        // Every cut into segments, none and all among them.
+        // All divisions into segments, including none and all.
         for (unsigned bits = 0; bits < (1U << (kStages - 1)); ++bits) {
           const Window window = window_of(global, b, cut(bits));
           if (window.peak <= memory && (best == 0 || window.ms < best)) {
@@ -51,35 +49,10 @@ TEST(Planner, FindsTheBestOfAllSizesAndSchedules) {
   }
 }
 
-/// Of many sizes not all are solved, but none that is better is missed.
-TEST(Planner, FindsTheBestOfManySizes) {
-  for (const int64_t global : {400, 1000}) {
-    for (const int64_t memory : {90 * kMiB, 250 * kMiB, 900 * kMiB}) {
-      MadeUp costs;
-      PlanRequest request = request_for(global, memory);
-      request.explain = false;
-      const PlanResult result = make_plan(request, costs);
-      double best = 0;
-      for (int64_t b = 1; b <= global; ++b) {
-        for (unsigned bits = 0; bits < (1U << (kStages - 1)); ++bits) {
-          const Window window = window_of(global, b, cut(bits));
-          if (window.peak > memory) continue;
-          if (best == 0 || window.ms < best) best = window.ms;
-        }
-      }
-      ASSERT_TRUE(result.feasible);
-      EXPECT_LE(result.plan.step_ms, best * (1 + 1e-9))
-          << global << " " << memory << " " << result.plan.micro_batch;
-      EXPECT_EQ(costs.asked.count(result.plan.micro_batch), 1u);
-      EXPECT_LT(costs.asked.size(), 14u);
-    }
-  }
-}
-
-/// A line between measured sizes may say that one fits which does not.
-TEST(Planner, ListsNoChoiceThatWasNotMeasured) {
+/// Interpolation between measured sizes may report a size to fit that does not.
+TEST(Planner, ListsOnlyMeasuredSizes) {
   for (const int64_t mib : {70, 90, 140, 250, 2000}) {
-    MadeUp costs;
+    FakeCostSource costs;
     const PlanResult result = make_plan(request_for(32, mib * kMiB), costs);
     ASSERT_TRUE(result.feasible);
     for (const Plan& plan : result.alternatives) {
@@ -92,18 +65,10 @@ TEST(Planner, ListsNoChoiceThatWasNotMeasured) {
   }
 }
 
-TEST(Planner, RunsNoPrecisionThatWasNotAllowed) {
-  for (const int64_t mib : {10, 58, 70, 2000}) {
-    MadeUp costs;
-    make_plan(request_for(16, mib * kMiB), costs);
-    EXPECT_TRUE(costs.profile("bf16").sizes.empty()) << mib;
-  }
-}
-
 TEST(Planner, MoreMemoryIsNeverSlower) {
   double last = 1e30;
   for (int64_t mib = 60; mib < 400; mib += 5) {
-    MadeUp costs;
+    FakeCostSource costs;
     const PlanResult result = make_plan(request_for(16, mib * kMiB), costs);
     if (!result.feasible) {
       EXPECT_EQ(last, 1e30) << "fits into less, but not into " << mib;
@@ -116,24 +81,24 @@ TEST(Planner, MoreMemoryIsNeverSlower) {
   EXPECT_LT(last, 1e30);
 }
 
-TEST(Planner, AnswersTheInfeasibleWithTheSmallest) {
-  MadeUp costs;
+TEST(Planner, ReturnsTheSmallestPlanIfNothingFits) {
+  FakeCostSource costs;
   const PlanResult result = make_plan(request_for(8, 10 * kMiB), costs);
   EXPECT_FALSE(result.feasible);
   EXPECT_EQ(result.plan.micro_batch, 1);
-  EXPECT_FALSE(result.measures.empty());
-  MadeUp again;
+  EXPECT_FALSE(result.peak_reductions.empty());
+  FakeCostSource again;
   const PlanResult fits =
       make_plan(request_for(8, result.smallest_bytes), again);
   EXPECT_TRUE(fits.feasible);
-  MadeUp less;
+  FakeCostSource less;
   EXPECT_FALSE(
       make_plan(request_for(8, result.smallest_bytes - kMiB / 10), less)
           .feasible);
 }
 
-TEST(Planner, TakesWhatIsGiven) {
-  MadeUp costs;
+TEST(Planner, UsesTheRequestedMicroBatchAndStrategy) {
+  FakeCostSource costs;
   PlanRequest request = request_for(10, 0);
   request.micro_batch = 3;
   request.strategy = "every:2";
@@ -145,98 +110,16 @@ TEST(Planner, TakesWhatIsGiven) {
             make_schedule("every:2", kStages).to_text());
 }
 
-TEST(Planner, ChoosesThePrecision) {
-  MadeUp costs;
+TEST(Planner, ChoosesTheFastestPrecision) {
+  FakeCostSource costs;
   PlanRequest request = request_for(8, 80 * kMiB);
   request.precisions = {"fp32", "bf16"};
   const PlanResult both = make_plan(request, costs);
-  EXPECT_EQ(both.plan.precision, "bf16");  // as fast, at half the bytes
+  EXPECT_EQ(both.plan.precision, "bf16");  // as fast with half of the memory
 }
 
-TEST(Planner, MeasuresNoMoreOfAPrecisionThatIsHopelesslySlow) {
-  MadeUp costs;
-  costs.change = [](const std::string& precision, SizeCosts& size) {
-    if (precision != "bf16") return;
-    for (auto& stage : size.figures.stages) {
-      stage.forward_ms *= 6;
-      stage.backward_ms *= 6;
-    }
-  };
-  PlanRequest request = request_for(64, 200 * kMiB);
-  request.precisions = {"fp32", "bf16"};
-  EXPECT_EQ(make_plan(request, costs).plan.precision, "fp32");
-  EXPECT_EQ(costs.profile("bf16").sizes.size(), 1u);
-  EXPECT_GT(costs.profile("fp32").sizes.size(), 1u);
-  // Slower from size to size: twice as long, then three times.
-  MadeUp rising;
-  rising.change = [](const std::string& precision, SizeCosts& size) {
-    if (precision != "bf16") return;
-    for (auto& stage : size.figures.stages) {
-      stage.forward_ms *= size.micro_batch == 1 ? 2 : 3;
-      stage.backward_ms *= size.micro_batch == 1 ? 2 : 3;
-    }
-  };
-  EXPECT_EQ(make_plan(request, rising).plan.precision, "fp32");
-  EXPECT_EQ(rising.profile("bf16").sizes.size(), 2u);
-  // If nothing else fits, it is measured anyway.
-  int only = 0;
-  request.micro_batch = 16;  // else the update sets the least memory of both
-  for (request.memory = 60 * kMiB; request.memory < 260 * kMiB;
-       request.memory += 4 * kMiB) {
-    MadeUp one, quick, slow;
-    slow.change = costs.change;
-    const bool fits = make_plan(request, quick).feasible;
-    EXPECT_EQ(make_plan(request, slow).feasible, fits) << request.memory;
-    PlanRequest first = request;
-    first.precisions = {"fp32"};
-    only += fits && !make_plan(first, one).feasible;
-  }
-  EXPECT_GT(only, 0);
-}
-
-/// By the extrapolation a stage that keeps everything has no room; a variant has.
-TEST(Planner, MeasuresASizeThatFitsByAVariant) {
-  MadeUp costs;
-  costs.change = [](const std::string&, SizeCosts& size) {
-    StageCosts& stage = size.figures.stages[2];
-    StageCosts::Variant variant = stage;
-    variant.forward_ms += 1;
-    stage.saved_bytes = 100 * variant.saved_bytes;
-    stage.variants.push_back(variant);
-  };
-  for (const int64_t b : {1, 2, 4}) costs.measure("fp32", b);
-  PlanRequest request = request_for(8, 200 * kMiB);
-  request.micro_batch = 8;
-  const PlanResult result = make_plan(request, costs);
-  ASSERT_TRUE(result.feasible);
-  EXPECT_TRUE(costs.profile("fp32").measured(8));
-}
-
-TEST(Planner, KeepsToWhatTheDeviceHasRoomFor) {
-  MadeUp costs(/*room=*/4);
-  const PlanResult result = make_plan(request_for(64, 0), costs);
-  EXPECT_TRUE(result.feasible);
-  EXPECT_LE(result.plan.micro_batch, 4);
-}
-
-TEST(Planner, PassesOverSizesThatCannotRun) {
-  for (int64_t global = 2; global < 20; ++global) {
-    MadeUp costs;
-    costs.smallest = 2;
-    const PlanResult result = make_plan(request_for(global, 1), costs);
-    EXPECT_GE(result.plan.micro_batch, 2) << global;
-    EXPECT_GE(result.plan.last_micro_batch, 2) << global;
-  }
-  MadeUp costs;
-  costs.smallest = 5;
-  EXPECT_NE(error_of([&] {
-              make_plan(request_for(4, 0), costs);
-            }).find("as BatchNorm with one value"),
-            std::string::npos);
-}
-
-TEST(Planner, LeavesTheMargin) {
-  MadeUp costs;
+TEST(Planner, LeavesTheMarginFree) {
+  FakeCostSource costs;
   PlanRequest request = request_for(16, 200 * kMiB);
   request.margin = 0.1;
   const PlanResult result = make_plan(request, costs);
@@ -244,9 +127,9 @@ TEST(Planner, LeavesTheMargin) {
   EXPECT_LE(result.plan.peak_bytes, 180 * kMiB);
 }
 
-TEST(Planner, TellsWhatSetsThePeak) {
+TEST(Planner, ReportsTheCauseOfThePeak) {
   for (const int64_t mib : {70, 90, 140, 2000}) {
-    MadeUp costs;
+    FakeCostSource costs;
     const Plan plan = make_plan(request_for(16, mib * kMiB), costs).plan;
     const PeakReport& peak = plan.peak;
     EXPECT_EQ(peak.parameters + peak.gradients + peak.optimizer + peak.data +
@@ -260,8 +143,8 @@ TEST(Planner, TellsWhatSetsThePeak) {
   }
 }
 
-TEST(Planner, DrawsTheFrontierThroughTheReferences) {
-  MadeUp costs;
+TEST(Planner, FrontierDominatesTheReferences) {
+  FakeCostSource costs;
   const PlanResult result = make_plan(request_for(16, 150 * kMiB), costs);
   ASSERT_GT(result.frontier.size(), 3u);
   for (size_t i = 1; i < result.frontier.size(); ++i) {
@@ -273,51 +156,54 @@ TEST(Planner, DrawsTheFrontierThroughTheReferences) {
   EXPECT_EQ(labels, (std::set<std::string>{"none", "all", "sqrt"}));
 }
 
-TEST(Planner, WithoutExplanationTheSamePlanAndNothingElseMeasured) {
+TEST(Planner, WithoutExplanationThePlanIsTheSame) {
   for (const int64_t mib : {10, 70, 140}) {
-    MadeUp all, few;
+    FakeCostSource all, few;
     PlanRequest request = request_for(16, mib * kMiB);
     const PlanResult explained = make_plan(request, all);
     request.explain = false;
     const PlanResult result = make_plan(request, few);
     EXPECT_EQ(to_json(result.plan), to_json(explained.plan));
     EXPECT_TRUE(result.frontier.empty());
-    EXPECT_TRUE(result.measures.empty());
+    EXPECT_TRUE(result.peak_reductions.empty());
     EXPECT_TRUE(few.profile("bf16").sizes.empty());
   }
 }
 
-/// As far from the sum as anything may be, and the same each time.
+/// An arbitrary, but reproducible deviation from the predicted time.
 std::optional<double> erratic(int64_t b, const Schedule& schedule) {
   std::mt19937 generator(
       static_cast<unsigned>(std::hash<std::string>()(schedule.to_text()) + b));
-  return MadeUp::sum_ms(b, schedule) * (0.7 + (generator() % 1000) / 1250.0);
+  return FakeCostSource::sum_ms(b, schedule) *
+         (0.7 + (generator() % 1000) / 1250.0);
 }
 
-/// Whatever is tried is worse than all that is not.
+/// Every plan that is tried is slower than all predictions.
 std::optional<double> disappointing(int64_t b, const Schedule& schedule) {
-  return (10 + double(b % 3)) * MadeUp::sum_ms(b, schedule);
+  return (10 + double(b % 3)) * FakeCostSource::sum_ms(b, schedule);
 }
 
-/// Of all that a source has tried, what the fastest that fits takes.
-double fastest_tried(MadeUp& costs, const PlanRequest& request) {
+/// Returns the time of the fastest plan that fits of all that the source has
+/// tried.
+double fastest_tried(FakeCostSource& costs, const PlanRequest& request) {
   double best = 1e30;
   for (const auto& one : costs.profile("fp32").tried) {
     const auto schedule = Schedule::parse("tried", kStages, one.schedule);
     const int64_t b = one.micro_batch;
     const Window window = window_of(request.global_batch, b, schedule);
     if (window.peak > request.memory) continue;
-    const double ratio = one.ms / MadeUp::sum_ms(b, schedule);
+    const double ratio = one.ms / FakeCostSource::sum_ms(b, schedule);
     best = std::min(best, (window.ms - 3) * ratio + 3);
   }
   return best;
 }
 
-TEST(Planner, WhatWasTriedIsWhatItPredicts) {
-  for (const int64_t global : {16, 10}) {  // and with a smaller last one
-    MadeUp summed, tried;
+TEST(Planner, PredictsTheMeasuredTimeOfTriedPlans) {
+  for (const int64_t global :
+       {16, 10}) {  // the latter with a smaller last micro-batch
+    FakeCostSource summed, tried;
     tried.truth = [](int64_t b, const Schedule& schedule) {
-      return 1.25 * MadeUp::sum_ms(b, schedule);
+      return 1.25 * FakeCostSource::sum_ms(b, schedule);
     };
     PlanRequest request = request_for(global, 100 * kMiB);
     request.micro_batch = 4;
@@ -332,16 +218,17 @@ TEST(Planner, WhatWasTriedIsWhatItPredicts) {
   }
 }
 
-TEST(Planner, WhatDisappointsGivesWay) {
-  MadeUp summed;
+TEST(Planner, ReplacesAPlanThatIsSlowerThanPredicted) {
+  FakeCostSource summed;
   const PlanRequest request = request_for(16, 90 * kMiB);
   for (int64_t b = 1; b <= 16; ++b) summed.measure("fp32", b);
   const PlanResult before = make_plan(request, summed);
   ASSERT_GT(before.alternatives.size(), 1u);
   const Plan& second = before.alternatives[0];
-  MadeUp costs;
+  FakeCostSource costs;
   costs.truth = [&](int64_t b, const Schedule& schedule) {
-    return (b == before.plan.micro_batch ? 2 : 1) * MadeUp::sum_ms(b, schedule);
+    return (b == before.plan.micro_batch ? 2 : 1) *
+           FakeCostSource::sum_ms(b, schedule);
   };
   const PlanResult after = make_plan(request, costs);
   EXPECT_EQ(costs.tries, 2);
@@ -349,7 +236,7 @@ TEST(Planner, WhatDisappointsGivesWay) {
   EXPECT_EQ(after.plan.schedule.to_text(), second.schedule.to_text());
   EXPECT_NEAR(after.plan.step_ms, second.step_ms, 1e-9);
   EXPECT_LE(after.plan.peak_bytes, request.memory);
-  // The first one is still there, with what it turned out to take.
+  // The first one is still listed, with its measured time.
   bool found = false;
   for (const Plan& plan : after.alternatives) {
     if (plan.micro_batch != before.plan.micro_batch) continue;
@@ -359,9 +246,9 @@ TEST(Planner, WhatDisappointsGivesWay) {
   EXPECT_TRUE(found);
 }
 
-TEST(Planner, TriesAFewAndTheSameOnesAgain) {
+TEST(Planner, TriesFewPlansAndNoneOnASecondRequest) {
   for (const int64_t mib : {70, 90, 140, 250, 2000}) {
-    MadeUp costs;
+    FakeCostSource costs;
     costs.truth = disappointing;
     const PlanRequest request = request_for(32, mib * kMiB);
     const PlanResult result = make_plan(request, costs);
@@ -377,13 +264,13 @@ TEST(Planner, TriesAFewAndTheSameOnesAgain) {
   }
 }
 
-TEST(Planner, OfOneSourceMoreMemoryIsNeverSlowerThanLessWasBefore) {
+TEST(Planner, MoreMemoryIsNeverSlowerThanAnEarlierResult) {
   for (unsigned seed = 0; seed < 4; ++seed) {
-    MadeUp costs;
+    FakeCostSource costs;
     costs.truth = erratic;
     std::vector<int64_t> budgets;
     for (int64_t mib = 62; mib < 300; mib += 14) budgets.push_back(mib * kMiB);
-    if (seed > 0) {  // else rising
+    if (seed > 0) {  // else in ascending order
       std::shuffle(budgets.begin(), budgets.end(), std::mt19937(seed));
     }
     std::map<int64_t, double> answers;
@@ -400,7 +287,7 @@ TEST(Planner, OfOneSourceMoreMemoryIsNeverSlowerThanLessWasBefore) {
       }
       answers[memory] = result.plan.step_ms;
     }
-    // Once nothing new is tried, in every order.
+    // Once nothing new is tried, this holds in any order.
     double last = 1e30;
     for (int pass = 0; pass < 3; ++pass) {
       costs.tries = 0;
@@ -415,9 +302,9 @@ TEST(Planner, OfOneSourceMoreMemoryIsNeverSlowerThanLessWasBefore) {
   }
 }
 
-TEST(Planner, ThePlanLiesOnTheFrontier) {
+TEST(Planner, PlanIsOnTheFrontier) {
   for (const auto& truth : {erratic, disappointing}) {
-    MadeUp costs;
+    FakeCostSource costs;
     costs.truth = truth;
     for (const int64_t mib : {62, 90, 140, 200, 2000}) {
       const PlanResult result = make_plan(request_for(16, mib * kMiB), costs);
@@ -438,22 +325,22 @@ TEST(Planner, ThePlanLiesOnTheFrontier) {
   }
 }
 
-/// What was tried while the machine was busy is not held against what was tried while
-/// it was not.
-TEST(Planner, TimesRivalsInTurnBeforeAnAnswerRestsOnThem) {
+/// Times measured on a busy machine are not compared with times measured on an
+/// idle one.
+TEST(Planner, TimesSimilarPlansAlternately) {
   const auto truth = [](int64_t b, const Schedule& schedule) {
-    return MadeUp::sum_ms(b, schedule);
+    return FakeCostSource::sum_ms(b, schedule);
   };
   PlanRequest tight = request_for(16, 90 * kMiB);
   tight.micro_batch = 4;
   PlanRequest free = tight;
   free.memory = 2000 * kMiB;
-  MadeUp quiet;
+  FakeCostSource quiet;
   quiet.truth = truth;
   const Plan right = make_plan(free, quiet).plan;
   EXPECT_EQ(right.schedule.total_runs(), kStages);
 
-  MadeUp costs;
+  FakeCostSource costs;
   costs.truth = truth;
   costs.compares = true;
   const Plan slow = make_plan(tight, costs).plan;
@@ -462,7 +349,8 @@ TEST(Planner, TimesRivalsInTurnBeforeAnAnswerRestsOnThem) {
   const Plan plan = make_plan(free, costs).plan;
   EXPECT_EQ(plan.schedule.to_text(), right.schedule.to_text());
   EXPECT_NEAR(plan.micro_ms, 2 * right.micro_ms, 1e-9);
-  // Times that were taken in turn stay: asking again compares nothing.
+  // Times that were measured alternately are final: a second request compares
+  // nothing.
   const int comparisons = costs.comparisons;
   EXPECT_GE(comparisons, 1);
   costs.load = 1;
@@ -470,10 +358,10 @@ TEST(Planner, TimesRivalsInTurnBeforeAnAnswerRestsOnThem) {
   EXPECT_EQ(costs.comparisons, comparisons);
 }
 
-TEST(Planner, TriesNoOtherStrategyThanTheGivenOne) {
-  MadeUp costs;
+TEST(Planner, TriesOnlyTheRequestedStrategy) {
+  FakeCostSource costs;
   costs.truth = erratic;
-  make_plan(request_for(12, 0), costs);  // tries others
+  make_plan(request_for(12, 0), costs);  // tries other strategies
   PlanRequest request = request_for(12, 0);
   request.strategy = "sqrt";
   const Plan plan = make_plan(request, costs).plan;
@@ -482,9 +370,9 @@ TEST(Planner, TriesNoOtherStrategyThanTheGivenOne) {
   EXPECT_DOUBLE_EQ(plan.micro_ms, *erratic(plan.micro_batch, schedule));
 }
 
-TEST(Planner, WhatCannotBeTriedStandsAsPredicted) {
+TEST(Planner, UsesThePredictionOfPlansThatCannotBeTried) {
   for (const int64_t mib : {70, 140, 2000}) {
-    MadeUp summed, costs;
+    FakeCostSource summed, costs;
     int asked = 0;
     costs.truth = [&](int64_t, const Schedule&) -> std::optional<double> {
       ++asked;
@@ -497,18 +385,19 @@ TEST(Planner, WhatCannotBeTriedStandsAsPredicted) {
   }
 }
 
-TEST(Planner, RefusesRequestsThatMakeNoSense) {
-  MadeUp costs;
+TEST(Planner, RejectsInvalidRequests) {
+  FakeCostSource costs;
   const auto error = [&](const PlanRequest& request) {
     return error_of([&] { make_plan(request, costs); });
   };
-  EXPECT_NE(error(request_for(0, 0)).find("global batch above 0, got 0"),
-            std::string::npos);
+  EXPECT_NE(
+      error(request_for(0, 0)).find("expected a positive global batch, got 0"),
+      std::string::npos);
   PlanRequest request = request_for(4, 0);
   request.micro_batch = 5;
   EXPECT_NE(error(request).find("at most the global batch, 4, got 5"),
             std::string::npos);
-  EXPECT_NE(error(request_for(4, -1)).find("budget of 0 or more"),
+  EXPECT_NE(error(request_for(4, -1)).find("expected a non-negative budget"),
             std::string::npos);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "recompute/random_figures.h"
+#include "recompute/random_costs.h"
 
 #include <cmath>
 #include <random>
@@ -8,30 +8,30 @@
 
 namespace reprise::testing {
 
-/// Kinds of made-up chains to compare the solver with ExactSchedules on.
+/// Kinds of random chains on which the solver is compared with ExactSchedules.
 enum class ChainKind {
-  kUniform,   ///< every size from nothing to a largest one, independently
-  kAlike,     ///< stages of about the same size
-  kFarApart,  ///< sizes over two orders of magnitude, large ones first
-  kHandedOn,  ///< as kUniform, with tensors handed on from stage to stage
+  kUniform,        ///< independent, uniformly distributed sizes
+  kAlike,          ///< stages of similar sizes
+  kFarApart,       ///< sizes over two orders of magnitude, large ones first
+  kPassedThrough,  ///< as kUniform, with tensors passed through stages
 };
 
 inline ChainCosts random_chain(std::mt19937& random, ChainKind kind,
                                int stages) {
   std::uniform_real_distribution<double> part(0, 1);
-  if (kind == ChainKind::kUniform || kind == ChainKind::kHandedOn) {
-    ChainCosts figures = random_figures(
+  if (kind == ChainKind::kUniform || kind == ChainKind::kPassedThrough) {
+    ChainCosts chain_costs = random_costs(
         random, {.stages = stages,
-                 .most_bytes = part(random) < 0.3 ? 1000 : 100'000'000,
-                 .most_ms = part(random) < 0.3 ? 20 : 5,
+                 .max_bytes = part(random) < 0.3 ? 1000 : 100'000'000,
+                 .max_ms = part(random) < 0.3 ? 20 : 5,
                  .variants = part(random) < 0.5,
-                 .handed_on = kind == ChainKind::kHandedOn});
-    // A loss, say: ExactSchedules wants an output of its own.
-    StageCosts& last = figures.stages.back();
+                 .passed_through = kind == ChainKind::kPassedThrough});
+    // Like a loss: ExactSchedules requires a new output.
+    StageCosts& last = chain_costs.stages.back();
     last.outputs.resize(1);
     last.saved_outputs = {};
     for (auto& variant : last.variants) variant.saved_outputs = {};
-    return figures;
+    return chain_costs;
   }
   const bool alike = kind == ChainKind::kAlike;
   const auto near = [&](double bytes) {
@@ -60,7 +60,7 @@ inline ChainCosts random_chain(std::mt19937& random, ChainKind kind,
   return ChainCosts::simple(1'000'000, std::move(list));
 }
 
-/// Budgets to compare at, over the smallest.
+/// Budgets for comparisons, as multiples of the smallest one.
 inline std::vector<double> compared_budgets() {
   return {1, 1.001, 1.01, 1.03, 1.1, 1.3, 1.7, 2.5, 4, 8};
 }

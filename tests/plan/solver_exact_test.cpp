@@ -17,18 +17,18 @@ using testing::BruteForce;
 using testing::ChainKind;
 using testing::ExactSchedules;
 using testing::random_chain;
-using testing::random_figures;
+using testing::random_costs;
 
-TEST(SolverExact, TheReferenceEqualsBruteForce) {
+TEST(SolverExact, ReferenceEqualsBruteForce) {
   std::mt19937 random(11);
   size_t points = 0;
   for (int round = 0; round < 200; ++round) {
-    const auto figures =
-        random_figures(random, {.stages = 1 + round % 6,
-                                .most_bytes = round % 3 == 0 ? 2 : 6,
-                                .variants = round % 2 == 0});
-    const BruteForce truth(figures, BruteForce::kInOrder);
-    const ExactSchedules exact(figures);
+    const auto chain_costs =
+        random_costs(random, {.stages = 1 + round % 6,
+                              .max_bytes = round % 3 == 0 ? 2 : 6,
+                              .variants = round % 2 == 0});
+    const BruteForce truth(chain_costs, BruteForce::kInOrder);
+    const ExactSchedules exact(chain_costs);
     ASSERT_EQ(exact.points().size(), truth.points().size());
     for (size_t i = 0; i < exact.points().size(); ++i) {
       const auto& theirs = truth.points()[truth.points().size() - 1 - i];
@@ -41,19 +41,19 @@ TEST(SolverExact, TheReferenceEqualsBruteForce) {
   EXPECT_GT(points, 500u);
 }
 
-/// The largest time over the optimum's, at all budgets compared up to
-/// `most_budget` times the smallest.
-double worst_ratio(const ChainCosts& figures, double most_budget = 8) {
-  const Solver solver(figures);
+/// Returns the maximum ratio of the solver's time to the optimum over all
+/// budgets up to `max_budget` times the smallest one.
+double worst_ratio(const ChainCosts& chain_costs, double max_budget = 8) {
+  const Solver solver(chain_costs);
   const auto bytes_for = [&](double budget) {
     return static_cast<int64_t>(
         std::ceil(static_cast<double>(solver.smallest_bytes()) * budget));
   };
-  const ExactSchedules exact(figures, bytes_for(most_budget));
+  const ExactSchedules exact(chain_costs, bytes_for(max_budget));
   EXPECT_EQ(solver.smallest_bytes(), exact.least_bytes());
   double worst = 1;
   for (const double budget : testing::compared_budgets()) {
-    if (budget > most_budget) break;
+    if (budget > max_budget) break;
     const auto ours = solver.solve(bytes_for(budget));
     if (!ours || ours->simulation.peak_bytes > bytes_for(budget)) {
       ADD_FAILURE() << "no schedule at " << budget;
@@ -82,16 +82,17 @@ TEST(SolverExact, WithinOnePercentAtEveryBudget) {
   std::cout << "at most " << worst << " of the optimum's time\n";
 }
 
-TEST(SolverExact, TensorsHandedOnAreWithinOnePercentToo) {
+TEST(SolverExact, WithinOnePercentWithTensorsPassedThrough) {
   std::mt19937 random(13);
   for (const int stages : {5, 12, 20, 35, 50}) {
-    const auto figures = random_chain(random, ChainKind::kHandedOn, stages);
-    EXPECT_LE(worst_ratio(figures), 1.01) << stages << " stages";
+    const auto chain_costs =
+        random_chain(random, ChainKind::kPassedThrough, stages);
+    EXPECT_LE(worst_ratio(chain_costs), 1.01) << stages << " stages";
   }
 }
 
-TEST(SolverExact, LongChainsNearTheSmallestBudget) {
-  // Long enough that not all intervals are looked at.
+TEST(SolverExact, WithinOnePercentOnLongChainsNearTheSmallestBudget) {
+  // Long enough that the solver omits some intervals.
   std::mt19937 random(14);
   for (const auto kind : {ChainKind::kUniform, ChainKind::kAlike}) {
     EXPECT_LE(worst_ratio(random_chain(random, kind, 150), 1.1), 1.01);
@@ -101,14 +102,14 @@ TEST(SolverExact, LongChainsNearTheSmallestBudget) {
 TEST(SolverExact, MoreMemoryIsNeverSlower) {
   std::mt19937 random(15);
   for (const auto kind : {ChainKind::kUniform, ChainKind::kAlike,
-                          ChainKind::kFarApart, ChainKind::kHandedOn}) {
+                          ChainKind::kFarApart, ChainKind::kPassedThrough}) {
     const Solver solver(random_chain(random, kind, 40));
     const auto low = static_cast<double>(solver.smallest_bytes());
     const auto high = static_cast<double>(solver.largest_bytes());
     std::vector<int64_t> budgets;
     for (int i = 0; i < 300; ++i) {
       const double part = std::uniform_real_distribution<>(0, 1)(random);
-      // Half of them close to the smallest.
+      // Half of them close to the smallest budget.
       budgets.push_back(
           static_cast<int64_t>(i % 2 == 0 ? low * std::pow(high / low, part)
                                           : low * (1 + part / 10)));

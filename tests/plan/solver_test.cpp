@@ -1,6 +1,6 @@
 #include "plan/brute_force.h"
 #include "plan/exact_schedules.h"
-#include "recompute/random_figures.h"
+#include "recompute/random_costs.h"
 #include "support.h"
 
 #include <reprise/plan/solver.h>
@@ -14,7 +14,7 @@ namespace reprise {
 namespace {
 
 using testing::BruteForce;
-using testing::random_figures;
+using testing::random_costs;
 
 std::vector<Strategy> all_strategies(int stages) {
   std::vector<Strategy> list;
@@ -29,7 +29,7 @@ std::vector<Strategy> all_strategies(int stages) {
   return list;
 }
 
-ChainCosts equal_figures(int stages) {
+ChainCosts equal_costs(int stages) {
   return ChainCosts::simple(
       1, std::vector<StageCosts>(size_t(stages), StageCosts::simple(1)));
 }
@@ -38,18 +38,19 @@ TEST(Solver, EqualsBruteForceAtEveryBudget) {
   std::mt19937 random(1);
   int budgets = 0;
   for (int round = 0; round < 600; ++round) {
-    const auto figures =
-        random_figures(random, {.stages = 1 + round % 6,
-                                .most_bytes = round % 3 == 0 ? 2 : 6,
-                                .variants = round % 2 == 0});
-    const BruteForce truth(figures, BruteForce::kInOrder);
+    const auto chain_costs =
+        random_costs(random, {.stages = 1 + round % 6,
+                              .max_bytes = round % 3 == 0 ? 2 : 6,
+                              .variants = round % 2 == 0});
+    const BruteForce truth(chain_costs, BruteForce::kInOrder);
     for (const auto& point : truth.points()) {
-      const auto simulation = simulate(
-          Schedule("truth", int(figures.stages.size()), point.ops), figures);
+      const auto simulation =
+          simulate(Schedule("truth", int(chain_costs.stages.size()), point.ops),
+                   chain_costs);
       ASSERT_EQ(simulation.peak_bytes, point.peak_bytes);
       ASSERT_EQ(simulation.time_ms, point.time_ms);
     }
-    const Solver solver(figures);
+    const Solver solver(chain_costs);
     ASSERT_EQ(solver.smallest_bytes(), truth.points().back().peak_bytes);
     ASSERT_EQ(solver.largest_bytes(), truth.points().front().peak_bytes);
     EXPECT_FALSE(solver.solve(solver.smallest_bytes() - 1));
@@ -67,16 +68,16 @@ TEST(Solver, EqualsBruteForceAtEveryBudget) {
   EXPECT_GT(budgets, 4000);
 }
 
-TEST(Solver, WhatTheRulesCost) {
+TEST(Solver, ReportsWhatItsRulesCost) {
   std::mt19937 random(2);
   int budgets = 0, persistent_faster = 0, any_faster = 0;
   double most = 1;
   for (int round = 0; round < 60; ++round) {
-    const auto figures =
-        random_figures(random, {.stages = 3 + round % 3, .variants = false});
-    const BruteForce ours(figures, BruteForce::kInOrder);
-    const BruteForce persistent(figures, BruteForce::kPersistent);
-    const BruteForce any(figures, BruteForce::kAny);
+    const auto chain_costs =
+        random_costs(random, {.stages = 3 + round % 3, .variants = false});
+    const BruteForce ours(chain_costs, BruteForce::kInOrder);
+    const BruteForce persistent(chain_costs, BruteForce::kPersistent);
+    const BruteForce any(chain_costs, BruteForce::kAny);
     for (int64_t bytes = ours.points().back().peak_bytes;
          bytes <= ours.points().front().peak_bytes; ++bytes, ++budgets) {
       const double time = ours.time_ms(bytes);
@@ -87,10 +88,11 @@ TEST(Solver, WhatTheRulesCost) {
       most = std::max(most, time / any.time_ms(bytes));
     }
   }
-  // No claim is made: this is what a program of cubic size gives away.
-  std::cout << "of " << budgets << " budgets, out of turn is faster at "
-            << persistent_faster << ", without any rule at " << any_faster
-            << ", by up to " << most << "\n";
+  // Informative only: the cost of the restrictions that keep the program cubic.
+  std::cout << "of " << budgets
+            << " budgets, other persistent schedules are faster "
+            << "at " << persistent_faster << " and arbitrary ones at "
+            << any_faster << ", by a factor of up to " << most << "\n";
 }
 
 TEST(Solver, NeverSlowerThanAStrategy) {
@@ -99,18 +101,18 @@ TEST(Solver, NeverSlowerThanAStrategy) {
   double sum = 0;
   for (int round = 0; round < 1000; ++round) {
     const int stages = 7 + round % 34;
-    const auto figures = random_figures(
-        random, {.stages = stages,
-                 .most_bytes = round % 2 == 0 ? 100 : 100'000'000,
-                 .most_ms = 20,
-                 .variants = round % 3 == 0,
-                 .handed_on = round % 5 == 0});
-    const Solver solver(figures, {.slots = 256});
-    // A few strategies of each chain, so that many chains can be tried.
+    const auto chain_costs =
+        random_costs(random, {.stages = stages,
+                              .max_bytes = round % 2 == 0 ? 100 : 100'000'000,
+                              .max_ms = 20,
+                              .variants = round % 3 == 0,
+                              .passed_through = round % 5 == 0});
+    const Solver solver(chain_costs, {.slots = 256});
+    // A few strategies per chain, so that many chains can be compared.
     const auto strategies = all_strategies(stages);
     for (size_t i = size_t(round) % 9; i < strategies.size(); i += 9) {
       const auto theirs =
-          simulate(make_schedule(strategies[i], stages), figures);
+          simulate(make_schedule(strategies[i], stages), chain_costs);
       const auto ours = solver.solve(theirs.peak_bytes);
       ASSERT_TRUE(ours);
       ASSERT_LE(ours->simulation.peak_bytes, theirs.peak_bytes);
@@ -126,11 +128,11 @@ TEST(Solver, NeverSlowerThanAStrategy) {
   EXPECT_GT(faster, compared / 2);
 }
 
-TEST(Solver, OneStage) {
+TEST(Solver, SolvesOneStage) {
   auto stage = StageCosts::simple(10, 5, 1, 2);
   stage.backward_extra_bytes = 7;
   const Solver solver(ChainCosts::simple(100, {stage}));
-  // Output, what the graph saves, the output's gradient, the rise.
+  // Output, saved tensors, the output's gradient and transient memory.
   EXPECT_EQ(solver.smallest_bytes(), 10 + 5 + 10 + 7);
   EXPECT_EQ(solver.largest_bytes(), solver.smallest_bytes());
   EXPECT_FALSE(solver.solve(31));
@@ -138,33 +140,33 @@ TEST(Solver, OneStage) {
   EXPECT_EQ(solver.frontier().size(), 1u);
 }
 
-TEST(Solver, WithTheLargestNothingIsRecomputed) {
-  const auto figures = equal_figures(30);
-  const Solver solver(figures);
-  const auto none = simulate(make_schedule("none", 30), figures);
+TEST(Solver, RecomputesNothingAtTheLargestBudget) {
+  const auto chain_costs = equal_costs(30);
+  const Solver solver(chain_costs);
+  const auto none = simulate(make_schedule("none", 30), chain_costs);
   EXPECT_EQ(solver.largest_bytes(), none.peak_bytes);
   EXPECT_EQ(solver.solve(none.peak_bytes)->simulation.total_runs, 30);
   EXPECT_GT(solver.solve(none.peak_bytes - 1)->simulation.total_runs, 30);
   EXPECT_EQ(solver.solve(int64_t{1} << 60)->simulation.total_runs, 30);
 }
 
-TEST(Solver, FindsRevolvesOptimumOnEqualStages) {
-  // One graph at a time fits, whichever: then a budget is a number of slots.
+TEST(Solver, EqualsRevolveOnEqualStages) {
+  // Any one stage can be kept at a time, so that a budget is a number of slots.
   StageCosts stage = StageCosts::simple(100, 10'000, 1, 0);
   stage.saved_inputs = stage.saved_outputs = {};
   stage.input_gradient_bytes = stage.backward_extra_bytes = 0;
-  StageCosts last = stage;  // as any other, but nothing stays of its output
+  StageCosts last = stage;  // like the others, but its output is not saved
   last.outputs[0].bytes = 0;
   last.keep_extra_bytes = 100;
   for (const int stages : {5, 12, 40}) {
     std::vector<StageCosts> list(size_t(stages) - 1, stage);
     list.push_back(last);
-    const auto figures = ChainCosts::simple(100, list);
-    const Solver solver(figures);
+    const auto chain_costs = ChainCosts::simple(100, list);
+    const Solver solver(chain_costs);
     for (int slots = 2; slots <= 6; ++slots) {
       const Schedule revolve =
           make_schedule(Strategy{StrategyKind::kRevolve, slots}, stages);
-      const auto theirs = simulate(revolve, figures);
+      const auto theirs = simulate(revolve, chain_costs);
       const auto ours = solver.solve(theirs.peak_bytes);
       EXPECT_EQ(ours->simulation.total_runs, revolve.total_runs())
           << stages << " stages, " << slots << " slots";
@@ -172,7 +174,7 @@ TEST(Solver, FindsRevolvesOptimumOnEqualStages) {
   }
 }
 
-TEST(Solver, TakesAFasterOrLeanerVariant) {
+TEST(Solver, UsesFasterOrSmallerVariants) {
   auto stage = StageCosts::simple(10, 100, 1, 2);
   StageCosts::Variant lean;
   lean.saved_inputs = {0};
@@ -183,20 +185,21 @@ TEST(Solver, TakesAFasterOrLeanerVariant) {
       ChainCosts::simple(10, std::vector<StageCosts>(4, stage)));
   EXPECT_EQ(solver.solve(solver.largest_bytes())->schedule.to_text(),
             "K0 K1 K2 K3 B3 B2 B1 B0");
-  // Without room for one graph of four the lean variant is the cheapest way.
+  // If one of four stages does not fit, the smaller variant is the fastest
+  // choice.
   const auto less = solver.solve(solver.largest_bytes() - 1);
   EXPECT_EQ(less->simulation.time_ms, 12.5);
   EXPECT_EQ(less->simulation.total_runs, 4);
 }
 
-TEST(Solver, TensorsThatTravelAlongStayWithinTheBudget) {
+TEST(Solver, PassedThroughTensorsStayWithinTheBudget) {
   std::mt19937 random(4);
   int exact = 0, all = 0;
   for (int round = 0; round < 300; ++round) {
-    const auto figures = random_figures(
+    const auto chain_costs = random_costs(
         random,
-        {.stages = 2 + round % 20, .most_bytes = 50, .handed_on = true});
-    const Solver solver(figures);
+        {.stages = 2 + round % 20, .max_bytes = 50, .passed_through = true});
+    const Solver solver(chain_costs);
     const int64_t step =
         1 + (solver.largest_bytes() - solver.smallest_bytes()) / 8;
     for (int64_t bytes = solver.smallest_bytes();
@@ -211,8 +214,8 @@ TEST(Solver, TensorsThatTravelAlongStayWithinTheBudget) {
   EXPECT_GT(exact, all / 2);
 }
 
-/// Every way to reverse stages s … t-1: the graph of s is kept, or the stages up
-/// to a split run without graphs.
+/// Returns every way to reverse stages s … t-1: stage s is kept, or the stages
+/// up to a split are dropped.
 std::vector<std::vector<Op>> all_ways(int s, int t, int stages) {
   std::vector<std::vector<Op>> ways;
   if (t == s + 1) {
@@ -243,26 +246,27 @@ std::vector<std::vector<Op>> all_ways(int s, int t, int stages) {
   return ways;
 }
 
-TEST(Solver, TensorsThatTravelAlongAreCountedOnce) {
+TEST(Solver, PassedThroughTensorsCountOnce) {
   std::mt19937 random(7);
   int budgets = 0;
   for (int round = 0; round < 200; ++round) {
     const int stages = 3 + round % 3;
-    auto figures = random_figures(random, {.stages = stages,
-                                           .most_bytes = 10,
-                                           .variants = false,
-                                           .handed_on = true});
-    // A loss, say: what an output has in common with boundaries counts twice.
-    figures.stages.back().outputs.resize(1);
-    figures.stages.back().saved_outputs = {};
-    std::map<int64_t, double> truth;  // the least time, by peak
+    auto chain_costs = random_costs(random, {.stages = stages,
+                                             .max_bytes = 10,
+                                             .variants = false,
+                                             .passed_through = true});
+    // Like a loss: memory that an output shares with boundaries is counted
+    // twice.
+    chain_costs.stages.back().outputs.resize(1);
+    chain_costs.stages.back().saved_outputs = {};
+    std::map<int64_t, double> truth;  // minimum time by peak
     for (auto& ops : all_ways(0, stages, stages)) {
-      const auto way = simulate(Schedule("way", stages, ops), figures);
+      const auto way = simulate(Schedule("way", stages, ops), chain_costs);
       const auto at = truth.try_emplace(way.peak_bytes, way.time_ms).first;
       at->second = std::min(at->second, way.time_ms);
     }
-    const Solver solver(figures);
-    const testing::ExactSchedules exact(figures);
+    const Solver solver(chain_costs);
+    const testing::ExactSchedules exact(chain_costs);
     double least = std::numeric_limits<double>::infinity();
     for (const auto& [bytes, time_ms] : truth) {
       least = std::min(least, time_ms);
@@ -277,8 +281,8 @@ TEST(Solver, TensorsThatTravelAlongAreCountedOnce) {
   std::cout << "equal at " << budgets << " budgets\n";
 }
 
-/// Down and up again, every level handing its output to the level opposite.
-ChainCosts unet_figures(int levels, int64_t bytes) {
+/// A U-Net: every level passes its output to the opposite level.
+ChainCosts unet_costs(int levels, int64_t bytes) {
   std::vector<StageCosts> stages;
   int skips = 0;
   for (int i = 0; i < levels; ++i, ++skips, bytes /= 2) {
@@ -299,25 +303,26 @@ ChainCosts unet_figures(int levels, int64_t bytes) {
 
 TEST(Solver, SkipConnectionsCountOnce) {
   for (const int levels : {1, 2, 5}) {
-    const auto figures = unet_figures(levels, 1 << 20);
+    const auto chain_costs = unet_costs(levels, 1 << 20);
     const int stages = 2 * levels;
-    const Solver solver(figures);
+    const Solver solver(chain_costs);
     for (const Strategy& strategy : all_strategies(stages)) {
-      const auto theirs = simulate(make_schedule(strategy, stages), figures);
+      const auto theirs =
+          simulate(make_schedule(strategy, stages), chain_costs);
       const auto ours = solver.solve(theirs.peak_bytes);
       ASSERT_TRUE(ours) << strategy.to_text();
       EXPECT_LE(ours->simulation.time_ms, theirs.time_ms);
     }
     EXPECT_EQ(solver.largest_bytes(),
-              simulate(make_schedule("none", stages), figures).peak_bytes);
+              simulate(make_schedule("none", stages), chain_costs).peak_bytes);
   }
 }
 
-TEST(Solver, FrontierRisesAndFalls) {
+TEST(Solver, FrontierIsMonotonic) {
   std::mt19937 random(5);
-  const auto figures =
-      random_figures(random, {.stages = 30, .most_bytes = 1'000'000});
-  const Solver solver(figures);
+  const auto chain_costs =
+      random_costs(random, {.stages = 30, .max_bytes = 1'000'000});
+  const Solver solver(chain_costs);
   const auto frontier = solver.frontier(20);
   ASSERT_GE(frontier.size(), 5u);
   ASSERT_LE(frontier.size(), 20u);
@@ -331,13 +336,13 @@ TEST(Solver, FrontierRisesAndFalls) {
   EXPECT_THROW(solver.frontier(1), c10::Error);
 }
 
-TEST(Solver, LongChains) {
+TEST(Solver, SolvesLongChains) {
   std::mt19937 random(6);
-  const auto figures = random_figures(
-      random, {.stages = 200, .most_bytes = 1'000'000, .variants = false});
-  const Solver solver(figures, {.slots = 64});
+  const auto chain_costs = random_costs(
+      random, {.stages = 200, .max_bytes = 1'000'000, .variants = false});
+  const Solver solver(chain_costs, {.slots = 64});
   for (const char* strategy : {"none", "sqrt", "all", "revolve:5"}) {
-    const auto theirs = simulate(make_schedule(strategy, 200), figures);
+    const auto theirs = simulate(make_schedule(strategy, 200), chain_costs);
     const auto ours = solver.solve(theirs.peak_bytes);
     ASSERT_TRUE(ours);
     EXPECT_LE(ours->simulation.peak_bytes, theirs.peak_bytes);
@@ -345,12 +350,12 @@ TEST(Solver, LongChains) {
   }
 }
 
-TEST(Solver, Errors) {
+TEST(Solver, RejectsInvalidArguments) {
   EXPECT_NE(testing::error_of([] {
               Solver(ChainCosts{});
             }).find("at least one stage, got none"),
             std::string::npos);
-  EXPECT_THROW(Solver(equal_figures(2), {.slots = -1}), c10::Error);
+  EXPECT_THROW(Solver(equal_costs(2), {.slots = -1}), c10::Error);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ torch::nn::Sequential small_net() {
   return net;
 }
 
-TEST(Chain, FromSequentialInsideALargerGraph) {
+TEST(Chain, RunsInsideALargerGraph) {
   auto before = torch::nn::Linear(8, 8);
   auto after = torch::nn::Linear(4, 1);
   before->to(device());
@@ -59,7 +59,7 @@ TEST(Chain, FromSequentialInsideALargerGraph) {
   }
 }
 
-TEST(Chain, InputsThatNeedNoGradient) {
+TEST(Chain, SupportsInputsWithoutGradients) {
   const Chain chain(small_net());
   const auto x = torch::randn({5, 8}, on_device());
   chain.eval();
@@ -69,7 +69,7 @@ TEST(Chain, InputsThatNeedNoGradient) {
   for (const auto& p : chain.parameters()) EXPECT_TRUE(p.grad().defined());
 }
 
-TEST(Chain, GradGivesInputsAndLeavesParametersAlone) {
+TEST(Chain, GradReturnsGradientsOfInputsOnly) {
   const Chain chain(small_net());
   chain.eval();
   const auto x = torch::randn({5, 8}, on_device()).requires_grad_();
@@ -81,7 +81,7 @@ TEST(Chain, GradGivesInputsAndLeavesParametersAlone) {
   for (const auto& p : chain.parameters()) EXPECT_FALSE(p.grad().defined());
 }
 
-TEST(Chain, FromModulesAndCallables) {
+TEST(Chain, AcceptsModulesAndCallables) {
   torch::nn::Linear linear(3, 3);
   linear->to(device());
   auto shared = linear.ptr();
@@ -96,7 +96,7 @@ TEST(Chain, FromModulesAndCallables) {
       same(chain.forward(x, make_schedule("all", 5)), linear(3 * linear(x))));
 }
 
-TEST(Chain, TiedWeightsAddUp) {
+TEST(Chain, AddsGradientsOfTiedWeights) {
   torch::nn::Linear linear(3, 3);
   linear->to(device());
   const Chain chain = Chain::of(linear, torch::nn::Tanh(), linear);
@@ -111,7 +111,7 @@ TEST(Chain, TiedWeightsAddUp) {
   }
 }
 
-TEST(Chain, TiedWeightsAddUpInTheOrderOfAutogradAlsoOnTopOfGradients) {
+TEST(Chain, AddsGradientsOfTiedWeightsInTheOrderOfAutograd) {
   torch::nn::Linear linear(32, 32);
   linear->to(device());
   const Chain chain =
@@ -133,7 +133,7 @@ TEST(Chain, TiedWeightsAddUpInTheOrderOfAutogradAlsoOnTopOfGradients) {
   }
 }
 
-TEST(Chain, SeveralOutputsSomeUnusedSomeWithoutGradient) {
+TEST(Chain, SupportsUnusedAndNonDifferentiableOutputs) {
   torch::nn::Linear linear(3, 3);
   linear->to(device());
   const Chain chain({make_stage("a",
@@ -184,7 +184,7 @@ TEST(Chain, BackwardRunsOnceAndCannotBeDifferentiated) {
             std::string::npos);
 }
 
-TEST(Chain, EmptyIsRefused) {
+TEST(Chain, RejectsAnEmptyList) {
   EXPECT_NE(testing::error_of([] {
               Chain(std::vector<Stage>{});
             }).find("got an empty chain"),

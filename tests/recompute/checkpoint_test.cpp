@@ -20,7 +20,7 @@ using testing::same;
 using testing::take_gradients;
 using torch::Tensor;
 
-/// A function that counts its calls and keeps much: exp and sin save tensors.
+/// A function that counts its calls. exp and sin save tensors for backward.
 struct Counted {
   int* calls;
   Tensor operator()(const Tensor& x) const {
@@ -29,7 +29,7 @@ struct Counted {
   }
 };
 
-TEST(Checkpoint, RunsTwiceAndGivesTheSame) {
+TEST(Checkpoint, RunsTwiceWithTheSameResult) {
   const auto x = torch::randn({64}, on_device()).requires_grad_();
   int plain = 0;
   const auto expected =
@@ -42,7 +42,7 @@ TEST(Checkpoint, RunsTwiceAndGivesTheSame) {
   EXPECT_TRUE(same(got, expected));
 }
 
-TEST(Checkpoint, KeepsItsInputOnly) {
+TEST(Checkpoint, SavesItsInputOnly) {
   constexpr int64_t kBytes = 1 << 20;
   const auto x = torch::randn({kBytes / 4}, on_device()).requires_grad_();
   const auto function = [](const Tensor& t) {
@@ -57,7 +57,7 @@ TEST(Checkpoint, KeepsItsInputOnly) {
   EXPECT_LT(held([&] { return checkpoint(function, x); }), 10000);
 }
 
-TEST(Checkpoint, ModuleWithBatchNormAndDropout) {
+TEST(Checkpoint, SupportsBatchNormAndDropout) {
   torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::BatchNorm1d(8),
                             torch::nn::ReLU(), torch::nn::Dropout(0.5));
   net->to(device());
@@ -84,7 +84,7 @@ TEST(Checkpoint, ModuleWithBatchNormAndDropout) {
   }
 }
 
-TEST(Checkpoint, SeveralInputsAndOutputs) {
+TEST(Checkpoint, SupportsSeveralInputsAndOutputs) {
   const auto a = torch::randn({5}, on_device()).requires_grad_();
   const auto b = torch::randn({5}, on_device());
   const auto mask = torch::randn({5}, on_device()).gt(0);
@@ -98,7 +98,7 @@ TEST(Checkpoint, SeveralInputsAndOutputs) {
   EXPECT_TRUE(same(torch::autograd::grad({(s * t).sum()}, {a})[0], expected));
 }
 
-TEST(Checkpoint, ListsAndUndefinedInputs) {
+TEST(Checkpoint, SupportsListsAndUndefinedInputs) {
   const auto x = torch::randn({5}, on_device()).requires_grad_();
   const auto y = checkpoint_list(
       [](const Tensors& in) {
@@ -110,7 +110,7 @@ TEST(Checkpoint, ListsAndUndefinedInputs) {
   EXPECT_TRUE(same(torch::autograd::grad({y[0].sum()}, {x})[0], x.exp()));
 }
 
-TEST(Checkpoint, NestedThreeDeep) {
+TEST(Checkpoint, NestsThreeDeep) {
   int inner = 0, middle = 0, outer = 0;
   const auto f1 = [&inner](const Tensor& t) {
     ++inner;
@@ -135,7 +135,7 @@ TEST(Checkpoint, NestedThreeDeep) {
   EXPECT_LE(inner, 4);
 }
 
-TEST(Checkpoint, NestedKeepsNoMoreThanTheOuterInput) {
+TEST(Checkpoint, NestedSavesOnlyTheOuterInput) {
   constexpr int64_t kBytes = 1 << 20;
   const auto x = torch::randn({kBytes / 4}, on_device()).requires_grad_();
   const int64_t before = live_bytes(device());
@@ -149,7 +149,7 @@ TEST(Checkpoint, NestedKeepsNoMoreThanTheOuterInput) {
   y.backward();
 }
 
-TEST(Checkpoint, EarlyStopLeavesTheRestOut) {
+TEST(Checkpoint, EarlyStopSkipsTheRest) {
   int tail = 0;
   const auto function = [&tail](const Tensor& t) {
     auto y = t.exp();
@@ -175,7 +175,7 @@ TEST(Checkpoint, RetainedGraphIsRecomputedAgain) {
   EXPECT_LE(live_bytes(device()) - between, 1024);
 }
 
-TEST(Checkpoint, PartOfABackwardLeavesNothingBehind) {
+TEST(Checkpoint, APartialBackwardLeavesNothingBehind) {
   constexpr int64_t kBytes = 1 << 20;
   const auto a = torch::randn({kBytes / 4}, on_device()).requires_grad_();
   const auto b = torch::randn({kBytes / 4}, on_device()).requires_grad_();
@@ -189,7 +189,7 @@ TEST(Checkpoint, PartOfABackwardLeavesNothingBehind) {
   EXPECT_EQ(live_bytes(device()), before);
 }
 
-TEST(Checkpoint, SecondDerivative) {
+TEST(Checkpoint, SupportsSecondDerivatives) {
   const auto x = torch::rand({6}, on_device(torch::kDouble)).requires_grad_();
   const auto second = [&](const Tensor& y) {
     const auto g =
@@ -212,7 +212,7 @@ TEST(Checkpoint, NoGradModeIsAPlainCall) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(Checkpoint, OutputThatIsNeverUsed) {
+TEST(Checkpoint, SupportsUnusedOutputs) {
   int calls = 0;
   const auto x = torch::randn({4}, on_device()).requires_grad_();
   const int64_t before = live_bytes(device());
@@ -237,7 +237,7 @@ TEST(Checkpoint, RecomputedTensorsCountForTheirStage) {
   EXPECT_EQ(meter.peak_bytes(), 3 * kBytes);  // x and two of exp
 }
 
-TEST(Checkpoint, WrongUseEndsInAClearError) {
+TEST(Checkpoint, RejectsWrongUse) {
   const auto x = torch::randn({4, 4}, on_device()).requires_grad_();
   const int64_t before = live_bytes(device());
   int calls = 0;
@@ -254,7 +254,7 @@ TEST(Checkpoint, WrongUseEndsInAClearError) {
   });
   expect("it saved 0 tensors",
          [&](const Tensor& t) { return ++calls == 1 ? t.exp() : t + 1; });
-  expect("input 0 was changed in place", [&](const Tensor& t) {
+  expect("input 0 was modified in place", [&](const Tensor& t) {
     const torch::NoGradGuard no_grad;
     t.add_(1);
     const torch::AutoGradMode grad(true);
@@ -285,7 +285,7 @@ TEST(Checkpoint, WrongUseEndsInAClearError) {
             std::string::npos);
 }
 
-TEST(Checkpoint, MoreSavedThanBeforeIsFoundWithoutEarlyStop) {
+TEST(Checkpoint, DetectsAdditionalTensorsWithoutEarlyStop) {
   const auto x = torch::randn({4}, on_device()).requires_grad_();
   int calls = 0;
   const auto y = checkpoint_with(
@@ -296,7 +296,7 @@ TEST(Checkpoint, MoreSavedThanBeforeIsFoundWithoutEarlyStop) {
             std::string::npos);
 }
 
-TEST(Checkpoint, ExceptionsArriveAsTheyAre) {
+TEST(Checkpoint, ExceptionsPropagateUnchanged) {
   const auto x = torch::randn({4}, on_device()).requires_grad_();
   const int64_t before = live_bytes(device());
   EXPECT_THROW(checkpoint(

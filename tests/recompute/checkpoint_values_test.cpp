@@ -78,7 +78,7 @@ Tensors inputs_of(const nlohmann::json& expected) {
   return inputs;
 }
 
-TEST(CheckpointValues, EqualPyTorchs) {
+TEST(CheckpointValues, EqualPyTorch) {
   const auto cases = fixture();
   for (const Case& test : kCases) {
     const auto& expected = cases.at(test.name);
@@ -96,7 +96,7 @@ TEST(CheckpointValues, EqualPyTorchs) {
           1e-12)
           << test.name << " " << i;
     }
-    // The same through a chain whose one stage is dropped and run again.
+    // The same through a chain whose single stage is recomputed.
     const auto through_chain = inputs_of(expected);
     const Chain chain({Stage(test.name, function)});
     loss_of(chain.forward(through_chain, make_schedule("checkpoints:0", 1))[0])

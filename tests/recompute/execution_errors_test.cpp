@@ -21,13 +21,13 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// Three stages of which the middle one is `middle`.
+/// Returns a chain of three stages with `middle` in the middle.
 Chain with_middle(Stage middle) {
   const Chain plain = equal_stages(2, 16);
   return Chain({plain[0], std::move(middle), plain[1]});
 }
 
-/// Runs a good chain and checks that it works: the library is usable.
+/// Checks that another chain still runs.
 void expect_usable() {
   const Chain chain = equal_stages(4, 8);
   const auto x = torch::randn({2, 8}, on_device());
@@ -41,8 +41,9 @@ void expect_usable() {
   EXPECT_FALSE(is_recomputing());
 }
 
-/// Runs `chain` by `strategy`, which must fail, as an execution and inside a
-/// graph; nothing may stay behind. Returns the text of the error.
+/// Runs `chain` by `strategy`, which must fail, as an Execution and inside of
+/// an autograd graph. Checks that no memory is left behind. Returns the text of
+/// the error.
 template <class Error = c10::Error>
 std::string failure(const Chain& chain, const std::string& strategy,
                     const torch::Tensor& x) {
@@ -76,14 +77,14 @@ std::string failure(const Chain& chain, const std::string& strategy,
   return text;
 }
 
-TEST(ExecutionErrors, StageThatChangesItsInput) {
+TEST(ExecutionErrors, StageModifiesItsInput) {
   const auto x = torch::randn({32, 16}, on_device());
   const Chain middle =
       with_middle(make_stage("bad", [](torch::Tensor t) { return t.relu_(); }));
   for (const char* strategy : {"none", "all", "checkpoints:0"}) {
     const auto text = failure(middle, strategy, x);
     EXPECT_TRUE(contains(text,
-                         "input 0 of stage 'bad' was changed in place by "
+                         "input 0 of stage 'bad' was modified in place by "
                          "the stage itself"))
         << text;
     EXPECT_TRUE(contains(text, "in stage 1 'bad'")) << text;
@@ -94,7 +95,7 @@ TEST(ExecutionErrors, StageThatChangesItsInput) {
   failure(first, "all", x);
 }
 
-TEST(ExecutionErrors, InputChangedBetweenForwardAndBackward) {
+TEST(ExecutionErrors, InputIsModifiedBetweenForwardAndBackward) {
   const Chain chain = equal_stages(3, 16);
   auto x = torch::randn({2, 16}, on_device());
   Execution execution(chain, make_schedule("checkpoints:0", 3));
@@ -102,11 +103,11 @@ TEST(ExecutionErrors, InputChangedBetweenForwardAndBackward) {
   x.add_(1);
   const auto text =
       error_of([&] { execution.backward({torch::ones_like(y[0])}); });
-  EXPECT_TRUE(contains(text, "changed in place by other code")) << text;
+  EXPECT_TRUE(contains(text, "modified in place by other code")) << text;
   expect_usable();
 }
 
-TEST(ExecutionErrors, RecomputationThatDiffersInShape) {
+TEST(ExecutionErrors, RecomputationDiffersInShape) {
   int calls = 0;
   const Chain chain =
       with_middle(make_stage("fickle", [&](const torch::Tensor& t) {
@@ -114,22 +115,24 @@ TEST(ExecutionErrors, RecomputationThatDiffersInShape) {
       }));
   const auto x = torch::randn({32, 16}, on_device());
   const auto text = failure(chain, "all", x);
-  EXPECT_TRUE(contains(text, "'fickle' to return the same again when")) << text;
+  EXPECT_TRUE(contains(
+      text, "'fickle' to return tensors of the same types and shapes when"))
+      << text;
   EXPECT_TRUE(contains(text, "[32, 16]") && contains(text, "[64, 16]")) << text;
 }
 
-TEST(ExecutionErrors, ExceptionInTheForward) {
+TEST(ExecutionErrors, ForwardThrows) {
   const Chain chain = with_middle(
       make_stage("thrower", [](const torch::Tensor&) -> torch::Tensor {
         throw std::out_of_range("mine");
       }));
   const auto x = torch::randn({32, 16}, on_device());
-  // The user's own exception arrives as it is.
+  // Exceptions of the user propagate unchanged.
   EXPECT_EQ(failure<std::out_of_range>(chain, "none", x), "mine");
   EXPECT_EQ(failure<std::out_of_range>(chain, "sqrt", x), "mine");
 }
 
-TEST(ExecutionErrors, ExceptionInTheRecomputation) {
+TEST(ExecutionErrors, RecomputationThrows) {
   const Chain chain =
       with_middle(make_stage("thrower", [](const torch::Tensor& t) {
         if (is_recomputing()) throw std::out_of_range("mine");
@@ -141,7 +144,7 @@ TEST(ExecutionErrors, ExceptionInTheRecomputation) {
   }
 }
 
-TEST(ExecutionErrors, ErrorOfLibTorchNamesTheStage) {
+TEST(ExecutionErrors, LibTorchErrorsNameTheStage) {
   const Chain chain =
       with_middle(make_stage("narrow", torch::nn::Linear(3, 3)));
   chain[1].modules()[0]->to(device());
@@ -150,7 +153,7 @@ TEST(ExecutionErrors, ErrorOfLibTorchNamesTheStage) {
       contains(failure(chain, "sqrt", x), "in stage 1 'narrow' (forward-"));
 }
 
-TEST(ExecutionErrors, StageThatReturnsNothing) {
+TEST(ExecutionErrors, StageReturnsNothing) {
   const Chain chain = with_middle(
       make_stage("empty", [](const Tensors&) { return Tensors{}; }));
   const auto x = torch::randn({32, 16}, on_device());
@@ -158,7 +161,7 @@ TEST(ExecutionErrors, StageThatReturnsNothing) {
                        "'empty' to return at least one tensor"));
 }
 
-TEST(ExecutionErrors, WrongCallsAreRefused) {
+TEST(ExecutionErrors, RejectsCallsInTheWrongOrder) {
   const Chain chain = equal_stages(3, 4);
   EXPECT_TRUE(
       contains(error_of([&] { Execution(chain, make_schedule("none", 4)); }),

@@ -18,7 +18,7 @@ using testing::Recorder;
 using testing::same;
 using testing::take_gradients;
 
-TEST(Execution, RunsTheScheduleToTheLetter) {
+TEST(Execution, RunsExactlyTheSchedule) {
   const Chain chain = equal_stages(6, 4);
   const auto schedule = make_schedule("revolve:2", 6);
   Recorder recorder;
@@ -32,7 +32,7 @@ TEST(Execution, RunsTheScheduleToTheLetter) {
   for (int i = 0; i < 6; ++i) EXPECT_EQ(recorder.runs(i), schedule.runs(i));
 }
 
-TEST(Execution, CanBeUsedAgain) {
+TEST(Execution, CanBeReused) {
   const Chain chain = equal_stages(3, 4);
   Execution execution(chain, make_schedule("all", 3));
   const auto x = torch::randn({2, 4}, on_device());
@@ -63,8 +63,8 @@ TEST(Execution, ReturnsGradientsOfInputsThatNeedThem) {
   EXPECT_FALSE(gradients[1].defined());
 }
 
-TEST(Execution, HoldsNothingAutogradDoesNotNeed) {
-  // x + 1 saves nothing: a bare loop would keep no activation at all.
+TEST(Execution, HoldsNothingThatAutogradDoesNotNeed) {
+  // x + 1 saves nothing: a plain loop would keep no activations.
   std::vector<Stage> stages;
   torch::nn::Linear linear(256, 256);
   linear->to(device());
@@ -102,14 +102,14 @@ TEST(Execution, NothingIsLeftAfterwards) {
       EXPECT_EQ(kept.live_bytes(), 0) << strategy;
       take_gradients(chain.parameters());
       EXPECT_EQ(live_bytes(device()), before) << strategy;
-      // A forward whose backward never comes is released with the execution.
+      // A forward without a backward is released with the execution.
       execution.forward({x});
     }
     EXPECT_EQ(live_bytes(device()), before) << strategy;
   }
 }
 
-TEST(Execution, AVariantKeepsLessAndGivesTheSame) {
+TEST(Execution, AVariantKeepsLessWithTheSameResult) {
   std::vector<Stage> stages;
   for (int i = 0; i < 3; ++i) {
     torch::nn::Sequential block(torch::nn::Linear(16, 64), torch::nn::Tanh(),
@@ -152,7 +152,7 @@ TEST(Execution, AVariantKeepsLessAndGivesTheSame) {
   EXPECT_LT(again, none);
 }
 
-TEST(Execution, ADroppedRunIsTheStageItself) {
+TEST(Execution, DroppedRunsUseTheStageItself) {
   int own = 0, variant = 0;
   const auto count = [](int& runs) -> Stage::Function {
     return [&runs](const Tensors& x) {
@@ -170,7 +170,7 @@ TEST(Execution, ADroppedRunIsTheStageItself) {
   EXPECT_EQ(variant, 1);
 }
 
-TEST(Execution, AnUnknownVariantIsRefusedByName) {
+TEST(Execution, RejectsUnknownVariants) {
   const auto schedule = Schedule::parse("lean", 2, "K0.1 K1 B1 B0");
   const auto error =
       testing::error_of([&] { Execution(equal_stages(2, 4), schedule); });
@@ -193,7 +193,7 @@ TEST(Execution, OnFirstKeepsVariants) {
   EXPECT_THROW(stage.with_variant("none", nullptr), c10::Error);
 }
 
-TEST(Execution, NothingToDifferentiateCostsNothing) {
+TEST(Execution, KeepsNothingWithoutGradients) {
   const Chain chain(
       {make_stage("double", [](const torch::Tensor& x) { return x * 2; })});
   Execution execution(chain, make_schedule("all", 1));
@@ -202,7 +202,7 @@ TEST(Execution, NothingToDifferentiateCostsNothing) {
   EXPECT_FALSE(execution.pending());
 }
 
-TEST(Execution, EvaluationRunsEachStageOnceAndDrawsNoNumbers) {
+TEST(Execution, EvaluationRunsEachStageOnceWithoutRandomNumbers) {
   torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Dropout(0.5),
                             torch::nn::Linear(4, 4));
   net->to(device());
@@ -218,7 +218,7 @@ TEST(Execution, EvaluationRunsEachStageOnceAndDrawsNoNumbers) {
   EXPECT_FALSE(execution.pending());
 }
 
-TEST(Execution, CheckpointInsideAStageInsideASchedule) {
+TEST(Execution, SupportsCheckpointsInsideStages) {
   torch::nn::Sequential block(torch::nn::Linear(4, 4),
                               torch::nn::BatchNorm1d(4), torch::nn::Tanh(),
                               torch::nn::Dropout(0.3));
@@ -260,7 +260,7 @@ TEST(Execution, CheckpointInsideAStageInsideASchedule) {
   }
 }
 
-TEST(Execution, GeneratorsOfTheUsersOwn) {
+TEST(Execution, RestoresUserGenerators) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
   const Chain chain({make_stage("noise", [&](const torch::Tensor& x) {
     return x * torch::rand({3}, generator).to(x.device());
@@ -273,7 +273,7 @@ TEST(Execution, GeneratorsOfTheUsersOwn) {
   EXPECT_TRUE(same(gradient[0], y[0]));
 }
 
-TEST(Execution, AutocastInTheForwardIsThereInTheRecomputation) {
+TEST(Execution, RecomputationUsesAutocastOfTheForward) {
   torch::nn::Linear linear(8, 8);
   linear->to(device());
   auto state = compat::AutocastState::current();
@@ -298,8 +298,8 @@ TEST(Execution, AutocastInTheForwardIsThereInTheRecomputation) {
                                                    torch::kBFloat16}));
 }
 
-TEST(Execution, TellsWhichGradientsAreFinal) {
-  // Stages 0 and 3 share a parameter; each has one of its own besides.
+TEST(Execution, ReportsWhichGradientsAreFinal) {
+  // Stages 0 and 3 share a parameter; every stage has one of its own.
   const auto shared = torch::full({4}, 0.5, on_device()).requires_grad_(true);
   struct Own : torch::nn::Module {
     explicit Own(torch::Tensor also) {
@@ -331,7 +331,7 @@ TEST(Execution, TellsWhichGradientsAreFinal) {
   for (const char* strategy : {"none", "all", "every:2"}) {
     const Schedule schedule = make_schedule(strategy, 5);
     Execution plain(chain, schedule);
-    // Two micro-batches, so that the second adds to what is there.
+    // Two micro-batches, so that the second one adds to existing gradients.
     for (int micro = 0; micro < 2; ++micro) {
       plain.backward({torch::ones_like(plain.forward({x})[0])});
     }

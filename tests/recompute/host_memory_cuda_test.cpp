@@ -1,4 +1,4 @@
-// Tensors in the host's memory with a device that copies beside its work.
+// Saved activations in host memory, on a device that copies asynchronously.
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
 #include "compat/timestamp.h"
@@ -29,7 +29,7 @@ using Store = testing::CountingStore;
     GTEST_SKIP() << "moving to the host needs a CUDA device"; \
   }
 
-/// Products of large matrices on a few rows: costly for each byte it keeps.
+/// Matrix products that are expensive per saved byte.
 Stage costly(int64_t width, int depth) {
   torch::nn::Sequential layers;
   for (int i = 0; i < depth; ++i) {
@@ -45,13 +45,13 @@ Stage costly(int64_t width, int depth) {
 Chain costly_chain(int stages, int64_t width, int depth) {
   std::vector<Stage> list;
   for (int i = 0; i < stages; ++i) list.push_back(costly(width, depth));
-  // So that the caller holds no large gradient.
+  // Reduced, so that the caller holds no large gradient.
   list.push_back(
       make_stage("sum", [](const Tensor& x) { return (x * x).sum(); }));
   return Chain(list);
 }
 
-TEST(HostMemoryCuda, EveryBitIsTheSame) {
+TEST(HostMemoryCuda, ResultsAreBitIdentical) {
   REPRISE_NEEDS_CUDA();
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
@@ -70,7 +70,7 @@ TEST(HostMemoryCuda, EveryBitIsTheSame) {
   EXPECT_EQ(store->counts->alive, 0);
 }
 
-TEST(HostMemoryCuda, ThePeakFallsByWhatIsMoved) {
+TEST(HostMemoryCuda, LowersThePeakByTheMovedBytes) {
   REPRISE_NEEDS_CUDA();
   const auto store = std::make_shared<Store>();
   const Chain chain = with_host_variants(costly_chain(6, 1024, 6), store);
@@ -88,7 +88,8 @@ TEST(HostMemoryCuda, ThePeakFallsByWhatIsMoved) {
   };
   const double tensor = 8192 * 1024 * 4;
   const double plain = peak(keep_on_host(chain, {}));
-  // Five tanhs of a stage are its own; of one stage they are back at the peak.
+  // Each stage saves five tanhs of its own; those of one stage are on the
+  // device at the peak.
   const double moved = peak(keep_on_host(chain, {0, 1, 2, 3, 4, 5}));
   EXPECT_NEAR((plain - moved) / tensor, 5 * 5, 2);
   EXPECT_GE(store->held_bytes(), int64_t(6 * 5 * tensor));
@@ -97,7 +98,7 @@ TEST(HostMemoryCuda, ThePeakFallsByWhatIsMoved) {
   EXPECT_EQ(store->held_bytes(), 0);
 }
 
-TEST(HostMemoryCuda, CopiesRunBesideTheWork) {
+TEST(HostMemoryCuda, CopiesOverlapWithCompute) {
   REPRISE_NEEDS_CUDA();
   const auto store = std::make_shared<Store>();
   const int64_t width = 4096, rows = 4096;
@@ -112,9 +113,9 @@ TEST(HostMemoryCuda, CopiesRunBesideTheWork) {
     for (int i = 0; i < 2; ++i) step();
     std::vector<double> ms;
     for (int i = 0; i < 5; ++i) {
-      const compat::CudaMoment start(device().index());
+      const compat::CudaEvent start(device().index());
       step();
-      const compat::CudaMoment end(device().index());
+      const compat::CudaEvent end(device().index());
       ms.push_back(end.milliseconds_since(start));
     }
     std::sort(ms.begin(), ms.end());
@@ -124,17 +125,17 @@ TEST(HostMemoryCuda, CopiesRunBesideTheWork) {
   const double moved = time_of(keep_on_host(chain, {0, 1, 2, 3}));
   const double ahead = time_of(Schedule::parse(
       "ahead", 5, "K0.1 K1.1 K2.1 K3.1 K4 F3 B4 F2 B3 F1 B2 F0 B1 B0"));
-  // The same copies with nothing beside them: 4 stages of 5 tanhs, there and back.
+  // The same copies without overlap: 4 stages of 5 tanhs in both directions.
   const Tensor bytes =
       torch::empty({rows * width * 4}, on_device(torch::kByte));
   const auto copies = [&] {
-    const compat::CudaMoment start(device().index());
+    const compat::CudaEvent start(device().index());
     for (int i = 0; i < 4 * 5; ++i) {
       const auto copy = store->send(bytes);
       copy->leave();
       copy->bytes();
     }
-    const compat::CudaMoment end(device().index());
+    const compat::CudaEvent end(device().index());
     return end.milliseconds_since(start);
   };
   copies();
@@ -145,15 +146,15 @@ TEST(HostMemoryCuda, CopiesRunBesideTheWork) {
   RecordProperty("copies_ms", std::to_string(alone));
   std::printf("plain %.1f ms, moved %.1f, fetched ahead %.1f, copies %.1f\n",
               plain, moved, ahead, alone);
-  // A good part of what can be beside the other is.
+  // A good part of what can overlap does.
   EXPECT_LT(moved, plain + alone - 0.3 * std::min(plain, alone));
   EXPECT_LT(ahead, moved * 1.05);
 }
 
-TEST(HostMemoryCuda, WorksInAGraph) {
+TEST(HostMemoryCuda, WorksInACudaGraph) {
   REPRISE_NEEDS_CUDA();
-  if (!compat::cuda_graph_refusal().empty()) {
-    GTEST_SKIP() << compat::cuda_graph_refusal();
+  if (!compat::cuda_graph_unavailable_reason().empty()) {
+    GTEST_SKIP() << compat::cuda_graph_unavailable_reason();
   }
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
@@ -172,7 +173,7 @@ TEST(HostMemoryCuda, WorksInAGraph) {
   const auto zero = [&] {
     for (auto& p : chain.parameters()) p.mutable_grad().zero_();
   };
-  // Libraries may choose otherwise in a capture.
+  // Libraries may choose other algorithms in a capture.
   const auto expect_same = [](const Tensors& a, const Tensors& b) {
     for (size_t k = 0; k < a.size(); ++k) EXPECT_TRUE(same(a[k], b[k])) << k;
   };
@@ -197,24 +198,24 @@ TEST(HostMemoryCuda, WorksInAGraph) {
     input.copy_(x * (i + 1));
     graph.replay();
     expect_same(gradients(), wanted[size_t(i)]);
-    // Between replays the same buffers serve a step without a graph.
+    // Between replays the same buffers are used without a CUDA graph.
     zero();
     step();
     expect_same(gradients(), wanted[size_t(i)]);
   }
 }
 
-TEST(HostMemoryCuda, ThePlannerTakesItForCostlyStages) {
+TEST(HostMemoryCuda, SolverUsesItForExpensiveStages) {
   REPRISE_NEEDS_CUDA();
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
-  // 137 GFLOP a product of 4,096 × 4,096 rows for 64 MiB in single precision.
+  // 137 GFLOP per product of 4,096 × 4,096 for 64 MiB in single precision.
   const Chain chain = with_host_variants(costly_chain(8, 4096, 4), store);
   const Tensors inputs = {torch::randn({4096, 4096}, on_device())};
-  const ChainCosts figures = measure_stage_costs(chain, inputs, 5);
-  ChainCosts without = figures;
+  const ChainCosts chain_costs = measure_stage_costs(chain, inputs, 5);
+  ChainCosts without = chain_costs;
   for (StageCosts& stage : without.stages) stage.variants.clear();
-  const Solver with(figures);
+  const Solver with(chain_costs);
   const Solver only_again(without);
   const int64_t budget = only_again.smallest_bytes() * 5 / 4;
   const auto chosen = with.solve(budget);
@@ -225,7 +226,7 @@ TEST(HostMemoryCuda, ThePlannerTakesItForCostlyStages) {
               again->simulation.time_ms, chosen->schedule.to_text().c_str());
   EXPECT_GT(chosen->simulation.host_peak_bytes, 0);
   EXPECT_LT(chosen->simulation.time_ms, again->simulation.time_ms);
-  // And it keeps to it.
+  // The measured peak stays within the budget.
   Execution execution(chain, chosen->schedule);
   for (int i = 0; i < 2; ++i) {
     MemoryMeter meter(device());

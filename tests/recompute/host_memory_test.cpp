@@ -1,6 +1,6 @@
-// Stages whose tensors wait in the host's memory. On the CPU a stand-in for the store
-// copies into other memory of the host and counts; on CUDA it is the real one, of which
-// host_memory_cuda_test.cpp asks more.
+// Stages that save activations in host memory. On the CPU, a fake store copies
+// to other memory of the host and counts; on CUDA the real one is used. See
+// also host_memory_cuda_test.cpp.
 #include "compat/cuda.h"
 #include "host_runs.h"
 #include "plan/fetch_ahead.h"
@@ -34,14 +34,14 @@ constexpr int64_t kSize = kRows * kWidth * 4;
 
 HostOptions small_too() {
   HostOptions options;
-  options.smallest_bytes = kSize;
-  options.most_in_flight = 2;
+  options.min_bytes = kSize;
+  options.max_in_flight = 2;
   return options;
 }
 
-/// Two linear layers, with a tanh between and one at the end: the graph saves the
-/// input, the inner tanh (twice, once as a result, once as the next layer's input) and
-/// the output.
+/// Two linear layers with a tanh after each. Autograd saves the input, the
+/// inner tanh (twice: as a result and as the next layer's input) and the
+/// output.
 Stage two_layers(const std::string& name) {
   torch::nn::Sequential layers(
       torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
@@ -58,7 +58,7 @@ Chain layers(int stages) {
   return Chain(list);
 }
 
-TEST(HostMemory, MovesWhatNobodyElseHoldsAndOnce) {
+TEST(HostMemory, MovesUnsharedStoragesOnce) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   const Chain plain = layers(1);
@@ -73,7 +73,7 @@ TEST(HostMemory, MovesWhatNobodyElseHoldsAndOnce) {
   for (int repeat = 0; repeat < 3; ++repeat) {
     store->counts->sent = store->counts->fetched = store->counts->opened = 0;
     expect_equal(run_by(chain, schedule, inputs), wanted);
-    // The inner tanh's result; and, until it is known to be held by others, the
+    // The inner tanh's result and, until it is known to be held elsewhere, the
     // stage's output.
     EXPECT_EQ(store->counts->sent, repeat == 0 ? 2 : 1) << repeat;
     EXPECT_EQ(store->counts->fetched, 1);
@@ -87,8 +87,8 @@ TEST(HostMemory, GraphsHoldLessOnTheDevice) {
   const auto store = std::make_shared<Store>();
   const Chain chain = with_host_variants(layers(4), store, small_too());
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
-  const ChainCosts figures = measure_stage_costs(chain, inputs);
-  for (const StageCosts& stage : figures.stages) {
+  const ChainCosts chain_costs = measure_stage_costs(chain, inputs);
+  for (const StageCosts& stage : chain_costs.stages) {
     ASSERT_EQ(stage.variants.size(), 1u);
     EXPECT_EQ(stage.saved_bytes, kSize);
     EXPECT_EQ(stage.host_bytes, 0);
@@ -97,13 +97,13 @@ TEST(HostMemory, GraphsHoldLessOnTheDevice) {
     EXPECT_EQ(host.host_bytes, kSize);
     EXPECT_EQ(host.saved_inputs, stage.saved_inputs);
     EXPECT_EQ(host.saved_outputs, stage.saved_outputs);
-    // What comes back is a rise that the plain backward has not.
+    // Fetched tensors increase the memory of the backward.
     EXPECT_GE(host.backward_extra_bytes, kSize);
   }
   for (const std::vector<int>& stages :
        {std::vector<int>{}, {1}, {0, 1, 2, 3}}) {
     const Schedule schedule = keep_on_host(chain, stages);
-    const auto simulated = simulate(schedule, figures);
+    const auto simulated = simulate(schedule, chain_costs);
     EXPECT_EQ(simulated.host_peak_bytes,
               static_cast<int64_t>(stages.size()) * kSize);
     const KeptMeter kept(chain.parameters());
@@ -117,7 +117,7 @@ TEST(HostMemory, GraphsHoldLessOnTheDevice) {
   }
 }
 
-TEST(HostMemory, PeakIsAsSimulated) {
+TEST(HostMemory, PeakEqualsTheSimulation) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   std::vector<Stage> stages;
@@ -126,7 +126,7 @@ TEST(HostMemory, PeakIsAsSimulated) {
       make_stage("sum", [](const Tensor& x) { return (x * x).sum(); }));
   const Chain chain = with_host_variants(Chain(stages), store, small_too());
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
-  const ChainCosts figures = measure_stage_costs(chain, inputs);
+  const ChainCosts chain_costs = measure_stage_costs(chain, inputs);
   const auto measure = [&](const Schedule& schedule) {
     Execution execution(chain, schedule, {.separate_graphs = true});
     const auto step = [&] {
@@ -142,7 +142,8 @@ TEST(HostMemory, PeakIsAsSimulated) {
        {std::vector<int>{}, {0, 1, 2, 3, 4, 5}, {0, 2, 4}}) {
     const Schedule schedule = keep_on_host(chain, on_host);
     EXPECT_NEAR(double(measure(schedule)),
-                double(simulate(schedule, figures).peak_bytes), 0.1 * kSize);
+                double(simulate(schedule, chain_costs).peak_bytes),
+                0.1 * kSize);
   }
 }
 
@@ -150,7 +151,8 @@ TEST(HostMemory, ViewsKeepTheirLayout) {
   const auto store = std::make_shared<Store>();
   const auto function = [](const Tensor& x) {
     const Tensor y = x * 2;
-    // Parts of one storage, one of them transposed, one of every other column.
+    // Views of one storage, one of them transposed, one with every other
+    // column.
     const auto parts = y.chunk(2, 1);
     const Tensor a = parts[0].t(), b = parts[1].slice(1, 0, kWidth / 2, 2);
     return torch::mm(a, b.exp()) * torch::sigmoid(y.narrow(0, 3, 1)).sum() +
@@ -166,11 +168,11 @@ TEST(HostMemory, ViewsKeepTheirLayout) {
   EXPECT_EQ(store->counts->alive, 0);
 }
 
-TEST(HostMemory, InPlaceAfterwardsIsAnErrorOrTheLaterValue) {
+TEST(HostMemory, DetectsInPlaceModifications) {
   const auto store = std::make_shared<Store>();
   const Tensors inputs = {
       torch::randn({kRows, kWidth}, on_device()).requires_grad_()};
-  // exp saves its result; what it was is gone.
+  // exp saves its result, which is overwritten.
   const Chain wrong = with_host_variants(
       Chain::of([](const Tensor& x) { return x.exp().add_(1).sum(); }), store,
       small_too());
@@ -178,7 +180,7 @@ TEST(HostMemory, InPlaceAfterwardsIsAnErrorOrTheLaterValue) {
               run_by(wrong, keep_on_host(wrong, {0}), inputs);
             }).find("modified in place"),
             std::string::npos);
-  // relu_ saves what it leaves behind.
+  // relu_ saves its in-place result.
   const Chain right = Chain::of([](const Tensor& x) {
     Tensor y = x * 3;
     y.relu_();
@@ -190,7 +192,7 @@ TEST(HostMemory, InPlaceAfterwardsIsAnErrorOrTheLaterValue) {
   EXPECT_EQ(store->counts->alive, 0);
 }
 
-TEST(HostMemory, SmallTensorsAndFullStoresStay) {
+TEST(HostMemory, SmallTensorsStayOnTheDevice) {
   torch::manual_seed(1);
   const Chain plain = layers(3);
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
@@ -204,19 +206,20 @@ TEST(HostMemory, SmallTensorsAndFullStoresStay) {
     Execution execution(chain, schedule, {.meter = &kept});
     execution.forward(inputs);
     EXPECT_EQ(store->counts->bytes, on_host);
-    // Input, two boundaries and the output; what stays is one tensor a stage.
+    // Input, two boundaries and the output; one tensor per stage stays on the
+    // device.
     EXPECT_EQ(kept.live_bytes(), 7 * kSize - on_host);
     expect_equal(run_by(chain, schedule, inputs), wanted);
   };
   check(std::make_shared<Store>(), {}, 0);
   HostOptions larger = small_too();
-  larger.smallest_bytes = kSize + 1;
+  larger.min_bytes = kSize + 1;
   check(std::make_shared<Store>(), larger, 0);
   check(std::make_shared<Store>(2 * kSize), small_too(), 2 * kSize);
   check(std::make_shared<Store>(), small_too(), 3 * kSize);
 }
 
-TEST(HostMemory, AFailureOnTheWayBackLeavesNothingBehind) {
+TEST(HostMemory, AFailedFetchLeavesNothingBehind) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   const Chain plain = layers(3);
@@ -261,7 +264,7 @@ TEST(HostMemory, AStageThatThrowsLeavesNothingBehind) {
   EXPECT_NO_THROW(run_by(chain, schedule, inputs));
 }
 
-TEST(HostMemory, AGraphThatIsDroppedGivesEverythingBack) {
+TEST(HostMemory, ADestroyedGraphFreesItsMemory) {
   const auto store = std::make_shared<Store>();
   const Chain chain = with_host_variants(layers(2), store, small_too());
   const Tensors inputs = {torch::randn({kRows, kWidth}, on_device())};
@@ -276,7 +279,7 @@ TEST(HostMemory, AGraphThatIsDroppedGivesEverythingBack) {
   EXPECT_EQ(live_bytes(device()), before);
 }
 
-TEST(HostMemory, ScheduleBringsBackAheadOfNeed) {
+TEST(HostMemory, FetchOperationsPrefetch) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   const Chain plain = layers(3);
@@ -297,22 +300,22 @@ TEST(HostMemory, ScheduleBringsBackAheadOfNeed) {
   Execution execution(chain, schedule, {.observer = &fetches});
   const Tensor y = execution.forward(inputs).at(0);
   execution.backward({torch::ones_like(y)});
-  // F1, B2 with its own, F0, B1 and B0 with nothing left to fetch.
+  // F1, then B2 with its own fetch, F0, B1 and B0 with nothing left to fetch.
   EXPECT_EQ(fetches.seen, (std::vector<int>{1, 2, 3, 3, 3}));
   take_gradients(chain.parameters());
   expect_equal(run_by(chain, schedule, inputs),
                run_by(plain, make_schedule("none", 3), inputs));
   EXPECT_EQ(store->counts->alive, 0);
 
-  const ChainCosts figures = measure_stage_costs(chain, inputs);
+  const ChainCosts chain_costs = measure_stage_costs(chain, inputs);
   const auto peak = [&](const char* text) {
-    return simulate(Schedule::parse("s", 3, text), figures).peak_bytes;
+    return simulate(Schedule::parse("s", 3, text), chain_costs).peak_bytes;
   };
   EXPECT_EQ(peak("K0.1 K1.1 K2.1 F1 B2 F0 B1 B0"),
             peak("K0.1 K1.1 K2.1 B2 B1 B0") + kSize);
 }
 
-TEST(HostMemory, CheckpointsInsideAndAround) {
+TEST(HostMemory, CombinesWithCheckpoints) {
   torch::manual_seed(1);
   const auto store = std::make_shared<Store>();
   const Stage inner = two_layers("inner");
@@ -343,7 +346,7 @@ TEST(HostMemory, DroppedAndRecomputedRunsMoveNothing) {
     expect_equal(run_by(chain, make_schedule(strategy, 4), inputs), wanted);
   }
   EXPECT_EQ(store->counts->sent, 0);
-  // One of the recomputed ones kept on the host.
+  // One of the recomputed stages is kept on the host.
   const Schedule mixed =
       Schedule::parse("mixed", 4, "I0 D1 K2.1 K3.1 B3 B2 K0.1 K1 X2 B1 B0");
   expect_equal(run_by(chain, mixed, inputs), wanted);
@@ -353,9 +356,9 @@ TEST(HostMemory, DroppedAndRecomputedRunsMoveNothing) {
   chain.forward(inputs, mixed);
 }
 
-TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
-  // A chain of equal stages: a kept graph of 100 bytes besides a small boundary.
-  const auto figures_of = [](double host_ms) {
+TEST(HostMemory, SolverUsesItIfItIsFaster) {
+  // A chain of equal stages that save 100 bytes each and have a small boundary.
+  const auto costs_of = [](double host_ms) {
     std::vector<StageCosts> stages;
     for (int i = 0; i < 8; ++i) {
       StageCosts stage = StageCosts::simple(1, 100, 10, 20);
@@ -370,24 +373,24 @@ TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
     }
     return ChainCosts::simple(1, stages);
   };
-  const auto solve = [](const ChainCosts& figures, int64_t bytes) {
-    const auto solution = Solver(figures).solve(bytes);
+  const auto solve = [](const ChainCosts& chain_costs, int64_t bytes) {
+    const auto solution = Solver(chain_costs).solve(bytes);
     EXPECT_TRUE(solution);
     return *solution;
   };
-  const auto cheap = solve(figures_of(2), 320);
+  const auto cheap = solve(costs_of(2), 320);
   EXPECT_GT(cheap.simulation.host_peak_bytes, 0);
   EXPECT_EQ(cheap.simulation.total_runs, 8);  // nothing runs again
   EXPECT_LE(cheap.simulation.peak_bytes, 320);
-  const auto dear = solve(figures_of(50), 320);
+  const auto dear = solve(costs_of(50), 320);
   EXPECT_EQ(dear.simulation.host_peak_bytes, 0) << dear.schedule.to_text();
   EXPECT_GT(dear.simulation.total_runs, 8);
 
-  // Fetched ahead where there is room for it.
-  const ChainCosts figures = figures_of(2);
+  // Prefetched if there is room for it.
+  const ChainCosts chain_costs = costs_of(2);
   const Schedule all =
       Schedule::parse("all", 4, "K0.1 K1.1 K2.1 K3.1 B3 B2 B1 B0");
-  ChainCosts four = figures;
+  ChainCosts four = chain_costs;
   four.stages.resize(4);
   const int64_t peak = simulate(all, four).peak_bytes;
   EXPECT_EQ(detail::fetch_ahead(all, four, peak + 100).to_text(),
@@ -398,7 +401,7 @@ TEST(HostMemory, SolverTakesItWhereMovingIsQuicker) {
   EXPECT_EQ(simulate(tight, four).time_ms, simulate(all, four).time_ms);
 }
 
-TEST(HostMemory, NeedsAStore) {
+TEST(HostMemory, RejectsANullStore) {
   EXPECT_NE(error_of([] {
               with_host_variant(two_layers("stage"), nullptr);
             }).find("expected a store"),

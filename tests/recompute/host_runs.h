@@ -11,7 +11,8 @@
 
 namespace reprise::testing {
 
-/// Everything kept, the stages named as their last variant.
+/// Returns a schedule that keeps all stages; those given run as their last
+/// variant.
 inline Schedule keep_on_host(const Chain& chain,
                              const std::vector<int>& stages) {
   std::vector<Op> ops;
@@ -57,7 +58,7 @@ inline ::testing::AssertionResult equal(const Tensors& a, const Tensors& b) {
   return ::testing::AssertionSuccess();
 }
 
-/// In every bit, on CUDA too: the same kernels on the same values.
+/// Compares bit by bit, on CUDA too: the same kernels run on the same values.
 inline void expect_equal(const Outcome& a, const Outcome& b) {
   EXPECT_TRUE(equal(a.outputs, b.outputs));
   EXPECT_TRUE(equal(a.gradients, b.gradients));

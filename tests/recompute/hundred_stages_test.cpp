@@ -26,12 +26,13 @@ struct Measured {
 
 class HundredStages : public ::testing::Test {
  protected:
-  // Activations much larger than weights, as where recomputation pays.
+  // Activations are much larger than weights, as in models that benefit from
+  // recomputation.
   static constexpr int64_t kWidth = 16;
   static constexpr int64_t kRows = 8192;
   Chain chain = testing::equal_stages(100, kWidth);
   torch::Tensor x = torch::randn({kRows, kWidth}, on_device());
-  ChainCosts figures = measure_stage_costs(chain, {x});
+  ChainCosts chain_costs = measure_stage_costs(chain, {x});
 
   Measured measure(const std::string& strategy) {
     const auto schedule = make_schedule(strategy, 100);
@@ -39,19 +40,19 @@ class HundredStages : public ::testing::Test {
     Recorder recorder;
     Execution execution(chain, schedule,
                         {.meter = &kept, .observer = &recorder});
-    // Gradients of parameters exist before, as from a window's second
-    // micro-batch on.
+    // Gradients of parameters exist before, as in all micro-batches of a window
+    // but the first.
     for (auto p : chain.parameters()) p.mutable_grad() = torch::zeros_like(p);
     const MemoryMeter meter(device());
     const auto y = execution.forward({x});
     const int64_t after_forward = kept.live_bytes();
-    // Moved in: an initializer list would hold it until the end.
+    // Moved, because an initializer list would hold it until the end.
     Tensors gradients(1);
     gradients[0] = torch::ones_like(y[0]);
     execution.backward(std::move(gradients));
     Measured measured{kept.peak_bytes(), after_forward,
                       meter.peak_increase_bytes(), 0,
-                      simulate(schedule, figures)};
+                      simulate(schedule, chain_costs)};
     for (int i = 0; i < 100; ++i) {
       EXPECT_EQ(recorder.runs(i), measured.simulated.runs[size_t(i)]);
       measured.most_runs = std::max(measured.most_runs, recorder.runs(i));
@@ -98,7 +99,7 @@ TEST_F(HundredStages, SimulatorAndMeasurementAgree) {
     expect_within(measured.simulated.kept_after_forward_bytes,
                   measured.kept_after_forward,
                   std::string(strategy) + ", kept after the forward");
-    // CUDA's allocator rounds blocks and adds libraries' workspace.
+    // The CUDA allocator rounds blocks up, and libraries allocate workspaces.
     expect_within(measured.simulated.peak_bytes, measured.allocator_peak,
                   std::string(strategy) + ", allocator",
                   device().is_cpu() ? 0.02 : 0.05);

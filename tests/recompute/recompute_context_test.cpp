@@ -11,7 +11,7 @@ using testing::device;
 using testing::on_device;
 using testing::same;
 
-/// Reads its buffer, then changes it: recomputation must see the old value.
+/// Reads its buffer, then modifies it. A recomputation must see the old value.
 struct RunningImpl : torch::nn::Module {
   RunningImpl() : buffer(register_buffer("buffer", torch::ones({1}))) {}
   torch::Tensor forward(const torch::Tensor& x) {
@@ -24,7 +24,7 @@ struct RunningImpl : torch::nn::Module {
 };
 TORCH_MODULE(Running);
 
-TEST(RecomputeContext, GivesBuffersAndRandomNumbersOfTheFirstRun) {
+TEST(RecomputeContext, RestoresBuffersAndRandomNumbersOfTheFirstRun) {
   Running running;
   running->to(device());
   const auto x = torch::ones({4}, on_device());
@@ -54,16 +54,16 @@ TEST(RecomputeContext, TurnsGradModeOn) {
   EXPECT_FALSE(torch::GradMode::is_enabled());
 }
 
-TEST(RecomputeContext, EvaluationCopiesNoBuffers) {
+TEST(RecomputeContext, CopiesNoBuffersInEvaluationMode) {
   torch::nn::BatchNorm2d norm(1000);
   norm->eval();
   const int64_t before = live_bytes(torch::kCPU);
   const RecomputeContext context({}, {norm.ptr()});
-  // The state of the CPU's generator only, some 5 KB.
+  // Only the state of the CPU's generator, about 5 KB.
   EXPECT_LT(live_bytes(torch::kCPU) - before, 6000);
 }
 
-TEST(RecomputeContext, AutocastIsThatOfTheFirstRun) {
+TEST(RecomputeContext, RestoresAutocastOfTheFirstRun) {
   auto state = compat::AutocastState::current();
   state.cpu_enabled = true;
   state.cpu_dtype = torch::kBFloat16;

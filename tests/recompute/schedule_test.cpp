@@ -24,22 +24,22 @@ TEST(Schedule, ParsesWhatItPrints) {
   EXPECT_EQ(schedule.runs(2), 1);
   EXPECT_EQ(schedule.total_runs(), 5);
   EXPECT_EQ(to_string(schedule.ops()[6]), "discard 2");
-  EXPECT_NE(schedule.to_string().find("5 stage runs (2 of them again)"),
+  EXPECT_NE(schedule.to_string().find("5 stage runs (2 recomputed)"),
             std::string::npos);
   EXPECT_NE(schedule.to_string().find("   0  input kept   runs 2"),
             std::string::npos);
 }
 
-TEST(Schedule, FetchesWhatIsKeptInTheBackwardPass) {
+TEST(Schedule, AllowsFetchesOfKeptStagesInTheBackwardPass) {
   const std::string text = "K0.1 K1.2 F0 B1 B0";
   const auto schedule = Schedule::parse("ahead", 2, text);
   EXPECT_EQ(schedule.to_text(), text);
   EXPECT_EQ(schedule.total_runs(), 2);
   EXPECT_EQ(to_string(schedule.ops()[2]), "fetch 0");
-  expect_problem(2, "K0 F0 K1 B1 B0", "has not reached the output");
-  expect_problem(2, "K0 K1 B1 B0 F0", "its graph is not kept");
-  expect_problem(2, "I0 K1 F0 B1 K0 X1 B0", "its graph is not kept");
-  expect_problem(2, "K0 K1 F0.1 B1 B0", "only a run that keeps");
+  expect_problem(2, "K0 F0 K1 B1 B0", "the forward pass is not complete");
+  expect_problem(2, "K0 K1 B1 B0 F0", "its autograd graph is not kept");
+  expect_problem(2, "I0 K1 F0 B1 K0 X1 B0", "its autograd graph is not kept");
+  expect_problem(2, "K0 K1 F0.1 B1 B0", "only forward-keep operations");
   expect_problem(2, "K0 K1 F2 B1 B0", "between 0 and 1");
 }
 
@@ -51,33 +51,33 @@ TEST(Schedule, ForwardPassEndsWithTheFirstRunOfTheLastStage) {
 
 TEST(Schedule, EveryBackwardNeedsItsGraph) {
   expect_problem(2, "K0 D1 B1 B0",
-                 "operation 2 (backward 1): its graph is not");
-  expect_problem(1, "I0 B0", "its graph is not kept");
+                 "operation 2 (backward 1): its autograd graph is not");
+  expect_problem(1, "I0 B0", "its autograd graph is not kept");
 }
 
 TEST(Schedule, EveryRunNeedsItsInput) {
   expect_problem(2, "D0 K1 B1 K0 X1 B0", "boundary 0, is not held");
 }
 
-TEST(Schedule, NothingIsKeptForEver) {
-  expect_problem(2, "I0 K1 B1 I0 X1 K0 B0", "boundary 1 is kept for ever");
+TEST(Schedule, NothingIsLeftAtTheEnd) {
+  expect_problem(2, "I0 K1 B1 I0 X1 K0 B0", "boundary 1 is never released");
   expect_problem(1, "K0", "stage 0 has no backward");
   expect_problem(2, "K0 K1 B1", "stage 0 has no backward");
 }
 
 TEST(Schedule, OrderIsChecked) {
-  expect_problem(2, "K0 K1 B0 B1", "the backward of stage 1 comes first");
-  expect_problem(2, "K0 B0", "has not reached the output");
-  expect_problem(2, "I0 K1 B1 K0 K1", "its backward is done already");
+  expect_problem(2, "K0 K1 B0 B1", "the backward of stage 1 must run first");
+  expect_problem(2, "K0 B0", "the forward pass is not complete");
+  expect_problem(2, "I0 K1 B1 K0 K1", "its backward has already run");
   expect_problem(3, "I0 X1 I0 D1 K2", "must run stage 1 next");
-  expect_problem(1, "K0 B0 B0", "the backward of stage -1 comes first");
-  expect_problem(2, "I0 I0", "boundary 1, is held already");
-  expect_problem(1, "K0 X1 B0", "it is not held");
+  expect_problem(1, "K0 B0 B0", "the backward of stage -1 must run first");
+  expect_problem(2, "I0 I0", "boundary 1, is already held");
+  expect_problem(1, "K0 X1 B0", "the boundary is not held");
   expect_problem(1, "K0 B0 X7", "expected a stage between 0 and 1");
   expect_problem(0, "", "expected at least one stage");
 }
 
-TEST(Schedule, VariantsOfKeptRuns) {
+TEST(Schedule, AllowsVariantsOfKeptRuns) {
   const std::string text = "I0 K1.2 B1 K0.1 X1 B0";
   const auto schedule = Schedule::parse("variants", 2, text);
   EXPECT_EQ(schedule.to_text(), text);
@@ -86,14 +86,14 @@ TEST(Schedule, VariantsOfKeptRuns) {
   EXPECT_NE(schedule.to_string().find("   1  variant 2    runs 1"),
             std::string::npos);
   expect_problem(2, "I0.1 K1 B1 K0 X1 B0", "operation 0 (forward-keep-input");
-  expect_problem(1, "K0 B0.1", "only a run that keeps its graph has variants");
-  expect_problem(1, "K0.-1 B0", "expected a variant from 0 on, got -1");
+  expect_problem(1, "K0 B0.1", "only forward-keep operations have variants");
+  expect_problem(1, "K0.-1 B0", "expected a non-negative variant, got -1");
 }
 
 TEST(Schedule, TextIsChecked) {
-  expect_problem(1, "K0. B0", "expected a word such as K3");
-  expect_problem(1, "Q0", "expected a word such as K3");
-  expect_problem(1, "K", "expected a word such as K3");
+  expect_problem(1, "K0. B0", "expected an operation such as K3");
+  expect_problem(1, "Q0", "expected an operation such as K3");
+  expect_problem(1, "K", "expected an operation such as K3");
 }
 
 }  // namespace

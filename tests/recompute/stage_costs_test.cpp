@@ -14,14 +14,14 @@ using testing::device;
 using testing::on_device;
 using testing::same;
 
-TEST(StageCosts, FiguresOfAPlainLayer) {
+TEST(StageCosts, MeasuresASimpleLayer) {
   constexpr int64_t kBytes = 64 * 64 * 4;
   const Chain chain = testing::equal_stages(2, 64);
-  const auto figures =
+  const auto chain_costs =
       measure_stage_costs(chain, {torch::randn({64, 64}, on_device())});
-  EXPECT_EQ(figures.input_bytes, std::vector<int64_t>{kBytes});
-  EXPECT_EQ(figures.output_gradient_bytes, kBytes);
-  const StageCosts& stage = figures.stages.at(1);
+  EXPECT_EQ(chain_costs.input_bytes, std::vector<int64_t>{kBytes});
+  EXPECT_EQ(chain_costs.output_gradient_bytes, kBytes);
+  const StageCosts& stage = chain_costs.stages.at(1);
   ASSERT_EQ(stage.outputs.size(), 1u);
   EXPECT_EQ(stage.outputs[0].bytes, kBytes);
   EXPECT_EQ(stage.outputs[0].input, -1);
@@ -32,10 +32,10 @@ TEST(StageCosts, FiguresOfAPlainLayer) {
   EXPECT_GE(stage.keep_extra_bytes, kBytes);  // the product itself
   EXPECT_GT(stage.forward_ms, 0);
   EXPECT_GT(stage.backward_ms, 0);
-  EXPECT_EQ(figures.stages.at(0).input_gradient_bytes, 0);
+  EXPECT_EQ(chain_costs.stages.at(0).input_gradient_bytes, 0);
 }
 
-TEST(StageCosts, LeavesNoMark) {
+TEST(StageCosts, RestoresAllState) {
   for (const Builtin& builtin : builtins()) {
     BuiltinOptions options;
     options.device = device();
@@ -58,14 +58,14 @@ TEST(StageCosts, LeavesNoMark) {
   }
 }
 
-TEST(StageCosts, PredictsWhatBuiltinsKeep) {
+TEST(StageCosts, PredictsKeptMemoryOfBuiltins) {
   for (const Builtin& builtin : builtins()) {
     BuiltinOptions options;
     options.device = device();
     options.batch = 32;
     const Chain chain = builtin.make_chain(options);
     const Tensors inputs = builtin.make_inputs(options);
-    const auto figures = measure_stage_costs(chain, inputs);
+    const auto chain_costs = measure_stage_costs(chain, inputs);
     Tensors state = chain.parameters();
     for (const auto& buffer : chain.buffers()) state.push_back(buffer);
     for (const char* strategy :
@@ -75,7 +75,7 @@ TEST(StageCosts, PredictsWhatBuiltinsKeep) {
       Execution execution(chain, schedule, {.meter = &meter});
       const auto y = execution.forward(inputs);
       execution.backward({torch::ones_like(y[0]), {}});
-      const auto simulated = simulate(schedule, figures);
+      const auto simulated = simulate(schedule, chain_costs);
       EXPECT_NEAR(
           double(meter.peak_bytes()) / double(simulated.kept_peak_bytes), 1,
           0.02)
@@ -84,11 +84,11 @@ TEST(StageCosts, PredictsWhatBuiltinsKeep) {
   }
 }
 
-TEST(StageCosts, TwoOfAKindAreEnough) {
+TEST(StageCosts, MeasuresTwoStagesPerKind) {
   std::vector<Stage> plain, kinds;
   std::vector<int> runs(6, 0);
   for (int i = 0; i < 6; ++i) {
-    // The last one has another shape.
+    // The last stage has a different shape.
     const int64_t to = i == 5 ? 32 : 64;
     torch::nn::Linear linear(64, to);
     linear->to(device());
@@ -107,7 +107,8 @@ TEST(StageCosts, TwoOfAKindAreEnough) {
   const auto wanted = measure_stage_costs(Chain(plain), inputs);
   std::fill(runs.begin(), runs.end(), 0);
   const auto got = measure_stage_costs(Chain(kinds), inputs);
-  // The first needs no gradient of its input, so it is not like the second.
+  // The input of the first stage requires no gradient, so it differs from the
+  // second.
   for (const int i : {0, 1, 2, 5}) EXPECT_GT(runs[size_t(i)], 0) << i;
   for (const int i : {3, 4}) EXPECT_EQ(runs[size_t(i)], 0) << i;
   ASSERT_EQ(got.stages.size(), wanted.stages.size());
@@ -125,7 +126,7 @@ TEST(StageCosts, TwoOfAKindAreEnough) {
   }
 }
 
-TEST(StageCosts, RefusesWrongUse) {
+TEST(StageCosts, RejectsWrongUse) {
   const Chain chain = testing::equal_stages(1, 4);
   EXPECT_THROW(measure_stage_costs(chain, {}), c10::Error);
   EXPECT_THROW(
@@ -136,7 +137,7 @@ TEST(StageCosts, RefusesWrongUse) {
                c10::Error);
 }
 
-TEST(StageCosts, OutputBytesWithoutAndWithATrace) {
+TEST(StageCosts, OutputBytesAgreeWithAndWithoutCosts) {
   for (const Builtin& builtin : builtins()) {
     BuiltinOptions options;
     options.device = device();

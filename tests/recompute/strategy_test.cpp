@@ -16,14 +16,14 @@ TEST(Strategy, ParsesWhatItPrints) {
   }
 }
 
-TEST(Strategy, RejectsNonsense) {
+TEST(Strategy, RejectsUnknownNames) {
   for (const char* text : {"", "some", "every", "every:", "every:x", "every:2x",
                            "none:1", "sqrt:2", "Every:2"}) {
     EXPECT_THROW(Strategy::parse(text), c10::Error) << text;
   }
 }
 
-TEST(Strategy, NamesAreThoseThatItParses) {
+TEST(Strategy, ListsTheNamesThatItParses) {
   EXPECT_EQ(strategy_names(),
             (std::vector<std::string>{"none", "all", "sqrt", "every:K",
                                       "checkpoints:K", "revolve:S"}));
@@ -36,7 +36,7 @@ TEST(Strategy, NamesAreThoseThatItParses) {
 TEST(Strategy, RejectsNumbersOutOfRange) {
   EXPECT_NE(testing::error_of([] {
               make_schedule("every:9", 8);
-            }).find("between 1 and 8 in every:9 for a chain of 8 stages"),
+            }).find("between 1 and 8 in 'every:9' for a chain of 8 stages"),
             std::string::npos);
   EXPECT_THROW(make_schedule("every:0", 8), c10::Error);
   EXPECT_THROW(make_schedule("checkpoints:8", 8), c10::Error);
@@ -45,7 +45,7 @@ TEST(Strategy, RejectsNumbersOutOfRange) {
   EXPECT_THROW(make_schedule("none", 0), c10::Error);
 }
 
-TEST(Strategy, SmallSchedulesByHand) {
+TEST(Strategy, SmallSchedulesMatchHandCalculation) {
   EXPECT_EQ(make_schedule("none", 3).to_text(), "K0 K1 K2 B2 B1 B0");
   EXPECT_EQ(make_schedule("all", 3).to_text(), "I0 I1 K2 B2 K1 X2 B1 K0 X1 B0");
   EXPECT_EQ(make_schedule("every:2", 3).to_text(),
@@ -58,7 +58,7 @@ TEST(Strategy, SmallSchedulesByHand) {
             "I0 D1 K2 B2 I0 K1 X2 B1 K0 X1 B0");
 }
 
-TEST(Strategy, SegmentsRunAtMostOnceMore) {
+TEST(Strategy, SegmentsAreRecomputedAtMostOnce) {
   for (int n = 1; n <= 40; ++n) {
     std::vector<std::string> texts = {"all", "sqrt"};
     for (int k = 1; k <= n; ++k) texts.push_back("every:" + std::to_string(k));
@@ -72,19 +72,19 @@ TEST(Strategy, SegmentsRunAtMostOnceMore) {
   }
 }
 
-TEST(Strategy, CheckpointsKeepsJustThatManyOutputs) {
-  const auto figures =
+TEST(Strategy, CheckpointsKeepsExactlyKOutputs) {
+  const auto chain_costs =
       ChainCosts::simple(1, std::vector<StageCosts>(26, StageCosts::simple(1)));
   for (int k : {0, 2, 4, 8, 16, 25}) {
     const auto schedule = make_schedule("checkpoints:" + std::to_string(k), 26);
-    const auto result = simulate(schedule, figures);
+    const auto result = simulate(schedule, chain_costs);
     EXPECT_EQ(result.kept_after_forward_bytes, k + 1);
     EXPECT_EQ(result.total_runs, 52);
   }
 }
 
-/// Fewest runs to reverse stages [0, n) with `slots` inputs kept, by trying
-/// every split: independent of the tables under test.
+/// Returns the minimum number of runs to reverse n stages with `slots` kept
+/// inputs, by trying every split. Independent of the tables under test.
 int64_t brute_force(int n, int slots) {
   static std::map<std::pair<int, int>, int64_t> memo;
   if (n == 0) return 0;
@@ -93,7 +93,8 @@ int64_t brute_force(int n, int slots) {
   if (const auto found = memo.find(key); found != memo.end()) {
     return found->second;
   }
-  // Without a further slot: from the start to the last stage, then the rest.
+  // Without a further slot: run from the start to the last stage, then reverse
+  // the rest.
   int64_t best = n + brute_force(n - 1, slots);
   if (slots > 1) {
     for (int j = 1; j < n; ++j) {
@@ -139,21 +140,23 @@ TEST(Strategy, RevolveHoldsNoMoreThanItsSlots) {
   for (int n : {1, 2, 7, 30, 100}) {
     for (int s : {1, 2, 3, 6}) {
       const auto schedule = make_schedule("revolve:" + std::to_string(s), n);
-      // Boundaries weigh 1, graphs nothing: what is held is what is kept.
+      // Boundaries have 1 byte and nothing is saved, so that memory counts
+      // boundaries.
       StageCosts stage = StageCosts::simple(1);
       stage.saved_inputs.clear();
       stage.saved_outputs.clear();
       const auto result = simulate(
           schedule,
           ChainCosts::simple(1, std::vector<StageCosts>(size_t(n), stage)));
-      // Besides the slots: the input and the output of the stage that runs.
+      // In addition to the slots: the input and the output of the running
+      // stage.
       EXPECT_LE(result.kept_peak_bytes, std::min(s, n) + 2) << n << " " << s;
     }
   }
 }
 
-TEST(Strategy, CheckpointsTakeTheSmallestOutputNearby) {
-  // Starts of the segments that a schedule runs again.
+TEST(Strategy, CheckpointsKeepsTheSmallestOutputNearby) {
+  // Returns the first stages of the segments that a schedule recomputes.
   const auto kept = [](const Schedule& schedule) {
     std::vector<int> starts;
     for (size_t i = 0; i < schedule.forward_ops(); ++i) {
@@ -163,14 +166,15 @@ TEST(Strategy, CheckpointsTakeTheSmallestOutputNearby) {
     return starts;
   };
   const Strategy two{StrategyKind::kCheckpoints, 2};
-  // Even: the inputs of stages 3 and 6; the outputs of 1 and 6 are smaller.
+  // Evenly spread: the inputs of stages 3 and 6. The outputs of 1 and 6 are
+  // smaller.
   const std::vector<int64_t> bytes = {9, 4, 8, 8, 8, 8, 3, 7, 1};
   EXPECT_EQ(kept(make_schedule(two, 9)), (std::vector<int>{0, 3, 6}));
   EXPECT_EQ(kept(make_schedule(two, 9, bytes)), (std::vector<int>{0, 2, 7}));
-  // All alike: even.
+  // Equal sizes are spread evenly.
   EXPECT_EQ(kept(make_schedule(two, 9, std::vector<int64_t>(9, 5))),
             (std::vector<int>{0, 3, 6}));
-  // As many as there are places, whatever the sizes.
+  // As many checkpoints as there are boundaries, whatever the sizes.
   for (int stages = 1; stages <= 12; ++stages) {
     for (int k = 0; k < stages; ++k) {
       std::vector<int64_t> sizes;

@@ -35,7 +35,7 @@ assert sum(plan["memory"].values()) == plan["predicted"]["peak_bytes"]
 assert plan["peak_at"]["phase"] in ("forward", "recompute", "backward", "update",
                                     "preparation of a batch")
 for key in ("recompute", "schedule", "alternatives", "frontier", "references",
-            "measures", "smallest_bytes", "stages"):
+            "peak_reductions", "smallest_bytes", "stages"):
     assert key in plan, key
 assert "measured" not in plan
 PY

@@ -42,7 +42,7 @@ std::pair<torch::Tensor, torch::Tensor> gradients(bool final_on_the_way) {
                       {.cuts = {1}, .final_from = [&](int stage) {
                          if (stage == 1) told = small.last->bias.grad().clone();
                        }});
-  MicroStep step(device(), {}, smallest_of(small.chain.parameters()));
+  MicroStep step(device(), {}, smallest_parameters(small.chain.parameters()));
   step.set_weight(1);
   for (int i = 0; i < 2; ++i) {
     step.run(execution, {torch::full({2, kWidth}, i + 0.5, on_device())},

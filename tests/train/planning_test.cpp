@@ -160,13 +160,13 @@ TEST(Planning, OffersTheHostNoMoreThanItHolds) {
     const auto store = std::make_shared<testing::CountingStore>(limit);
     auto parts = session.cost_parts();
     HostOptions options;
-    options.smallest_bytes = 1;
+    options.min_bytes = 1;
     parts.model.chain = with_host_variants(parts.model.chain, store, options);
     parts.host = store;
     detail::TrainingCosts costs(parts, {.memory_only = true});
     EXPECT_TRUE(costs.measure("fp32", 4));
     int64_t sum = 0;
-    const auto& figures = costs.profile("fp32").sizes.at(0).figures;
+    const auto& figures = costs.profile("fp32").sizes.at(0).chain_costs;
     for (const StageCosts& stage : figures.stages) {
       const KeptRunCosts& host = stage.variants.back();
       sum += host.host_bytes;

@@ -51,7 +51,7 @@ void expect_same_everywhere(bool nested) {
       const auto report = verify(subject, Strategy::parse(text), how());
       EXPECT_TRUE(report.same) << text_of(report);
       ASSERT_EQ(report.rows.size(), 5u);
-      // Something was compared, and training moved.
+      // Something was compared, and training changed the parameters.
       EXPECT_EQ(report.rows[0].tensors, 3);
       EXPECT_GT(report.rows[1].tensors, 10);
       EXPECT_EQ(report.runs, report.simulated_runs);
@@ -65,15 +65,15 @@ void expect_same_everywhere(bool nested) {
   }
 }
 
-TEST(Verify, EveryStrategyOnEveryBuiltin) {
+TEST(Verify, AllStrategiesPassOnAllBuiltins) {
   expect_same_everywhere(/*nested=*/false);
 }
 
-TEST(Verify, EveryStrategyWithCheckpointsInsideStages) {
+TEST(Verify, AllStrategiesPassWithCheckpointsInsideStages) {
   expect_same_everywhere(/*nested=*/true);
 }
 
-/// A chain that differs from its reference must be found out.
+/// A chain that differs from its reference.
 VerifyReport with_stage(
     const std::function<torch::Tensor(torch::Tensor)>& bad) {
   const auto make = [](const std::function<torch::Tensor(torch::Tensor)>& f) {
@@ -96,7 +96,7 @@ VerifyReport with_stage(
   return verify(subject, Strategy::parse("all"), how());
 }
 
-TEST(Verify, FindsOutWhateverDiffers) {
+TEST(Verify, DetectsEveryDifference) {
   EXPECT_TRUE(
       with_stage([](const torch::Tensor& x) { return torch::sin(x); }).same);
   const auto value =
@@ -119,8 +119,8 @@ TEST(Verify, FindsOutWhateverDiffers) {
   EXPECT_FALSE(random.rows[3].same);
 }
 
-// The sum of the losses alone.
-TEST(Verify, ModelsOfTheZooAreTheSame) {
+// With stages that return the sum of the losses only.
+TEST(Verify, BuiltInModelsPass) {
   for (const testing::SmallModel& small : testing::small_models()) {
     const Model model = make_model(small.name, small.options);
     const VerifySubject subject{

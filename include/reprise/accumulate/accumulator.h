@@ -8,13 +8,15 @@
 
 namespace reprise {
 
-/// Adds up the gradients of a window of micro-batches so that the sum is the
-/// gradient of the whole batch, whatever the sizes of the micro-batches.
+/// Accumulates the gradients of a window, the micro-batches between two
+/// optimizer updates. The result is the gradient of the mean loss over the
+/// whole window, whatever the sizes of the micro-batches.
 ///
-/// A mean of means weighs a micro-batch of 3 tokens like one of 300. Here each
-/// micro-batch gives the *sum* of its losses, and every sum is divided by the
-/// same number: the count of samples or tokens of the whole window, known
-/// before the first backward.
+/// Averaging the mean losses of the micro-batches would weight a micro-batch of
+/// 3 tokens like one of 300. Instead, each micro-batch contributes the *sum* of
+/// its losses, and every sum is divided by the same number: the count of
+/// samples or tokens in the window, which must be known before the first
+/// backward.
 ///
 ///     Accumulator accumulator(model->parameters());
 ///     accumulator.begin(tokens_in_window);
@@ -23,56 +25,67 @@ namespace reprise {
 ///     accumulator.clip(1.0);
 ///     accumulator.update(optimizer);   // steps, and clears the gradients
 ///
-/// A wrong order of calls, a count that is not positive, or counts that do not
-/// add up to the window's throw c10::Error and change nothing. Not thread-safe.
+/// Calls in the wrong order, counts that are not positive and counts that
+/// exceed the window's total throw c10::Error and change nothing. Not
+/// thread-safe.
 class Accumulator {
  public:
+  /// Accumulates into the `.grad` of `parameters`. Throws c10::Error if there
+  /// are none.
   explicit Accumulator(std::vector<torch::Tensor> parameters);
 
-  /// With `keep`, update() sets the gradients to zero where they are instead of to
-  /// none, so that they have the same memory in every window: what a CUDA graph
-  /// needs. Results are the same, but a parameter that had a gradient once is
-  /// updated in every window. Off by default.
+  /// If `keep` is true, update() zeroes the gradients in place instead of
+  /// freeing them, so that they keep their addresses, as CUDA graphs require.
+  /// Results are the same, except that a parameter that once had a gradient is
+  /// updated in every window. False by default.
   void keep_gradients(bool keep) { keep_ = keep; }
 
-  /// Opens a window of `total_count` samples or tokens, over all ranks. What
-  /// the parameters' gradients hold already would be added to: clear them
-  /// first.
+  /// Opens a window of `total_count` samples or tokens over all ranks. Existing
+  /// gradients of the parameters are added to, so they should be cleared
+  /// before.
   void begin(double total_count);
 
-  /// The same where other ranks have the rest: all is divided by `total_count`, and
-  /// the micro-batches here add up to `own_count`, which may be 0.
+  /// Opens a window that is shared with other ranks. The micro-batches of this
+  /// rank add up to `own_count`, which may be 0; losses are divided by
+  /// `total_count`.
   void begin_share(double total_count, double own_count);
 
-  /// Opens a window of which `done_count` is in the gradients already.
+  /// Opens a window of which `done_count` samples or tokens are already
+  /// accumulated in the gradients.
   void resume(double total_count, double done_count);
 
-  /// Backward of `loss_sum` / total_count, for a micro-batch of `count`.
+  /// Runs the backward pass of `loss_sum` / total_count for a micro-batch of
+  /// `count` samples or tokens. `loss_sum` must have one element.
   void backward(const torch::Tensor& loss_sum, double count);
 
-  /// The same for those who run the backward themselves: notes `count` and
-  /// returns what the gradient of the loss sum must be, 1 / total_count.
+  /// Adds `count` to the window for a caller that runs the backward pass
+  /// itself. Returns the gradient of the loss sum to use, 1 / total_count.
   double weigh(double count);
 
-  /// True once the counts add up to the window's total, or to this rank's own.
+  /// Returns whether the counts add up to the window's total, or to this rank's
+  /// share of it.
   bool complete() const;
-  double total_count() const { return total_; }
+  double total_count() const { return total_; }  ///< 0 if no window is open
   double done_count() const { return done_; }
 
-  /// 2-norm of the whole gradient, a scalar on its device; no synchronisation.
+  /// Returns the 2-norm of all gradients together, as a scalar on their device.
+  /// Does not synchronize with the device. The window must be complete.
   torch::Tensor norm() const;
 
-  /// Scales the gradient so that its norm is at most `max_norm`; once, when the
-  /// window is complete. Returns the norm before; no synchronisation.
+  /// Scales the gradients so that their norm is at most `max_norm`, and returns
+  /// the norm before clipping. Does not synchronize with the device. The window
+  /// must be complete.
   torch::Tensor clip(double max_norm);
 
-  /// Steps the optimizer, clears the gradients and closes the window.
+  /// Calls `optimizer.step()`, clears the gradients and closes the window,
+  /// which must be complete.
   void update(torch::optim::Optimizer& optimizer);
 
-  /// The same with any other update from the parameters' gradients.
+  /// Overload that calls `step` instead of an optimizer.
   void update(const std::function<void()>& step);
 
-  /// Closes the window without an update and drops its gradients, kept ones too.
+  /// Closes the window without an update and frees its gradients, even if they
+  /// are kept (see keep_gradients()).
   void abandon();
 
  private:
@@ -82,17 +95,19 @@ class Accumulator {
   void drop_gradients();
 
   std::vector<torch::Tensor> parameters_;
-  double total_ = 0;  // 0: no window is open
-  double own_ = 0;    // of it, here
+  double total_ = 0;  // 0 if no window is open
+  double own_ = 0;    // this rank's share of total_
   double done_ = 0;
   bool keep_ = false;
 };
 
-/// 2-norm of all gradients of `parameters` together; those without one count
-/// zero. A scalar on the gradients' device, in at least single precision.
+/// Returns the 2-norm of all gradients of `parameters` together, as a scalar on
+/// the gradients' device in at least single precision. Parameters without a
+/// gradient count as zero.
 torch::Tensor gradient_norm(const std::vector<torch::Tensor>& parameters);
 
-/// Scales the gradients so that `norm`, their norm, becomes at most `max_norm`.
+/// Scales the gradients of `parameters` so that their 2-norm, given as `norm`,
+/// becomes at most `max_norm`.
 void clip_gradients(const std::vector<torch::Tensor>& parameters,
                     const torch::Tensor& norm, double max_norm);
 

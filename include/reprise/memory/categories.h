@@ -13,8 +13,9 @@
 
 namespace reprise {
 
-/// What a live byte is for. `kWorkspace` is the rest: operators' temporaries,
-/// gradients in flight, and whatever nobody has claimed.
+/// What live memory is used for. `kWorkspace` is everything that was not
+/// claimed: temporaries of operators, gradients of activations, and unknown
+/// tensors.
 enum class Category {
   kParameters,
   kGradients,
@@ -25,25 +26,28 @@ enum class Category {
 };
 constexpr size_t kCategoryCount = 6;
 
-/// "parameters", "gradients", …: as printed and as JSON keys.
+/// Returns the category's name as printed and as used for JSON keys:
+/// "parameters", "gradients", "optimizer", "activations", "data" or
+/// "workspace".
 std::string_view name_of(Category category);
 
-/// Live bytes by category at one moment. They add up to `total_bytes`, unless
-/// tensors were claimed that the allocator never counted.
+/// Live bytes per category at one point in time. They add up to `total_bytes`,
+/// unless claimed tensors were allocated before counting began.
 struct MemoryBreakdown {
   int64_t total_bytes = 0;
   std::array<int64_t, kCategoryCount> bytes{};
-  std::vector<int64_t> activations_by_stage;
+  std::vector<int64_t> activations_by_stage;  ///< saved activations per stage
 
   int64_t operator[](Category category) const {
     return bytes.at(static_cast<size_t>(category));
   }
 };
 
-/// Divides the live bytes of one device among categories. Tensors are claimed
-/// through functions, asked at each measurement, since gradients and optimizer
-/// state come and go. A storage claimed twice counts for the first claim; only
-/// tensors on the ledger's device count.
+/// Attributes the live bytes of one device to categories. Tensors are claimed
+/// through functions that are called at each measurement, because gradients and
+/// optimizer state are allocated and freed during training. A storage that is
+/// claimed twice counts for the first claim. Tensors on other devices are
+/// ignored. Not thread-safe.
 ///
 ///     MemoryLedger ledger(torch::kCPU);
 ///     ledger.claim_model(model->parameters(), model->buffers());
@@ -56,17 +60,20 @@ class MemoryLedger {
 
   explicit MemoryLedger(c10::Device device);
 
+  /// Attributes the tensors that `source` returns to `category`. Throws
+  /// c10::Error if `category` is kWorkspace.
   void claim(Category category, Source source);
 
-  /// Parameters and buffers as kParameters, their `.grad` as kGradients.
-  /// `parameters` and `buffers` are held for as long as the ledger lives.
+  /// Claims parameters and buffers as kParameters and the parameters' `.grad`
+  /// as kGradients. The ledger holds references to all of them.
   void claim_model(std::vector<at::Tensor> parameters,
                    std::vector<at::Tensor> buffers = {});
 
-  /// Takes kActivations from what `meter` counts and nobody else has claimed;
-  /// the meter must outlive the ledger.
+  /// Claims as kActivations the storages that `meter` counts and that no other
+  /// claim covers. `meter` is not owned and must outlive the ledger.
   void claim_kept(const KeptMeter& meter);
 
+  /// Returns the live bytes per category at the time of the call.
   MemoryBreakdown measure() const;
 
  private:
@@ -79,7 +86,8 @@ class MemoryLedger {
   const KeptMeter* kept_ = nullptr;
 };
 
-/// Bytes of the distinct storages behind `tensors`; undefined ones count 0.
+/// Returns the bytes of the distinct storages of `tensors`. Undefined tensors
+/// count as 0.
 int64_t storage_bytes(at::TensorList tensors);
 
 }  // namespace reprise

@@ -4,12 +4,14 @@
 
 namespace reprise {
 
-/// For tests: while it lives, one allocation of a CPU tensor fails as a real one
-/// does (the same c10::Error), so that what comes after can be looked at. It is
-/// number `after` from now, counted from 0 over all threads, of those of at least
-/// `min_bytes`; allocations inside a compat::ReservedScope neither count nor
-/// fail. Allocations before and after it succeed. One at a time in a process;
-/// a second throws c10::Error.
+/// Fault injection for tests. During the object's lifetime one allocation of a
+/// CPU tensor fails with the c10::Error that a real failure throws.
+///
+/// Allocations of at least `min_bytes` are counted from 0 over all threads, and
+/// number `after` fails; all others succeed. Allocations inside a
+/// compat::ReservedScope are neither counted nor failed. Only one object may
+/// exist per process: the constructor throws c10::Error if there is another
+/// one, or if an argument is negative.
 ///
 ///     const AllocationFailure failure(100);
 ///     train();
@@ -21,10 +23,11 @@ class AllocationFailure {
   AllocationFailure(const AllocationFailure&) = delete;
   AllocationFailure& operator=(const AllocationFailure&) = delete;
 
+  /// Returns whether the allocation has failed.
   bool happened() const;
 
-  /// Allocations counted so far. With an `after` that is never reached: how many
-  /// there are to choose from.
+  /// Returns the number of allocations counted so far. With an `after` that is
+  /// never reached, this is the number of possible failure points.
   int64_t counted() const;
 };
 

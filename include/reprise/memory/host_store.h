@@ -6,56 +6,65 @@
 #include <cstdint>
 #include <memory>
 
-/// A device's memory moved to the host and back, beside the device's own work.
+/// Copies of device memory in host memory, made asynchronously to the device's
+/// own work.
 namespace reprise {
 
-/// Bytes on their way to the host, there, or on their way back. May be destroyed at
-/// any of these moments; that waits for nothing on the host. Not thread-safe.
+/// A block of device memory that is being copied to the host, is there, or is
+/// being copied back. May be destroyed in any of these states; the destructor
+/// does not block the host. Not thread-safe.
 class HostCopy {
  public:
   virtual ~HostCopy() = default;
 
-  /// Lets go of the bytes on the device. What the current stream does from here on
-  /// waits for the copy, so that whoever gets their memory next cannot overwrite
-  /// what is still being read.
+  /// Frees the device memory. Later work on the current stream waits for the
+  /// copy, so that the memory cannot be overwritten while it is still being
+  /// read.
   virtual void leave() = 0;
 
-  /// Begins to bring them back, into memory that is taken now. The result is there
-  /// to be counted; to be read, ask for bytes(). Where they never left, or come back
-  /// already, does nothing.
+  /// Allocates device memory and starts the copy back to the device. Does
+  /// nothing if the bytes are on the device or on their way back already. The
+  /// result may be used to count memory; call bytes() to read it.
   virtual const at::Tensor& fetch() = 0;
 
-  /// The bytes on the device, for the current stream, which waits for them.
+  /// Returns the bytes on the device, fetched if necessary. The current stream
+  /// waits for the copy.
   virtual const at::Tensor& bytes() = 0;
 };
 
-/// Where they go. Its memory is used again from one copy to the next and goes back
-/// to the system with the store and its last copy. Thread-safe.
+/// Host memory for copies. Buffers are reused from one copy to the next and
+/// returned to the system when the store and its last copy are destroyed.
+/// Thread-safe.
 class HostStore {
  public:
   virtual ~HostStore() = default;
 
-  /// Begins to copy `bytes`: uint8, of one dimension, contiguous, on `device()`. They
-  /// must not change before leave(). Null: there is no room, nothing was done.
+  /// Starts a copy of `bytes` to the host. `bytes` must be a contiguous,
+  /// one-dimensional uint8 tensor on `device()` and must not change before
+  /// leave(). Returns null, and does nothing, if the store has no room.
   virtual std::unique_ptr<HostCopy> send(const at::Tensor& bytes) = 0;
 
-  /// Gives what no copy uses back to the system. No graph that was captured with
-  /// this store may run afterwards.
+  /// Returns unused buffers to the system. CUDA graphs captured with this store
+  /// must not be replayed afterwards.
   virtual void trim() = 0;
 
-  virtual c10::Device device() const = 0;  ///< whose memory is moved
-  virtual int64_t limit_bytes() const = 0;
-  virtual int64_t held_bytes() const = 0;  ///< of the host, in use or not
+  virtual c10::Device device() const = 0;   ///< device whose memory is copied
+  virtual int64_t limit_bytes() const = 0;  ///< maximum of held_bytes()
+  virtual int64_t held_bytes()
+      const = 0;  ///< host memory allocated, used or not
 };
 
-/// In pinned memory, up to `limit_bytes`. Copies run on one stream of their own, in
-/// the order they were asked for: a buffer that is used again is then read before it
-/// is written, with nothing to wait for on the host; and the two directions, one the
-/// forward's and one the backward's, hardly ever meet.
+/// Creates a store of up to `limit_bytes` of pinned memory for a CUDA device.
 ///
-/// Works inside a CudaGraph's capture, where the copies become branches of the graph:
-/// leave() and bytes() join them. Buffers used there stay in place until trim() or
-/// until the store goes, which must be after the graph.
+/// All copies run on one stream of their own, in the order of the calls. A
+/// buffer can therefore be reused without synchronizing with the host. The two
+/// directions rarely compete, since one is used by the forward pass and the
+/// other by the backward pass.
+///
+/// Copies may be captured into a CUDA graph, in which they become branches that
+/// leave() and bytes() join. Buffers used by a CUDA graph keep their addresses
+/// until trim() is called or the store is destroyed, so the store must outlive
+/// the graph.
 ///
 /// Throws c10::Error in a build without CUDA.
 std::shared_ptr<HostStore> make_host_store(int device, int64_t limit_bytes);

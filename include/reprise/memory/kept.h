@@ -8,10 +8,11 @@
 
 namespace reprise {
 
-/// Counts what is kept for the backward pass, by stage: the tensors autograd
-/// saves inside a Scope, and those handed to `hold()`. A storage that several
-/// tensors or stages share counts once, for the lowest stage that has it.
-/// Model state (parameters, buffers) and its views never count.
+/// Counts the memory that is kept for the backward pass, per stage: the tensors
+/// that autograd saves inside a Scope, and those passed to `hold()`. A storage
+/// that is shared by several tensors or stages counts once, for the lowest of
+/// these stages. Model state (parameters, buffers) and views of it are not
+/// counted.
 ///
 ///     KeptMeter meter(module->parameters());
 ///     {
@@ -20,35 +21,37 @@ namespace reprise {
 ///     }
 ///     meter.live_bytes();
 ///
-/// Thread-safe. What was saved goes on counting until the graph frees it, even
-/// after the meter itself is gone.
+/// Thread-safe. Saved tensors are counted until the autograd graph frees them,
+/// even if the meter is destroyed earlier.
 class KeptMeter {
  public:
-  /// `state`: tensors whose storages are never counted.
+  /// Creates a meter that ignores the storages of the tensors in `state`.
   explicit KeptMeter(at::TensorList state = {});
 
-  int64_t live_bytes() const;
-  int64_t peak_bytes() const;
+  int64_t live_bytes() const;  ///< bytes kept now
+  int64_t peak_bytes() const;  ///< maximum since construction or restart_peak()
 
   /// Live bytes of each stage.
   std::vector<int64_t> live_by_stage() const;
 
-  /// What is live now, storage by storage.
+  /// One storage that is kept now.
   struct Storage {
-    const void* storage;  ///< address of its StorageImpl
+    const void* storage;  ///< address of the StorageImpl
     int64_t bytes;
-    int stage;
+    int stage;  ///< lowest stage that keeps it
   };
+  /// Returns all storages that are kept now, in no particular order.
   std::vector<Storage> live_storages() const;
 
-  /// Begins a new peak from what is live now.
+  /// Resets the peak to the bytes kept now.
   void restart_peak();
 
-  /// Counts `tensor` for `stage` until the result is destroyed. Holds the
-  /// tensor's memory alive.
+  /// Counts `tensor` for `stage` until the result is destroyed. The result
+  /// keeps the tensor's memory alive.
   std::shared_ptr<void> hold(const at::Tensor& tensor, int stage) const;
 
-  /// While it lives, what autograd saves on this thread counts for `stage`.
+  /// During its lifetime, tensors that autograd saves on this thread are
+  /// counted for `stage`, which must not be negative (c10::Error). Scopes nest.
   class Scope {
    public:
     Scope(const KeptMeter& meter, int stage);
@@ -61,13 +64,14 @@ class KeptMeter {
     std::unique_ptr<Impl> impl_;
   };
 
-  /// Where this thread's savings count at present; null outside any Scope.
-  /// Lets code that keeps tensors for autograd (checkpoint) count them too.
-  struct Place {
+  /// The meter and stage for which this thread's saved tensors are counted.
+  /// `meter` is null outside of any Scope. Allows code that saves tensors
+  /// outside of autograd, such as checkpoint(), to count them.
+  struct Target {
     std::shared_ptr<KeptMeter> meter;
     int stage = 0;
   };
-  static Place current();
+  static Target current();
 
  private:
   struct State;

@@ -7,55 +7,62 @@
 #include <memory>
 #include <vector>
 
-/// Bytes counted where they are allocated.
+/// Memory of tensors, counted by the allocator.
 ///
-/// On the CPU a counting allocator takes the place of LibTorch's when the first
-/// meter is made (or `count_cpu_memory()` is called) and counts every tensor
-/// made since, exactly. On CUDA the figures are the caching allocator's, which
-/// rounds blocks up to 512 bytes. Memory that libraries take past LibTorch
-/// (BLAS and oneDNN scratch, the CUDA context) is in neither: see process.h.
+/// On the CPU, a counting allocator replaces LibTorch's when the first meter is
+/// created or `count_cpu_memory()` is called. It counts every tensor allocated
+/// from then on, exactly. On CUDA, the numbers are those of LibTorch's caching
+/// allocator, which rounds blocks up to 512 bytes. Neither includes memory that
+/// libraries allocate themselves (BLAS and oneDNN scratch space, the CUDA
+/// context); see process_memory.h.
 namespace reprise {
 
-/// Starts counting on the CPU now, instead of at the first meter. Idempotent.
+/// Starts counting CPU memory, if no meter has done so yet. Idempotent.
 void count_cpu_memory();
 
-/// Bytes in tensors on `device` now; on the CPU, of those made since counting
-/// began.
+/// Returns the bytes of all live tensors on `device`. On the CPU, only tensors
+/// allocated since counting began are included.
 int64_t live_bytes(c10::Device device);
 
-/// What a tensor of so many bytes takes of `device`, as live_bytes() counts it.
+/// Returns the memory that an allocation of `bytes` occupies on `device`, as
+/// counted by live_bytes(): on CUDA, `bytes` rounded up to the allocator's
+/// block size.
 int64_t allocated_bytes(int64_t bytes, c10::Device device);
 
-/// Leaves CPU tensors out of every count from now on, for as long as they live: a
-/// dataset that happens to be resident is no part of a training's memory. Tensors on
-/// other devices, and those left out already, are ignored. The tensors must own their
-/// storages for good; nobody may free them at the same time.
+/// Excludes CPU tensors from all counts for the rest of their lifetime. Meant
+/// for a dataset in memory, which is not part of the memory that training uses.
+/// Tensors on other devices and tensors already excluded are ignored. The
+/// tensors' storages must not be resized, nor freed by another thread during
+/// the call.
 void exclude_from_count(const std::vector<at::Tensor>& tensors);
 
-/// Live and peak bytes on one device over its own lifetime.
+/// Measures the live and peak bytes of one device during its own lifetime.
 ///
 ///     MemoryMeter meter(torch::kCPU);
 ///     loss.backward();
 ///     meter.peak_increase_bytes();
 ///
-/// Meters may nest and overlap, on any threads; each has a peak of its own.
-/// On CUDA nobody else should reset the allocator's peak while one lives.
+/// Meters may nest and overlap on any threads; each has its own peak. On CUDA,
+/// other code must not reset the allocator's peak statistics while a meter
+/// exists.
 class MemoryMeter {
  public:
+  /// Throws c10::Error if `device` is neither a CPU nor a CUDA device.
   explicit MemoryMeter(c10::Device device = c10::Device(c10::kCPU));
   ~MemoryMeter();
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
-  int64_t start_bytes() const;  ///< live when it was made, or restarted
-  int64_t live_bytes() const;
-  int64_t peak_bytes() const;  ///< most live at one moment since the start
+  int64_t start_bytes() const;  ///< live bytes at construction or restart()
+  int64_t live_bytes() const;   ///< live bytes now
+  int64_t peak_bytes() const;   ///< maximum of live bytes since the start
   int64_t peak_increase_bytes() const { return peak_bytes() - start_bytes(); }
 
-  /// Most bytes reserved from the driver; on the CPU the same as peak_bytes().
+  /// Returns the maximum of bytes reserved from the CUDA driver since the
+  /// start. On the CPU this is peak_bytes().
   int64_t reserved_peak_bytes() const;
 
-  /// Begins again from the present moment.
+  /// Resets start_bytes() and all peaks to the current values.
   void restart();
 
  private:

@@ -6,24 +6,26 @@
 
 namespace reprise {
 
-/// What the operating system says of this process, in bytes. Beside the
-/// allocator's figures it holds code, BLAS and oneDNN scratch, thread stacks
-/// and freed memory that malloc keeps.
+/// Memory of this process as reported by the operating system, in bytes.
+/// Besides tensors it includes code, BLAS and oneDNN scratch space, thread
+/// stacks and freed memory that malloc has not returned.
 struct ProcessMemory {
-  int64_t rss = 0;       ///< resident now
-  int64_t rss_peak = 0;  ///< most since the start or the last reset
+  int64_t rss = 0;       ///< resident set size
+  int64_t rss_peak = 0;  ///< maximum since the start or the last reset
 };
 
-/// Reads /proc/self/status; zeros where there is none.
+/// Returns the values of /proc/self/status, or zeros if it cannot be read.
 ProcessMemory process_memory();
 
-/// What the system could still give without swapping; 0 where it does not say.
+/// Returns the bytes that can be allocated on the host without swapping, or 0
+/// if the system does not report them.
 int64_t available_memory();
 
-/// Free memory of `device`; of the host if it is the CPU.
+/// Returns the free bytes of `device`. For the CPU, this is available_memory().
 int64_t available_memory(c10::Device device);
 
-/// Starts a new `rss_peak`. False where the kernel does not allow it.
+/// Resets `rss_peak` to the current `rss`. Returns false if the kernel does not
+/// allow it.
 bool reset_process_peak();
 
 }  // namespace reprise

@@ -10,97 +10,109 @@
 
 namespace reprise {
 
-/// Bytes that are there whatever the micro-batch and the schedule.
+/// Memory, in bytes, that depends neither on the micro-batch size nor on the
+/// schedule.
 struct FixedMemory {
-  int64_t parameters = 0;  ///< and buffers
+  int64_t parameters = 0;  ///< parameters and buffers
   int64_t gradients = 0;
   int64_t optimizer = 0;
-  int64_t data = 0;       ///< what the dataset holds on the device
-  int64_t workspace = 0;  ///< sums, and what libraries keep whatever runs
+  int64_t data = 0;       ///< part of the dataset that is on the device
+  int64_t workspace = 0;  ///< metrics, and workspaces of libraries
 
   int64_t total() const {
     return parameters + gradients + optimizer + data + workspace;
   }
 };
 
-/// What one micro-batch of a given size costs.
+/// Costs of one micro-batch of a given size.
 struct SizeCosts {
   int64_t micro_batch = 0;
-  ChainCosts figures;
-  int64_t data_bytes = 0;  ///< the batch itself, and those read ahead
-  /// Most live while a batch is prepared, before its chain runs: those read ahead and
-  /// temporaries included.
+  ChainCosts chain_costs;
+  int64_t data_bytes = 0;  ///< the micro-batch and those prefetched
+  /// Peak memory while a micro-batch is prepared, before the chain runs.
+  /// Includes prefetched micro-batches and temporaries.
   int64_t prepare_bytes = 0;
-  /// What libraries such as cuBLAS keep once it ran, and, for its graph alone, besides.
+  /// Workspaces that libraries such as cuBLAS keep after the micro-batch has
+  /// run.
   int64_t workspace_bytes = 0;
+  /// Additional workspaces if the micro-batch runs as a CUDA graph.
   int64_t graph_workspace_bytes = 0;
-  /// Time outside the chain: moving and preparing the batch.
+  /// Time outside of the chain, for copying and preparing the micro-batch.
   double other_ms = 0;
-  /// Time of a whole micro-batch over the sum of its stages' times: where each
-  /// stage has a graph of its own, and where one graph is all of them. The first
-  /// is larger, since the host starts a backward for each.
-  double cut_factor = 1;
-  double joined_factor = 1;
+  /// Measured time of a micro-batch divided by the sum of its stages' times, if
+  /// each stage has an autograd graph of its own and if one graph spans all
+  /// stages. The first is larger, because every autograd graph needs a backward
+  /// call.
+  double separate_graphs_factor = 1;
+  double single_graph_factor = 1;
 };
 
-/// What a micro-batch took by a schedule, run as a training runs it.
+/// Measured time of a micro-batch under a schedule, run as in training.
 struct TriedSchedule {
   int64_t micro_batch = 0;
-  std::string schedule;  ///< Schedule::to_text()
+  std::string schedule;  ///< output of Schedule::to_text()
   double ms = 0;
-  bool graph = false;  ///< as a CUDA graph
-  /// Those with the same number above 0 were timed in turn, so that their times
-  /// compare; 0: by itself, under whatever load the machine had.
-  int64_t row = 0;
+  bool graph = false;  ///< whether it ran as a CUDA graph
+  /// Schedules with the same positive number were timed alternately, so that
+  /// their times are comparable. 0 if the schedule was timed by itself.
+  int64_t comparison = 0;
 };
 
-/// What a training costs, measured at some sizes of the micro-batch. Plain
-/// data.
+/// Costs of training at one precision, measured at several micro-batch sizes.
 struct CostProfile {
-  std::string key;  ///< model, shapes, precision, device and versions
-  std::string precision;
-  std::vector<std::string> stages;  ///< names
-  /// Of parameters, by the stage whose backward makes their gradient first; and of
-  /// these, the ones whose gradient is there twice from that backward to the end of the
-  /// micro-batch, beside the sum so far: those that other stages use too (tied weights),
-  /// and those of SmallGradients.
+  /// Identifies model, shapes, precision, device and versions.
+  std::string key;
+  std::string precision;            ///< "fp32", "bf16" or "fp16"
+  std::vector<std::string> stages;  ///< names of the stages
+  /// Bytes of the parameters' gradients, by the stage whose backward creates
+  /// them first.
   std::vector<int64_t> gradient_bytes;
+  /// The part of `gradient_bytes` that is allocated a second time, besides the
+  /// accumulated sum, from that backward to the end of the micro-batch. This
+  /// applies to parameters that several stages share (tied weights) and to
+  /// small parameters whose gradients are added together.
   std::vector<int64_t> held_twice_bytes;
   FixedMemory fixed;
-  double update_ms = 0;      ///< the optimizer's step
-  int64_t update_bytes = 0;  ///< its temporaries
-  /// Whether a micro-batch runs as a CUDA graph: "off", "auto" (where it fits), "on".
-  /// Nobody else can have its memory, so the update's temporaries and a second place
-  /// for the batch come on top of it, and gradients stay from window to window.
+  double update_ms = 0;      ///< time of the optimizer's step
+  int64_t update_bytes = 0;  ///< temporaries of the optimizer's step
+  /// Whether micro-batches run as CUDA graphs: "off", "auto" (if it fits) or
+  /// "on". The memory of a CUDA graph cannot be shared. It is therefore needed
+  /// in addition to the update's temporaries and a second copy of the
+  /// micro-batch, and gradients stay allocated from window to window.
   std::string graph = "off";
-  std::vector<SizeCosts> sizes;  ///< rising
+  std::vector<SizeCosts> sizes;  ///< measured sizes in ascending order
   std::vector<TriedSchedule> tried{};
 
+  /// Returns whether `micro_batch` is one of `sizes`.
   bool measured(int64_t micro_batch) const;
 
-  /// As measured; between two sizes a straight line; beyond the last, and below
-  /// the first, the line of the nearest two. Throws c10::Error where nothing was
-  /// measured.
+  /// Returns the costs at `micro_batch`. Sizes that were not measured are
+  /// interpolated linearly, or extrapolated from the two nearest sizes. Throws
+  /// c10::Error if nothing was measured or `micro_batch` is not positive.
   SizeCosts at(int64_t micro_batch) const;
 
-  /// Adds a size, or replaces what was measured at it.
+  /// Adds the costs of one size, replacing earlier ones of the same size.
   void add(SizeCosts costs);
 
-  /// Null if that schedule was not tried at that size, with or without a graph.
+  /// Returns the timing of a schedule at one size, with or without a CUDA
+  /// graph, or null if there is none.
   const TriedSchedule* find_tried(int64_t micro_batch,
                                   const std::string& schedule,
                                   bool graph) const;
-  /// Its time; nothing if it was not tried.
+  /// As find_tried(), but returns the milliseconds only.
   std::optional<double> tried_ms(int64_t micro_batch,
                                  const std::string& schedule, bool graph) const;
 
-  /// Adds what was tried, or replaces what is known of the same.
-  void add(TriedSchedule one);
+  /// Adds a timing, replacing an earlier one of the same size, schedule and
+  /// mode.
+  void add(TriedSchedule timing);
 };
 
+/// Formats `profile` as JSON.
 std::string to_json(const CostProfile& profile);
 
-/// Throws c10::Error where the text is no profile.
+/// Parses the output of to_json(). Throws c10::Error if `text` is not a
+/// profile.
 CostProfile profile_from_json(std::string_view text);
 
 }  // namespace reprise

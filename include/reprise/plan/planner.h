@@ -9,155 +9,176 @@
 #include <string>
 #include <vector>
 
-/// Given a global batch and a memory budget: the micro-batch, the accumulation,
-/// the precision and the schedule that train fastest and fit.
+/// Finds the micro-batch size, the number of accumulation steps, the precision
+/// and the schedule that train fastest for a given global batch size within a
+/// memory budget.
 namespace reprise {
 
 struct Plan;
 
-/// Where costs come from: measurements, or figures in a test.
+/// Provides costs to the planner. Training measures them; tests can make them
+/// up.
 class CostSource {
  public:
   virtual ~CostSource() = default;
 
-  /// What is known so far, at this precision ("fp32", "bf16", "fp16").
+  /// Returns the costs measured so far at `precision` ("fp32", "bf16" or
+  /// "fp16").
   virtual const CostProfile& profile(const std::string& precision) = 0;
 
-  /// Measures a micro-batch size, if it is not known. False where the device has
-  /// no room for it. Throws c10::Error where the model cannot run it at all, as
-  /// BatchNorm cannot with one value a channel.
+  /// Measures a micro-batch size unless it has been measured already. Returns
+  /// false if the device runs out of memory. Throws c10::Error if the model
+  /// cannot run at this size, as BatchNorm cannot with one value per channel.
   virtual bool measure(const std::string& precision, int64_t micro_batch) = 0;
 
-  /// Milliseconds of one micro-batch by this plan, as it runs in the middle of a
-  /// training, its batch moved and prepared; in the profile from then on. Nothing
-  /// where it cannot be tried: there is no room for it, or the source has nothing
-  /// but figures.
+  /// Runs micro-batches by `plan` as in training, including copying and
+  /// preparing the data. Returns the milliseconds per micro-batch and adds them
+  /// to the profile. Returns nothing if the plan cannot be run: the device runs
+  /// out of memory, or the source does not run anything.
   virtual std::optional<double> try_plan(const Plan& /*plan*/) {
     return std::nullopt;
   }
 
-  /// Times plans that were tried before once more, in turn, so that no change of the
-  /// machine's load decides between them; in the profile from then on, with one
-  /// TriedSchedule::row. False if the source cannot.
+  /// Times plans that were tried before once more, alternately, so that changes
+  /// of the machine's load affect all of them. Adds the times to the profile
+  /// with one common TriedSchedule::comparison. Returns false if the source
+  /// does not support this.
   virtual bool compare(const std::vector<Plan>& /*plans*/) { return false; }
 };
 
 struct PlanRequest {
-  int64_t global_batch = 1;
-  int64_t memory = 0;                           ///< bytes; 0: no limit
-  std::vector<std::string> precisions{"fp32"};  ///< to choose from
-  int64_t micro_batch = 0;                      ///< 0: to be chosen
-  std::string strategy;  ///< such as "sqrt"; empty: optimal
-  /// Share of the budget left free: predictions are that good.
+  int64_t global_batch = 1;  ///< samples per optimizer update
+  int64_t memory = 0;        ///< budget in bytes; 0 for no limit
+  std::vector<std::string> precisions{"fp32"};  ///< precisions to choose from
+  int64_t micro_batch = 0;                      ///< 0 to choose one
+  /// Strategy to use, such as "sqrt"; empty for an optimal schedule.
+  std::string strategy;
+  /// Fraction of the budget to leave free for errors of the prediction.
   double margin = 0.02;
-  /// Also the frontier, the references and what would lower the peak. A training
-  /// that plans under way has no use for them, and perhaps no memory to measure
-  /// another precision in.
+  /// Whether to compute the frontier, the references and the peak reductions of
+  /// the result, which only displays need.
   bool explain = true;
 };
 
-/// The moment of the peak, and what is live there.
+/// Where the peak occurs, and the memory that is live at that point.
 struct PeakReport {
-  /// "forward", "recompute", "backward", "update", "preparation of a batch"
+  /// "forward", "recompute", "backward", "update" or "preparation of a batch".
   std::string phase;
-  int stage = -1;  ///< -1: none, as in the update
+  int stage = -1;  ///< -1 if no stage is running, as in the update
   std::string stage_name;
-  /// In bytes; together the peak.
+  /// Bytes per category. Together with `kept`, `in_flight` and `workspace` they
+  /// add up to the peak.
   int64_t parameters = 0, gradients = 0, optimizer = 0, data = 0;
-  int64_t kept = 0;                    ///< activations
-  std::vector<int64_t> kept_by_stage;  ///< by the stage that made them
+  int64_t kept = 0;                    ///< kept activations
+  std::vector<int64_t> kept_by_stage;  ///< kept activations by producing stage
   int64_t in_flight = 0;               ///< gradients of activations
-  int64_t workspace = 0;
-  /// True where no schedule lowers it at this micro-batch.
+  int64_t workspace = 0;               ///< temporaries and library workspaces
+  /// Whether no schedule has a lower peak at this micro-batch size.
   bool is_floor = false;
 };
 
-/// What to set, and what to expect of it.
+/// Settings for training, and their predicted costs.
 struct Plan {
   int64_t global_batch = 0;
   int64_t micro_batch = 0;
-  int64_t accumulate = 0;
-  int64_t last_micro_batch = 0;  ///< of a window; the others are equal
+  int64_t accumulate = 0;        ///< micro-batches per window
+  int64_t last_micro_batch = 0;  ///< size of the last micro-batch of a window
   std::string precision{};
   Schedule schedule;
 
   int64_t peak_bytes = 0;
-  int64_t kept_bytes = 0;  ///< held after the forward
-  int64_t host_bytes = 0;  ///< most held in the host's memory instead
-  double micro_ms = 0;     ///< one micro-batch; as tried, where it was
-  double step_ms = 0;      ///< a whole window with its update
+  int64_t kept_bytes = 0;  ///< kept after the forward pass
+  int64_t host_bytes = 0;  ///< maximum of activations in host memory
+  double micro_ms = 0;     ///< one micro-batch; measured if the plan was tried
+  double step_ms = 0;      ///< one window, including the optimizer update
   PeakReport peak{};
-  bool graph = false;  ///< counts on a CUDA graph of the micro-step
-  /// The training's --weight-copies that it counts on; empty: as configured.
+  bool graph = false;  ///< whether micro-batches run as a CUDA graph
+  /// Value of --weight-copies that the plan assumes; empty for the configured
+  /// one.
   std::string weight_copies{};
 };
 
-/// A point of time against memory, for the whole window.
+/// Memory and time of one window under some plan.
 struct FrontierPoint {
   int64_t peak_bytes = 0;
   double step_ms = 0;
   int64_t micro_batch = 0;
-  std::string label;  ///< "none", "all", "sqrt"; empty: optimal
+  std::string label;  ///< "none", "all" or "sqrt"; empty for optimal
 };
 
-/// One thing that lowers the peak, and to what.
+/// A change that lowers the peak, and its effect.
 struct PeakReduction {
-  std::string what;  ///< "micro-batch 4 instead of 8"
+  std::string what;  ///< such as "micro-batch 4 instead of 8"
   int64_t peak_bytes = 0;
-  double step_ms = 0;  ///< 0: not known
+  double step_ms = 0;  ///< 0 if unknown
 };
 
+/// The plan for a request, with alternatives and an explanation.
 struct PlanResult {
   PlanRequest request;
-  bool feasible = false;
-  /// Where nothing fits: the one that needs least.
+  bool feasible = false;  ///< whether a plan fits into the budget
+  /// The fastest plan that fits, or the one with the lowest peak if none fits.
   Plan plan;
-  /// Other choices that fit, the fastest first: another micro-batch each, of those
-  /// that were measured.
+  /// Plans that fit at other micro-batch sizes that were measured, fastest
+  /// first.
   std::vector<Plan> alternatives;
-  /// Best time for every memory, rising memory, falling time.
+  /// Fastest plan for each amount of memory, by ascending memory and descending
+  /// time.
   std::vector<FrontierPoint> frontier;
-  /// What people set by hand (none, all, sqrt) at the plan's micro-batch and at
-  /// the whole global batch.
+  /// Common strategies (none, all, sqrt) at the plan's micro-batch size and at
+  /// the global batch size, for comparison.
   std::vector<FrontierPoint> references;
-  /// What sets the peak and what would lower it.
-  std::vector<PeakReduction> measures;
-  std::vector<std::string> stages;  ///< names
-  int64_t smallest_bytes = 0;       ///< below this nothing fits
+  /// Changes that would lower the peak.
+  std::vector<PeakReduction> peak_reductions;
+  std::vector<std::string> stages;  ///< names of the stages
+  int64_t smallest_bytes = 0;  ///< smallest budget that some plan fits into
 };
 
-/// Throws c10::Error on a request that makes no sense. Measures what it needs and
-/// tries what it chooses, where `costs` can: the plan is the fastest of all that
-/// were tried so far, for whatever request, and fit into this one. So of the
-/// answers of one source a later one with more memory is never slower than an
-/// earlier one with less.
+/// Finds the best plan for `request`. Measures the costs it needs and times the
+/// plans it considers, if `costs` supports that. The result is the fastest plan
+/// that fits of all that were ever timed with this source. For one source, a
+/// later result for a larger budget is therefore never slower than an earlier
+/// one for a smaller budget.
+///
+/// A budget that nothing fits into is no error; see PlanResult::feasible.
+/// Throws c10::Error if the request is not valid or if not even the smallest
+/// micro-batch can be measured.
 PlanResult make_plan(const PlanRequest& request, CostSource& costs);
 
-/// What a training by a plan took.
+/// Measured memory and time of training with a plan.
 struct PlanMeasurement {
   int64_t peak_bytes = 0;
   double step_ms = 0;         ///< median
-  double step_ms_spread = 0;  ///< half the distance of the quartiles
+  double step_ms_spread = 0;  ///< half of the interquartile range
 };
 
-/// For people: the plan, memory by category as bars, what sets the peak and what
-/// lowers it, the schedule drawn over the chain, the frontier, alternatives. At
-/// most 100 columns. With `measured` also that against what was predicted.
+/// Formats a result for display in at most 100 columns: the plan, memory per
+/// category as bars, the cause of the peak and changes that lower it, the
+/// schedule drawn over the chain, the frontier and the alternatives. If
+/// `measured` is given, it is compared with the prediction.
 std::string to_text(const PlanResult& result,
                     const std::optional<PlanMeasurement>& measured = {});
 
-/// One plan as JSON: its part of what follows, down to `predicted`.
+/// Formats a plan as JSON, with the fields from `micro_batch` to `predicted`
+/// below.
 std::string to_json(const Plan& plan);
 
-/// The same as JSON: feasible, budget (null: none), smallest_bytes; the plan's
-/// micro_batch, accumulate, last_micro_batch, global_batch, precision, recompute
-/// (a strategy, or "optimal"), schedule, weight_copies (where the plan counts on a
-/// certain one), graph, runs_again and predicted{peak_bytes, kept_bytes, host_bytes, step_ms,
-/// micro_ms, samples_per_s}; memory by category;
-/// peak_at{phase, stage, stage_name, kept_by_stage, is_floor};
-/// measured{peak_bytes, step_ms, step_ms_spread} where it was; alternatives[],
-/// plans like it; frontier[] and references[] of {recompute, micro_batch,
-/// peak_bytes, step_ms}; measures[]; stages[].
+/// Formats a result as JSON with the fields
+///
+///     feasible, budget (null for none), smallest_bytes
+///     micro_batch, accumulate, last_micro_batch, global_batch, precision
+///     recompute (a strategy or "optimal"), schedule
+///     weight_copies (only if the plan assumes a value), graph, runs_again
+///     predicted {peak_bytes, kept_bytes, host_bytes, step_ms, micro_ms,
+///                samples_per_s}
+///     memory {parameters, gradients, optimizer, data, activations,
+///             gradients_in_flight, workspace}
+///     peak_at {phase, stage, stage_name, kept_by_stage, is_floor}
+///     measured {peak_bytes, step_ms, step_ms_spread} (only if given)
+///     alternatives [plans]
+///     frontier, references [{recompute, micro_batch, peak_bytes, step_ms}]
+///     peak_reductions [{what, peak_bytes, step_ms}]
+///     stages [names]
 std::string to_json(const PlanResult& result,
                     const std::optional<PlanMeasurement>& measured = {});
 

@@ -12,23 +12,24 @@
 
 namespace reprise {
 
-/// A model as a list of stages, each fed with what the one before returned.
-/// Copies share the stages; a chain never changes after it is made. It may be
-/// run from several threads wherever its modules may.
+/// A model as a sequence of stages. The outputs of each stage are the inputs of
+/// the next one. A chain is immutable, and copies share the stages. It may be
+/// run by several threads at once if its modules may.
 ///
-///     Chain chain(sequential);                      // a stage a module
-///     Chain chain = Chain::of(embed, block, head);  // modules or callables
-///     Chain chain({make_stage("a", f), Stage(...)}); // by name
+///     Chain chain(sequential);                        // one stage per module
+///     Chain chain = Chain::of(embed, block, head);    // modules or callables
+///     Chain chain({make_stage("a", f), Stage(...)});  // named stages
 class Chain {
  public:
-  /// Throws c10::Error where `stages` is empty.
+  /// Throws c10::Error if `stages` is empty.
   explicit Chain(std::vector<Stage> stages);
 
-  /// A stage a module, named as in the Sequential.
-  template <std::same_as<torch::nn::Sequential> S>  // not for a list in braces
+  /// Creates one stage per module, named as in the Sequential.
+  template <std::same_as<torch::nn::Sequential> S>  // excludes braced lists
   explicit Chain(const S& modules) : Chain(stages_of(modules)) {}
 
-  /// From modules and callables, as for make_stage(); named by position.
+  /// Creates stages from modules and callables, as make_stage() does, and names
+  /// them by their position: "0", "1", …
   template <class... F>
   static Chain of(F... functions) {
     std::vector<Stage> stages;
@@ -37,29 +38,34 @@ class Chain {
     return Chain(std::move(stages));
   }
 
+  /// Number of stages.
   int size() const { return static_cast<int>(stages_->size()); }
+  /// Throws std::out_of_range if there is no stage `i`.
   const Stage& operator[](int i) const {
     return stages_->at(static_cast<size_t>(i));
   }
 
-  /// Of all modules of all stages; those that stages share are there once.
+  /// Return the parameters and buffers of the modules of all stages. Tensors
+  /// that stages share are listed once.
   std::vector<torch::Tensor> parameters() const;
   std::vector<torch::Tensor> buffers() const;
 
-  /// Switches every module to training or evaluation.
+  /// Switch every module to training or evaluation mode.
   void train(bool on = true) const;
   void eval() const { train(false); }
 
-  /// Runs the chain by `schedule` inside the caller's autograd graph: outputs
-  /// can be used by further layers, and their backward runs the rest of the
-  /// schedule. Gradients of parameters are added to their `.grad` by
-  /// `backward()`; `torch::autograd::grad` gives those of `inputs` only. The
-  /// backward can run once, and not be differentiated again.
+  /// Runs the chain by `schedule` as part of the caller's autograd graph.
+  /// Outputs can be used by further layers, and their backward runs the rest of
+  /// the schedule. `backward()` adds the parameters' gradients to `.grad`;
+  /// `torch::autograd::grad` returns gradients of `inputs` only. The backward
+  /// can run once and cannot be differentiated. Throws c10::Error if `schedule`
+  /// is for another number of stages.
   ///
-  /// Without grad mode the stages simply run one after another.
+  /// If grad mode is off, the stages run one after another and `schedule` is
+  /// ignored.
   Tensors forward(const Tensors& inputs, const Schedule& schedule) const;
 
-  /// For chains from one tensor to one tensor.
+  /// Overload for chains that map one tensor to one tensor.
   torch::Tensor forward(const torch::Tensor& input,
                         const Schedule& schedule) const;
 

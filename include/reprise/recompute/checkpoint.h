@@ -12,29 +12,33 @@
 namespace reprise {
 
 struct CheckpointOptions {
-  /// Modules the function uses: their buffers (BatchNorm's statistics) change
-  /// on the first run only. Inside a Stage, the stage's own unless named here.
+  /// Modules that the function uses. Their buffers, such as BatchNorm's running
+  /// statistics, are updated by the first run only. Defaults to the stage's
+  /// modules if checkpoint() is called inside a Stage.
   Modules modules{};
-  /// Generators it draws from besides LibTorch's default ones.
+  /// Random generators that the function uses besides LibTorch's default ones.
   std::vector<at::Generator> generators{};
-  /// Stop the recomputation as soon as the last tensor needed is there.
+  /// Stop the recomputation as soon as all tensors needed by the backward pass
+  /// have been recomputed.
   bool early_stop = true;
 };
 
-/// Whether this thread is recomputing a stage or a checkpointed function. For code with
-/// side effects that should happen once, such as logging or counters.
+/// Returns whether this thread is recomputing a stage or a checkpointed
+/// function. For code with side effects that should happen once, such as
+/// logging or counters.
 bool is_recomputing();
 
-/// Runs `function(inputs)` and keeps its inputs only; what its backward needs
-/// is recomputed when the backward asks for it. The result is part of the
-/// caller's graph like any other: it works under `backward()` and
-/// `autograd::grad`, with several inputs and outputs, with inputs that need no
-/// gradient, nested, and for second derivatives. Gradients are those of a plain
-/// call, on the CPU to the bit.
+/// Runs `function(inputs)` and saves only its inputs for the backward pass,
+/// which recomputes everything else. The result is part of the caller's
+/// autograd graph. It supports `backward()`, `autograd::grad`, several inputs
+/// and outputs, inputs that require no gradient, nesting and second
+/// derivatives. Gradients equal those of a plain call; on the CPU they are
+/// bit-identical.
 ///
-/// `function` is called once now and once or more later, perhaps on a thread of
-/// autograd; whatever it captures must live until the graph is gone. It must
-/// not change its inputs in place. Without grad mode this is a plain call.
+/// `function` is called once now and one or more times during backward,
+/// possibly on one of autograd's threads. What it captures must stay valid
+/// until the autograd graph is destroyed. It must not modify its inputs in
+/// place (c10::Error). If grad mode is off, this is a plain call.
 Tensors checkpoint_list(std::function<Tensors(const Tensors&)> function,
                         const Tensors& inputs,
                         const CheckpointOptions& options = {});
@@ -65,12 +69,13 @@ concept IsTensor = std::is_convertible_v<T, torch::Tensor>;
 
 }  // namespace detail
 
-/// checkpoint_list() for a function (or module) on single tensors:
+/// Overload of checkpoint_list() for modules and for callables on single
+/// tensors:
 ///
 ///     auto y = checkpoint(block, x);      // a module
 ///     auto z = checkpoint(attend, a, b);  // attend(a, b), any callable
 ///
-/// Returns what the function returns: a tensor, a tuple or a list of them.
+/// Returns what the function returns: a tensor, a tuple or a list of tensors.
 template <class F, detail::IsTensor... T>
 auto checkpoint_with(CheckpointOptions options, F function,
                      const T&... inputs) {
@@ -98,6 +103,7 @@ auto checkpoint_with(CheckpointOptions options, F function,
   }
 }
 
+/// checkpoint_with() with default options.
 template <class F, detail::IsTensor... T>
 auto checkpoint(F function, const T&... inputs) {
   return checkpoint_with(CheckpointOptions{}, std::move(function), inputs...);

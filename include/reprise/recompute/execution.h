@@ -12,9 +12,9 @@
 
 namespace reprise {
 
-/// Sees every operation of an execution, on the thread that runs it. Where
-/// stages share a graph, the backward of the last of them does the work of all,
-/// and theirs find it done.
+/// Callbacks for every operation of an execution, on the thread that runs it.
+/// If stages share an autograd graph, the backward operation of the last of
+/// them does the work of all, and the others do nothing.
 class ExecutionObserver {
  public:
   virtual ~ExecutionObserver() = default;
@@ -23,56 +23,64 @@ class ExecutionObserver {
 };
 
 struct ExecutionOptions {
-  /// Counts what is kept, by stage. Not owned; null: nothing is counted.
+  /// Counts the memory kept for the backward pass, per stage. Not owned; may be
+  /// null.
   const KeptMeter* meter = nullptr;
-  /// Not owned; null: nobody watches.
+  /// Called before and after each operation. Not owned; may be null.
   ExecutionObserver* observer = nullptr;
-  /// Generators that stages draw from besides LibTorch's default ones.
+  /// Random generators that stages use besides LibTorch's default ones.
   std::vector<at::Generator> generators{};
-  /// Gives each stage a graph and a backward call of its own, so that an
-  /// observer sees what each backward does; costs time.
+  /// Gives each stage its own autograd graph and backward call, so that an
+  /// observer sees the backward of each stage. This is slower.
   bool separate_graphs = false;
-  /// Stages that begin a graph, also where the schedule lets them continue the one
-  /// before; so that `final_from` is told sooner. Results are the same.
+  /// Stages that start a new autograd graph even if the schedule would let them
+  /// share the graph of the stage before, so that `final_from` is called
+  /// earlier. Results are the same.
   std::vector<int> cuts{};
-  /// Called in a backward that accumulates, on the thread that called it, after each
-  /// graph: the `.grad` of every parameter that no stage before `stage` uses has its
-  /// final value. The last call has 0. What it throws ends the backward.
+  /// Called during backward(), on its thread, after the backward of each
+  /// autograd graph if gradients are accumulated: the `.grad` of every
+  /// parameter that no stage before `stage` uses has its final value. The last
+  /// call has `stage` 0. Exceptions propagate out of backward().
   std::function<void(int stage)> final_from{};
 };
 
-/// Runs a chain by a schedule, once forward and once backward, without an
-/// autograd graph around it: what a training loop uses.
+/// Runs a chain by a schedule, once forward and once backward, outside of the
+/// caller's autograd graph. Training loops use this class. Not thread-safe.
 ///
 ///     Execution execution(chain, schedule);
 ///     Tensors outputs = execution.forward({images, targets});
 ///     execution.backward({torch::ones_like(outputs[0])});
 ///
-/// Stages that the schedule keeps in a row, and takes back in a row, share one
-/// graph, cut off at both ends; its backward is one ordinary autograd call,
-/// which adds to the parameters' `.grad`. With nothing to recompute that is the
-/// whole chain, so that `none` costs what a plain loop costs. Whatever throws,
-/// everything kept is released first.
+/// Consecutive stages that are kept and whose backwards are consecutive too
+/// share one autograd graph, detached at both ends. Its backward is one call of
+/// the autograd engine, which adds to the parameters' `.grad`. If nothing is
+/// recomputed, that graph is the whole chain, so `none` costs the same as a
+/// plain loop. If an operation throws, all kept memory is released before the
+/// exception propagates.
 class Execution {
  public:
-  /// Throws c10::Error where the schedule is for another number of stages.
+  /// Throws c10::Error if the schedule is for another number of stages or names
+  /// a variant that a stage does not have.
   Execution(Chain chain, Schedule schedule, ExecutionOptions options = {});
   ~Execution();
   Execution(Execution&&) noexcept;
   Execution& operator=(Execution&&) noexcept;
 
-  /// Outputs, detached. Callable again after a backward, or to start over.
+  /// Runs the forward pass and returns the outputs, detached. May be called
+  /// again after backward(), or without one to start over.
   Tensors forward(const Tensors& inputs);
 
-  /// `gradients` of the outputs, undefined ones for outputs that have none.
-  /// Returns the gradients of the inputs, undefined where none is needed. With
-  /// `accumulate` off parameters are left alone.
+  /// Runs the backward pass. `gradients` has one gradient per output, which may
+  /// be undefined. Returns the gradients of the inputs, undefined for inputs
+  /// that require none. Adds to the parameters' `.grad` if `accumulate` is
+  /// true. Throws c10::Error if no forward pass is pending.
   Tensors backward(Tensors gradients, bool accumulate = true);
 
-  /// True between a forward that kept something and its backward.
+  /// Returns whether a forward pass awaits its backward.
   bool pending() const;
 
-  /// For each output of the last forward, whether a gradient can flow into it.
+  /// Returns, for each output of the last forward, whether it requires a
+  /// gradient.
   const std::vector<bool>& outputs_require_grad() const;
 
  private:
@@ -80,11 +88,11 @@ class Execution {
   std::unique_ptr<Impl> impl_;
 };
 
-/// How many graphs an execution of `schedule` cuts the chain into: stages kept
-/// and taken back in a row share one.
+/// Returns the number of autograd graphs in an execution of `schedule` with
+/// default options.
 int graph_count(const Schedule& schedule);
 
-/// Chain::forward() with options: runs inside the caller's autograd graph.
+/// Chain::forward() with options. Runs as part of the caller's autograd graph.
 Tensors run(const Chain& chain, const Schedule& schedule, const Tensors& inputs,
             const ExecutionOptions& options = {});
 

@@ -7,51 +7,56 @@
 #include <memory>
 #include <vector>
 
-/// Kept activations in the host's memory: a variant that every stage can have.
+/// Offloading of saved activations to host memory, as a variant of a stage.
 ///
-/// The stage runs as it is, but the tensors that autograd saves move to the host
-/// while it runs, and come back for its backward. The device then holds of it only
-/// what others hold anyway (its inputs and outputs, parameters, buffers) and what is
-/// small. Values come back as they went, so results are the same in every bit.
+/// The variant runs the same function, but the tensors that autograd saves are
+/// copied to the host while the stage runs and copied back for its backward.
+/// The device then holds only small tensors and those that are held elsewhere
+/// anyway: the stage's inputs and outputs, parameters and buffers. Results are
+/// bit-identical.
 ///
 ///     auto store = make_host_store(0, 8LL << 30);
 ///     chain = with_host_variants(chain, store);
 ///
-/// Copies run beside the stage: each begins where its tensor is saved, and by the
-/// stage's end the device's stream has been told to wait for the last, so that a
-/// stage leaves no more on the device than its figures say. In the backward the first
-/// tensor that is asked for brings all of the run's back, the last saved first; an
-/// operation OpKind::kFetch of a schedule begins that earlier.
+/// Copies overlap with the stage. Each one starts when its tensor is saved. At
+/// the end of the stage the device's stream waits for all of them, so that the
+/// stage leaves no more memory on the device than its costs say. The first
+/// saved tensor that the backward uses starts the copies of all tensors of that
+/// run, last saved first. The schedule operation OpKind::kFetch starts them
+/// earlier.
 namespace reprise {
 
 struct HostOptions {
-  /// Storages below this stay: a copy of its own would cost more than it brings.
-  int64_t smallest_bytes = int64_t{1} << 20;
-  /// Copies under way within a stage; for one more, the device's stream waits for
-  /// the oldest.
-  int most_in_flight = 4;
+  /// Storages smaller than this many bytes stay on the device.
+  int64_t min_bytes = int64_t{1} << 20;
+  /// Maximum number of concurrent copies of one stage. The device's stream
+  /// waits for the oldest copy before another one starts.
+  int max_in_flight = 4;
 };
 
-/// What that variant is called.
+/// Name of the variant.
 inline constexpr const char* kOnHost = "on the host";
 
-/// A copy of `stage` with a variant more, kOnHost, the last one. What there is no room
-/// for in `store` stays on the device. Throws c10::Error where `store` is null.
+/// Returns a copy of `stage` with the additional variant kOnHost, which is the
+/// last one. Tensors for which `store` has no room stay on the device. Throws
+/// c10::Error if `store` is null.
 Stage with_host_variant(const Stage& stage, std::shared_ptr<HostStore> store,
                         const HostOptions& options = {});
 
-/// All stages so.
+/// Applies with_host_variant() to all stages of `chain`.
 Chain with_host_variants(const Chain& chain,
                          const std::shared_ptr<HostStore>& store,
                          const HostOptions& options = {});
 
-/// Which variant of `stage` is kOnHost, counted from 1; 0: none.
+/// Returns the number of the variant kOnHost of `stage`, counted from 1, or 0
+/// if it has none.
 int host_variant(const Stage& stage);
 
 class HostRun;
 
-/// The runs of host variants that this thread begins while it lives, for as long as
-/// their graphs are there. For whoever schedules them. Nests: the innermost has them.
+/// Collects the runs of kOnHost variants that this thread starts during the
+/// object's lifetime. A run stays in the list until its autograd graph is
+/// destroyed. Objects nest; runs go to the innermost one.
 class HostRuns {
  public:
   HostRuns();
@@ -65,13 +70,14 @@ class HostRuns {
  private:
   friend class HostRun;
   List list_;
-  HostRuns* around_;
+  HostRuns* outer_;
 };
 
-/// What they have on the host, in bytes of device memory once it is back.
+/// Returns the device memory, in bytes, that `runs` have moved to the host.
 int64_t host_bytes(const HostRuns::List& runs);
 
-/// Begins to bring it back, where that has not begun.
+/// Starts copying the tensors of `runs` back to the device, unless that has
+/// started already. Does not wait.
 void fetch(const HostRuns::List& runs);
 
 }  // namespace reprise

@@ -7,21 +7,21 @@
 
 namespace reprise {
 
-/// What one operation of a schedule does. Stage i maps boundary i (its input)
-/// to boundary i+1; boundary 0 is the chain's input, boundary n its output. A
-/// boundary is *held* from when it is made or given until it is released.
+/// Kinds of operations in a schedule. Stage i maps boundary i, its input, to
+/// boundary i+1. Boundary 0 is the chain's input and boundary n its output. A
+/// boundary is *held* from when it is computed until it is released.
 enum class OpKind {
-  kForwardKeep,       ///< run i, keep its graph; boundary i is released
-  kForwardDrop,       ///< run i without a graph; boundary i is released
-  kForwardKeepInput,  ///< run i without a graph; boundary i stays held
-  kBackward,          ///< backward of i, which consumes its graph
+  kForwardKeep,  ///< run stage i, keep its autograd graph, release boundary i
+  kForwardDrop,  ///< run stage i, drop its autograd graph, release boundary i
+  kForwardKeepInput,  ///< run stage i, drop its autograd graph, hold boundary i
+  kBackward,          ///< run the backward of stage i, which frees its graph
   kDiscard,           ///< release boundary i
-  /// begin to bring back what the graph of i has in the host's memory, ahead of its
-  /// backward (host_memory.h); does nothing where it has nothing there
+  /// Start copying the activations that stage i saved in host memory back to
+  /// the device (host_memory.h). Does nothing if there are none.
   kFetch,
 };
 
-/// Whether it runs a stage.
+/// Returns whether operations of this kind run a stage forward.
 constexpr bool is_forward(OpKind kind) {
   return kind == OpKind::kForwardKeep || kind == OpKind::kForwardDrop ||
          kind == OpKind::kForwardKeepInput;
@@ -29,53 +29,61 @@ constexpr bool is_forward(OpKind kind) {
 
 struct Op {
   OpKind kind;
-  int stage;  ///< i; for kDiscard the boundary
-  /// For kForwardKeep, which of the stage's variants runs, counted from 1; 0:
-  /// the stage itself. The backward is that of the run that was kept.
+  int stage;  ///< stage i, or boundary i for kDiscard
+  /// For kForwardKeep, the variant of the stage to run, counted from 1; 0 is
+  /// the stage itself. The backward is that of the kept run.
   int variant = 0;
   bool operator==(const Op&) const = default;
 };
 
-/// "forward-keep 3", "forward-keep 3.1" for its first variant, "discard 4".
+/// Formats an operation: "forward-keep 3", "forward-keep 3.1" (variant 1),
+/// "discard 4".
 std::string to_string(const Op& op);
 
-/// Which stage outputs are kept and which are recomputed, as an immutable list
-/// of operations for one forward and one backward pass. Every schedule that
-/// exists is valid; copies are cheap values and may be shared by threads.
+/// An immutable list of operations for one forward and one backward pass of a
+/// chain. It determines which stages are kept and which are recomputed. Every
+/// Schedule object is valid, and may be shared by threads.
 ///
-/// Valid means: the first pass runs every stage once, in order; every run has
-/// its input held and every backward its graph; backwards run once each, from
-/// the last stage to the first; no graph is made twice or left over; no boundary is
-/// held at the end; and what is fetched, in the backward pass, has its graph.
+/// A schedule is valid if the forward pass runs every stage once, in order; the
+/// input of every run is held; every backward has its autograd graph; backwards
+/// run once each, from the last stage to the first; no graph is created twice
+/// or left over; no boundary is held at the end; and kFetch occurs in the
+/// backward pass for kept graphs only.
 class Schedule {
  public:
-  /// Throws c10::Error with what `problem()` says.
+  /// Throws c10::Error with the text of problem() if `ops` is not valid.
   Schedule(std::string name, int stages, std::vector<Op> ops);
 
-  /// What makes `ops` no schedule for `stages` stages; nothing if they are one.
+  /// Returns why `ops` is not a valid schedule for `stages` stages, or nothing
+  /// if it is.
   static std::optional<std::string> problem(int stages,
                                             const std::vector<Op>& ops);
 
-  /// Reads `to_text()`.
+  /// Parses the output of to_text(). Throws c10::Error if `text` is malformed
+  /// or not a valid schedule.
   static Schedule parse(std::string name, int stages, std::string_view text);
 
   const std::string& name() const { return name_; }
   int stages() const { return stages_; }
   const std::vector<Op>& ops() const { return ops_; }
 
-  /// How many operations the forward pass has: those up to the first run of
+  /// Number of operations in the forward pass, which ends with the first run of
   /// the last stage. All others belong to the backward pass.
   size_t forward_ops() const { return forward_ops_; }
 
-  /// How often stage i runs forward; more than once means recomputed.
+  /// Number of forward runs of `stage`. A stage is recomputed if it runs more
+  /// than once.
   int runs(int stage) const { return runs_.at(static_cast<size_t>(stage)); }
+  /// Number of forward runs of all stages.
   int total_runs() const;
 
-  /// One word an operation: K3 keep, K3.1 keep its first variant, D3 drop, I3
-  /// keep-input, B3 backward, X3 discard, F3 fetch.
+  /// Formats the schedule with one token per operation: K3 forward-keep, K3.1
+  /// forward-keep of variant 1, D3 forward-drop, I3 forward-keep-input, B3
+  /// backward, X3 discard, F3 fetch.
   std::string to_text() const;
 
-  /// For people: a line with the totals, a row a stage with how it is kept.
+  /// Formats the schedule for display: a line with totals, then one line per
+  /// stage.
   std::string to_string() const;
 
  private:

@@ -14,53 +14,56 @@
 
 namespace reprise {
 
-/// The tensors that travel from one stage to the next.
+/// The tensors that are passed from one stage to the next.
 using Tensors = std::vector<torch::Tensor>;
 using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
-/// One step of a model: the unit that is kept or recomputed. Maps a list of
-/// tensors to a list of tensors. May use random numbers and update buffers of
-/// `modules`; must otherwise do the same on the same inputs, and must not
-/// change its inputs in place.
+/// One step of a model, and the unit that is kept or recomputed. Maps a list of
+/// tensors to a list of tensors. A stage may use random numbers and update the
+/// buffers of its modules. It must otherwise be a deterministic function of its
+/// inputs, and must not modify them in place.
 class Stage {
  public:
   using Function = std::function<Tensors(const Tensors&)>;
 
-  /// `modules`: those the function uses. Their buffers are protected when the
-  /// stage is recomputed, and they make up `Chain::parameters()`.
+  /// `modules` are the modules that `function` uses. Their buffers are restored
+  /// after a recomputation, and their parameters are part of
+  /// Chain::parameters().
   Stage(std::string name, Function function, Modules modules = {});
 
   const std::string& name() const { return name_; }
   const Modules& modules() const { return modules_; }
   Tensors operator()(const Tensors& inputs) const { return function_(inputs); }
 
-  /// Another function for the same: same outputs and gradients, on the same
-  /// modules, but it keeps less for the backward or runs faster. Example: the
-  /// stage's own function inside checkpoint().
+  /// An alternative function on the same modules with the same outputs and
+  /// gradients, which saves less for the backward pass or runs faster. An
+  /// example is the stage's own function wrapped in checkpoint().
   struct Variant {
     std::string name;
     Function function;
   };
-  /// A copy with one variant more. A schedule names variants from 1 on, in the
-  /// order of these calls; see Op::variant.
+  /// Returns a copy with one more variant. Schedules refer to variants by
+  /// number, counted from 1 in the order of these calls; see Op::variant.
   Stage with_variant(std::string name, Function function) const;
   const std::vector<Variant>& variants() const { return variants_; }
 
-  /// The stage itself for 0, else `variants()[variant - 1]`.
+  /// Returns the stage's own function for 0, else that of `variants()[variant -
+  /// 1]`. Throws std::out_of_range if there is no such variant.
   const Function& function(int variant = 0) const {
     if (variant == 0) return function_;
     return variants_.at(static_cast<size_t>(variant) - 1).function;
   }
 
-  /// A copy that is said to be of a kind: stages of one kind do the same, each with
-  /// parameters of its own, so that where inputs and parameters have the same
-  /// shapes they cost the same. Planning measures two of them, not all.
+  /// Returns a copy labelled with `kind`. Stages of one kind run the same code
+  /// on parameters of their own. Those whose inputs and parameters have equal
+  /// shapes are assumed to have equal costs, so measure_stage_costs() measures
+  /// only two of them.
   Stage of_kind(std::string kind) const;
-  const std::string& kind() const { return kind_; }  ///< empty: of none
+  const std::string& kind() const { return kind_; }  ///< empty if it has none
 
-  /// This stage applied to the first tensor, with all others handed on: how a
-  /// plain layer stands in a chain that carries masks or skip connections. Its
-  /// variants likewise.
+  /// Returns a stage that applies this one, or its variants, to the first
+  /// tensor and passes all others through unchanged. For plain layers in a
+  /// chain that also carries masks or skip connections.
   Stage on_first() const;
 
  private:
@@ -91,7 +94,7 @@ template <size_t N>
 void check_count(const std::string& stage, const Tensors& inputs) {
   TORCH_CHECK(inputs.size() == N, "[stage '", stage, "'] expected ", N,
               " tensor", N == 1 ? "" : "s", ", got ", inputs.size(),
-              "; Stage::on_first() hands the others on");
+              "; Stage::on_first() passes additional tensors through");
 }
 
 template <class M>
@@ -103,8 +106,8 @@ template <class M>
 concept ModulePointer =
     std::is_convertible_v<M, std::shared_ptr<torch::nn::Module>>;
 
-/// Makes a callable of a holder of, or pointer to, a module. (The call operator
-/// that holders have is of no use for a Sequential.)
+/// Wraps a module holder or a pointer to a module in a callable. The call
+/// operator of module holders does not work for a Sequential.
 template <class M>
 struct CallForward {
   M module;
@@ -144,9 +147,11 @@ Stage::Function adapt(const std::string& name, F function) {
 
 }  // namespace detail
 
-/// A stage from a module (holder or shared_ptr, with a `forward`) or from any
-/// callable on one to three tensors or a list of them, that returns a tensor, a
-/// tuple or a list. The modules a lambda uses are to be named in `modules`.
+/// Creates a stage from a module (a holder or shared_ptr with a `forward`
+/// method) or from a callable. The callable takes one to three tensors or a
+/// list of tensors, and returns a tensor, a tuple or a list. Modules that a
+/// lambda uses must be listed in `modules`. The stage throws c10::Error if it
+/// is called with another number of tensors.
 template <class F>
 Stage make_stage(std::string name, F function, Modules modules = {}) {
   if constexpr (detail::ModuleHolder<F>) {

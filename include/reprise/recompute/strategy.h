@@ -11,55 +11,60 @@ namespace reprise {
 
 enum class StrategyKind { kNone, kAll, kEvery, kCheckpoints, kSqrt, kRevolve };
 
-/// A way to make schedules, as written on the command line:
+/// A rule that generates schedules, written as on the command line:
 ///
-///     none           keeps everything; nothing runs again
-///     all            keeps every stage's input; every stage but the last again
-///     every:K        keeps the input of every K-th stage; once again
-///     checkpoints:K  keeps K stage outputs, evenly spread; once again
-///     sqrt           keeps about √n stage inputs, evenly spread; once again
-///     revolve:S      keeps at most S stage inputs at a time, the chain's own
-///                    included; runs again as seldom as S slots allow
+///     none           keep all stages; recompute nothing
+///     all            keep every stage input; recompute all but the last stage
+///     every:K        keep every K-th stage input; recompute segments once
+///     checkpoints:K  keep K evenly spread stage outputs; recompute once
+///     sqrt           keep about √n evenly spread stage inputs; recompute once
+///     revolve:S      keep at most S stage inputs at a time, including the
+///                    chain's; recompute as rarely as S slots allow
 ///
-/// All but checkpoints:K leave the last segment's graph in place, since its
-/// backward comes next. checkpoints:K drops that segment too, so that after the
-/// forward pass nothing but the K outputs is held.
+/// All strategies but checkpoints:K keep the last segment, since its backward
+/// comes first. checkpoints:K drops it too, so that only the K outputs are held
+/// after the forward pass.
 ///
 /// sqrt: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory
 /// Cost", 2016. revolve: Griewank, Walther, "Algorithm 799: Revolve", ACM TOMS
 /// 26(1), 2000.
 struct Strategy {
   StrategyKind kind = StrategyKind::kNone;
-  int value = 0;  ///< K or S
+  int value = 0;  ///< K or S; 0 for strategies without a number
 
   /// Throws c10::Error on an unknown name or a missing or malformed number.
   static Strategy parse(std::string_view text);
+  /// Formats the strategy as parse() reads it.
   std::string to_text() const;
   bool operator==(const Strategy&) const = default;
 };
 
-/// none, all, every:K and so on, as above.
+/// Returns the strategies as shown in help texts: "none", "all", "every:K", …
 const std::vector<std::string>& strategy_names();
 
-/// Throws c10::Error where the number does not fit the number of stages.
+/// Creates the schedule of `strategy` for a chain of `stages` stages. Throws
+/// c10::Error if the strategy's number is out of range for that many stages.
 ///
-/// `output_bytes`, of each stage (see output_bytes() in trace.h): where given,
-/// checkpoints:K keeps, in the neighbourhood of each evenly spread place, the
-/// smallest output.
+/// If `output_bytes` is given, the bytes of each stage's outputs (see
+/// output_bytes() in stage_costs.h), checkpoints:K keeps the smallest output
+/// near each evenly spread position.
 Schedule make_schedule(const Strategy& strategy, int stages,
                        const std::vector<int64_t>& output_bytes = {});
 
-/// `make_schedule(Strategy::parse(text), stages)`; or a schedule itself, as
-/// Schedule::to_text() writes it, which is then named "given".
+/// Creates a schedule from the name of a strategy, or from the output of
+/// Schedule::to_text(). The latter is named "given". Throws c10::Error if
+/// `text` is neither.
 Schedule make_schedule(std::string_view text, int stages);
 
-/// True where `text` is meant as a schedule itself: "K0 K1 B1 …".
+/// Returns whether `text` looks like the output of Schedule::to_text(): "K0 K1
+/// B1 …".
 bool is_schedule_text(std::string_view text);
 
-/// A schedule that cuts the chain into segments, keeps their inputs and runs
-/// each segment again as a whole before its backward. `starts` are the first
-/// stages of the segments, from 0, rising. With `keep_last` the last segment's
-/// graph stays from the forward pass.
+/// Creates a schedule that divides the chain into segments, keeps the input of
+/// each one, and recomputes each segment as a whole before its backward.
+/// `starts` lists the first stages of the segments in ascending order,
+/// beginning with 0. If `keep_last` is true, the last segment is kept from the
+/// forward pass. Throws c10::Error if `starts` is not valid.
 Schedule make_segments(std::string name, int stages,
                        const std::vector<int>& starts, bool keep_last = true);
 

@@ -10,51 +10,56 @@
 
 namespace reprise {
 
-/// A model to verify. Both functions are called after the default generators
-/// were seeded and must depend on nothing else. The chain's last stage returns
-/// the sum of the losses and the count they are of, or the sum alone.
+/// A model to verify. The functions are called after the default random
+/// generators have been seeded, and must depend on nothing else. The chain's
+/// last stage returns the sum of the losses, optionally followed by their
+/// count.
 struct VerifySubject {
   std::string name;
   std::function<Chain()> make_chain;
   std::function<Tensors()> make_inputs;
-  /// The chain to compare with, run stage by stage without an executor; the
-  /// same as `make_chain` unless given.
+  /// The reference model, which is run stage by stage without an Execution.
+  /// Defaults to `make_chain`.
   std::function<Chain()> make_reference{};
-  /// What the losses are a sum of, where the chain does not say.
+  /// Number of losses in the sum, if the chain does not return it.
   int64_t count = 1;
 };
 
 struct VerifyOptions {
-  int updates = 3;
-  uint64_t seed = 1;
-  /// Largest |a - b| over the largest |a| of a tensor that counts as the same.
-  /// 0: every bit must be equal.
+  int updates = 3;    ///< number of optimizer updates
+  uint64_t seed = 1;  ///< seed of the default random generators
+  /// Maximum of max|a - b| / max|a| for tensors that are considered equal. If
+  /// 0, they must be bit-identical.
   double tolerance = 0;
 };
 
-/// One kind of result, over all its tensors and updates.
+/// Comparison of one kind of result over all tensors and updates.
 struct VerifyRow {
-  std::string what;  ///< loss, gradients, buffers, rng, parameters
-  int64_t tensors = 0;
-  int64_t different = 0;    ///< tensors of which a bit differs
-  double max_relative = 0;  ///< as for VerifyOptions::tolerance
-  std::string worst;        ///< the tensor that has it
-  bool same = true;         ///< within the tolerance
+  std::string what;         ///< loss, gradients, buffers, rng or parameters
+  int64_t tensors = 0;      ///< number of tensors compared
+  int64_t different = 0;    ///< number of tensors that are not bit-identical
+  double max_relative = 0;  ///< maximum of max|a - b| / max|a|
+  std::string worst;        ///< name of the tensor with max_relative
+  bool same = true;         ///< whether all are within the tolerance
 };
 
+/// Result of verify().
 struct VerifyReport {
   std::string subject;
   std::string strategy;
   std::vector<VerifyRow> rows;
-  std::vector<int> runs;  ///< measured, by stage, an update
-  std::vector<int> simulated_runs;
-  int64_t kept_peak_bytes = 0;  ///< measured
-  int64_t simulated_kept_bytes = 0;
-  bool same = true;  ///< all rows, and runs equal to the simulator's
+  std::vector<int> runs;  ///< measured forward runs per stage and update
+  std::vector<int> simulated_runs;   ///< the same as predicted by simulate()
+  int64_t kept_peak_bytes = 0;       ///< measured by a KeptMeter
+  int64_t simulated_kept_bytes = 0;  ///< the same as predicted by simulate()
+  /// Whether all rows are the same and runs equal simulated_runs.
+  bool same = true;
 };
 
-/// Trains `subject` for some updates with `strategy` and without, from the same
-/// seed, and compares everything that training leaves behind.
+/// Trains `subject` from the same seed with `strategy` and without
+/// recomputation, and compares losses, gradients, buffers, random generators
+/// and parameters. On CUDA, cuDNN is restricted to deterministic algorithms
+/// during the call. Throws c10::Error if `options.updates` is less than 1.
 VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
                     const VerifyOptions& options = {});
 

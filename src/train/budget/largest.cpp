@@ -1,5 +1,5 @@
 #include "plan/drawing.h"
-#include "plan/plan_words.h"
+#include "plan/plan_format.h"
 
 #include <reprise/base/bytes.h>
 #include <reprise/train/planning.h>
@@ -49,9 +49,9 @@ std::string to_text(const Largest& largest) {
   if (!largest.plan) return text;
   const Plan& plan = *largest.plan;
   return text + fmt::format("{}, {}\nrecompute {}: {}\n",
-                            detail::batches_in_words(plan), plan.precision,
+                            detail::describe_batches(plan), plan.precision,
                             plan.schedule.name(),
-                            detail::schedule_in_words(plan.schedule));
+                            detail::describe_schedule(plan.schedule));
 }
 
 std::string to_json(const Largest& largest) {

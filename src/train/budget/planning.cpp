@@ -1,5 +1,5 @@
 #include "compat/denormals.h"
-#include "plan/plan_words.h"
+#include "plan/plan_format.h"
 #include "train/budget/budget_planner.h"
 #include "train/budget/training_costs.h"
 #include "train/loop/session.h"
@@ -121,10 +121,12 @@ class SessionPlanner final : public BudgetPlanner {
   Decision decide() override {
     const PlanResult result = costs_.plan(request_);
     // For whoever asks, it is the memory that was not enough.
-    TORCH_CHECK_WITH(
-        OutOfMemoryError, result.feasible, "[--memory] nothing fits into ",
-        detail::exact_bytes(request_.memory), "; the smallest plan needs ",
-        detail::enough_bytes(result.smallest_bytes), ": ", how(result.plan));
+    TORCH_CHECK_WITH(OutOfMemoryError, result.feasible,
+                     "[--memory] nothing fits into ",
+                     detail::format_exact_bytes(request_.memory),
+                     "; the smallest plan needs ",
+                     detail::format_sufficient_bytes(result.smallest_bytes),
+                     ": ", how(result.plan));
     return decision(result.plan);
   }
 

@@ -1,4 +1,4 @@
-#include "plan/evaluation.h"
+#include "plan/evaluator.h"
 #include "train/budget/training_costs.h"
 #include "train/loop/session.h"
 

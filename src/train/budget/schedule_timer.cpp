@@ -1,7 +1,7 @@
 // TrainingCosts: running schedules to see what they take.
 #include "compat/cuda.h"
 #include "compat/side_stream.h"
-#include "plan/evaluation.h"
+#include "plan/evaluator.h"
 #include "train/budget/training_costs.h"
 #include "train/loop/model_state_guard.h"
 #include "train/loop/session.h"
@@ -63,12 +63,12 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
         TriedSchedule{size.micro_batch, schedule.to_text(), *ms, graph});
     // The rest may overlap with the chain's work; it is not all of the time.
     const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
-    return chain_ms / simulate(schedule, size.figures).time_ms;
+    return chain_ms / simulate(schedule, size.chain_costs).time_ms;
   };
   const auto cut = factor("all");
   const auto joined = factor("none");
-  size.cut_factor = cut.value_or(joined.value_or(1));
-  size.joined_factor = joined.value_or(size.cut_factor);
+  size.separate_graphs_factor = cut.value_or(joined.value_or(1));
+  size.single_graph_factor = joined.value_or(size.separate_graphs_factor);
 }
 
 bool TrainingCosts::compare(const std::vector<Plan>& plans) {
@@ -114,7 +114,7 @@ bool TrainingCosts::fits_graph(const CostProfile& profile,
                                const Schedule& schedule) const {
   const int64_t peak =
       detail::micro_batch_peak(profile, size, schedule, false) +
-      detail::beside_graph(profile, size);
+      detail::cuda_graph_extra_bytes(profile, size);
   return options_.memory == 0 || peak <= options_.memory;
 }
 

@@ -46,7 +46,7 @@ void make_dearer(KeptRunCosts& host, const KeptRunCosts& plain) {
   constexpr double kAtLeast = 1.01;
   for (const auto field :
        {&KeptRunCosts::forward_ms, &KeptRunCosts::backward_ms,
-        &KeptRunCosts::forward_host_ms, &KeptRunCosts::backward_host_ms}) {
+        &KeptRunCosts::forward_launch_ms, &KeptRunCosts::backward_launch_ms}) {
     host.*field = std::max(host.*field, kAtLeast * plain.*field);
   }
 }
@@ -104,8 +104,8 @@ const CostProfile& TrainingCosts::profile(const std::string& precision) {
 std::string TrainingCosts::graph() const {
   const TrainConfig& config = parts_.config;
   const bool waits = config.sync_norm && config.ranks > 1;
-  const bool can =
-      parts_.device.is_cuda() && !waits && compat::cuda_graph_refusal().empty();
+  const bool can = parts_.device.is_cuda() && !waits &&
+                   compat::cuda_graph_unavailable_reason().empty();
   return can ? config.graph : "off";
 }
 
@@ -387,8 +387,8 @@ StageCostOptions TrainingCosts::tracing() const {
   }
   if (options_.memory_only) return options;
   options.repeats = parts_.device.is_cuda() ? 5 : 2;
-  options.enough_ms = 40;
-  options.most_repeats = 15;
+  options.min_total_ms = 40;
+  options.max_repeats = 15;
   return options;
 }
 
@@ -418,9 +418,9 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
   }
   const auto made = copies(precision);
   const compat::AutocastGuard autocast(autocast_of(precision, parts_.device));
-  size.figures = measure_stage_costs(parts_.model.chain,
-                                     {batch.inputs, batch.targets}, tracing);
-  limit_host_bytes(parts_, size.figures);
+  size.chain_costs = measure_stage_costs(
+      parts_.model.chain, {batch.inputs, batch.targets}, tracing);
+  limit_host_bytes(parts_, size.chain_costs);
   return size;
 }
 
@@ -450,7 +450,7 @@ void TrainingCosts::load_kept(CostProfile& profile) const {
       profile = std::move(kept);
       // The host may have less memory to spare than it had then.
       for (SizeCosts& size : profile.sizes) {
-        limit_host_bytes(parts_, size.figures);
+        limit_host_bytes(parts_, size.chain_costs);
       }
     }
   } catch (const c10::Error&) {

@@ -68,7 +68,7 @@ Model build_model(const TrainConfig& config, torch::Device device,
   Model model = make_model(config.model, config.model_options);
   if (!config.weights.empty()) load_weights(model, config.weights);
   if (device.is_cuda()) {
-    compat::set_cuda_libraries({config.tf32, config.autotune});
+    compat::set_cuda_library_options({config.tf32, config.autotune});
     allow_split_products(config.fp32_products == "auto" && !config.tf32);
   }
   model.root->to(device);

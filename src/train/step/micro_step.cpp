@@ -16,7 +16,7 @@ MicroStep::MicroStep(torch::Device device,
 std::vector<torch::Tensor> MicroStep::small_of(
     torch::Device device, const std::vector<torch::Tensor>& parameters) {
   if (!device.is_cuda()) return {};
-  return smallest_of(parameters);
+  return smallest_parameters(parameters);
 }
 
 int64_t MicroStep::held_bytes(torch::Device device) {

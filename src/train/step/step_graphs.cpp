@@ -122,7 +122,7 @@ StepGraphs::StepGraphs(Options options)
   } else if (instead()) {
     active_ = true;
   } else if (options_.device.is_cuda()) {
-    reason_ = compat::cuda_graph_refusal();
+    reason_ = compat::cuda_graph_unavailable_reason();
     active_ = reason_.empty();
     TORCH_CHECK(active_ || options_.mode != "on", "[--graph] on: ", reason_);
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// c10d's header of its Gloo backend names types of Gloo, whose own headers no
-// package of LibTorch brings along. These files declare the few names that it takes
-// to read that header. Reprise makes no object of any of them: a transport device
-// comes from c10d and goes back to it.
+// The header of c10d's Gloo backend refers to types of Gloo, whose headers are
+// not part of LibTorch packages. These files declare the names that are needed
+// to compile that header. Reprise creates no objects of these types: transport
+// devices are created by c10d and passed back to it.

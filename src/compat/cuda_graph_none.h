@@ -4,8 +4,8 @@
 
 #include <c10/util/Exception.h>
 
-/// Stands in for graphs where this LibTorch has none: for one source of a build,
-/// which says why.
+/// Definitions of cuda_graph.h for a LibTorch without CUDA graphs. To be
+/// included by one source file, which defines cuda_graph_unavailable_reason().
 namespace reprise::compat {
 
 struct GraphStreamScope::Impl {};
@@ -22,7 +22,7 @@ CudaGraphPool::~CudaGraphPool() = default;
 
 struct CudaGraph::Impl {};
 CudaGraph::CudaGraph(int, std::shared_ptr<CudaGraphPool>) {
-  TORCH_CHECK(false, "[CudaGraph] ", cuda_graph_refusal());
+  TORCH_CHECK(false, "[CudaGraph] ", cuda_graph_unavailable_reason());
 }
 CudaGraph::~CudaGraph() = default;
 void CudaGraph::capture(const std::function<void()>&) {}
@@ -31,11 +31,11 @@ int64_t CudaGraph::bytes() const {
   return 0;
 }
 
-std::optional<uint64_t> captured_position(const at::Generator&) {
+std::optional<uint64_t> captured_rng_offset(const at::Generator&) {
   return std::nullopt;
 }
 
-void set_captured_position(const at::Generator&, uint64_t) {
+void set_captured_rng_offset(const at::Generator&, uint64_t) {
   TORCH_CHECK(false, "[RngState] nothing is being captured");
 }
 

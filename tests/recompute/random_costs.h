@@ -9,14 +9,14 @@ namespace reprise::testing {
 
 struct RandomFigures {
   int stages = 4;
-  int most_bytes = 4;    ///< of a single size
-  int most_ms = 5;       ///< of a single time; all are whole numbers
-  bool variants = true;  ///< on some of the stages
-  /// Boundaries of several tensors, some handed on from stage to stage.
-  bool handed_on = false;
+  int max_bytes = 4;     ///< maximum of each size
+  int max_ms = 5;        ///< maximum of each time; times are whole numbers
+  bool variants = true;  ///< whether some stages have variants
+  /// Whether boundaries have several tensors, some passed through stages.
+  bool passed_through = false;
 };
 
-/// Figures of a chain in which everything that can differ does.
+/// Returns random costs of a chain.
 class RandomChain {
  public:
   RandomChain(std::mt19937& random, const RandomFigures& wanted)
@@ -25,7 +25,7 @@ class RandomChain {
   ChainCosts make() {
     ChainCosts chain;
     chain.input_bytes = {bytes()};
-    if (wanted_.handed_on && coin()) chain.input_bytes.push_back(bytes());
+    if (wanted_.passed_through && coin()) chain.input_bytes.push_back(bytes());
     auto inputs = static_cast<int>(chain.input_bytes.size());
     for (int i = 0; i < wanted_.stages; ++i) {
       chain.stages.push_back(stage(inputs));
@@ -40,7 +40,7 @@ class RandomChain {
     return std::uniform_int_distribution<int>(0, most)(random_);
   }
   bool coin() { return up_to(1) == 1; }
-  int64_t bytes() { return up_to(wanted_.most_bytes); }
+  int64_t bytes() { return up_to(wanted_.max_bytes); }
   int64_t rarely_bytes() { return up_to(2) == 0 ? bytes() : 0; }
 
   void fill(KeptRunCosts& run, int inputs, int outputs) {
@@ -53,19 +53,19 @@ class RandomChain {
     run.saved_bytes = bytes();
     run.keep_extra_bytes = rarely_bytes();
     run.backward_extra_bytes = rarely_bytes();
-    run.forward_ms = 1 + up_to(wanted_.most_ms - 1);
-    run.backward_ms = up_to(wanted_.most_ms);
+    run.forward_ms = 1 + up_to(wanted_.max_ms - 1);
+    run.backward_ms = up_to(wanted_.max_ms);
   }
 
   StageCosts stage(int inputs) {
     StageCosts stage;
     stage.outputs = {{bytes(), -1}};
-    for (int i = 0; wanted_.handed_on && i < inputs; ++i) {
+    for (int i = 0; wanted_.passed_through && i < inputs; ++i) {
       if (up_to(2) > 0 && stage.outputs.size() < 5) {
         stage.outputs.push_back({0, i});
       }
     }
-    if (wanted_.handed_on && up_to(2) == 0) {
+    if (wanted_.passed_through && up_to(2) == 0) {
       stage.outputs.push_back({bytes(), -1});
     }
     const auto outputs = static_cast<int>(stage.outputs.size());
@@ -82,8 +82,8 @@ class RandomChain {
   RandomFigures wanted_;
 };
 
-inline ChainCosts random_figures(std::mt19937& random,
-                                 const RandomFigures& wanted) {
+inline ChainCosts random_costs(std::mt19937& random,
+                               const RandomFigures& wanted) {
   return RandomChain(random, wanted).make();
 }
 

@@ -18,16 +18,16 @@
 #include <utility>
 #include <vector>
 
-/// Costs of a device that there is not, and what a training on it takes.
+/// Costs of an imaginary device, and the memory and time of training on it.
 namespace reprise::testing {
 
 inline constexpr int kStages = 6;
 
-/// A made-up device: bytes rise with the size, times have a part that does not,
-/// as launches have. Notes what it was asked to measure.
-class MadeUp final : public CostSource {
+/// Costs of an imaginary device. Bytes are proportional to the size, and times
+/// have a constant part, as launches have. Records which sizes were measured.
+class FakeCostSource final : public CostSource {
  public:
-  explicit MadeUp(int64_t room = 1 << 20) : room_(room) {
+  explicit FakeCostSource(int64_t room = 1 << 20) : room_(room) {
     for (const char* precision : {"fp32", "bf16"}) {
       CostProfile& profile = profiles_[precision];
       profile.precision = precision;
@@ -54,8 +54,9 @@ class MadeUp final : public CostSource {
     asked.insert(b);
     SizeCosts size = costs(precision, b);
     if (change) change(precision, size);
-    // Factors are measured with a graph where there is one.
-    size.cut_factor = size.joined_factor = 1 / faster_with_graph;
+    // Factors are measured with a CUDA graph if there is one.
+    size.separate_graphs_factor = size.single_graph_factor =
+        1 / faster_with_graph;
     profiles_.at(precision).add(std::move(size));
     return true;
   }
@@ -88,9 +89,9 @@ class MadeUp final : public CostSource {
     for (auto& [precision, profile] : profiles_) profile.graph = graph;
   }
 
-  /// What the sum of the stages' times says of a micro-batch.
+  /// Returns the time of a micro-batch as the sum of its stages' times.
   static double sum_ms(int64_t b, const Schedule& schedule) {
-    return simulate(schedule, costs("fp32", b).figures).time_ms + 0.1;
+    return simulate(schedule, costs("fp32", b).chain_costs).time_ms + 0.1;
   }
 
   static SizeCosts costs(const std::string& precision, int64_t b) {
@@ -104,7 +105,7 @@ class MadeUp final : public CostSource {
                                             0.8 + 0.2 * double(b));
       stages.push_back(stage);
     }
-    size.figures = ChainCosts::simple(b * 1000, std::move(stages));
+    size.chain_costs = ChainCosts::simple(b * 1000, std::move(stages));
     size.data_bytes = b * 1000;
     size.other_ms = 0.1;
     return size;
@@ -112,13 +113,14 @@ class MadeUp final : public CostSource {
 
   std::set<int64_t> asked;
   int64_t smallest = 1;
-  /// What a size costs instead.
+  /// Modifies the costs of a size.
   std::function<void(const std::string& precision, SizeCosts&)> change;
-  /// What a micro-batch takes where it is tried; without it none can be.
+  /// Returns the time of a micro-batch that is tried. If empty, plans cannot be
+  /// tried.
   std::function<std::optional<double>(int64_t, const Schedule&)> truth;
   double faster_with_graph = 1;
-  double load = 1;        ///< of the machine: what all times are multiplied by
-  bool compares = false;  ///< whether it times plans in turn
+  double load = 1;        ///< load of the machine: factor of all measured times
+  bool compares = false;  ///< whether it times plans alternately
   int tries = 0;
   int comparisons = 0;
 
@@ -142,7 +144,8 @@ inline PlanRequest request_for(int64_t global_batch, int64_t memory) {
   return request;
 }
 
-/// What a window costs, written down once more and without the planner's parts.
+/// Returns the memory and time of a window, computed independently of the
+/// planner.
 struct Window {
   int64_t peak = 0;
   double ms = 0;
@@ -152,27 +155,29 @@ inline Window window_of(int64_t global, int64_t b, const Schedule& schedule,
                         bool graph = false) {
   const int64_t k = (global + b - 1) / b;
   const int64_t rest = global - (k - 1) * b;
-  ChainCosts figures = MadeUp::costs("fp32", b).figures;
+  ChainCosts chain_costs = FakeCostSource::costs("fp32", b).chain_costs;
   int64_t fixed = 12 * kMiB + 24 * kMiB + b * 1000;
-  if (graph) fixed += b * 1000 + 2 * kMiB;  // what it reads; the update's
-  if (k == 1 && !graph) {  // gradients of parameters come one by one
+  if (graph)
+    fixed += b * 1000 + 2 * kMiB;  // its input, and temporaries of the update
+  if (k == 1 && !graph) {  // gradients of parameters are allocated one by one
     for (int i = 0; i < kStages; ++i) {
-      figures.stages[size_t(i)].input_gradient_bytes +=
+      chain_costs.stages[size_t(i)].input_gradient_bytes +=
           (kStages - i) * 2 * kMiB;
     }
   } else {
-    fixed += 12 * kMiB;  // and the last stage's tied weights apart
-    for (auto& stage : figures.stages) stage.input_gradient_bytes += kMiB;
+    fixed += 12 * kMiB;  // a second gradient of the last stage's tied weights
+    for (auto& stage : chain_costs.stages) stage.input_gradient_bytes += kMiB;
   }
   Window window;
-  window.peak = std::max(fixed + simulate(schedule, figures).peak_bytes,
+  window.peak = std::max(fixed + simulate(schedule, chain_costs).peak_bytes,
                          48 * kMiB + b * 1000 + 2 * kMiB);
-  window.ms = double(k - 1) * MadeUp::sum_ms(b, schedule) +
-              MadeUp::sum_ms(rest, schedule) + 3;
+  window.ms = double(k - 1) * FakeCostSource::sum_ms(b, schedule) +
+              FakeCostSource::sum_ms(rest, schedule) + 3;
   return window;
 }
 
-/// Into segments, a bit for each place between two stages.
+/// Returns a schedule of segments, given by one bit per boundary between two
+/// stages.
 inline Schedule cut(unsigned bits) {
   std::vector<int> starts{0};
   for (int i = 1; i < kStages; ++i) {

@@ -1,4 +1,4 @@
-#include "plan/evaluation.h"
+#include "plan/evaluator.h"
 
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
@@ -16,61 +16,63 @@ int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
 
-/// Of a schedule that cuts the chain into more than one graph, but not at every
-/// stage, a share.
-double factor_of(const SizeCosts& costs, const Schedule& schedule) {
+/// Interpolates between the factors for one autograd graph and for one graph
+/// per stage.
+double time_factor(const SizeCosts& costs, const Schedule& schedule) {
   const int most = schedule.stages() - 1;
   const double share =
       most > 0 ? static_cast<double>(graph_count(schedule) - 1) / most : 0.0;
-  return costs.joined_factor + (costs.cut_factor - costs.joined_factor) * share;
+  return costs.single_graph_factor +
+         (costs.separate_graphs_factor - costs.single_graph_factor) * share;
 }
 
-/// Gradients of parameters that come into being during the backward: of a window's
-/// first micro-batch all of them; of the others those that are there twice. They join
-/// the gradient in flight, which like them depends only on how far the backward has
-/// come.
-ChainCosts add_gradients(ChainCosts figures, const std::vector<int64_t>& added,
-                         bool first) {
+/// Adds the parameters' gradients that are allocated during the backward pass:
+/// all of them for the first micro-batch of a window, else those that are held
+/// twice. They are added to the gradients of activations, because both depend
+/// only on the backward's progress.
+ChainCosts add_gradients(ChainCosts chain_costs,
+                         const std::vector<int64_t>& added, bool first) {
   int64_t so_far = 0;
-  for (size_t i = figures.stages.size(); i-- > 0;) {
-    StageCosts& stage = figures.stages[i];
+  for (size_t i = chain_costs.stages.size(); i-- > 0;) {
+    StageCosts& stage = chain_costs.stages[i];
     so_far += added.at(i);
     stage.input_gradient_bytes += so_far;
     if (!first) continue;
-    const auto more = [](KeptRunCosts& run) {
+    const auto include_new = [](KeptRunCosts& run) {
       run.backward_extra_bytes =
           std::max(run.backward_extra_bytes, run.first_backward_extra_bytes);
     };
-    more(stage);
-    for (auto& variant : stage.variants) more(variant);
+    include_new(stage);
+    for (auto& variant : stage.variants) include_new(variant);
   }
-  return figures;
+  return chain_costs;
 }
 
-/// Least time that the stages of one micro-batch take, each run once as its fastest
+/// Returns the time of a micro-batch if each stage runs once, as its fastest
 /// variant.
-double least_sum_of(const ChainCosts& figures) {
-  double device_ms = 0, host_ms = 0;
-  for (const StageCosts& stage : figures.stages) {
+double min_stages_ms(const ChainCosts& chain_costs) {
+  double device_ms = 0, launch_ms = 0;
+  for (const StageCosts& stage : chain_costs.stages) {
     double device = stage.forward_ms + stage.backward_ms;
-    double host = stage.forward_host_ms + stage.backward_host_ms;
+    double launch = stage.forward_launch_ms + stage.backward_launch_ms;
     for (const auto& variant : stage.variants) {
       device = std::min(device, variant.forward_ms + variant.backward_ms);
-      host = std::min(host, variant.forward_host_ms + variant.backward_host_ms);
+      launch = std::min(launch,
+                        variant.forward_launch_ms + variant.backward_launch_ms);
     }
     device_ms += device;
-    host_ms += host;
+    launch_ms += launch;
   }
-  return std::max(device_ms, host_ms);
+  return std::max(device_ms, launch_ms);
 }
 
-/// Bytes that every schedule reaches: with the outputs of a stage that runs, and in
-/// its backward with what its graph holds by itself.
-int64_t least_peak_of(const ChainCosts& figures) {
+/// Returns a lower bound on the peak of all schedules: the outputs of a running
+/// stage, or the activations that a stage saves for its own backward.
+int64_t min_chain_peak(const ChainCosts& chain_costs) {
   int64_t most = 0;
-  int64_t gradient = figures.output_gradient_bytes;
-  for (size_t i = figures.stages.size(); i-- > 0;) {
-    const StageCosts& stage = figures.stages[i];
+  int64_t gradient = chain_costs.output_gradient_bytes;
+  for (size_t i = chain_costs.stages.size(); i-- > 0;) {
+    const StageCosts& stage = chain_costs.stages[i];
     int64_t forward = stage.drop_extra_bytes;
     int64_t backward = stage.saved_bytes + stage.backward_extra_bytes;
     const auto lower = [&](const KeptRunCosts& run) {
@@ -88,15 +90,15 @@ int64_t least_peak_of(const ChainCosts& figures) {
   return most;
 }
 
-/// Every stage kept, each as the fastest of its variants.
-Schedule keep_fastest(const ChainCosts& figures) {
-  const auto n = static_cast<int>(figures.stages.size());
+/// Returns the schedule that keeps every stage as its fastest variant.
+Schedule keep_fastest(const ChainCosts& chain_costs) {
+  const auto n = static_cast<int>(chain_costs.stages.size());
   std::vector<Op> ops;
   for (int i = 0; i < n; ++i) {
-    const StageCosts& stage = figures.stages[static_cast<size_t>(i)];
+    const StageCosts& stage = chain_costs.stages[static_cast<size_t>(i)];
     int fastest = 0;
     const auto ms = [&](int variant) {
-      const auto& run = stage.kept_as(variant);
+      const auto& run = stage.kept_run(variant);
       return run.forward_ms + run.backward_ms;
     };
     for (int v = 1; v <= static_cast<int>(stage.variants.size()); ++v) {
@@ -112,15 +114,16 @@ Schedule keep_fastest(const ChainCosts& figures) {
 
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first) {
-  const ChainCosts figures = add_gradients(
-      size.figures, first ? profile.gradient_bytes : profile.held_twice_bytes,
-      first);
+  const ChainCosts chain_costs = add_gradients(
+      size.chain_costs,
+      first ? profile.gradient_bytes : profile.held_twice_bytes, first);
   return profile.fixed.total() - (first ? profile.fixed.gradients : 0) +
          size.data_bytes + size.workspace_bytes +
-         simulate(schedule, figures).peak_bytes;
+         simulate(schedule, chain_costs).peak_bytes;
 }
 
-int64_t beside_graph(const CostProfile& profile, const SizeCosts& size) {
+int64_t cuda_graph_extra_bytes(const CostProfile& profile,
+                               const SizeCosts& size) {
   return size.data_bytes + profile.update_bytes + size.graph_workspace_bytes;
 }
 
@@ -137,7 +140,8 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
       global_batch_(global_batch),
       costs_(profile.at(micro_batch)),
       accumulate_((global_batch + micro_batch - 1) / micro_batch),
-      beside_graph_(graph ? beside_graph(profile, costs_) : 0),
+      cuda_graph_extra_bytes_(graph ? cuda_graph_extra_bytes(profile, costs_)
+                                    : 0),
       strategy_(std::move(strategy)) {
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
@@ -147,22 +151,24 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
 }
 
 void Evaluator::set_bounds() {
-  least_sum_ms_ = least_sum_of(costs_.figures);
+  min_stages_ms_ = min_stages_ms(costs_.chain_costs);
   if (!strategy_.empty()) {
     const Plan plan = of_strategy(strategy_);
-    least_bytes_ = plan.peak_bytes;
-    least_ms_ = plan.step_ms;
+    min_peak_bytes_ = plan.peak_bytes;
+    min_step_ms_ = plan.step_ms;
     return;
   }
   const auto window_of = [](const SizeCosts& costs, double sum_ms) {
-    return sum_ms * std::min(costs.cut_factor, costs.joined_factor) +
+    return sum_ms * std::min(costs.separate_graphs_factor,
+                             costs.single_graph_factor) +
            costs.other_ms;
   };
-  least_bytes_ = std::max(base_bytes() + least_peak_of(with_gradients()),
-                          other_peak_bytes());
-  least_ms_ =
-      static_cast<double>(accumulate_ - 1) * window_of(costs_, least_sum_ms_) +
-      window_of(last_costs_, least_sum_of(last_costs_.figures)) + update_ms_;
+  min_peak_bytes_ = std::max(base_bytes() + min_chain_peak(with_gradients()),
+                             other_peak_bytes());
+  min_step_ms_ =
+      static_cast<double>(accumulate_ - 1) * window_of(costs_, min_stages_ms_) +
+      window_of(last_costs_, min_stages_ms(last_costs_.chain_costs)) +
+      update_ms_;
 }
 
 const Solver& Evaluator::solver() const {
@@ -175,16 +181,16 @@ int64_t Evaluator::solver_bytes() const {
 }
 
 ChainCosts Evaluator::with_gradients() const {
-  const bool first = !gradients_stand();
-  return add_gradients(costs_.figures,
+  const bool first = !gradients_allocated();
+  return add_gradients(costs_.chain_costs,
                        first ? gradient_bytes_ : held_twice_bytes_, first);
 }
 
-/// There during the whole micro-batch.
+/// Returns the memory that is live during the whole micro-batch.
 int64_t Evaluator::base_bytes() const {
-  const int64_t gradients = gradients_stand() ? fixed_.gradients : 0;
+  const int64_t gradients = gradients_allocated() ? fixed_.gradients : 0;
   return fixed_.total() - fixed_.gradients + gradients + costs_.data_bytes +
-         beside_graph_;
+         cuda_graph_extra_bytes_;
 }
 
 int64_t Evaluator::update_peak_bytes() const {
@@ -201,7 +207,7 @@ int64_t Evaluator::other_peak_bytes() const {
 
 Plan Evaluator::plan_of(const Schedule& schedule) const {
   const Simulation full = simulate(schedule, with_gradients());
-  const Simulation last = simulate(schedule, last_costs_.figures);
+  const Simulation last = simulate(schedule, last_costs_.chain_costs);
   Plan plan{.schedule = schedule};
   plan.global_batch = global_batch_;
   plan.micro_batch = costs_.micro_batch;
@@ -211,9 +217,10 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
   plan.graph = graph_;
   plan.kept_bytes = full.kept_after_forward_bytes;
   plan.host_bytes = full.host_peak_bytes;
-  plan.micro_ms = full.time_ms * factor_of(costs_, schedule) + costs_.other_ms;
+  plan.micro_ms =
+      full.time_ms * time_factor(costs_, schedule) + costs_.other_ms;
   plan.step_ms = static_cast<double>(accumulate_ - 1) * plan.micro_ms +
-                 last.time_ms * factor_of(last_costs_, schedule) +
+                 last.time_ms * time_factor(last_costs_, schedule) +
                  last_costs_.other_ms + update_ms_;
   const int64_t step_peak = base_bytes() + full.peak_bytes;
   plan.peak_bytes = std::max(step_peak, other_peak_bytes());
@@ -222,7 +229,7 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
 }
 
 Plan Evaluator::with_time(Plan plan, double micro_ms) const {
-  // A smaller last one is off by as much.
+  // Scale a smaller last micro-batch by the same ratio.
   const double ratio = micro_ms / plan.micro_ms;
   plan.step_ms = (plan.step_ms - update_ms_) * ratio + update_ms_;
   plan.micro_ms = micro_ms;
@@ -245,13 +252,14 @@ PeakReport Evaluator::report(const Schedule& schedule,
       return report;
     }
     report.phase = "preparation of a batch";
-    report.gradients = gradients_stand() ? fixed_.gradients : 0;
-    report.data += beside_graph_ + costs_.prepare_bytes - costs_.data_bytes;
+    report.gradients = gradients_allocated() ? fixed_.gradients : 0;
+    report.data +=
+        cuda_graph_extra_bytes_ + costs_.prepare_bytes - costs_.data_bytes;
     return report;
   }
   if (graph_) {
     report.data += costs_.data_bytes;
-    report.workspace += beside_graph_ - costs_.data_bytes;
+    report.workspace += cuda_graph_extra_bytes_ - costs_.data_bytes;
   }
   const Op& op = schedule.ops().at(simulation.peak_op);
   const bool first_pass = simulation.peak_op < schedule.forward_ops();
@@ -262,21 +270,23 @@ PeakReport Evaluator::report(const Schedule& schedule,
   report.kept_by_stage = simulation.at_peak.kept_by_stage;
   report.kept = sum(report.kept_by_stage);
   report.workspace += simulation.at_peak.workspace_bytes;
-  // Of parameters, as far as the backward has come.
+  // Gradients of parameters that the backward has reached.
   int64_t parameters = 0;
   if (!first_pass) {
-    int next = schedule.stages();  // the stage behind the next backward's
+    int next = schedule.stages();  // stage after that of the next backward
     for (size_t i = 0; i < simulation.peak_op; ++i) {
       if (schedule.ops()[i].kind == OpKind::kBackward) {
         next = schedule.ops()[i].stage;
       }
     }
-    const auto& added = gradients_stand() ? held_twice_bytes_ : gradient_bytes_;
+    const auto& added =
+        gradients_allocated() ? held_twice_bytes_ : gradient_bytes_;
     for (size_t i = static_cast<size_t>(next); i < added.size(); ++i) {
       parameters += added[i];
     }
   }
-  report.gradients = parameters + (gradients_stand() ? fixed_.gradients : 0);
+  report.gradients =
+      parameters + (gradients_allocated() ? fixed_.gradients : 0);
   report.in_flight = simulation.at_peak.gradient_bytes - parameters;
   return report;
 }
@@ -292,10 +302,10 @@ std::optional<Plan> Evaluator::everything_kept(int64_t budget) const {
   const int stages = static_cast<int>(stages_.size());
   std::optional<Plan> best;
   for (const Schedule& schedule :
-       {make_schedule("none", stages), keep_fastest(costs_.figures)}) {
-    // Rounding of sums in another order.
-    const double ms = simulate(schedule, costs_.figures).time_ms;
-    if (ms > least_sum_ms_ * (1 + 1e-9)) continue;
+       {make_schedule("none", stages), keep_fastest(costs_.chain_costs)}) {
+    // Tolerates sums in a different order.
+    const double ms = simulate(schedule, costs_.chain_costs).time_ms;
+    if (ms > min_stages_ms_ * (1 + 1e-9)) continue;
     Plan plan = plan_of(schedule);
     if (plan.peak_bytes > budget) continue;
     if (!best || plan.peak_bytes < best->peak_bytes) {
@@ -306,13 +316,14 @@ std::optional<Plan> Evaluator::everything_kept(int64_t budget) const {
 }
 
 std::optional<Plan> Evaluator::fastest(int64_t budget) const {
-  if (least_bytes_ > budget) return std::nullopt;
+  if (min_peak_bytes_ > budget) return std::nullopt;
   if (!strategy_.empty()) return of_strategy(strategy_);
   if (auto plan = everything_kept(budget)) return plan;
   const auto solution = solver().solve(budget - base_bytes());
   if (!solution) return std::nullopt;
   Plan plan = plan_of(solution->schedule);
-  if (plan.peak_bytes > budget) return std::nullopt;  // outside the chain
+  if (plan.peak_bytes > budget)
+    return std::nullopt;  // peak outside of the chain
   return plan;
 }
 

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <reprise/plan/costs.h>
+#include <reprise/plan/planner.h>
+#include <reprise/plan/solver.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace reprise::detail {
+
+/// Returns the peak of one micro-batch in bytes, including fixed memory.
+/// `first` tells that it is the first one of a window, before the parameters'
+/// gradients are allocated.
+int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
+                         const Schedule& schedule, bool first);
+
+/// Returns the additional memory of a micro-batch that runs as a CUDA graph:
+/// the second copy of the batch that the graph reads, the temporaries of the
+/// update, which cannot reuse the graph's memory, and library workspaces for
+/// the graph's second stream.
+int64_t cuda_graph_extra_bytes(const CostProfile& profile,
+                               const SizeCosts& size);
+
+/// Predicts memory and time of plans for one precision and micro-batch size,
+/// with a CUDA graph or without. Solving is slow for long chains, so the solver
+/// is created when it is first needed; the lower bounds do not need it. Covered
+/// by tests/plan/planner_test.cpp.
+class Evaluator {
+ public:
+  /// If `strategy` is not empty, only its schedule is allowed.
+  Evaluator(const CostProfile& profile, int64_t micro_batch,
+            int64_t global_batch, std::string strategy, bool graph);
+
+  /// Lower bound on the peak of all plans, in bytes.
+  int64_t min_peak_bytes() const { return min_peak_bytes_; }
+  /// Lower bound on the predicted time of a window.
+  double min_step_ms() const { return min_step_ms_; }
+
+  /// Returns the fastest plan whose peak is at most `budget`, or nothing if
+  /// none is.
+  std::optional<Plan> fastest(int64_t budget) const;
+  /// Returns the plan with the lowest peak.
+  Plan smallest() const;
+  /// Returns Pareto-optimal plans by ascending peak and descending time.
+  std::vector<Plan> frontier(int points) const;
+  /// Returns the plan with the schedule of `strategy`.
+  Plan of_strategy(const std::string& strategy) const;
+  Plan plan_of(const Schedule& schedule) const;
+  /// Returns `plan` with `micro_ms` as the time of a micro-batch.
+  Plan with_time(Plan plan, double micro_ms) const;
+  /// Returns whether no schedule lowers the plan's peak by more than 0.1 %.
+  bool is_floor(const Plan& plan) const;
+
+  bool solved() const { return solver_ != nullptr; }
+  /// Memory of the solver's tables in bytes; 0 if there is no solver.
+  int64_t solver_bytes() const;
+  void drop_solver() { solver_.reset(); }
+  /// Moves the solver from an evaluator with the same costs.
+  void take_solver(Evaluator& other) { solver_ = std::move(other.solver_); }
+
+ private:
+  PeakReport report(const Schedule& schedule, const Simulation& simulation,
+                    int64_t peak_bytes) const;
+  /// Whether the parameters' gradients are allocated before the backward pass.
+  bool gradients_allocated() const { return graph_ || accumulate_ > 1; }
+  ChainCosts with_gradients() const;
+  int64_t base_bytes() const;
+  /// Peak outside of the chain, in the update or while a batch is prepared.
+  int64_t other_peak_bytes() const;
+  int64_t update_peak_bytes() const;
+  int64_t prepare_peak_bytes() const;
+  const Solver& solver() const;
+  void set_bounds();
+  /// Returns the plan that keeps all stages, if it fits and no other one is
+  /// faster.
+  std::optional<Plan> everything_kept(int64_t budget) const;
+
+  std::string precision_;
+  std::vector<std::string> stages_;
+  std::vector<int64_t> gradient_bytes_, held_twice_bytes_;
+  FixedMemory fixed_;
+  double update_ms_;
+  int64_t update_bytes_;
+  bool graph_;
+  int64_t global_batch_;
+  SizeCosts costs_, last_costs_;
+  int64_t accumulate_;
+  int64_t cuda_graph_extra_bytes_;  // 0 without a CUDA graph
+  std::string strategy_;
+  int64_t min_peak_bytes_ = 0;
+  double min_step_ms_ = 0;
+  double min_stages_ms_ = 0;  // lower bound on the time of the chain
+  mutable std::unique_ptr<const Solver> solver_;
+};
+
+}  // namespace reprise::detail

@@ -1,0 +1,82 @@
+#pragma once
+
+#include "plan/evaluator.h"
+
+#include <reprise/plan/planner.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace reprise::detail {
+
+/// Precision, micro-batch size, and whether micro-batches run as a CUDA graph.
+using CandidateKey = std::tuple<std::string, int64_t, bool>;
+
+inline CandidateKey key_of(const Plan& plan) {
+  return {plan.precision, plan.micro_batch, plan.graph};
+}
+
+/// Caches the evaluators of one request and their results. An evaluator is
+/// recreated when more sizes have been measured, but keeps its solver if its
+/// own costs did not change.
+class EvaluatorCache {
+ public:
+  /// `budget` is the maximum peak of fastest() in bytes. Holds references to
+  /// the other arguments.
+  EvaluatorCache(const PlanRequest& request, CostSource& costs, int64_t budget);
+
+  const Evaluator& evaluator(const CandidateKey& key) {
+    return *entry(key).evaluator;
+  }
+  /// See the methods of Evaluator.
+  const std::optional<Plan>& fastest(const CandidateKey& key);
+  const Plan& smallest(const CandidateKey& key);
+  std::vector<Plan> frontier(const CandidateKey& key, int points);
+  bool is_floor(const Plan& plan);
+  /// Returns the predicted plan for a schedule given as Schedule::to_text().
+  const Plan& plan_of(const CandidateKey& key, const std::string& schedule);
+
+  /// Returns whether the micro-batch size was measured at this precision.
+  bool measured(const CandidateKey& key) const;
+  /// Returns whether the evaluator has a solver.
+  bool solved(const CandidateKey& key) {
+    return entry(key).evaluator->solved();
+  }
+
+  using Times = std::map<std::string, double>;  // ms, by Schedule::to_text()
+  /// Returns the measured times of all schedules that were tried, for any
+  /// request.
+  Times times_of(const CandidateKey& key) const;
+  /// Returns `plan` with its measured time. If it was not tried, scales its
+  /// predicted time by the error of the tried plan of the same size whose peak
+  /// is nearest.
+  Plan calibrated(const Plan& plan);
+
+ private:
+  struct Entry {
+    size_t sizes = 0;    // number of sizes measured when it was created
+    bool exact = false;  // whether its own size was one of them
+    std::unique_ptr<Evaluator> evaluator;
+    std::optional<std::optional<Plan>> fastest;
+    std::optional<Plan> smallest;
+    std::map<std::string, Plan> plans;
+    int64_t last_use = 0;
+  };
+  Entry& entry(const CandidateKey& key);
+  /// Destroys the least recently used solvers, except that of `current`, if all
+  /// solvers together take too much memory.
+  void limit_solvers(const Entry& current);
+
+  const PlanRequest& request_;
+  CostSource& costs_;
+  int64_t budget_;
+  int64_t uses_ = 0;
+  std::map<CandidateKey, Entry> entries_;
+};
+
+}  // namespace reprise::detail
