@@ -66,7 +66,7 @@ Session::Session(const TrainConfig& given,
   if (group_) join_ranks();
   optimizer_ = config_.shard.empty() || !group_
                    ? optimizer_of(config_, model_)
-                   : make_optimizer(config_.optimizer, reducer_->pieces());
+                   : make_optimizer(config_.optimizer, reducer_->shards());
   prepare_ = prepare_of(config_, model_, *train_data_);
 
   leave_out_dataset();
