@@ -46,7 +46,7 @@ Row measure(const std::shared_ptr<const reprise::Dataset>& data,
   const torch::Device device = reprise::bench::device_named(settings.device);
   const reprise::PrepareOptions prepare{.image_size = settings.image_size,
                                         .mean = data->mean(),
-                                        .deviation = data->deviation()};
+                                        .stddev = data->stddev()};
   reprise::LoaderOptions options{.batch = settings.batch,
                                  .workers = settings.workers,
                                  .pin = device.is_cuda()};

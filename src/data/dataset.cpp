@@ -15,14 +15,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A variable of the environment; empty where it is not set.
+/// The value of an environment variable, or "" if it is not set.
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);
   return value == nullptr ? "" : value;
 }
 
-/// Where a dataset known by name may lie, in order. scripts/data.sh puts them
-/// there.
+/// The folders to search for a dataset, in order. scripts/data.sh downloads to the
+/// first ones.
 std::vector<fs::path> places(const std::string& name) {
   std::vector<fs::path> folders;
   const std::string own = variable("REPRISE_DATA");
@@ -34,7 +34,7 @@ std::vector<fs::path> places(const std::string& name) {
   } else if (!home.empty()) {
     folders.push_back(fs::path(home) / ".cache" / "reprise" / name);
   }
-  folders.push_back(fs::path("/usr/share/datasets") / name);  // Debian's
+  folders.push_back(fs::path("/usr/share/datasets") / name);  // Debian's packages
   return folders;
 }
 
@@ -46,8 +46,8 @@ std::string find_by_name(const std::string& name) {
     if (!found.empty()) return found;
     looked += (looked.empty() ? "" : ", ") + folder.string();
   }
-  TORCH_CHECK(false, "[dataset] ", name, " is not on this machine (looked in ",
-              looked, "); get it with: scripts/data.sh ", name);
+  TORCH_CHECK(false, "[dataset] ", name, " was not found (searched in ",
+              looked, "); download it with: scripts/data.sh ", name);
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
   const std::string& name = options.name;
   if (name == "random") return detail::random_dataset(options);
   if (name == "mnist" || name == "fashion-mnist") {
-    TORCH_CHECK(!options.tokens, "[dataset] expected tokens for this model, ",
+    TORCH_CHECK(!options.tokens, "[dataset] this model takes tokens, but ",
                 name, " has images; choose random or a file of text or tokens");
     return detail::open_idx(find_by_name(name), name, options);
   }
@@ -72,11 +72,11 @@ std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
   if (!options.tokens) {
     return detail::open_idx(name, fs::path(name).filename().string(), options);
   }
-  TORCH_CHECK(!options.classify, "[dataset] expected sequences with a class, ",
+  TORCH_CHECK(!options.classify, "[dataset] this model takes sequences with a class, but ",
               name, " has none; choose random");
   TORCH_CHECK(
       fs::path(name).extension() == ".bin" || !detail::looks_like_idx(name),
-      "[dataset] expected tokens for this model, ", name,
+      "[dataset] this model takes tokens, but ", name,
       " has IDX data; choose random or a file of text or tokens");
   return detail::open_tokens(options);
 }

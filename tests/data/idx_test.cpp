@@ -25,7 +25,7 @@ AssertionResult has(const std::string& text, const std::string& part) {
   return AssertionFailure() << "no \"" << part << "\" in: " << text;
 }
 
-TEST(Idx, ImagesAndLabelsInTheOrderAsked) {
+TEST(Idx, ReturnsImagesAndLabelsInTheRequestedOrder) {
   const Folder folder;
   write_bytes(folder / kImages, images(5));
   write_bytes(folder / kLabels, labels(5));
@@ -41,7 +41,7 @@ TEST(Idx, ImagesAndLabelsInTheOrderAsked) {
   EXPECT_EQ(data->description(), kImages + ", 5 images of 1×2×3, 3 classes");
 }
 
-TEST(Idx, GreyIsRepeatedOnDemand) {
+TEST(Idx, RepeatsGrayscaleChannels) {
   const Folder folder;
   write_bytes(folder / kImages, images(2));
   write_bytes(folder / kLabels, labels(2));
@@ -51,7 +51,7 @@ TEST(Idx, GreyIsRepeatedOnDemand) {
                    grey->get({1, 0}).inputs.expand({2, 3, 2, 3})));
 }
 
-TEST(Idx, GzippedAsPlainWhateverTheName) {
+TEST(Idx, DetectsGzipByContent) {
   const Folder folder;
   write_bytes(folder / "plain/" + kImages, images(4));
   write_bytes(folder / "plain/" + kLabels, labels(4));
@@ -64,7 +64,7 @@ TEST(Idx, GzippedAsPlainWhateverTheName) {
   EXPECT_TRUE(same(gz->get({0, 3}).targets, plain->get({0, 3}).targets));
 }
 
-TEST(Idx, TestSplitIsTheFileBeside) {
+TEST(Idx, FindsTheTestSplitNextToTheTrainingFile) {
   const Folder folder;
   write_bytes(folder / kImages, images(5));
   write_bytes(folder / kLabels, labels(5));
@@ -74,14 +74,14 @@ TEST(Idx, TestSplitIsTheFileBeside) {
   write_bytes(folder / "t10k-labels-idx1-ubyte", labels(2));
   const auto test = open_dataset(options);
   EXPECT_EQ(test->size(), 2);
-  // Both splits must be scaled alike.
+  // Both splits use the same mean and standard deviation.
   options.split = Split::kTrain;
   const auto train = open_dataset(options);
   EXPECT_EQ(test->mean(), train->mean());
-  EXPECT_EQ(test->deviation(), train->deviation());
+  EXPECT_EQ(test->stddev(), train->stddev());
 }
 
-TEST(Idx, MeanAndDeviationAreThoseOfThePixels) {
+TEST(Idx, MeasuresMeanAndStandardDeviation) {
   const Folder folder;
   write_bytes(folder / kImages, images(5));
   write_bytes(folder / kLabels, labels(5));
@@ -89,17 +89,17 @@ TEST(Idx, MeanAndDeviationAreThoseOfThePixels) {
   const auto pixels =
       data->get({0, 1, 2, 3, 4}).inputs.to(torch::kDouble).div(255);
   EXPECT_NEAR(data->mean(), pixels.mean().item<double>(), 1e-12);
-  EXPECT_NEAR(data->deviation(), pixels.std(false).item<double>(), 1e-12);
+  EXPECT_NEAR(data->stddev(), pixels.std(false).item<double>(), 1e-12);
 }
 
-TEST(Idx, OneShadeIsNotDividedByZero) {
+TEST(Idx, StandardDeviationOfConstantImagesIsOne) {
   const Folder folder;
   write_bytes(folder / kImages, idx_bytes({2, 2, 2}, std::string(8, '\7')));
   write_bytes(folder / kLabels, labels(2));
-  EXPECT_EQ(open_dataset({.name = folder / kImages})->deviation(), 1);
+  EXPECT_EQ(open_dataset({.name = folder / kImages})->stddev(), 1);
 }
 
-TEST(Idx, SaysWhatIsWrongWithTheImages) {
+TEST(Idx, ReportsInvalidImages) {
   const Folder folder;
   write_bytes(folder / kLabels, labels(5));
   const auto error = [&](const std::string& bytes) {
@@ -119,11 +119,11 @@ TEST(Idx, SaysWhatIsWrongWithTheImages) {
   EXPECT_TRUE(has(error(idx_bytes({0, 2, 3}, "")), "dimension 1 to be 0"));
   const uint32_t most = 0xffffffffu;
   EXPECT_TRUE(has(error(idx_bytes({most, most, most}, "x")), "2^63"));
-  // Nothing is allocated for it.
+  // Rejected before any memory is allocated.
   EXPECT_TRUE(has(error(idx_bytes({most, 1000, 1000}, "x")), "found 1"));
 }
 
-TEST(Idx, SaysWhatIsWrongWithGzip) {
+TEST(Idx, ReportsCorruptGzipFiles) {
   const Folder folder;
   write_bytes(folder / kLabels, labels(200));
   write_gzipped(folder / kImages, images(200));
@@ -147,7 +147,7 @@ TEST(Idx, SaysWhatIsWrongWithGzip) {
   EXPECT_TRUE(has(error_of_opening({.name = folder / kImages}), "at most"));
 }
 
-TEST(Idx, SaysWhatIsWrongWithTheLabels) {
+TEST(Idx, ReportsInvalidLabels) {
   const Folder folder;
   write_bytes(folder / kImages, images(5));
   DataOptions options{.name = folder / kImages};
@@ -164,7 +164,7 @@ TEST(Idx, SaysWhatIsWrongWithTheLabels) {
   EXPECT_TRUE(has(error_of_opening({.name = folder / "pictures"}), "rename"));
 }
 
-TEST(Idx, SampleOutOfRange) {
+TEST(Idx, RejectsIndicesOutOfRange) {
   const Folder folder;
   write_bytes(folder / kImages, images(2));
   write_bytes(folder / kLabels, labels(2));

@@ -120,12 +120,12 @@ void ranked_gradients(const Model& model, const std::string& strategy,
   const auto data = std::make_shared<Sequences>(model);
   Loader loader(data, {.batch = micro,
                        .window = kWindow,
-                       .share = group->rank(),
-                       .shares = group->size(),
+                       .shard = group->rank(),
+                       .num_shards = group->size(),
                        .workers = 0});
   Accumulator accumulator(model.root->parameters());
   int64_t calls = 0;
-  while (!loader.epoch_ends()) {
+  while (!loader.epoch_done()) {
     const auto window = loader.window_ahead();
     accumulator.begin_share(double(window.total_count), double(window.count));
     for (int64_t i = 0; i < window.batches; ++i) {
@@ -140,7 +140,7 @@ void ranked_gradients(const Model& model, const std::string& strategy,
       execution.backward({torch::full_like(outputs[0], weight)});
       last = false;
     }
-    loader.pass_window();
+    loader.advance_window();
     if (window.batches > 0) {
       // Some buckets start before the end, and all have started at the end.
       ASSERT_GT(started.size(), 1u);

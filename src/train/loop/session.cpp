@@ -209,8 +209,8 @@ void Session::open_loader() {
   loading.batch = config_.batch;
   loading.window = config_.global_batch;
   if (group_) {
-    loading.share = group_->rank();
-    loading.shares = group_->size();
+    loading.shard = group_->rank();
+    loading.num_shards = group_->size();
   }
   loader_ = std::make_unique<Loader>(train_data_, loading, state_.position);
 }

@@ -206,7 +206,7 @@ void Session::train_window_together() {
     }
     warn(text + "; starts again");
   }
-  loader_->pass_window();
+  loader_->advance_window();
   state_.position = loader_->position();
   state_.samples += window_rest_;
   samples_here_ += window_rest_;
