@@ -67,7 +67,7 @@ assert result["compared"]["gradients"]["tensors"] == 54
 PY
 
 expect 0 devices
-has out "observer sees"
+has out "observable"
 has out cpu
 has out utilisation
 expect 2 devices --format xml
