@@ -113,7 +113,7 @@ has err 'cannot write to standard output'
 
 # What is wrong is said before anything is run.
 expect 2 study nosuch
-has err 'neither a file nor one of'
+has err 'neither a file nor a built-in study'
 printf 'runs:\n  - {model: mlp, bacth: 4}\n' >wrong.yaml
 expect 2 study wrong.yaml
 has err 'line 2: unknown key'

@@ -340,9 +340,9 @@ CASES: list[tuple] = [
     ("study {good.yaml} --device cpu --no-estimate --out {under-file}", 2, "--out: cannot make"),
     ("study {good.yaml} --device cpu --no-estimate --out /proc/x", 2, "--out: cannot write in"),
     # --- studies
-    ("study quikc", 2, "'quikc' is neither a file nor one of", "did you mean quick?"),
+    ("study quikc", 2, "'quikc' is neither a file nor a built-in study", "did you mean quick?"),
     ("study mnits", 2, "did you mean mnist?"),
-    ("study {nofile}", 2, "is neither a file nor one of"),
+    ("study {nofile}", 2, "is neither a file nor a built-in study"),
     ("study {folder}", 2, "expected a study file", "is a directory"),
     ("study {empty}", 2, "expected keys such as title and runs"),
     ("study {twice.yaml}", 2, "line 4: the key 'title' occurs twice"),

@@ -3,23 +3,23 @@
 #include <string>
 #include <vector>
 
-/// results.jsonl: what a study has found so far, a JSON object a line, as
-/// docs/results.md describes it.
+/// The results of a study, one JSON object per line of results.jsonl. docs/results.md
+/// documents the format.
 namespace reprise {
 
-/// All objects in the results of `paths` (a study's directory, or a .jsonl file),
-/// each as the text of its line: studies first, then runs in the order in which
-/// they were written; of runs with one id the last. A torn last line is left
-/// out. Throws c10::Error if a file cannot be read, if a directory has no results.jsonl,
-/// and if a line is no result, with its number. An empty file has no objects.
+/// Reads the results in `paths`, each the directory of a study or a .jsonl file. Returns
+/// the text of each line: studies first, then runs in the order in which they were
+/// written. If several runs have the same id, only the last one is returned. An incomplete
+/// last line is ignored. Throws c10::Error if a file cannot be read, if a directory has no
+/// results.jsonl, or, with the line number, if a line is not a result.
 std::vector<std::string> read_results(const std::vector<std::string>& paths);
 
-/// Appends to one results.jsonl, a whole line at a time, each on the disk before
-/// append() returns. One process at a time: a second one is refused.
+/// Appends lines to a results.jsonl. A line is written to disk before append() returns.
+/// Only one process can have the file open.
 class ResultsFile {
  public:
-  /// Creates the directory and the file where they are missing; cuts off a torn
-  /// last line. Throws c10::Error where another process has it open.
+  /// Creates the directory and the file if they are missing, and truncates an
+  /// incomplete last line. Throws c10::Error if another process has the file open.
   explicit ResultsFile(const std::string& directory);
   ~ResultsFile();
   ResultsFile(const ResultsFile&) = delete;
@@ -27,7 +27,7 @@ class ResultsFile {
 
   const std::string& path() const { return path_; }
 
-  /// `json`: one object, without a newline.
+  /// Appends one JSON object. `json` must not contain a newline.
   void append(const std::string& json);
 
  private:
