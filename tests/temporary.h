@@ -8,9 +8,9 @@
 
 namespace reprise::testing {
 
-/// A directory in TMPDIR, or /tmp, that is gone when the test ends. (Not std::filesystem's
-/// remove_all: PyTorch's own builds of LibTorch export parts of another
-/// libstdc++'s, and the mixture crashes.)
+/// A directory in TMPDIR or /tmp that is removed by the destructor. It does not use
+/// std::filesystem::remove_all, because PyTorch's builds of LibTorch export symbols of
+/// another libstdc++, and the mixture crashes.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {

@@ -34,7 +34,8 @@ std::vector<fs::path> places(const std::string& name) {
   } else if (!home.empty()) {
     folders.push_back(fs::path(home) / ".cache" / "reprise" / name);
   }
-  folders.push_back(fs::path("/usr/share/datasets") / name);  // Debian's packages
+  folders.push_back(fs::path("/usr/share/datasets") /
+                    name);  // Debian's packages
   return folders;
 }
 
@@ -46,8 +47,8 @@ std::string find_by_name(const std::string& name) {
     if (!found.empty()) return found;
     looked += (looked.empty() ? "" : ", ") + folder.string();
   }
-  TORCH_CHECK(false, "[dataset] ", name, " was not found (searched in ",
-              looked, "); download it with: scripts/data.sh ", name);
+  TORCH_CHECK(false, "[dataset] ", name, " was not found (searched in ", looked,
+              "); download it with: scripts/data.sh ", name);
 }
 
 }  // namespace
@@ -72,8 +73,9 @@ std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
   if (!options.tokens) {
     return detail::open_idx(name, fs::path(name).filename().string(), options);
   }
-  TORCH_CHECK(!options.classify, "[dataset] this model takes sequences with a class, but ",
-              name, " has none; choose random");
+  TORCH_CHECK(!options.classify,
+              "[dataset] this model takes sequences with a class, but ", name,
+              " has none; choose random");
   TORCH_CHECK(
       fs::path(name).extension() == ".bin" || !detail::looks_like_idx(name),
       "[dataset] this model takes tokens, but ", name,

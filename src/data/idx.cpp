@@ -111,10 +111,10 @@ std::string labels_beside(const std::string& images) {
 std::string test_images_beside(const std::string& images) {
   const auto test = replaced(images, "train-images", "t10k-images");
   if (test.empty()) {
-    dataset_error(
-        images,
-        "expected a file name with \"train-images\", from which the name of the "
-        "test images is derived; rename the file");
+    dataset_error(images,
+                  "expected a file name with \"train-images\", from which the "
+                  "name of the "
+                  "test images is derived; rename the file");
   }
   const std::string found = plain_or_gzipped(test);
   if (found.empty()) {
@@ -223,9 +223,10 @@ torch::Tensor read_idx(const std::string& path, int dimensions) {
                                       kind, i + 1));
     }
     if (bytes > uint64_t{std::numeric_limits<int64_t>::max()} / extent) {
-      dataset_error(path,
-                    "expected dimensions that fit in memory, found more than 2^63 "
-                    "bytes");
+      dataset_error(
+          path,
+          "expected dimensions that fit in memory, found more than 2^63 "
+          "bytes");
     }
     bytes *= extent;
     shape.push_back(static_cast<int64_t>(extent));
@@ -294,9 +295,10 @@ std::shared_ptr<const Dataset> open_idx(const std::string& path,
   const std::string labels_path = labels_beside(images_path);
   const torch::Tensor labels = read_idx(labels_path, 1);
   if (labels.size(0) != data->size()) {
-    dataset_error(labels_path,
-                  fmt::format("expected {} labels, one per image of {}, found {}",
-                              data->size(), images_path, labels.size(0)));
+    dataset_error(
+        labels_path,
+        fmt::format("expected {} labels, one per image of {}, found {}",
+                    data->size(), images_path, labels.size(0)));
   }
   const uint8_t* const label = labels.data_ptr<uint8_t>();
   data->labels.assign(label, label + labels.size(0));

@@ -68,22 +68,22 @@ class Loader::Impl {
                 options_.window);
     TORCH_CHECK(options_.num_shards >= 1 && options_.shard >= 0 &&
                     options_.shard < options_.num_shards,
-                "[loader] expected a shard below ", options_.num_shards, ", got ",
-                options_.shard);
+                "[loader] expected a shard below ", options_.num_shards,
+                ", got ", options_.shard);
     TORCH_CHECK(options_.num_shards == 1 ||
                     options_.num_shards <= std::min(options_.window, size_),
                 "[loader] expected at least one sample per window and dataset "
                 "for each of ",
-                options_.num_shards, " shards, got windows of ", options_.window,
-                " and ", size_, " samples");
+                options_.num_shards, " shards, got windows of ",
+                options_.window, " and ", size_, " samples");
     TORCH_CHECK(options_.workers >= 0 && options_.queue >= 0,
                 "[loader] expected workers and queue of at least 0, got ",
                 options_.workers, " and ", options_.queue);
     TORCH_CHECK(
         position.epoch >= 0 && position.sample >= 0 && position.sample <= size_,
         "[loader] expected a position of at most ", size_,
-        " samples, the size of the dataset, got epoch ", position.epoch, ", sample ",
-        position.sample, "; was it saved with another dataset?");
+        " samples, the size of the dataset, got epoch ", position.epoch,
+        ", sample ", position.sample, "; was it saved with another dataset?");
     TORCH_CHECK(
         !options_.pin || torch::cuda::is_available(),
         "[loader] expected a CUDA device for pinned memory, found none");
@@ -123,7 +123,8 @@ class Loader::Impl {
   }
 
   LoaderPosition position() const {
-    return {cursor_.epoch, options_.num_shards == 1 ? cursor_.at : cursor_.begin};
+    return {cursor_.epoch,
+            options_.num_shards == 1 ? cursor_.at : cursor_.begin};
   }
 
   int64_t batches_left() const {
@@ -334,7 +335,7 @@ class Loader::Impl {
   std::mutex mutex_;  // guards all members below
   std::condition_variable room_, ready_;
   std::vector<Slot> slots_;
-  Cursor planned_;                 // start of the next batch to issue
+  Cursor planned_;                  // start of the next batch to issue
   int64_t issued_ = 0, taken_ = 0;  // batches issued to workers, and returned
   bool stop_ = false;
   std::vector<std::thread> workers_;

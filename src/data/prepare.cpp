@@ -25,19 +25,18 @@ void prepare(Batch& batch, const PrepareOptions& options) {
   const auto type = batch.inputs.scalar_type();
   if (type == torch::kLong) return;
   if (type != torch::kUInt8) {
-    TORCH_CHECK(!options.pixel_targets || batch.targets.dim() == 3,
-                "[prepare] expected uint8 images, or float images with per-pixel "
-                "targets; got float images with targets of ",
-                batch.targets.dim(), " dimensions");
+    TORCH_CHECK(
+        !options.pixel_targets || batch.targets.dim() == 3,
+        "[prepare] expected uint8 images, or float images with per-pixel "
+        "targets; got float images with targets of ",
+        batch.targets.dim(), " dimensions");
     return;
   }
   TORCH_CHECK(
-      batch.inputs.dim() == 4 && options.image_size >= 0 &&
-          options.stddev > 0,
+      batch.inputs.dim() == 4 && options.image_size >= 0 && options.stddev > 0,
       "[prepare] expected images (N, C, H, W), a size of at least 0 and "
       "a stddev above 0, got ",
-      batch.inputs.sizes(), ", ", options.image_size, " and ",
-      options.stddev);
+      batch.inputs.sizes(), ", ", options.image_size, " and ", options.stddev);
   torch::Tensor images =
       resized(batch.inputs.to(torch::kFloat).div_(255), options.image_size);
   if (options.pixel_targets) {

@@ -208,8 +208,8 @@ SafeTensors::SafeTensors(std::string path) : path_(std::move(path)) {
 
 torch::Tensor SafeTensors::read(const std::string& name) const {
   const auto found = entries_.find(name);
-  TORCH_CHECK(found != entries_.end(), "[safetensors] ", path_,
-              ": no tensor '", name, "'");
+  TORCH_CHECK(found != entries_.end(), "[safetensors] ", path_, ": no tensor '",
+              name, "'");
   const Entry& entry = found->second;
   const bool is_bool = entry.type == torch::kBool;
   // A bool with a value other than 0 and 1 is undefined behavior.

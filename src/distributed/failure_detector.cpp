@@ -21,7 +21,8 @@ std::chrono::steady_clock::duration since(int64_t then) {
 
 }  // namespace
 
-FailureDetector::Waiting::Waiting(FailureDetector* detector) : detector_(detector) {
+FailureDetector::Waiting::Waiting(FailureDetector* detector)
+    : detector_(detector) {
   if (detector_ != nullptr) ++detector_->waiting_;
 }
 
@@ -98,7 +99,7 @@ void FailureDetector::check_ranks(compat::Store& store) {
   const int64_t stepped = stepped_;
   if (stepped != 0 && waiting_ == 0 && since(stepped) > timeout_) {
     report(&store, fmt::format("rank {} has made no progress for {:g} s",
-                              options_.rank, options_.timeout_s));
+                               options_.rank, options_.timeout_s));
     return;
   }
   const auto limit =
@@ -115,11 +116,11 @@ void FailureDetector::check_ranks(compat::Store& store) {
       last = {count, now};
     } else if (now - last.changed > limit) {
       if (store.find(key(fmt::format("left/{}", other)))) continue;
-      report(
-          &store,
-          fmt::format("rank {} has not answered for {:.1f} s", other,
-                      std::chrono::duration<double>(now - last.changed).count()),
-          /*dead=*/true);
+      report(&store,
+             fmt::format(
+                 "rank {} has not answered for {:.1f} s", other,
+                 std::chrono::duration<double>(now - last.changed).count()),
+             /*dead=*/true);
       return;
     }
   }
@@ -129,14 +130,14 @@ void FailureDetector::run_store_watch_thread() {
   while (sleep(period_) && !reported_) {
     if (since(answered_) > silence_ && !failing_) {
       report(nullptr,
-            fmt::format("{} has not answered for {:.1f} s", options_.holder,
-                        std::chrono::duration<double>(silence_).count()));
+             fmt::format("{} has not answered for {:.1f} s", options_.holder,
+                         std::chrono::duration<double>(silence_).count()));
     }
   }
 }
 
 void FailureDetector::report(compat::Store* store, const std::string& what,
-                            bool dead) {
+                             bool dead) {
   if (reported_.exchange(true)) return;
   if (store != nullptr) {
     try {
@@ -148,7 +149,7 @@ void FailureDetector::report(compat::Store* store, const std::string& what,
 }
 
 void FailureDetector::publish(compat::Store& store, const std::string& what,
-                           double wait_s, bool dead) {
+                              double wait_s, bool dead) {
   int64_t read = 1;
   if (store.add(key("faults"), 1) == 1) {
     if (dead) ++read;  // acknowledged on behalf of the dead rank
@@ -198,7 +199,8 @@ void FailureDetector::leave() {
   store_->add(key("gone"), 1);
   if (!options_.holds_store) return;
   const auto until = Clock::now() + timeout_;
-  while (Clock::now() < until && store_->add(key("gone"), 0) < options_.world_size) {
+  while (Clock::now() < until &&
+         store_->add(key("gone"), 0) < options_.world_size) {
     std::this_thread::sleep_for(milliseconds(2));
   }
 }

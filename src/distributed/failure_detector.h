@@ -28,9 +28,9 @@ class FailureDetector {
  public:
   struct Options {
     compat::Store::Options store;  ///< store to connect to
-    std::string prefix;        ///< of all keys in the store
-    std::string holder;        ///< who serves the store, for messages
-    bool holds_store = false;  ///< whether this rank serves the store
+    std::string prefix;            ///< of all keys in the store
+    std::string holder;            ///< who serves the store, for messages
+    bool holds_store = false;      ///< whether this rank serves the store
     int rank = 0;
     int world_size = 1;
     double timeout_s = 60;
@@ -85,8 +85,7 @@ class FailureDetector {
   void check_ranks(compat::Store& store);
   /// Publishes the fault and calls on_fault. `dead`: the fault is a rank that
   /// cannot acknowledge it.
-  void report(compat::Store* store, const std::string& what,
-              bool dead = false);
+  void report(compat::Store* store, const std::string& what, bool dead = false);
   /// Writes the fault to the store and waits up to `wait_s` for all ranks to
   /// acknowledge it.
   void publish(compat::Store& store, const std::string& what, double wait_s,
@@ -107,11 +106,12 @@ class FailureDetector {
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
-  std::atomic<bool> failing_ = false;  // this rank has reported itself
+  std::atomic<bool> failing_ = false;   // this rank has reported itself
   std::atomic<bool> reported_ = false;  // on_fault was called
   std::atomic<bool> suspected_ = false;
   std::atomic<int> waiting_ = 0;
-  std::atomic<int64_t> stepped_ = 0;   // ticks of the last heartbeat(); 0: paused
+  std::atomic<int64_t> stepped_ =
+      0;  // ticks of the last heartbeat(); 0: paused
   std::atomic<int64_t> answered_ = 0;  // ticks of the last reply from the store
   std::thread heartbeat_thread_, store_watch_thread_;
 };

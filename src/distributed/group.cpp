@@ -131,7 +131,8 @@ struct RankGroup::Impl {
   /// Waits for a key in the store. Throws after join_timeout_s while there is no
   /// failure detector yet.
   std::string await(const std::string& key, const std::string& whose) {
-    const detail::FailureDetector::Waiting waiting(detector ? &*detector : nullptr);
+    const detail::FailureDetector::Waiting waiting(detector ? &*detector
+                                                            : nullptr);
     const auto until = Clock::now() + in_ms(options.join_timeout_s);
     while (true) {
       if (auto value = store->find(prefix + key)) return *value;
@@ -183,7 +184,8 @@ struct RankGroup::Impl {
     o.size = size();
     o.timeout = kNoLimit;
     o.device = options.device;
-    o.address = address_towards(options.rank_info.store_host, options.rank_info.store_port);
+    o.address = address_towards(options.rank_info.store_host,
+                                options.rank_info.store_port);
     o.name = prefix + "control/";
     control.emplace(*store, o);
     o.name = prefix + "data/";
@@ -192,7 +194,8 @@ struct RankGroup::Impl {
   }
 
   void finish(compat::Work& work) {
-    const detail::FailureDetector::Waiting waiting(detector ? &*detector : nullptr);
+    const detail::FailureDetector::Waiting waiting(detector ? &*detector
+                                                            : nullptr);
     guarded([&] { work.wait(); });
   }
 
@@ -239,9 +242,9 @@ RankGroup::~RankGroup() = default;
 
 std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   const RankInfo& info = options.rank_info;
-  TORCH_CHECK(info.world_size >= 1 && info.rank >= 0 && info.rank < info.world_size,
-              "[ranks] expected a rank below ", info.world_size, ", got ",
-              info.rank);
+  TORCH_CHECK(
+      info.world_size >= 1 && info.rank >= 0 && info.rank < info.world_size,
+      "[ranks] expected a rank below ", info.world_size, ", got ", info.rank);
   TORCH_CHECK(options.timeout_s >= 0.5,
               "[--rank-timeout] expected 0.5 seconds or more, got ",
               options.timeout_s);
@@ -256,8 +259,8 @@ std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   } catch (const std::exception& error) {
     const std::string what = error.what();
     TORCH_CHECK(false, "[ranks] rank ", info.rank, " cannot ",
-                serves ? "serve" : "reach", " the store at ", info.store_host, ":",
-                info.store_port, " (MASTER_ADDR, MASTER_PORT): ",
+                serves ? "serve" : "reach", " the store at ", info.store_host,
+                ":", info.store_port, " (MASTER_ADDR, MASTER_PORT): ",
                 what.substr(0, what.find('\n')));
   }
   auto same = options.must_match;
@@ -269,17 +272,18 @@ std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   detection.store = impl->store_options(false);
   detection.prefix = impl->prefix;
   detection.holder =
-      info.rank0_serves_store ? "rank 0"
-                  : fmt::format("the store at {}:{}", info.store_host, info.store_port);
+      info.rank0_serves_store
+          ? "rank 0"
+          : fmt::format("the store at {}:{}", info.store_host, info.store_port);
   detection.holds_store = serves;
   detection.rank = info.rank;
   detection.world_size = info.world_size;
   detection.timeout_s = options.timeout_s;
   detection.on_fault = options.on_fault
-                          ? options.on_fault
-                          : [rank = info.rank](const std::string& what) {
-                              report_and_exit(rank, what);
-                            };
+                           ? options.on_fault
+                           : [rank = info.rank](const std::string& what) {
+                               report_and_exit(rank, what);
+                             };
   impl->detector.emplace(std::move(detection));
   return std::shared_ptr<RankGroup>(new RankGroup(std::move(impl)));
 }

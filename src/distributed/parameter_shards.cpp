@@ -14,7 +14,8 @@ torch::Tensor flat_view(const torch::Tensor& tensor) {
 
 }  // namespace
 
-ParameterShards::ParameterShards(std::shared_ptr<RankGroup> group, const BucketLayout& layout)
+ParameterShards::ParameterShards(std::shared_ptr<RankGroup> group,
+                                 const BucketLayout& layout)
     : group_(std::move(group)), layout_(layout) {
   const torch::NoGradGuard no_grad;
   for (size_t b = 0; b < layout.buckets().size(); ++b) {
@@ -39,7 +40,7 @@ ParameterShards::ParameterShards(std::shared_ptr<RankGroup> group, const BucketL
 }
 
 void ParameterShards::set_gradients(size_t b, const torch::Tensor& sum,
-                            const std::vector<bool>& used) {
+                                    const std::vector<bool>& used) {
   for (size_t i = 0; i < shards_.size(); ++i) {
     const Shard& shard = shards_[i];
     if (shard.bucket != b) continue;
@@ -67,8 +68,8 @@ void ParameterShards::all_gather() {
   }
 }
 
-ParameterShards::NamedList ParameterShards::gather_full(const NamedList& shard_values,
-                                const std::vector<std::string>& prefixes) {
+ParameterShards::NamedList ParameterShards::gather_full(
+    const NamedList& shard_values, const std::vector<std::string>& prefixes) {
   const torch::NoGradGuard no_grad;
   const ByName by_name(shard_values.begin(), shard_values.end());
   NamedList result;
@@ -80,8 +81,8 @@ ParameterShards::NamedList ParameterShards::gather_full(const NamedList& shard_v
   return result;
 }
 
-ParameterShards::NamedList ParameterShards::select_shards(const NamedList& full,
-                                const std::vector<std::string>& prefixes) const {
+ParameterShards::NamedList ParameterShards::select_shards(
+    const NamedList& full, const std::vector<std::string>& prefixes) const {
   const torch::NoGradGuard no_grad;
   const ByName by_name(full.begin(), full.end());
   NamedList result;
@@ -94,8 +95,8 @@ ParameterShards::NamedList ParameterShards::select_shards(const NamedList& full,
       const auto found = by_name.find(prefix + parameter.name);
       if (found == by_name.end()) continue;
       torch::Tensor strided = torch::empty_strided(parameter.tensor.sizes(),
-                                                parameter.tensor.strides(),
-                                                found->second.options());
+                                                   parameter.tensor.strides(),
+                                                   found->second.options());
       strided.copy_(found->second);
       result.emplace_back(found->first,
                           flat_view(strided)
@@ -108,8 +109,8 @@ ParameterShards::NamedList ParameterShards::select_shards(const NamedList& full,
 
 /// This rank's values in a bucket with their offsets. An empty `prefix` selects the
 /// parameters themselves.
-ParameterShards::Values ParameterShards::values_in(size_t b, const std::string& prefix,
-                                 const ByName& by_name) const {
+ParameterShards::Values ParameterShards::values_in(
+    size_t b, const std::string& prefix, const ByName& by_name) const {
   Values values;
   for (size_t i = 0; i < shards_.size(); ++i) {
     const Shard& shard = shards_[i];
@@ -137,21 +138,22 @@ std::pair<torch::Tensor, compat::Work> ParameterShards::gather(
 }
 
 void ParameterShards::scatter(const BucketLayout::Bucket& bucket,
-                     const torch::Tensor& all) {
+                              const torch::Tensor& all) {
   for (size_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
     const auto& entry = layout_.entries()[i];
     entry.parameter.tensor.detach().copy_(BucketLayout::view_of(entry, all));
   }
 }
 
-void ParameterShards::gather_bucket(const std::string& prefix, size_t b, const ByName& by_name,
-                      NamedList& result) {
+void ParameterShards::gather_bucket(const std::string& prefix, size_t b,
+                                    const ByName& by_name, NamedList& result) {
   const auto& bucket = layout_.buckets()[b];
   const auto& entries = layout_.entries();
   // Parameters for which any rank has values.
   std::vector<int64_t> has(bucket.count, 0);
   for (size_t i = 0; i < bucket.count; ++i) {
-    has[i] = by_name.count(prefix + entries[bucket.first + i].parameter.name) > 0;
+    has[i] =
+        by_name.count(prefix + entries[bucket.first + i].parameter.name) > 0;
   }
   has = group_->all_reduce_max(std::move(has));
   auto [all, work] = gather(bucket, values_in(b, prefix, by_name));
@@ -166,13 +168,13 @@ void ParameterShards::gather_bucket(const std::string& prefix, size_t b, const B
   }
 }
 
-bool ParameterShards::is_parameter_state(const std::string& name,
-                           const std::vector<std::string>& prefixes) const {
+bool ParameterShards::is_parameter_state(
+    const std::string& name, const std::vector<std::string>& prefixes) const {
   for (const std::string& prefix : prefixes) {
     if (!name.starts_with(prefix)) continue;
     for (const auto& entry : layout_.entries()) {
-      if (name.compare(prefix.size(), std::string::npos, entry.parameter.name) ==
-          0) {
+      if (name.compare(prefix.size(), std::string::npos,
+                       entry.parameter.name) == 0) {
         return true;
       }
     }

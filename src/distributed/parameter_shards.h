@@ -28,16 +28,16 @@ class ParameterShards {
   /// Sets the shards' gradients from `sum`, this rank's share of bucket `b`. A
   /// shard whose entry is not `used` by any rank gets no gradient.
   void set_gradients(size_t b, const torch::Tensor& sum,
-                      const std::vector<bool>& used);
+                     const std::vector<bool>& used);
 
   /// Copies the shards of all ranks into the parameters.
   void all_gather();
 
   /// See GradientReducer.
   NamedList gather_full(const NamedList& shard_values,
-                  const std::vector<std::string>& prefixes);
+                        const std::vector<std::string>& prefixes);
   NamedList select_shards(const NamedList& full,
-                  const std::vector<std::string>& prefixes) const;
+                          const std::vector<std::string>& prefixes) const;
 
  private:
   struct Shard {
@@ -56,9 +56,9 @@ class ParameterShards {
       const BucketLayout::Bucket& bucket, const Values& values);
   void scatter(const BucketLayout::Bucket& bucket, const torch::Tensor& all);
   void gather_bucket(const std::string& prefix, size_t b, const ByName& by_name,
-                NamedList& result);
+                     NamedList& result);
   bool is_parameter_state(const std::string& name,
-                     const std::vector<std::string>& prefixes) const;
+                          const std::vector<std::string>& prefixes) const;
 
   std::shared_ptr<RankGroup> group_;
   const BucketLayout& layout_;

@@ -90,10 +90,11 @@ void find_store(RankInfo& info, const Variable& variable) {
     info.store_host = first_machine(nodes);
   }
   info.store_port = text_of(variable, "MASTER_PORT").empty()
-                   ? port_of_job(variable)
-                   : number(variable, "MASTER_PORT", 1, 65535);
+                        ? port_of_job(variable)
+                        : number(variable, "MASTER_PORT", 1, 65535);
   // torchrun's agent serves a store at this port.
-  info.rank0_serves_store = text_of(variable, "TORCHELASTIC_USE_AGENT_STORE") != "True";
+  info.rank0_serves_store =
+      text_of(variable, "TORCHELASTIC_USE_AGENT_STORE") != "True";
   if (!info.rank0_serves_store) {
     info.run_id = text_of(variable, "TORCHELASTIC_RUN_ID") + "/" +
                   text_of(variable, "TORCHELASTIC_RESTART_COUNT");
@@ -107,15 +108,16 @@ std::optional<RankInfo> rank_info_from_environment(const Variable& variable) {
     if (text_of(variable, names.rank).empty()) continue;
     const bool slurm = std::string_view(names.launcher) == "Slurm";
     // Slurm sets these variables for single-process jobs too.
-    if (slurm && number_or(variable, names.world_size, 1, kMostRanks) == 1) continue;
+    if (slurm && number_or(variable, names.world_size, 1, kMostRanks) == 1)
+      continue;
     RankInfo info;
     info.launcher = names.launcher;
     info.world_size = number(variable, names.world_size, 1, kMostRanks);
     info.rank = number(variable, names.rank, 0, info.world_size - 1);
     info.local_rank =
         number_or(variable, names.local_rank, info.rank, kMostRanks);
-    info.local_world_size =
-        number_or(variable, names.local_world_size, info.world_size, kMostRanks);
+    info.local_world_size = number_or(variable, names.local_world_size,
+                                      info.world_size, kMostRanks);
     find_store(info, variable);
     return info;
   }

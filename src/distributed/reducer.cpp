@@ -1,6 +1,6 @@
 #include "distributed/bucket_layout.h"
-#include "distributed/parameter_shards.h"
 #include "distributed/busy_time.h"
+#include "distributed/parameter_shards.h"
 
 #include <reprise/distributed/reducer.h>
 
@@ -14,8 +14,8 @@ namespace reprise {
 namespace {
 
 using detail::BucketLayout;
-using detail::ParameterShards;
 using detail::BusyTime;
+using detail::ParameterShards;
 using Clock = BusyTime::Clock;
 
 /// The state of one bucket in the current window.
@@ -130,12 +130,14 @@ class GradientReducer::Impl {
       note(bucket_state.work, begin, bucket.bytes());
       return;
     }
-    bucket_state.sent =
-        options_.bf16 ? bucket_state.flat.to(torch::kBFloat16) : bucket_state.flat;
+    bucket_state.sent = options_.bf16 ? bucket_state.flat.to(torch::kBFloat16)
+                                      : bucket_state.flat;
     bucket_state.flat.reset();
     bucket_state.received = torch::empty_like(bucket_state.sent);
-    bucket_state.work = group_->all_to_all(bucket_state.received, bucket_state.sent);
-    note(bucket_state.work, begin, static_cast<int64_t>(bucket_state.sent.nbytes()));
+    bucket_state.work =
+        group_->all_to_all(bucket_state.received, bucket_state.sent);
+    note(bucket_state.work, begin,
+         static_cast<int64_t>(bucket_state.sent.nbytes()));
   }
 
   void note(compat::Work& work, Clock::time_point begin, int64_t bytes) {
@@ -143,8 +145,9 @@ class GradientReducer::Impl {
       ++counters_.calls;
       counters_.bytes += bytes;
     }
-    work.when_done(
-        [busy_time = busy_time_, begin] { busy_time->note(begin, Clock::now()); });
+    work.when_done([busy_time = busy_time_, begin] {
+      busy_time->note(begin, Clock::now());
+    });
   }
 
   /// Sums the buckets that have arrived, to free their buffers early.
@@ -183,7 +186,8 @@ class GradientReducer::Impl {
     if (!tail_work_.valid()) start_tail(loss);
     for (size_t b = 0; b < in_flight_.size(); ++b) {
       BucketInFlight& bucket_state = in_flight_[b];
-      if (bucket_state.received.defined() && !bucket_state.sum.defined()) sum_bucket(b);
+      if (bucket_state.received.defined() && !bucket_state.sum.defined())
+        sum_bucket(b);
       if (!reduce_scatters()) group_->wait(bucket_state.work);
     }
     if (options_.bf16 && !options_.shard) all_gather_sums();
@@ -217,7 +221,8 @@ class GradientReducer::Impl {
     for (; back_ < in_flight_.size(); ++back_) {
       BucketInFlight& bucket_state = in_flight_[back_];
       const auto begin = Clock::now();
-      const torch::Tensor own = bucket_state.sent.slice(0, 0, bucket_state.sum.numel());
+      const torch::Tensor own =
+          bucket_state.sent.slice(0, 0, bucket_state.sum.numel());
       own.copy_(bucket_state.sum);
       bucket_state.work = group_->all_gather(bucket_state.received, own);
       note(bucket_state.work, begin, 0);
@@ -226,14 +231,15 @@ class GradientReducer::Impl {
       BucketInFlight& bucket_state = in_flight_[b];
       group_->wait(bucket_state.work);
       if (!bucket_state.flat.defined()) {
-        bucket_state.flat = bucket_state.received.to(layout_.buckets()[b].options.dtype());
+        bucket_state.flat =
+            bucket_state.received.to(layout_.buckets()[b].options.dtype());
       }
       bucket_state.sum.reset();
     }
   }
 
   void set_gradient(const BucketLayout::Entry& entry, bool used,
-            const BucketInFlight& bucket_state) {
+                    const BucketInFlight& bucket_state) {
     torch::Tensor tensor = entry.parameter.tensor;
     torch::Tensor& gradient = tensor.mutable_grad();
     if (options_.shard) {
@@ -259,7 +265,7 @@ class GradientReducer::Impl {
   std::shared_ptr<BusyTime> busy_time_;
   size_t next_ = 0;              // next bucket to start
   std::vector<size_t> defined_;  // entries with a gradient on this rank
-  torch::Tensor tail_;           // loss, then the ranks that have a gradient, per entry
+  torch::Tensor tail_;  // loss, then the ranks that have a gradient, per entry
   compat::Work tail_work_;
   size_t back_ = 0;  // next bucket for all_gather_sums()
   Clock::time_point ended_{};

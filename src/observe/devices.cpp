@@ -53,12 +53,13 @@ DeviceInfo unknown_cuda_device(int index, const std::string& reason) {
   info.kind = "cuda";
   info.index = index;
   info.usable = compat::cuda_built();
-  info.availability = detail::make_nvml_probe(nullptr, nullptr, reason)->availability();
+  info.availability =
+      detail::make_nvml_probe(nullptr, nullptr, reason)->availability();
   return info;
 }
 
 DeviceInfo cuda_device_from_nvml(const std::shared_ptr<detail::Nvml>& nvml,
-                        detail::NvmlDevice device, int index) {
+                                 detail::NvmlDevice device, int index) {
   DeviceInfo info = unknown_cuda_device(index, "NVML cannot reach the device");
   if (const auto driver = nvml->driver(); !driver.empty()) info.driver = driver;
   if (device == nullptr) return info;
@@ -84,8 +85,8 @@ std::vector<DeviceInfo> cuda_devices(DeviceQuery query, std::string& reason) {
   std::vector<DeviceInfo> devices;
   if (const auto nvml = detail::Nvml::open(reason)) {
     for (const auto device : nvml->cuda_devices()) {
-      devices.push_back(
-          cuda_device_from_nvml(nvml, device, static_cast<int>(devices.size())));
+      devices.push_back(cuda_device_from_nvml(
+          nvml, device, static_cast<int>(devices.size())));
     }
   } else if (query == DeviceQuery::kLibTorch) {
     for (int i = 0; i < compat::cuda_device_count(); ++i) {

@@ -71,7 +71,8 @@ class NvmlProbe final : public DeviceProbe {
     power_.limiter.reset();
     clock_.limiter.reset();
     const double now_s = steady_seconds();
-    rate_.limiter.record(now_s, 0);  // a rate read now would cover the time before
+    rate_.limiter.record(now_s,
+                         0);  // a rate read now would cover the time before
     restarted_s_ = last_new_s_ = now_s;
     // Samples of previous intervals are kept; those without timestamps are dropped.
     if (buffered_) new_samples(now_s);
@@ -102,7 +103,8 @@ class NvmlProbe final : public DeviceProbe {
   }
 
   std::vector<PastUtilisation> take_pending() override {
-    if (!has_utilisation_ && rates_.empty() && early_rate_) rates_ = {*early_rate_};
+    if (!has_utilisation_ && rates_.empty() && early_rate_)
+      rates_ = {*early_rate_};
     use_rates();
     return std::exchange(past_, {});
   }
@@ -120,15 +122,16 @@ class NvmlProbe final : public DeviceProbe {
     const Availability utilisation = availability_of(utilisation_code);
     power(now_s);
     clock(now_s);
-    return {availability_of(memory_code_), utilisation, availability_of(power_.code),
-            availability_of(clock_.code)};
+    return {availability_of(memory_code_), utilisation,
+            availability_of(power_.code), availability_of(clock_.code)};
   }
 
  private:
   Availability availability_of(NvmlReturn code) const {
     if (code == kNvmlSuccess) return {true, ""};
-    return {false, code == kNvmlFunctionNotFound ? "not supported by this driver"
-                                                 : nvml_->error(code)};
+    return {false, code == kNvmlFunctionNotFound
+                       ? "not supported by this driver"
+                       : nvml_->error(code)};
   }
 
   /// Read in every sample, so that peaks are found.
@@ -185,7 +188,7 @@ class NvmlProbe final : public DeviceProbe {
       last_new_s_ = now_s;
       if (timestamped_) {
         add_past(1e-6 * static_cast<double>(sample.time_us),
-             1e-6 * static_cast<double>(sample.time_us - before_us), value);
+                 1e-6 * static_cast<double>(sample.time_us - before_us), value);
       } else {
         sum += value;
         ++used;
@@ -306,10 +309,11 @@ class NvmlProbe final : public DeviceProbe {
   Reading utilisation_, power_, clock_;
   Reading rate_{RateLimiter(kRateEvery_s)};
   TrainingIntervals intervals_;
-  bool buffered_ = false;               // the driver buffers samples
-  bool timestamped_ = true;                 // the samples of this interval have valid timestamps
-  bool has_utilisation_ = false;                   // some utilisation of the training is known
-  bool instant_power_ = false;          // the driver reports instantaneous power
+  bool buffered_ = false;  // the driver buffers samples
+  bool timestamped_ =
+      true;  // the samples of this interval have valid timestamps
+  bool has_utilisation_ = false;  // some utilisation of the training is known
+  bool instant_power_ = false;    // the driver reports instantaneous power
   std::vector<PastUtilisation> past_;   // since the last sample
   std::vector<PastUtilisation> rates_;  // used if no samples arrive
   std::optional<PastUtilisation> early_rate_;

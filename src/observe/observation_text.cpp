@@ -17,8 +17,8 @@ std::string number(const std::optional<double>& value, const char* unit) {
 }  // namespace
 
 std::string to_table(const Observation& observed) {
-  std::string text = fmt::format("\n{:<24}{:>14}{:>14}\n", "Device",
-                                 "average", "peak");
+  std::string text =
+      fmt::format("\n{:<24}{:>14}{:>14}\n", "Device", "average", "peak");
   const auto row = [&](const char* name, const std::string& average,
                        const std::string& peak) {
     if (peak == "-") return;
@@ -32,9 +32,10 @@ std::string to_table(const Observation& observed) {
       number(observed.peak.power_w, "W"));
   row("clock", number(observed.average.clock_mhz, "MHz"),
       number(observed.peak.clock_mhz, "MHz"));
-  return text + fmt::format(
-                    "  {} samples, one per {:g} ms, using {:.3f} % of the time\n",
-                    observed.samples, observed.interval_ms, 100 * observed.cost);
+  return text +
+         fmt::format(
+             "  {} samples, one per {:g} ms, using {:.3f} % of the time\n",
+             observed.samples, observed.interval_ms, 100 * observed.cost);
 }
 
 }  // namespace reprise

@@ -69,12 +69,13 @@ struct Observer::Impl {
   double seconds_before = 0;  // training time of the previous intervals
   double last_s = 0;          // training time of the last sample
   double thread_cpu_s = 0;    // CPU time of the observer thread
-  double sample_cpu_s = 0;      // CPU time of its last sample
+  double sample_cpu_s = 0;    // CPU time of its last sample
   double edge_cpu_s = 0;      // CPU time of samples at the ends of intervals
 
   double training_seconds(Clock::time_point now) const {
-    return seconds_before +
-           (state == State::kTraining ? Seconds(now - interval_start).count() : 0);
+    return seconds_before + (state == State::kTraining
+                                 ? Seconds(now - interval_start).count()
+                                 : 0);
   }
 
   void take_sample(double t_s) {
@@ -166,7 +167,8 @@ struct Observer::Impl {
       while (probe->has_pending() && Clock::now() < until) {
         std::this_thread::sleep_for(kPollInterval);
       }
-      for (const PastUtilisation& past : probe->take_pending()) recording.add(past);
+      for (const PastUtilisation& past : probe->take_pending())
+        recording.add(past);
     } catch (const std::exception&) {
       // See take_sample().
     }

@@ -156,7 +156,8 @@ class ProcessProbe final : public DeviceProbe {
   ProbeAvailability availability() override {
     ProbeAvailability availability;
     availability.memory = {memory().has_value(), ""};
-    if (!availability.memory.available) availability.memory.reason = "no /proc/self/statm";
+    if (!availability.memory.available)
+      availability.memory.reason = "no /proc/self/statm";
     availability.utilisation = {true, ""};
     availability.power = {!counters_.empty(), ""};
     if (counters_.empty()) {
@@ -166,7 +167,8 @@ class ProcessProbe final : public DeviceProbe {
               : "no energy counters (RAPL)";
     }
     availability.clock = {read_clock().has_value(), ""};
-    if (!availability.clock.available) availability.clock.reason = "the system reports no clock";
+    if (!availability.clock.available)
+      availability.clock.reason = "the system reports no clock";
     return availability;
   }
 

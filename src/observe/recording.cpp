@@ -68,7 +68,8 @@ void Recording::add(double t_s, const DeviceSample& sample) {
     aggregate.weighted += weight * value;
     aggregate.weight += weight;
     aggregate.sum += value;
-    aggregate.peak = aggregate.count == 0 ? value : std::max(aggregate.peak, value);
+    aggregate.peak =
+        aggregate.count == 0 ? value : std::max(aggregate.peak, value);
     ++aggregate.count;
     point.sum[i] = value;
     point.count[i] = 1;
@@ -93,12 +94,13 @@ void Recording::add(const PastUtilisation& past) {
   aggregate.weighted += weight * past.percent;
   aggregate.weight += weight;
   aggregate.sum += past.percent;
-  aggregate.peak =
-      aggregate.count == 0 ? past.percent : std::max(aggregate.peak, past.percent);
+  aggregate.peak = aggregate.count == 0
+                       ? past.percent
+                       : std::max(aggregate.peak, past.percent);
   ++aggregate.count;
   if (weight <= 0) return;
   const Interval interval{past.from_s, past.to_s, weight * past.percent, weight,
-                        1};
+                          1};
   if (past_.empty() || past_.back().count == per_interval_) {
     if (past_.size() == 2 * kPoints) {
       merge_pairs(past_);
@@ -164,7 +166,9 @@ void Recording::write_to(Observation& observation) const {
   }
   const auto list = [&points](int value) {
     std::vector<double> result;
-    const auto has_value = [value](const Point& p) { return p.count[value] > 0; };
+    const auto has_value = [value](const Point& p) {
+      return p.count[value] > 0;
+    };
     const auto first = std::find_if(points.begin(), points.end(), has_value);
     if (first == points.end()) return result;
     const auto value_of = [value](const Point& p) {

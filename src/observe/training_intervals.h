@@ -18,7 +18,8 @@ class TrainingIntervals {
     close(now_s);
     const double before_s =
         empty() ? 0 : training_s(std::numeric_limits<double>::infinity());
-    const double from_s = empty() ? now_s : std::max(now_s, intervals_.back().to_s);
+    const double from_s =
+        empty() ? now_s : std::max(now_s, intervals_.back().to_s);
     intervals_.push_back(
         {from_s, std::numeric_limits<double>::infinity(), before_s});
     open_ = true;
@@ -39,9 +40,11 @@ class TrainingIntervals {
   /// The training time that has passed at clock time `at_s`.
   double training_s(double at_s) const {
     // Queries are mostly for recent times.
-    for (auto interval = intervals_.rbegin(); interval != intervals_.rend(); ++interval) {
+    for (auto interval = intervals_.rbegin(); interval != intervals_.rend();
+         ++interval) {
       if (at_s > interval->from_s) {
-        return interval->before_s + std::min(at_s, interval->to_s) - interval->from_s;
+        return interval->before_s + std::min(at_s, interval->to_s) -
+               interval->from_s;
       }
     }
     return 0;

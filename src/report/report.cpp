@@ -35,16 +35,15 @@ std::string page_of(const ReportOptions& options) {
   if (named.empty()) {
     std::string page(detail::built_in_page());
     TORCH_CHECK(
-        is_page(page),
-        "[report] this build has no page template: ", page.substr(0, page.find('\n')),
+        is_page(page), "[report] this build has no page template: ",
+        page.substr(0, page.find('\n')),
         "; build one with scripts/page.sh on a machine with network access, "
         "and name it with --page or REPRISE_PAGE");
     return page;
   }
   std::string page = read_text(named);
   TORCH_CHECK(is_page(page),
-              "[report] expected a page built by scripts/page.sh, got ",
-              named);
+              "[report] expected a page built by scripts/page.sh, got ", named);
   return page;
 }
 
@@ -177,8 +176,8 @@ std::string make_report(const std::vector<std::string>& paths,
   ordered_json all;
   all["made"] = now();
   all["records"] = std::move(records);
-  page.replace(page.find(detail::kResultsPlaceholder), detail::kResultsPlaceholder.size(),
-               in_script(all.dump()));
+  page.replace(page.find(detail::kResultsPlaceholder),
+               detail::kResultsPlaceholder.size(), in_script(all.dump()));
   return page;
 }
 

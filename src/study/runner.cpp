@@ -26,9 +26,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr double kStartUpS = 2;    // start of a process, LibTorch and a device
+constexpr double kStartUpS = 2;  // start of a process, LibTorch and a device
 constexpr double kSkipFactor = 1.25;  // larger than the error of a prediction
-constexpr double kNearLimit = 0.85;  // fraction of the memory limit
+constexpr double kNearLimit = 0.85;   // fraction of the memory limit
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
@@ -89,7 +89,7 @@ json extract(json& object, const char* key) {
 }
 
 RunEnd classify(const ProcessResult& result, int64_t memory_limit,
-              double timeout_s) {
+                double timeout_s) {
   RunEnd end;
   json out = json::parse(result.out, nullptr, /*allow_exceptions=*/false);
   if (result.status == 0 && out.is_object() && !out.contains("error")) {
@@ -113,13 +113,13 @@ RunEnd classify(const ProcessResult& result, int64_t memory_limit,
     end.reason = "killed by the system, which ran out of memory";
   } else if (result.signal != 0) {
     end.reason = fmt::format("ended by signal {} ({})", result.signal,
-                                 strsignal(result.signal));
+                             strsignal(result.signal));
     if (at_limit) {
       // Not all libraries check the result of malloc.
       end.status = "oom";
       end.reason += fmt::format(" with {} of its limit of {} in use",
-                                    format_bytes(result.rss_peak_bytes),
-                                    format_bytes(memory_limit));
+                                format_bytes(result.rss_peak_bytes),
+                                format_bytes(memory_limit));
     }
   } else if (result.status == 0) {
     end.reason = "ended without figures";
@@ -180,7 +180,8 @@ class Runner {
     for (size_t i = from; i < todo_.size(); ++i) {
       expected += expected_seconds(study_.runs[todo_[i]], prediction(todo_[i]));
     }
-    const double ratio = expected_so_far_s_ > 0 ? elapsed_s_ / expected_so_far_s_ : 1;
+    const double ratio =
+        expected_so_far_s_ > 0 ? elapsed_s_ / expected_so_far_s_ : 1;
     return expected * ratio;
   }
 
@@ -199,8 +200,8 @@ class Runner {
     if (too_large(predicted)) {
       end.status = "skipped";
       end.reason = fmt::format("predicted peak {}, the device has {}",
-                                   format_bytes(predicted->peak_bytes),
-                                   format_bytes(options_.device_memory));
+                               format_bytes(predicted->peak_bytes),
+                               format_bytes(options_.device_memory));
     } else {
       const double timeout =
           study_.timeout_s > 0 ? study_.timeout_s : options_.timeout_s;

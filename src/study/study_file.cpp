@@ -52,7 +52,8 @@ void check_key(const YAML::Node& node, const std::string& key,
 /// Rejects duplicate keys and recursive aliases, which yaml-cpp accepts.
 void check_tree(const YAML::Node& node, size_t& nodes, int depth = 0) {
   if (depth > kMaxDepth || ++nodes > kMaxNodes) {
-    fail(node, "the file is nested too deeply, or its aliases make it too large");
+    fail(node,
+         "the file is nested too deeply, or its aliases make it too large");
   }
   std::set<std::string> keys;
   for (const auto& item : node) {
@@ -115,7 +116,8 @@ json to_json(const YAML::Node& node) {
 struct AtMost {
   std::vector<std::string> of;
   std::string by;
-  std::map<std::string, double> limits;  // by the value of `by`; "" if there is only one limit
+  std::map<std::string, double>
+      limits;  // by the value of `by`; "" if there is only one limit
 
   bool allows(const StudyRun& run) const {
     const auto limit = limits.find(by.empty() ? "" : run.value(by));
@@ -371,9 +373,10 @@ class Reader {
     const size_t total = unique.size() * static_cast<size_t>(repeats);
     TORCH_CHECK(total <= kMaxRuns, "[study] expected at most ", kMaxRuns,
                 " runs, got ", total);
-    std::stable_sort(
-        unique.begin(), unique.end(),
-        [](const OrderedRun& a, const OrderedRun& b) { return a.round < b.round; });
+    std::stable_sort(unique.begin(), unique.end(),
+                     [](const OrderedRun& a, const OrderedRun& b) {
+                       return a.round < b.round;
+                     });
     for (int repeat = 1; repeat <= repeats; ++repeat) {
       for (const OrderedRun& one : unique) {
         study_.runs.push_back(one.run);

@@ -110,7 +110,8 @@ std::string StudyRun::id(const std::string& study,
                                                   repeat, study, device)));
 }
 
-std::string StudyRun::description(const std::vector<std::string>& common) const {
+std::string StudyRun::description(
+    const std::vector<std::string>& common) const {
   const auto is_common = [&](const std::string& flag) {
     return std::find(common.begin(), common.end(), flag) != common.end();
   };

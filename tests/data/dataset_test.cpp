@@ -64,20 +64,23 @@ TEST(Dataset, RejectsDataThatTheModelCannotTake) {
   const Folder folder;
   write_dataset(folder / "d", 3);
   write_bytes(folder / "a.txt", "some text that is long enough");
-  const auto expect_rejected = [](const DataOptions& options, const char* part) {
+  const auto expect_rejected = [](const DataOptions& options,
+                                  const char* part) {
     const std::string text = error_of_opening(options);
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
   expect_rejected({.name = "mnist", .tokens = true}, "has images");
-  expect_rejected({.name = folder / "d/train-images-idx3-ubyte", .tokens = true},
-          "has IDX data");
+  expect_rejected(
+      {.name = folder / "d/train-images-idx3-ubyte", .tokens = true},
+      "has IDX data");
   expect_rejected({.name = folder / "a.txt"}, "expected IDX images");
   expect_rejected({.name = folder / "a.txt", .tokens = true, .classify = true},
-          "choose random");
+                  "choose random");
   expect_rejected({.name = folder / "d"}, "is a directory");
   expect_rejected({.name = "minst"}, "no such file");
   expect_rejected({.name = "random"}, "classes above 0");
-  expect_rejected({.name = "random", .tokens = true, .seq = 4}, "vocab above 0");
+  expect_rejected({.name = "random", .tokens = true, .seq = 4},
+                  "vocab above 0");
 }
 
 TEST(Dataset, RandomImagesDependOnlyOnSeedSplitAndIndex) {

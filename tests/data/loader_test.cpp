@@ -327,7 +327,7 @@ TEST(Loader, ReturnsPinnedMemory) {
 TEST(Loader, RejectsInvalidOptions) {
   const auto data = std::make_shared<Numbers>(4);
   const auto expect_rejected = [&](const LoaderOptions& options,
-                           LoaderPosition position, const char* part) {
+                                   LoaderPosition position, const char* part) {
     const std::string text =
         error_of([&] { Loader loader(data, options, position); });
     EXPECT_NE(text.find(part), std::string::npos) << text;
@@ -422,7 +422,8 @@ TEST(Loader, RejectsMoreShardsThanSamples) {
   const auto data = std::make_shared<Numbers>(20);
   const auto make = [&](int64_t window, int shard, int num_shards) {
     return error_of([&] {
-      Loader loader(data, {.window = window, .shard = shard, .num_shards = num_shards});
+      Loader loader(
+          data, {.window = window, .shard = shard, .num_shards = num_shards});
     });
   };
   EXPECT_NE(make(3, 0, 4).find("for each of 4 shards"), std::string::npos);

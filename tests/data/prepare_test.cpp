@@ -153,10 +153,9 @@ TEST(Prepare, LeavesTokensUnchanged) {
 
 TEST(Prepare, RejectsInvalidInput) {
   Batch batch = images(2, 1, 4);
-  EXPECT_NE(error_of([&] {
-              prepare(batch, {.stddev = 0});
-            }).find("stddev above 0"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { prepare(batch, {.stddev = 0}); }).find("stddev above 0"),
+      std::string::npos);
   prepare(batch, {});
   EXPECT_NE(error_of([&] {
               prepare(batch, {.pixel_targets = true});

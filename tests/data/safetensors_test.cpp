@@ -117,16 +117,18 @@ TEST(Safetensors, RejectsInvalidHeaders) {
   expect_in("expected dtype, shape", read_error(R"({"a":{}})", ""));
   expect_in("expected dtype, shape",
             read_error(R"({"a":{"dtype":"F32","shape":[-1],)"
-                    R"("data_offsets":[0,4]}})",
-                    "abcd"));
-  expect_in("has type F7",
-            read_error(R"({"a":{"dtype":"F7","shape":[],"data_offsets":[0,4]}})",
-                    "abcd"));
+                       R"("data_offsets":[0,4]}})",
+                       "abcd"));
+  expect_in(
+      "has type F7",
+      read_error(R"({"a":{"dtype":"F7","shape":[],"data_offsets":[0,4]}})",
+                 "abcd"));
   expect_in("metadata", read_error(R"({"__metadata__":{"a":1}})", ""));
-  expect_in("occurs twice",
-            read_error(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
-                    R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
-                    "ab"));
+  expect_in(
+      "occurs twice",
+      read_error(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                 R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                 "ab"));
   const TemporaryPath path;
   std::ofstream(path.get(), std::ios::binary) << "PK\x03\x04 a zip file";
   expect_in("not in this format", error_of([&] { SafeTensors{path.get()}; }));
@@ -146,10 +148,11 @@ TEST(Safetensors, RejectsInconsistentOffsets) {
             read_error(one("[1]", "[4,8]"), "abcdabcd"));
   expect_in("the last 4 bytes belong to no tensor",
             read_error(one("[1]", "[0,4]"), "abcdabcd"));
-  expect_in("tensor 'b' begins at byte 2, inside the tensor before it",
-            read_error(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
-                    R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
-                    "abcdef"));
+  expect_in(
+      "tensor 'b' begins at byte 2, inside the tensor before it",
+      read_error(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                 R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+                 "abcdef"));
 }
 
 TEST(Safetensors, RejectsUnsupportedTensorsAndNames) {

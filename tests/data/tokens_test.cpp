@@ -144,11 +144,12 @@ TEST(Tokens, RejectsInvalidOptions) {
   EXPECT_NE(error_of_opening({.name = folder / "a.txt", .tokens = true})
                 .find("seq above 0, got 0"),
             std::string::npos);
-  EXPECT_NE(
-      error_of_opening(
-          {.name = folder / "a.txt", .tokens = true, .seq = 1, .test_fraction = 1})
-          .find("test_fraction"),
-      std::string::npos);
+  EXPECT_NE(error_of_opening({.name = folder / "a.txt",
+                              .tokens = true,
+                              .seq = 1,
+                              .test_fraction = 1})
+                .find("test_fraction"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ TrainConfig fault_config(int64_t ranks) {
 struct FaultPlan {
   int victim = 0;
   int64_t backward = 0;  ///< number of the backward in which the fault occurs
-  int64_t delay_us = 0;  ///< for signals: delay after the first layer's gradient
+  int64_t delay_us =
+      0;  ///< for signals: delay after the first layer's gradient
 
   FaultPlan(Fault fault, int round) {
     std::mt19937 random(seed() * 1000 + static_cast<unsigned>(round) * 3 +
@@ -69,7 +70,8 @@ void inject(Fault fault, const FaultPlan& plan) {
 }
 
 /// Trains as one rank and injects the fault if this rank is the victim.
-void train_to_fault(Fault fault, const FaultPlan& plan, const std::string& name) {
+void train_to_fault(Fault fault, const FaultPlan& plan,
+                    const std::string& name) {
   const auto group = RankGroup::join(group_options(kTimeoutS));
   const TrainConfig config = fault_config(kRanks);
   std::optional<RunDirectory> directory;
@@ -103,7 +105,7 @@ struct FaultOutcome {
 };
 
 FaultOutcome run_with_fault(Fault fault, const FaultPlan& plan, InRanks how,
-              const std::string& name) {
+                            const std::string& name) {
   how.variant = name;
   TimePoint began;
   how.meanwhile = [&](const std::vector<pid_t>& pids) {
@@ -136,7 +138,8 @@ FaultOutcome run_with_fault(Fault fault, const FaultPlan& plan, InRanks how,
   return result;
 }
 
-void check_ends(Fault fault, const FaultPlan& plan, const FaultOutcome& outcome) {
+void check_ends(Fault fault, const FaultPlan& plan,
+                const FaultOutcome& outcome) {
   for (int r = 0; r < kRanks; ++r) {
     const RankEnd& end = outcome.ends[static_cast<size_t>(r)];
     if (r == plan.victim) {
@@ -210,9 +213,11 @@ void run_rounds(Fault fault, const char* kind) {
   if (child_rank() >= 0) return;
   std::sort(after.begin(), after.end());
   std::printf(
-      "faults: %s, %d rounds, time-out %g s: all ranks ended after %.2f s (median), "
+      "faults: %s, %d rounds, time-out %g s: all ranks ended after %.2f s "
+      "(median), "
       "%.2f s (maximum); %d rounds before the first saved state\n",
-      kind, rounds(), kTimeoutS, after[after.size() / 2], after.back(), unsaved);
+      kind, rounds(), kTimeoutS, after[after.size() / 2], after.back(),
+      unsaved);
 }
 
 TEST(Faults, KilledRankEndsAllAndTheRunResumes) {

@@ -72,7 +72,8 @@ TEST(Group, ReportsABrokenConnectionAsAnErrorNotASignal) {
 TEST(Group, RejectsADifferentConfigurationByName) {
   const auto ends = in_ranks({.ranks = 3}, [] {
     auto options = group_options();
-    options.must_match = {{"--model", child_rank() == 2 ? "gpt2" : "bert-base"}};
+    options.must_match = {
+        {"--model", child_rank() == 2 ? "gpt2" : "bert-base"}};
     RankGroup::join(options);
   });
   for (const RankEnd& end : ends) {
@@ -108,7 +109,8 @@ struct InjectedFault {
 
 struct FaultOutcome {
   std::vector<RankEnd> ends;
-  double ended_after_s = 0;  ///< from the signal to the end of the last other rank
+  double ended_after_s =
+      0;  ///< from the signal to the end of the last other rank
 };
 
 /// Runs all-reduces on all ranks until the fault is injected into one of them.
@@ -145,8 +147,7 @@ FaultOutcome with_fault(int ranks, const InjectedFault& fault) {
     for (int i = 0;; ++i) {
       if (i == 20) {
         std::ofstream(child_folder() + "/" + std::to_string(group->rank()));
-        if (group->rank() == fault.rank && fault.action)
-          fault.action(*group);
+        if (group->rank() == fault.rank && fault.action) fault.action(*group);
       }
       auto work = group->all_reduce(tensor);
       group->wait(work);
@@ -163,7 +164,8 @@ FaultOutcome with_fault(int ranks, const InjectedFault& fault) {
 }
 
 /// Expects every rank except `faulty_rank` to end with an error that contains `text`.
-void expect_reported(const FaultOutcome& outcome, int faulty_rank, const std::string& text) {
+void expect_reported(const FaultOutcome& outcome, int faulty_rank,
+                     const std::string& text) {
   for (int r = 0; r < static_cast<int>(outcome.ends.size()); ++r) {
     if (r == faulty_rank) continue;
     const RankEnd& end = outcome.ends[static_cast<size_t>(r)];
@@ -177,7 +179,7 @@ void expect_reported(const FaultOutcome& outcome, int faulty_rank, const std::st
 
 TEST(Group, EndsAllRanksIfOneIsKilled) {
   expect_reported(with_fault(3, {.rank = 1, .signal = SIGKILL}), 1,
-               "rank 1 has not answered");
+                  "rank 1 has not answered");
 }
 
 TEST(Group, EndsAllRanksIfRankZeroIsKilled) {
@@ -186,7 +188,7 @@ TEST(Group, EndsAllRanksIfRankZeroIsKilled) {
 
 TEST(Group, EndsAllRanksIfOneIsStopped) {
   expect_reported(with_fault(2, {.rank = 1, .signal = SIGSTOP}), 1,
-               "rank 1 has not answered");
+                  "rank 1 has not answered");
 }
 
 TEST(Group, EndsAllRanksIfRankZeroIsStopped) {
@@ -194,10 +196,11 @@ TEST(Group, EndsAllRanksIfRankZeroIsStopped) {
 }
 
 TEST(Group, EndsAllRanksIfOneFails) {
-  const auto outcome = with_fault(3, {.rank = 1, .action = [](RankGroup& group) {
-                                      group.fail("rank 1 failed: injected error");
-                                      TORCH_CHECK(false, "injected error");
-                                    }});
+  const auto outcome =
+      with_fault(3, {.rank = 1, .action = [](RankGroup& group) {
+                       group.fail("rank 1 failed: injected error");
+                       TORCH_CHECK(false, "injected error");
+                     }});
   expect_reported(outcome, 1, "rank 1 failed: injected error");
   if (child_rank() < 0) {
     EXPECT_EQ(outcome.ends[1].status, 3);

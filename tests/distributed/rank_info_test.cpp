@@ -24,14 +24,14 @@ TEST(RankInfo, IsEmptyWithoutALauncher) {
 
 TEST(RankInfo, ReadsTorchrun) {
   const auto info = rank_info_in({{"RANK", "3"},
-                               {"WORLD_SIZE", "4"},
-                               {"LOCAL_RANK", "1"},
-                               {"LOCAL_WORLD_SIZE", "2"},
-                               {"MASTER_ADDR", "node1"},
-                               {"MASTER_PORT", "12345"},
-                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                               {"TORCHELASTIC_RUN_ID", "run"},
-                               {"TORCHELASTIC_RESTART_COUNT", "2"}});
+                                  {"WORLD_SIZE", "4"},
+                                  {"LOCAL_RANK", "1"},
+                                  {"LOCAL_WORLD_SIZE", "2"},
+                                  {"MASTER_ADDR", "node1"},
+                                  {"MASTER_PORT", "12345"},
+                                  {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                  {"TORCHELASTIC_RUN_ID", "run"},
+                                  {"TORCHELASTIC_RESTART_COUNT", "2"}});
   ASSERT_TRUE(info);
   EXPECT_EQ(info->launcher, "torchrun");
   EXPECT_EQ(info->rank, 3);
@@ -64,12 +64,13 @@ TEST(RankInfo, ReadsOpenMpi) {
 }
 
 TEST(RankInfo, ReadsSlurm) {
-  const auto info = rank_info_in({{"SLURM_PROCID", "5"},
-                               {"SLURM_NTASKS", "8"},
-                               {"SLURM_LOCALID", "1"},
-                               {"SLURM_NTASKS_PER_NODE", "4"},
-                               {"SLURM_JOB_ID", "77"},
-                               {"SLURM_STEP_NODELIST", "gpu[03-04,09],big1"}});
+  const auto info =
+      rank_info_in({{"SLURM_PROCID", "5"},
+                    {"SLURM_NTASKS", "8"},
+                    {"SLURM_LOCALID", "1"},
+                    {"SLURM_NTASKS_PER_NODE", "4"},
+                    {"SLURM_JOB_ID", "77"},
+                    {"SLURM_STEP_NODELIST", "gpu[03-04,09],big1"}});
   ASSERT_TRUE(info);
   EXPECT_EQ(info->launcher, "Slurm");
   EXPECT_EQ(info->rank, 5);
@@ -79,16 +80,16 @@ TEST(RankInfo, ReadsSlurm) {
   EXPECT_EQ(info->store_host, "gpu03");
   for (const char* nodes : {"big1,gpu[03-04]", "big1"}) {
     EXPECT_EQ(rank_info_in({{"SLURM_PROCID", "0"},
-                        {"SLURM_NTASKS", "2"},
-                        {"SLURM_STEP_NODELIST", nodes}})
+                            {"SLURM_NTASKS", "2"},
+                            {"SLURM_STEP_NODELIST", nodes}})
                   ->store_host,
               "big1");
   }
 }
 
 TEST(RankInfo, ReadsOtherMpis) {
-  const auto info =
-      rank_info_in({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_PORT", "4000"}});
+  const auto info = rank_info_in(
+      {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_PORT", "4000"}});
   ASSERT_TRUE(info);
   EXPECT_EQ(info->launcher, "PMI");
   EXPECT_EQ(info->world_size, 2);

@@ -174,7 +174,8 @@ void compare(const std::string& name, const std::string& strategy,
   model.linear_parameters().back().register_hook(
       [&](const torch::Tensor& gradient) {
         by_autograd +=
-            gradient.defined();  // newer LibTorch calls it without a gradient too
+            gradient
+                .defined();  // newer LibTorch calls it without a gradient too
       });
   std::vector<std::vector<torch::Tensor>> found;
   ranked_gradients(model, strategy, micro, group, found);

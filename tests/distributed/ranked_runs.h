@@ -36,8 +36,8 @@ struct RankedRun {
   TrainConfig config;
   std::string name = "run";  ///< name of the run directory in child_folder()
   bool resume = false;
-  int stop_after = -1;    ///< windows before `stop_rank` stops; -1: never
-  int stop_rank = 0;      
+  int stop_after = -1;  ///< windows before `stop_rank` stops; -1: never
+  int stop_rank = 0;
   int failing_rank = -1;  ///< rank in which an allocation fails; -1: none
   int64_t failing_after = 0;
 };
@@ -48,8 +48,9 @@ inline TrainResult train(const std::shared_ptr<RankGroup>& group,
   std::optional<RunDirectory> directory;
   const std::string path = child_folder() + "/" + options.name;
   if (group->rank() == 0) {
-    directory.emplace(options.resume ? RunDirectory::open(path)
-                                  : RunDirectory::create(path, options.config));
+    directory.emplace(options.resume
+                          ? RunDirectory::open(path)
+                          : RunDirectory::create(path, options.config));
   }
   Training training(options.config, nullptr, {}, group);
   TrainRun run;
@@ -58,7 +59,8 @@ inline TrainResult train(const std::shared_ptr<RankGroup>& group,
   int left = options.stop_after;
   run.stop = [&] { return group->rank() == options.stop_rank && --left == 0; };
   std::optional<AllocationFailure> failure;
-  if (group->rank() == options.failing_rank) failure.emplace(options.failing_after);
+  if (group->rank() == options.failing_rank)
+    failure.emplace(options.failing_after);
   const TrainResult result = training.run(run);
   if (failure) {
     EXPECT_TRUE(failure->happened());

@@ -47,7 +47,8 @@ TEST(Devices, ListsCudaDevicesThroughNvml) {
   EXPECT_TRUE(second.availability.memory.available);
   EXPECT_FALSE(second.availability.power.available);
   EXPECT_EQ(second.availability.power.reason, "Insufficient Permissions");
-  EXPECT_EQ(nvml->starts, nvml->stops) << "NVML must be shut down before a fork";
+  EXPECT_EQ(nvml->starts, nvml->stops)
+      << "NVML must be shut down before a fork";
 }
 
 TEST(Devices, RespectsCudaVisibleDevices) {
@@ -76,7 +77,8 @@ TEST(Devices, GivesTheReasonIfNvmlIsMissing) {
   const DeviceInfo info = device_info("cuda:0");
   EXPECT_EQ(info.kind, "cuda");
   EXPECT_EQ(info.memory_bytes, 0);
-  EXPECT_NE(info.availability.memory.reason.find("/nowhere.so"), std::string::npos);
+  EXPECT_NE(info.availability.memory.reason.find("/nowhere.so"),
+            std::string::npos);
   EXPECT_NE(testing::error_of([] { device_info("mkldnn"); }).find("cuda:N"),
             std::string::npos);
 }
@@ -84,7 +86,8 @@ TEST(Devices, GivesTheReasonIfNvmlIsMissing) {
 TEST(Devices, FallsBackToLibTorch) {
   if (!testing::device().is_cuda()) GTEST_SKIP() << "no CUDA device";
   const Environment none("REPRISE_NVML", "/nowhere.so");
-  const DeviceInfo info = device_info(testing::device().str(), DeviceQuery::kLibTorch);
+  const DeviceInfo info =
+      device_info(testing::device().str(), DeviceQuery::kLibTorch);
   EXPECT_EQ(info.name, compat::cuda_device_name(testing::device().index()));
   EXPECT_GT(info.memory_bytes, int64_t{1} << 30);
   EXPECT_FALSE(info.availability.memory.available);

@@ -194,7 +194,8 @@ int nvmlDeviceGetSamples(void*, int type, unsigned long long last_us,
     full = found == *count;
     if (full) return;
     samples[found].time_us = time_us;
-    samples[found].value.large = ~0ULL;  // the other bytes of the union are arbitrary
+    samples[found].value.large =
+        ~0ULL;  // the other bytes of the union are arbitrary
     samples[found].value.number = percent;
     ++found;
   };

@@ -200,7 +200,8 @@ TEST(Nvml, RespectsCudaVisibleDevices) {
   EXPECT_EQ(asked("GPU-", "cuda"), -1) << "ambiguous prefix";
   EXPECT_EQ(asked("GPU-cc", "cuda"), -1);
   EXPECT_EQ(asked("", "cuda:0"), -1);
-  EXPECT_EQ(asked("1,-1,0", "cuda:1"), -1) << "stops at the first invalid entry";
+  EXPECT_EQ(asked("1,-1,0", "cuda:1"), -1)
+      << "stops at the first invalid entry";
   EXPECT_EQ(asked("1,1", "cuda:0"), -1) << "CUDA rejects duplicates";
   EXPECT_EQ(asked("1,7", "cuda:0"), 1);
   EXPECT_EQ(asked("nonsense", "cuda:0"), -1);
@@ -224,8 +225,9 @@ TEST(Nvml, HasNoValuesWithoutTheLibrary) {
   const Environment environment("REPRISE_NVML", "/nowhere/libnvidia-ml.so.1");
   const auto probe = make_probe("cuda");
   EXPECT_FALSE(probe->sample().memory_bytes.has_value());
-  EXPECT_NE(probe->availability().memory.reason.find("/nowhere/libnvidia-ml.so.1"),
-            std::string::npos);
+  EXPECT_NE(
+      probe->availability().memory.reason.find("/nowhere/libnvidia-ml.so.1"),
+      std::string::npos);
   Observer observer("cuda");
   observer.begin();
   const Observation observed = observer.end();

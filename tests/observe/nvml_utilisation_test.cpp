@@ -41,7 +41,7 @@ constexpr double kAlways = 0;
 /// Adds a sample for the time up to `stamp_s`, which the driver returns from `available_s`
 /// on.
 void add_sample(const WithFakeNvml& nvml, double stamp_s, double available_s,
-          unsigned percent) {
+                unsigned percent) {
   ASSERT_LT(nvml->timed_count, 64U);
   nvml->timed[nvml->timed_count++] = {
       static_cast<unsigned long long>(1e6 * stamp_s),
@@ -62,7 +62,8 @@ double mean_between(const Observation& observed, double from_s, double to_s) {
   double sum = 0;
   int count = 0;
   for (size_t i = 0; i < observed.series.utilisation.size(); ++i) {
-    if (observed.series.t_s[i] <= from_s || observed.series.t_s[i] > to_s) continue;
+    if (observed.series.t_s[i] <= from_s || observed.series.t_s[i] > to_s)
+      continue;
     sum += observed.series.utilisation[i];
     ++count;
   }
@@ -119,13 +120,15 @@ TEST(NvmlUtilisation, AssignsLateSamplesToEarlierIntervals) {
   sleep_until(start_s);
   observer.begin();
   sleep_until(start_s + 0.5);
-  EXPECT_LT(seconds_of([&] { observer.pause(); }), 0.2) << "pause() does not wait";
+  EXPECT_LT(seconds_of([&] { observer.pause(); }), 0.2)
+      << "pause() does not wait";
   sleep_until(start_s + 1);
   observer.resume();
   sleep_until(start_s + 1.5);
   const Observation observed = observer.end();
   EXPECT_NEAR(observed.average.utilisation.value_or(0), 50, 6);
-  EXPECT_EQ(observed.peak.utilisation, 80) << "samples of the pause do not count";
+  EXPECT_EQ(observed.peak.utilisation, 80)
+      << "samples of the pause do not count";
   EXPECT_NEAR(mean_between(observed, -1, 0.4), 80, 1);
   EXPECT_NEAR(mean_between(observed, 0.6, 2), 20, 1);
   EXPECT_LT(observed.seconds, 1.2);
@@ -137,7 +140,8 @@ TEST(NvmlUtilisation, IgnoresSamplesThatAreMostlyOutsideTheTraining) {
   const double start_s = realtime_s();
   probe->restart();
   add_sample(nvml, start_s - 0.1, kAlways, 1);
-  add_sample(nvml, start_s + 0.05, kAlways, 2);  // a third of the period is training
+  add_sample(nvml, start_s + 0.05, kAlways,
+             2);  // a third of the period is training
   add_sample(nvml, start_s + 0.20, kAlways, 3);
   add_sample(nvml, start_s + 20, kAlways, 4);  // a gap, not a period of 19.8 s
   auto past = probe->sample().past;
@@ -204,7 +208,8 @@ TEST(NvmlUtilisation, EndStopsWaitingAfterATimeout) {
   EXPECT_LT(observed.cost, 0.05) << "waiting is not counted as cost";
   EXPECT_NEAR(observed.average.utilisation.value_or(-1), 40, 1e-6)
       << "the rate is used instead";
-  EXPECT_LT(seconds_of([&] { observer.end(); }), 0.1) << "the second call does not wait";
+  EXPECT_LT(seconds_of([&] { observer.end(); }), 0.1)
+      << "the second call does not wait";
 }
 
 TEST(NvmlUtilisation, DoesNotWaitWithoutBufferedSamples) {
@@ -229,7 +234,8 @@ TEST(NvmlUtilisation, UsesArrivalTimesIfTimestampsAreInvalid) {
     add_sample(nvml, start_s + off_s - 1, kAlways, 90);  // before the interval
     add_sample(nvml, start_s + off_s, start_s + 0.2, 50);
     add_sample(nvml, start_s + off_s + 1, start_s + 0.2, 70);
-    add_sample(nvml, start_s + off_s + 2, start_s + 0.5, 90);  // after the interval
+    add_sample(nvml, start_s + off_s + 2, start_s + 0.5,
+               90);  // after the interval
     Observer observer("cuda");
     observer.begin();
     sleep_until(start_s + 0.4);

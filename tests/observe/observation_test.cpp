@@ -145,13 +145,15 @@ TEST(Observation, KeepsAllSamplesOfAShortSeries) {
 TEST(Observation, MergesAdjacentSamplesByMaximumAndMean) {
   Recording recording;
   for (int i = 0; i < 301; ++i) {
-    recording.add(i, sample_of(i % 2 == 0 ? 1000 + i : 5, i % 2 == 0 ? 10 : 20));
+    recording.add(i,
+                  sample_of(i % 2 == 0 ? 1000 + i : 5, i % 2 == 0 ? 10 : 20));
   }
   const Observation observed = result_of(recording);
   ASSERT_EQ(observed.series.t_s.size(), 151U);
   for (size_t i = 0; i < 150; ++i) {
     EXPECT_EQ(observed.series.t_s[i], 2.0 * static_cast<double>(i) + 0.5);
-    EXPECT_EQ(observed.series.memory_bytes[i], static_cast<int64_t>(1000 + 2 * i));
+    EXPECT_EQ(observed.series.memory_bytes[i],
+              static_cast<int64_t>(1000 + 2 * i));
     EXPECT_EQ(observed.series.utilisation[i], 15);
   }
   EXPECT_EQ(observed.series.t_s[150], 300);  // not merged
@@ -169,7 +171,8 @@ TEST(Observation, SeriesNeverExceeds300PointsAndLosesNoSample) {
     if (i < 700 || i % 97 == 0) {
       const Observation observed = result_of(recording);
       ASSERT_LE(observed.series.t_s.size(), Recording::kPoints);
-      ASSERT_EQ(observed.series.t_s.size(), observed.series.memory_bytes.size());
+      ASSERT_EQ(observed.series.t_s.size(),
+                observed.series.memory_bytes.size());
       ASSERT_EQ(observed.series.t_s.size(), observed.series.utilisation.size());
       if (i > 300) fewest = std::min(fewest, observed.series.t_s.size());
     }
@@ -177,7 +180,8 @@ TEST(Observation, SeriesNeverExceeds300PointsAndLosesNoSample) {
   EXPECT_GE(fewest, 150U);  // and the resolution stays high
   const Observation observed = result_of(recording);
   EXPECT_EQ(observed.samples, 20000);
-  EXPECT_TRUE(std::is_sorted(observed.series.t_s.begin(), observed.series.t_s.end()));
+  EXPECT_TRUE(
+      std::is_sorted(observed.series.t_s.begin(), observed.series.t_s.end()));
   EXPECT_EQ(observed.peak.memory_bytes, 1 << 20);
   EXPECT_EQ(*std::max_element(observed.series.memory_bytes.begin(),
                               observed.series.memory_bytes.end()),

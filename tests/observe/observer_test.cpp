@@ -28,7 +28,7 @@ struct ProbeState {
   std::atomic<int> stops{0}, polls{0};
   std::atomic<int> pending{0};  ///< calls of has_pending() that return true
   std::vector<PastUtilisation> past;  ///< returned by take_pending()
-  std::vector<int64_t> script;  ///< memory of the first samples
+  std::vector<int64_t> script;        ///< memory of the first samples
 };
 
 class FakeProbe : public DeviceProbe {

@@ -200,7 +200,9 @@ TEST(Runner, SkipsRunsThatCannotFit) {
 
 TEST(Runner, EstimatesTheRemainingTime) {
   struct Listener : StudyListener {
-    void run_started(const Run& run) override { left.push_back(run.remaining_s); }
+    void run_started(const Run& run) override {
+      left.push_back(run.remaining_s);
+    }
     std::vector<double> left;
   };
   Setting setting;

@@ -336,7 +336,8 @@ int study_with(const StudyFlags& flags) {
   progress.end();
   std::string report;
   std::string no_report;  // why
-  if (!flags.no_report && outcome.completed.total() + outcome.existing.total() > 0) {
+  if (!flags.no_report &&
+      outcome.completed.total() + outcome.existing.total() > 0) {
     report = (fs::path(options.directory) / "report.html").string();
     try {
       write_report({options.directory}, report);

@@ -96,7 +96,8 @@ std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
   options.device = device_of(config.device);
   options.backend = flags.backend;
   options.timeout_s = flags.rank_timeout_s;
-  options.must_match = {{"reprise", version()}, {"LibTorch", libtorch_version()}};
+  options.must_match = {{"reprise", version()},
+                        {"LibTorch", libtorch_version()}};
   return RankGroup::join(options);
 }
 

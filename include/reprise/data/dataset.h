@@ -16,7 +16,7 @@ struct Batch {
   torch::Tensor inputs;
   torch::Tensor targets;  ///< (N) int64, or (N, T) int64
   int64_t samples = 0;    ///< N
-  int64_t count = 0;  ///< number of terms in the loss: samples or tokens
+  int64_t count = 0;      ///< number of terms in the loss: samples or tokens
 };
 
 /// A map-style dataset. The const members are thread-safe.

@@ -6,7 +6,7 @@ namespace reprise {
 
 /// How prepare() turns a batch of the loader into the input of a model.
 struct PrepareOptions {
-  int64_t image_size = 0;  ///< side length to resize to; 0: keep the size
+  int64_t image_size = 0;       ///< side length to resize to; 0: keep the size
   double mean = 0, stddev = 1;  ///< of the pixels, scaled to [0, 1]
   /// Per-pixel targets: class + 1 for pixels above 0.5, else 0.
   bool pixel_targets = false;
