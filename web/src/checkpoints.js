@@ -1,4 +1,4 @@
-// What each number of checkpoints keeps and costs, with published figures.
+// Memory and time by number of checkpoints, compared with published figures.
 
 function checkpointsView(study, computed, at) {
   const node = el("div", {});
@@ -42,7 +42,7 @@ function checkpointTable(rows, at, source) {
     source ? el("p", { class: "note" }, `Source of the published figures: ${source}.`) : null);
 }
 
-/** " (4.40 s to 4.48 s)" of a step's repeats; null if they read the same. */
+/** " (4.40 s to 4.48 s)" for the repeats of a step; null if both read the same. */
 function stepRange(row, at) {
   if (row.step_low == null || millisecondsText(row.step_low) === millisecondsText(row.step_high)) return null;
   return el("span", { class: "range" }, " (", figure(`${at}.step_low`, row.step_low, "ms"), " to ",

@@ -1,5 +1,6 @@
-// Memory, utilisation and time against batch and accumulation, without and with
-// recomputation side by side, for each device, model, optimizer and number of ranks.
+// Memory, utilisation and time by batch and accumulation, with and without
+// recomputation
+// side by side, for each device, model, optimizer and number of ranks.
 
 const MEMORY_KINDS = {
   peak: "peak of tensors",
@@ -89,7 +90,7 @@ function gridPlots(grid) {
   return el("div", { class: "plots" }, figures);
 }
 
-/** One panel per way to recompute, with the same axes. */
+/** One panel per recomputation strategy, with shared axes. */
 function sideBySide(points, page, layers) {
   const ways = valuesOf(points, "recompute").map(wayText);
   const size = facetSize(page, ways.length);
@@ -111,13 +112,13 @@ function linesOf(encoding, bars = false) {
   ];
 }
 
-/** Lines of a plot for CSV: their axes, the figure, the repeats and how many cases. */
+/** The lines of a plot for CSV: axes, value, range of the repeats and number of cases. */
 function gridCsv(rows, name) {
   return rows.map(({ value, n, low, high, ...axes }) => ({ ...axes, [name]: value,
     ...(low == null ? {} : { [`${name}_low`]: low, [`${name}_high`]: high }), cases: n }));
 }
 
-/** What utilisation means depends on who measured it. */
+/** The meaning of utilisation depends on its source. */
 function utilisationNote(points) {
   const sources = new Set(points.flatMap((p) => p.runs)
     .map((run) => run.record.observed && run.record.observed.source));

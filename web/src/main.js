@@ -1,4 +1,4 @@
-// Puts the page together.
+// Assembles the page.
 
 const VIEW_TITLES = {
   grid: "Memory, utilisation and time",
@@ -14,18 +14,18 @@ const computed = computeAll(data);
 document.body.append(el("script", { type: "application/json", id: "computed" },
   JSON.stringify(computed).replace(/</g, "\\u003c")));
 
-/** The views of one study, of the runs that the filters leave. */
+/** The views of one study, for the runs that pass the filters. */
 function studyViews(study, runs, rerender) {
   const own = runs.filter((run) => run.axes.study === study.key);
   const points = pointsOf(own);
   const parts = [];
-  // A view that cannot show these runs has no heading either.
+    // A view that cannot show these runs has no heading.
   const part = (title, node) => node.childElementCount && parts.push(
     el("div", { class: "view" }, el("h3", { class: "view-title" }, title), node));
   if (own.length === 0) return [el("p", { class: "note" }, "The filters leave no run of this study.")];
   if (points.length === 0) return [el("p", { class: "note" }, "No run of this study is done.")];
   const all = own.length === data.runs.filter((run) => run.axes.study === study.key).length;
-  // Under a filter the tables are of what is shown, and so not those computed above.
+    // With filters, tables are recomputed for the visible runs.
   const at = (view) => (all
     ? `${view}.${computed[view].findIndex((c) => c.study === study.key)}` : "filtered");
   if (study.views.includes("steps")) {
@@ -41,7 +41,7 @@ function studyViews(study, runs, rerender) {
   return parts;
 }
 
-/** What the page is of: the study, or how many; each study's section says more. */
+/** The title of the page: the study, or the number of studies. */
 function aboutPage() {
   const several = data.studies.length > 1;
   const [study] = data.studies;
@@ -126,8 +126,8 @@ window.addEventListener("resize", () => {
   resizing = setTimeout(redrawDrawn, 150);
 });
 
-/** For tests, and for the command that saves plots: report.html#plots writes all
- *  of them into the page. */
+/** For tests and for the command that saves plots: report.html#plots writes all plots into
+ *  the document. */
 window.reprise = { drawAll, savedPlots, openRun, computed };
 if (window.location.hash === "#plots") {
   savedPlots().then((saved) => document.body.append(el("script",

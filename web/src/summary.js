@@ -1,4 +1,4 @@
-// What was found, in words and figures; all of it computed, of all runs.
+// The summary in words and figures, computed from all runs.
 
 function summarySection(data, computed) {
   const { counts } = computed;
@@ -19,8 +19,8 @@ function summarySection(data, computed) {
     cards);
 }
 
-/** The way to recompute that the sentence is about: the one that lowers the peak most,
- *  of equals the one that keeps least. */
+/** The strategy that the sentence describes: the one that lowers the peak most or, among
+ *  equals, keeps least. */
 function mainStrategy(summary) {
   const middle = (values) => (values ? values.median : -Infinity);
   return summary.strategies
@@ -54,13 +54,13 @@ function summaryCard(data, summary, path, closed) {
   return node;
 }
 
-/** Whether most pairs that were repeated differ in time by no more than the repeats. */
+/** Whether the time difference of most repeated pairs is within the noise. */
 const mostlyNoise = (pairs) => pairs.repeated > 0 && 2 * pairs.within_noise > pairs.repeated;
 
 function tiles(main, path) {
   const tile = (name, key, words, signed) => {
     if (!main[key]) return null;
-    // A fall is written as the change that it is, so its largest comes first.
+        // A reduction is written as a negative change, so the largest comes first.
     const [first, last] = signed === "fall" ? ["max", "min"] : ["min", "max"];
     const end = (which) => figure(`${path}.${key}.${which}`, main[key][which], signed);
     const noise = key === "time" && mostlyNoise(main);
@@ -78,7 +78,7 @@ function tiles(main, path) {
   ].filter(Boolean))];
 }
 
-/** "87 % (median of 44 pairs; 82 % to 93 %)", an amount without a sign. */
+/** "87 % (median of 44 pairs; 82 % to 93 %)": an amount without a sign. */
 function amount(path, values, n) {
   const parts = [figure(`${path}.median`, values.median, "percent")];
   const range = hasRange(values, "percent") ? [figure(`${path}.min`, values.min, "percent"), " to ",
@@ -143,7 +143,7 @@ function momentWords(main, path) {
     ...times(after, "with_at")];
 }
 
-/** Why a peak stays although much less is kept. */
+/** Explains why the peak does not fall although much less is kept. */
 function whyWords(main) {
   const { without_at: before, with_at: after } = main;
   const same = before && after && momentText(before) === momentText(after);
@@ -168,7 +168,7 @@ function tradeWords(at, peak, time) {
 }
 
 function leverWords(summary, path) {
-  // The choice between the two; the table has their combination.
+    // Only these two are compared; the table also has their combination.
   const single = summary.levers.map((lever, i) => ({ ...lever, at: `${path}.levers.${i}` }))
     .filter((lever) => ["recompute", "micro-batch"].includes(lever.lever));
   if (single.length === 0) return [];

@@ -1,4 +1,4 @@
-// Runs that are not done, by what happened to them, and runs with warnings.
+// Runs that are not done, by outcome, and runs with warnings.
 
 const OUTCOMES = [
   { id: "not-fit", status: "oom", title: "Did not fit",
@@ -9,7 +9,7 @@ const OUTCOMES = [
     note: "These runs ended with an error that is not a lack of memory." },
 ];
 
-/** A link to a run, and its study and device if there are several. */
+/** A link to a run, with its study and device if there are several. */
 function runCells(run, shown, several) {
   return [
     el("button", { type: "button", class: "link", onclick: () => openRun(run.id) },
@@ -41,7 +41,7 @@ function warningTable(runs, all) {
   ]), { class: "outcome", "data-status": "warned" }, "scroll tall");
 }
 
-/** A part for each outcome that occurs. */
+/** One section per outcome that occurs. */
 function unfinishedView(runs) {
   const parts = OUTCOMES.map((outcome) => ({ ...outcome,
     runs: runs.filter((run) => run.status === outcome.status) })).filter((o) => o.runs.length > 0);

@@ -1,7 +1,7 @@
-// The verdicts: what to use, in one sentence, and the chart that shows why.
+// The verdicts: the recommended setting in one sentence, and the chart behind it.
 
-/** "16 × 8 without recomputation", "a plan for 3GiB (8 × 4)"; with what else the
- *  study chose between. */
+/** "16 × 8 without recomputation", "a plan for 3GiB (8 × 4)", followed by the other choices of
+ *  the study. */
 function settingWords(point, others) {
   const varies = (name) => others.some((other) => other[name] !== point[name]);
   const extra = TECHNIQUE_AXES.filter((name) => point[name] != null && varies(name))
@@ -12,7 +12,7 @@ function settingWords(point, others) {
   return [way, ...extra].join(", ");
 }
 
-/** "448 px, adam, global batch 128": what all settings of a case have in common. */
+/** "448 px, adam, global batch 128": the values that all settings of a case share. */
 function workWords(found, study) {
   const techniques = study.views.includes("steps") ? []
     : [found.optimizer, found.precision === "fp32" ? null : found.precision];
@@ -37,13 +37,13 @@ function headline(found, at) {
     ...changeWords(found, at, "time", "more", "time"), size];
 }
 
-/** "peak 164 MiB instead of 513 MiB": a figure of the pick and of the baseline. */
+/** "peak 164 MiB instead of 513 MiB": a figure of the recommendation and of the baseline. */
 function insteadOf(found, at, key, format) {
   return [figure(`${at}.pick.${key}`, found.pick[key], format), " instead of ",
     figure(`${at}.base.${key}`, found.base[key], format)];
 }
 
-/** What was compared with what. */
+/** What was compared. */
 function basisWords(found, at, study) {
   const parts = [];
   if (!found.keep) {
@@ -69,8 +69,8 @@ const RULE = "Recommended is the setting with the smallest product of peak and t
   `recomputation. If the product is less than ${100 * LEAST_GAIN}${NO_BREAK}% smaller, or the difference is ` +
   "within the repeats, the baseline stays.";
 
-/** One card: the verdict of a study, device and model. `group` has the points,
- *  `stated` the figures under `path`. */
+/** The card of one study, device and model. `group` has the points, `stated` the figures under
+ *  `path`. */
 function verdictCard(group, stated, path, several) {
   const { study, device, model, cases } = group;
   const body = el("div", {});
