@@ -65,7 +65,7 @@ def headline(found):
 
     size = f" at {found['size']}" if found["size"] else ""
     if found["keep"]:
-        return f"Keep {setting(both[0])}{size}: no other setting gives a better trade"
+        return f"Keep {setting(both[0])}{size}: no other setting gives a better trade-off"
     return (f"Use {setting(both[1])}: {change('peak', 'lower', 'peak')}, "
             f"{change('time', 'more', 'time')}{size}")
 
@@ -127,8 +127,8 @@ def provenance(browser, studies, runs):
                    if "reprise" in r["versions"]}
         if not any(all(w in line for w in wanted) and "run " in line for line in lines):
             yield f"{key}: no line has all of {sorted(wanted)}"
-    if "Page made on" not in browser.evaluate("document.querySelector('.about').textContent"):
-        yield "the page does not say when it was made"
+    if "Page created on" not in browser.evaluate("document.querySelector('.about').textContent"):
+        yield "the page does not say when it was created"
 
 
 def saved_rows(text):

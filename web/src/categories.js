@@ -35,7 +35,7 @@ function categoriesView(study, points, rerender) {
       compareNatural(a.axes.recompute, b.axes.recompute));
     node.append(plot({
       name: slug(study.key, "categories", device),
-      title: "Memory at the peak by what it is for",
+      title: "Memory at the peak by category",
       context: device,
       height: 70 + bars.length * 20,
       spec: (page) => categoriesSpec(bars, shown, page),
@@ -46,7 +46,7 @@ function categoriesView(study, points, rerender) {
     if (many) {
       node.append(el("p", { class: "note" },
         allBars.has(key) ? `All ${here.length} settings. `
-          : `For each size the setting that needs most: ${bars.length} of ${here.length} settings. `,
+          : `For each size, the setting with the highest peak: ${bars.length} of ${here.length} settings. `,
         el("button", { type: "button", class: "small", onclick: () => {
           if (!allBars.delete(key)) allBars.add(key);
           rerender();

@@ -26,7 +26,7 @@ function checkpointTable(rows, at, source) {
     ["step_ms", "time per step", "ms"],
     ["time_ratio", "× none", "number"],
     ["time_published", "published", "number"],
-    ["dataset", "dataset, beside the peak", "bytes"],
+    ["dataset", "dataset, not in the peak", "bytes"],
   ].filter(([key]) => has(key));
   return el("div", {},
     table([{ title: "recomputation" },
@@ -88,7 +88,7 @@ function checkpointPlots(study, { axes, rows }, words) {
     plot({ name: name("time-by-checkpoints"), title: "Time per step, × none",
       context: `${words}, ${axes.device}`,
       rows: csv,
-      note: rows.some((row) => row.time_low != null) ? "Upright bars span the repeats." : null,
+      note: rows.some((row) => row.time_low != null) ? "Vertical bars show the range of the repeats." : null,
       spec: spec("time_ratio", [["time_ratio", "measured", "number"],
         ["time_published", "published", "number"]], "× none") }),
   ];

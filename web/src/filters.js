@@ -51,6 +51,6 @@ function makeFilters(runs, onchange) {
     el("summary", {}, el("b", {}, "Filter"), " ", count),
     el("div", { class: "rows" }, axes.map(row), el("div", { class: "axis" }, reset, scale),
       el("p", { class: "note" }, "The first click on a value shows it alone; further clicks add " +
-        "or remove values. Verdict and summary are those of all runs.")));
+        "or remove values. Verdict and summary always cover all runs.")));
   return { node, changed };
 }

@@ -24,9 +24,9 @@ function frontierView(study, points) {
 }
 
 function frontierNote(points) {
-  return ["Lower and further left is better. The line joins the settings that no other beats in both.",
-    points.some((p) => p.runs.length > 1) ? "Upright bars span the repeats." : "",
-    points.some((p) => p.axes.memory != null) ? "Upright dotted lines are budgets." : "",
+  return ["Lower and further left is better. The line connects the Pareto-optimal settings.",
+    points.some((p) => p.runs.length > 1) ? "Vertical bars show the range of the repeats." : "",
+    points.some((p) => p.axes.memory != null) ? "Vertical dotted lines are budgets." : "",
     points.some((p) => p.warnings.length) ? "Hollow points have warnings." : ""].filter(Boolean).join(" ");
 }
 

@@ -6,7 +6,7 @@ const MEMORY_KINDS = {
   peak: "peak of tensors",
   kept: "kept after the forward",
   reserved: "reserved by the allocator",
-  seen: "seen by the observer, its baseline taken off",
+  seen: "measured by the observer, minus its baseline",
 };
 let memoryKind = "peak";
 
@@ -16,7 +16,7 @@ function gridView(study, runs, points, rerender) {
   const node = el("div", {});
   const kinds = Object.keys(MEMORY_KINDS).filter((kind) => points.some((p) => p[kind] != null));
   if (!kinds.includes(memoryKind)) memoryKind = kinds[0] || "peak";
-  const choose = el("select", { "aria-label": "Memory that is shown", class: "memory-kind",
+  const choose = el("select", { "aria-label": "Memory shown", class: "memory-kind",
     onchange: (event) => {
       memoryKind = event.target.value;
       rerender();
@@ -56,8 +56,8 @@ function gridPlots(grid) {
       title: "Memory against micro-batch",
       context: words,
       note: memoryKind === "peak" && grid.runs.some((run) => run.status !== "done")
-        ? "A cross is a run that was not finished (out of memory, failed or skipped), at the " +
-          "peak predicted for it." : null,
+        ? "A cross is an unfinished run (out of memory, failed or skipped), at its " +
+          "predicted peak." : null,
       height: 330,
       spec: (page) => memorySpec(grid, page),
       rows: () => gridCsv(lineRows(points, [size, "recompute", "batch"], memoryKind), `${memoryKind}_bytes`),
@@ -81,7 +81,7 @@ function gridPlots(grid) {
       name: name(`time-${value}`),
       title: `Time per epoch at ${valueText(size, value)}`,
       context: words,
-      note: here.some((p) => p.runs.length > 1) ? "Upright bars span the repeats." : null,
+      note: here.some((p) => p.runs.length > 1) ? "Vertical bars show the range of the repeats." : null,
       height: 330,
       spec: (page) => timeSpec(here, page),
       rows: () => gridCsv(lineRows(here, ["recompute", "batch", "accumulate"], "epoch_s"), "epoch_s"),
@@ -123,10 +123,10 @@ function utilisationNote(points) {
   const sources = new Set(points.flatMap((p) => p.runs)
     .map((run) => run.record.observed && run.record.observed.source));
   return sources.has("nvml")
-    ? "The share of the training time in which the GPU ran at least one kernel (NVML). 100 % means " +
-      "that it never waited for the host, not that all of it was busy."
-    : "The share of all cores' time that the process used during the training. Below 100 %, cores " +
-      "waited: for data, for memory, or because the work was too small to share.";
+    ? "The fraction of the training time in which the GPU ran at least one kernel (NVML). 100 % means " +
+      "that it never waited for the CPU, not that all of its units were busy."
+    : "The fraction of the CPU time of all cores that the process used during the training. Below 100 %, cores " +
+      "waited for data or memory, or the work was too small to distribute.";
 }
 
 function memorySpec(grid, page) {

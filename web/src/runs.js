@@ -124,7 +124,7 @@ function openRun(id) {
     ["warning", run.warnings.length ? run.warnings.join("; ") : null],
     ["predicted peak", record.predicted && bytesText(record.predicted.peak_bytes)],
     ["peak", run.figures.peak, bytesText], ["what sets it", momentText(run.peak_at)],
-    ["dataset, beside the peak", run.figures.dataset, bytesText],
+    ["dataset, not in the peak", run.figures.dataset, bytesText],
     ["kept after the forward", run.figures.kept, bytesText],
     ["reserved", run.figures.reserved, bytesText],
     ["seen by the observer", run.figures.seen, bytesText],
@@ -150,7 +150,7 @@ function openRun(id) {
     dialog.append(node);
     node.plot.draw();
   } else {
-    dialog.append(el("p", { class: "note" }, "The observer has no series of this run."));
+    dialog.append(el("p", { class: "note" }, "The observer recorded no series for this run."));
   }
 }
 
@@ -164,7 +164,7 @@ function seriesPlot(run) {
   const source = observed ? `${observed.source}, every ${observed.interval_ms} ms` : "";
   return plot({
     name: slug("series", run.id),
-    title: "What the observer saw",
+    title: "Observations",
     context: source,
     height: kinds.length * 130,
     rows: () => series.t_s.map((t, i) => ({ t_s: t,

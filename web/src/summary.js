@@ -13,9 +13,9 @@ function summarySection(data, computed) {
       ` of ${data.runs.length} runs are done`,
       unfit.map((status, i) => [i === 0 ? "; " : ", ",
         figure(`counts.${status}`, counts[status], "count"), ` ${names[status]}`]).flat(),
-      ".", ...warned, " A pair is two runs that differ in recomputation alone; ranges are from the " +
+      ".", ...warned, " A pair is two runs that differ only in recomputation; ranges are from the " +
       "lowest to the highest; time is for the same number of samples. The peak is that of " +
-      "tensors on the device; kept is what is held for the backward after the forward."),
+      "tensors on the device; kept is the memory held for the backward after the forward."),
     cards);
 }
 
@@ -42,7 +42,7 @@ function summaryCard(data, summary, path, closed) {
         ...leverWords(summary, path)));
   } else {
     node.append(el("p", {}, ...leverWords(summary, path),
-      leverWords(summary, path).length ? "" : "No run has a partner that differs in recomputation alone."));
+      leverWords(summary, path).length ? "" : "No two runs differ only in recomputation."));
   }
   const tables = [strategyTable(summary, path), sizeTable(summary, path),
     leverTable(summary, path), budgetTable(summary, path)].filter(Boolean);
@@ -150,7 +150,7 @@ function whyWords(main) {
   if (!same || before.phase !== "backward" || !before.stage || !main.kept ||
       main.peak.median >= main.kept.median / 2) return "";
   return `That stage's own backward needs its activations and their gradients ` +
-    `whether they were kept or made again, so recomputation cannot lower it; ` +
+    `whether they were kept or recomputed, so recomputation cannot lower it; ` +
     `fewer samples at a time can. `;
 }
 
@@ -210,7 +210,7 @@ function pairCells(row, path) {
 
 function strategyTable(summary, path) {
   if (summary.strategies.length < 2) return null;
-  return el("div", {}, el("h4", {}, "By way of recomputing"),
+  return el("div", {}, el("h4", {}, "By strategy"),
     table([{ title: "recomputation" }, ...PAIR_COLUMNS], summary.strategies.map((row, i) =>
       [row.recompute, ...pairCells(row, `${path}.strategies.${i}`)])));
 }
@@ -227,10 +227,10 @@ function sizeTable(summary, path) {
 function leverTable(summary, path) {
   if (summary.levers.length === 0) return null;
   return el("div", {}, el("h4", {}, "What lowers the peak at one global batch"),
-    el("p", { class: "note" }, "Against the largest micro-batch without recomputation; of " +
-      "several settings the one with the lowest peak."),
+    el("p", { class: "note" }, "Compared with the largest micro-batch without recomputation; of " +
+      "several settings, the one with the lowest peak is shown."),
     table([{ title: "lever" }, { title: "cases", number: true }, { title: "peak", number: true },
-      { title: "time", number: true }, { title: "the most" }],
+      { title: "time", number: true }, { title: "largest reduction" }],
     summary.levers.map((lever, i) => {
       const at = `${path}.levers.${i}`;
       const { most } = lever;
@@ -247,7 +247,7 @@ function budgetTable(summary, path) {
   const { budgets, rows } = summary.best;
   if (budgets.length === 0) return null;
   return el("div", {}, el("h4", {}, "The fastest setting that fits a budget"),
-    el("p", { class: "note" }, "Among the runs made: samples/s, the setting " +
+    el("p", { class: "note" }, "Among the runs of this study: samples/s, the setting " +
       "(micro-batch × accumulation), its peak."),
     table([{ title: "" }, ...budgets.map((b) => ({ title: bytesText(b), number: true }))],
       rows.map((row, i) => [row.row || "all", ...row.cells.map((cell, j) => {

@@ -4,9 +4,9 @@ const OUTCOMES = [
   { id: "not-fit", status: "oom", title: "Did not fit",
     note: "These runs ran out of memory." },
   { id: "skipped", status: "skipped", title: "Skipped",
-    note: "These runs were not started: their predicted peak is larger than the memory." },
+    note: "These runs were not started: their predicted peak exceeds the memory." },
   { id: "failed", status: "failed", title: "Failed",
-    note: "These runs ended with an error that is not a lack of memory." },
+    note: "These runs ended with an error other than out of memory." },
 ];
 
 /** A link to a run, with its study and device if there are several. */
@@ -50,7 +50,7 @@ function unfinishedView(runs) {
     el("h3", { id }, title), el("p", { class: "note" }, note), outcomeTable(own, runs, status)]);
   if (warned.length > 0) {
     nodes.push(el("h3", { id: "warnings" }, "Warnings"), el("p", { class: "note" },
-      "These runs are done, but their figures may not describe the setting. The verdict leaves them out."),
+      "These runs are done, but their figures may not describe the setting. The verdict excludes them."),
     warningTable(warned, runs));
   }
   return nodes.length > 0 ? nodes : [el("p", {}, "All runs are done, without warnings.")];

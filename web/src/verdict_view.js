@@ -30,7 +30,7 @@ function headline(found, at) {
   const both = [found.base, found.pick];
   const size = found.size ? ` at ${found.size}` : "";
   if (found.keep) {
-    return [`Keep ${settingWords(found.base, both)}${size}: no other setting gives a better trade`];
+    return [`Keep ${settingWords(found.base, both)}${size}: no other setting gives a better trade-off`];
   }
   return [`Use ${settingWords(found.pick, both)}: `,
     ...changeWords(found, at, "peak", "lower", "peak"), ", ",
@@ -64,10 +64,10 @@ function basisWords(found, at, study) {
   return parts;
 }
 
-const RULE = "Recommended is the setting with the smallest product of peak and time, of those that " +
+const RULE = "The recommended setting has the smallest product of peak and time among those that " +
   `take at most ${moreText(MOST_TIME - 1)} time than the baseline: the largest micro-batch without ` +
   `recomputation. If the product is less than ${100 * LEAST_GAIN}${NO_BREAK}% smaller, or the difference is ` +
-  "within the repeats, the baseline stays.";
+  "within the noise, the baseline is recommended.";
 
 /** The card of one study, device and model. `group` has the points, `stated` the figures under
  *  `path`. */
@@ -101,7 +101,7 @@ function tradeoffPlot({ study, device, model }, verdict, words, i) {
     name: slug(study.key, "trade-off", device, model, i === 0 ? "" : words),
     title: "Peak memory against time",
     note: "Lower and further left is better." + (verdict.points.some((p) => p.runs.length > 1)
-      ? " Upright bars span the repeats." : "") + (verdict.warned ? " Hollow points have warnings." : ""),
+      ? " Vertical bars show the range of the repeats." : "") + (verdict.warned ? " Hollow points have warnings." : ""),
     saved: `${model}, ${words}, ${device}`,
     height: 330,
     spec: (page) => tradeoffSpec(verdict, page),
