@@ -28,7 +28,7 @@ function categoriesView(study, points, rerender) {
     const bars = many && !allBars.has(key) ? chosenBars(here) : here;
     const shown = varyingAxes(here);
     const order = (p) => [p.axes.model, sizeText(p.axes), p.axes.optimizer, p.axes.precision];
-        // Named steps keep their order.
+    // Named steps keep their order.
     if (!bars.some((p) => p.label)) bars.sort((a, b) => compareNatural(order(a).join(), order(b).join()) ||
       b.axes.batch - a.axes.batch || (a.axes.accumulate ?? 1) - (b.axes.accumulate ?? 1) ||
       (b.axes.recompute === "none") - (a.axes.recompute === "none") ||
@@ -76,7 +76,7 @@ function categoriesSpec(bars, shown, { width, narrow, colours }) {
     text: momentText(p.peak_at) ?? "",
   }));
   const most = Math.max(...totals.map((t) => t.x));
-    // Next to the bars on a wide page; above them on a phone.
+  // Next to the bars on a wide page; above them on a phone.
   const labelWidth = narrow ? 0 : Math.min(260, 8 + 6.3 * Math.max(...labels.map((l) => l.length)));
   const room = narrow ? 1.02 : 1.28;
   const y = { field: "bar", type: "nominal", sort: labels, title: null,

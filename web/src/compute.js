@@ -314,7 +314,7 @@ function stepTables(study, runs) {
       const published = (study.reference && study.reference.rows) || [];
       const labels = [];
       const add = (label) => labels.includes(label) || labels.push(label);
-            // Rows follow the order of the reference, then that of the runs.
+      // Rows follow the order of the reference, then that of the runs.
       const used = new Set(here.map(nameOf));
       published.filter((row) => used.has(row.label)).forEach((row) => add(row.label));
       here.forEach((p) => add(nameOf(p)));
@@ -324,7 +324,7 @@ function stepTables(study, runs) {
         const found = here.find((p) => p.axes.system === system && nameOf(p) === label);
         if (found && found.status) return { status: found.status };
         return found && {
-                    // Per epoch, since runs may have been cut short.
+          // Per epoch, since runs may have been cut short.
           time_s: found.epoch_s ?? found.time_s,
           samples_per_s: found.samples_per_s,
           peak: found.peak,

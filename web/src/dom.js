@@ -28,7 +28,7 @@ function spreadFigure(path, values, format) {
   if (!values) return el("span", { class: "none" }, "–");
   const middle = figure(`${path}.median`, values.median, format);
   if (!hasRange(values, format)) return middle;
-    // A reduction is shown as a negative change, so the largest comes first.
+  // A reduction is shown as a negative change, so the largest comes first.
   const ends = format === "fall" ? ["max", "min"] : ["min", "max"];
   return el("span", {}, middle, el("span", { class: "range" }, " (",
     figure(`${path}.${ends[0]}`, values[ends[0]], format), " to ",

@@ -26,7 +26,7 @@ function makeFilters(runs, onchange) {
         const button = el("button", { type: "button", class: "chip", "aria-pressed": "true",
           "data-axis": axis, "data-value": value, onclick: () => {
             const hidden = off.get(axis);
-                        // The first click on a row selects that value only, which is the most common use.
+            // The first click on a row selects that value only, which is the most common use.
             if (hidden.size === 0) values.filter((v) => v !== value).forEach((v) => hidden.add(v));
             else if (hidden.has(value)) hidden.delete(value);
             else hidden.add(value);

@@ -16,7 +16,7 @@ function bytesText(bytes) {
   let value = bytes / 1024;
   const units = ["KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
-    // 999.5 would print as 1000; use the next unit.
+  // 999.5 would print as 1000; use the next unit.
   while (Math.abs(value) >= 999.5 && unit + 1 < units.length) {
     value /= 1024;
     ++unit;

@@ -3,7 +3,7 @@
 function frontierView(study, points) {
   const usable = points.filter((p) => p.peak != null && p.samples_per_s != null);
   const node = el("div", { class: "plots" });
-    // One plot per size: different sizes cannot share a time axis that starts at zero.
+  // One plot per size: different sizes cannot share a time axis that starts at zero.
   for (const group of frontGroups(usable)) {
     if (group.length < 2) continue;
     const { device, model } = group[0].axes;
@@ -81,7 +81,7 @@ function frontierSpec(points, { width, narrow, colours }) {
   const y = { field: "ms", ...timeAxis("time per sample, ms", rows.map((row) => row.high ?? row.ms)) };
   const color = { field: "way", type: "nominal", sort: ways, title: "recomputation",
     scale: { domain: ways }, legend: { columns: legendColumns(ways, width) } };
-    // The shape distinguishes systems or, if there is only one, optimizers.
+  // The shape distinguishes systems or, if there is only one, optimizers.
   const axis = ["system", "optimizer"].find((name) => valuesOf(points, name).length > 1);
   const kinds = axis ? valuesOf(points, axis) : [];
   const shape = !axis ? null : { field: axis, type: "nominal", sort: kinds, title: axisName(axis),

@@ -19,13 +19,13 @@ function studyViews(study, runs, rerender) {
   const own = runs.filter((run) => run.axes.study === study.key);
   const points = pointsOf(own);
   const parts = [];
-    // A view that cannot show these runs has no heading.
+  // A view that cannot show these runs has no heading.
   const part = (title, node) => node.childElementCount && parts.push(
     el("div", { class: "view" }, el("h3", { class: "view-title" }, title), node));
   if (own.length === 0) return [el("p", { class: "note" }, "No run of this study passes the filters.")];
   if (points.length === 0) return [el("p", { class: "note" }, "No run of this study has finished.")];
   const all = own.length === data.runs.filter((run) => run.axes.study === study.key).length;
-    // With filters, tables are recomputed for the visible runs.
+  // With filters, tables are recomputed for the visible runs.
   const at = (view) => (all
     ? `${view}.${computed[view].findIndex((c) => c.study === study.key)}` : "filtered");
   if (study.views.includes("steps")) {

@@ -39,7 +39,7 @@ function configOf(colours, narrow) {
       titleFontSize: 11, titleFontWeight: "normal", orient: "top", symbolSize: 60,
       symbolBaseFillColor: colours.quiet, symbolBaseStrokeColor: colours.quiet,
       columnPadding: 12, rowPadding: 2, labelLimit: 0,
-            // Two legends side by side would be wider than a phone.
+      // Two legends side by side would be wider than a phone.
       layout: { top: { direction: narrow ? "vertical" : "horizontal", anchor: "start", margin: 8 } } },
     title: { color: colours.ink, subtitleColor: colours.quiet, fontSize: 13,
       subtitleFontSize: 11, anchor: "start", fontWeight: 600, offset: 8 },
@@ -104,7 +104,7 @@ function drawPlot(it, width) {
       .run();
   };
   make();
-    // The width of labels is known only after drawing.
+  // The width of labels is known only after drawing.
   const drawn = it.view.scenegraph().root.bounds;
   const slack = width - 8 - (drawn.x2 - drawn.x1);
   if (slack > 6 || slack < 0) {

@@ -49,15 +49,15 @@ function runOf(record, study, prefix) {
   if (micro != null) axes.batch = micro;
   const accumulate = figures.accumulate ?? axes.accumulate;
   if (accumulate != null) axes.accumulate = accumulate;
-    // A budget without a strategy leaves the schedule to the planner, which may choose another
-    // one for each budget.
+  // A budget without a strategy leaves the schedule to the planner, which may choose another
+  // one for each budget.
   if (axes.memory != null && axes.recompute == null) axes.recompute = "planned";
   for (const axis of ["model", "optimizer", "recompute", "precision"]) {
     if (axes[axis] == null && figures[axis] != null) axes[axis] = figures[axis];
   }
   if (axes.batch != null && axes.accumulate == null) axes.accumulate = 1;
   axes.ranks = figures.ranks ?? axes.ranks ?? 1;
-    // It follows from the other two and would only add a filter.
+  // It follows from the other two and would only add a filter.
   if (axes.batch != null) delete axes.global_batch;
   axes.study = study;
   axes.system = record.system || "reprise";
@@ -80,7 +80,7 @@ function runOf(record, study, prefix) {
       time_s: number(figures.time_s),
       dataset: number(figures.dataset_bytes) || null,
     },
-        // Samples per update: the micro-batches of a plan need not divide it.
+    // Samples per update: the micro-batches of a plan need not divide it.
     global_batch: number(figures.global_batch) ?? number(record.case && record.case.global_batch) ??
       (axes.batch == null ? null : axes.batch * axes.accumulate * axes.ranks),
     warnings: Array.isArray(figures.warnings) ? figures.warnings.map(String) : [],
@@ -125,7 +125,7 @@ function readRecords(records) {
       });
     } else if (record.type === "run") {
       const prefix = key === record.study ? "" : `${record.source}/`;
-            // A repeated run keeps its position.
+      // A repeated run keeps its position.
       runs.set(prefix + record.id, runOf(record, key, prefix));
       if (!studies.has(key)) {
         studies.set(key, { study: record.study, key, title: record.study, views: [],

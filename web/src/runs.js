@@ -19,7 +19,7 @@ function runColumns(runs) {
   const figureColumn = (key, title, format) => ({ title, key, number: true,
     value: (run) => run.figures[key], show: (run) =>
       (run.figures[key] == null ? "–" : FORMATS[format](run.figures[key])) });
-    // One table per study: combined, most columns would be empty.
+  // One table per study: combined, most columns would be empty.
   const shown = studyAxes(runs);
   const setting = (run) => [run.label, settingText(run.axes, shown.get(run.axes.study))]
     .filter(Boolean).join(": ");
@@ -82,7 +82,7 @@ function runsView(runs) {
 
 function copyText(text, button) {
   const done = () => { button.textContent = "Copied"; };
-    // Some browsers have no clipboard for file:// pages.
+  // Some browsers have no clipboard for file:// pages.
   const byHand = () => {
     const area = el("textarea", {}, text);
     button.after(area);

@@ -60,7 +60,7 @@ const mostlyNoise = (pairs) => pairs.repeated > 0 && 2 * pairs.within_noise > pa
 function tiles(main, path) {
   const tile = (name, key, words, signed) => {
     if (!main[key]) return null;
-        // A reduction is written as a negative change, so the largest comes first.
+    // A reduction is written as a negative change, so the largest comes first.
     const [first, last] = signed === "fall" ? ["max", "min"] : ["min", "max"];
     const end = (which) => figure(`${path}.${key}.${which}`, main[key][which], signed);
     const noise = key === "time" && mostlyNoise(main);
@@ -168,7 +168,7 @@ function tradeWords(at, peak, time) {
 }
 
 function leverWords(summary, path) {
-    // Only these two are compared; the table also has their combination.
+  // Only these two are compared; the table also has their combination.
   const single = summary.levers.map((lever, i) => ({ ...lever, at: `${path}.levers.${i}` }))
     .filter((lever) => ["recompute", "micro-batch"].includes(lever.lever));
   if (single.length === 0) return [];

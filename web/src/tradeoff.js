@@ -34,7 +34,7 @@ function tradeoffRows({ points, base, pick }, unit) {
       ...(speeds.n > 1 ? { low: ms(speeds.max), high: ms(speeds.min) } : {}),
       way: wayName(p.axes.recompute),
       batch: p.axes.batch,
-            // Lines connect micro-batches of one kind; every budget of a plan is a point of its own.
+      // Lines connect micro-batches of one kind; every budget of a plan is a point of its own.
       line: p.axes.memory != null ? JSON.stringify(p.axes)
         : JSON.stringify([p.axes.recompute, ...TECHNIQUE_AXES.map((axis) => p.axes[axis])]),
       role: p === pick ? "recommended" : p === base ? "baseline" : "",
