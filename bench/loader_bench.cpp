@@ -34,8 +34,8 @@ struct Settings {
 struct Row {
   std::string resize;
   double samples_per_s = 0;
-  double step_ms = 0;        // mean, all of it
-  double waiting_share = 0;  // of the wall time
+  double step_ms = 0;        // mean, including waiting
+  double waiting_share = 0;  // fraction of the wall time
 };
 
 constexpr int kWarmUpSteps = 5;

@@ -58,7 +58,8 @@ TEST(Idx, DetectsGzipByContent) {
   const auto plain = open_dataset({.name = folder / "plain/" + kImages});
   std::filesystem::create_directories(folder / "gz");
   write_gzipped(folder / "gz/" + kImages + ".gz", images(4));
-  write_gzipped(folder / "gz/" + kLabels, labels(4));  // by content, not name
+  write_gzipped(folder / "gz/" + kLabels,
+                labels(4));  // detected by content, not by name
   const auto gz = open_dataset({.name = folder / "gz/" + kImages + ".gz"});
   EXPECT_TRUE(same(gz->get({0, 3}).inputs, plain->get({0, 3}).inputs));
   EXPECT_TRUE(same(gz->get({0, 3}).targets, plain->get({0, 3}).targets));
@@ -140,7 +141,7 @@ TEST(Idx, ReportsCorruptGzipFiles) {
         << kept;
   }
   std::string changed = whole;
-  changed[changed.size() - 6] ^= 1;  // in the check sum
+  changed[changed.size() - 6] ^= 1;  // in the checksum
   EXPECT_TRUE(has(error(changed), "expected gzip data"));
   const std::string bomb = idx_bytes({0xffffffffu, 1000, 1000}, "x");
   write_gzipped(folder / kImages, bomb);

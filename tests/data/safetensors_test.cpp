@@ -13,7 +13,7 @@ using testing::error_of;
 using testing::on_device;
 using testing::same;
 
-/// A path in the temporary directory, removed at the end.
+/// A path in the temporary directory, removed by the destructor.
 class TemporaryPath {
  public:
   TemporaryPath()

@@ -99,12 +99,12 @@ void resume(int64_t ranks, const std::string& name) {
   group->leave();
 }
 
-struct FaultOutcome {
+struct RoundOutcome {
   std::vector<RankEnd> ends;
   double ended_after_s = 0;  ///< until the last other rank ended
 };
 
-FaultOutcome run_with_fault(Fault fault, const FaultPlan& plan, InRanks how,
+RoundOutcome run_with_fault(Fault fault, const FaultPlan& plan, InRanks how,
                             const std::string& name) {
   how.variant = name;
   TimePoint began;
@@ -126,7 +126,7 @@ FaultOutcome run_with_fault(Fault fault, const FaultPlan& plan, InRanks how,
     }
     kill(pids[victim], SIGKILL);
   };
-  FaultOutcome result;
+  RoundOutcome result;
   result.ends = in_ranks(how, [&] { train_to_fault(fault, plan, name); });
   for (size_t r = 0; r < result.ends.size(); ++r) {
     if (static_cast<int>(r) == plan.victim && fault != Fault::kThrows) continue;
@@ -139,7 +139,7 @@ FaultOutcome run_with_fault(Fault fault, const FaultPlan& plan, InRanks how,
 }
 
 void check_ends(Fault fault, const FaultPlan& plan,
-                const FaultOutcome& outcome) {
+                const RoundOutcome& outcome) {
   for (int r = 0; r < kRanks; ++r) {
     const RankEnd& end = outcome.ends[static_cast<size_t>(r)];
     if (r == plan.victim) {
@@ -182,7 +182,7 @@ void run_rounds(Fault fault, const char* kind) {
     SCOPED_TRACE(std::string(kind) + ", round " + name + ": rank " +
                  std::to_string(plan.victim) + ", backward " +
                  std::to_string(plan.backward));
-    const FaultOutcome found = run_with_fault(fault, plan, how, name);
+    const RoundOutcome found = run_with_fault(fault, plan, how, name);
     if (child_rank() < 0) {
       check_ends(fault, plan, found);
       after.push_back(found.ended_after_s);

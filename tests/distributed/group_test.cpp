@@ -98,7 +98,7 @@ TEST(Group, NamesARankThatDoesNotArrive) {
 }
 
 /// RankGroupOptions::timeout_s in these tests.
-constexpr double kTimeoutS = 1.5;
+constexpr double kGroupTimeoutS = 1.5;
 
 /// A fault to inject: a signal to `rank`, or a call on it.
 struct InjectedFault {
@@ -135,14 +135,14 @@ FaultOutcome with_fault(int ranks, const InjectedFault& fault) {
     for (const pid_t other : pids) {
       while (other != pid && kill(other, 0) == 0 &&
              std::chrono::steady_clock::now() - began <
-                 std::chrono::duration<double>(kTimeoutS + 5)) {
+                 std::chrono::duration<double>(kGroupTimeoutS + 5)) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
     }
     kill(pid, SIGKILL);
   };
   outcome.ends = in_ranks(setup, [&] {
-    const auto group = RankGroup::join(group_options(kTimeoutS));
+    const auto group = RankGroup::join(group_options(kGroupTimeoutS));
     auto tensor = torch::zeros({1000});
     for (int i = 0;; ++i) {
       if (i == 20) {
@@ -174,7 +174,7 @@ void expect_reported(const FaultOutcome& outcome, int faulty_rank,
         << "rank " << r << ": " << end.error;
   }
   // The time-out, plus a margin for a busy machine.
-  EXPECT_LT(outcome.ended_after_s, kTimeoutS + 2.5);
+  EXPECT_LT(outcome.ended_after_s, kGroupTimeoutS + 2.5);
 }
 
 TEST(Group, EndsAllRanksIfOneIsKilled) {

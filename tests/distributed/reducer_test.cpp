@@ -52,7 +52,7 @@ TEST(Reducer, StartsABucketWhenItsStagesAreDone) {
     const auto group = RankGroup::join(group_options());
     const auto list = parameters();
     GradientReducer reducer(group, list, {.bucket_bytes = 64});
-    // last.weight and last.bias; middle.weight, too large to share one; first.*.
+    // Buckets: last.*; middle.weight, which fills one; first.*.
     ASSERT_EQ(reducer.buckets(), 3);
     EXPECT_EQ(reducer.cuts(), (std::vector<int>{2, 1}));
     set_gradients(list, group->rank());
