@@ -1,8 +1,9 @@
 // Checks that trainings stay within their memory budget. Draws random small trainings
-// (models of the zoo, their options, optimizer, precision and sizes), plans the smallest
-// feasible budget of each, trains within that budget and larger ones, and compares the
-// measured peak with the budget. A failing case prints the command that repeats it.
-// Exit status: 1 if a peak exceeded its budget or the smallest budget was rejected.
+// (models of the zoo, their options, optimizer, precision and sizes), plans the
+// smallest feasible budget of each, trains within that budget and larger ones, and
+// compares the measured peak with the budget. A failing case prints the command that
+// repeats it. Exit status: 1 if a peak exceeded its budget or the smallest budget was
+// rejected.
 #include "options.h"
 
 #include <reprise/base/bytes.h>

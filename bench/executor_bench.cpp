@@ -1,6 +1,6 @@
-// Overhead of the executor: forward and backward of a model in a plain LibTorch loop and
-// as a chain with the schedule "none", in alternation. Also measures the overhead of the
-// counting allocator compared with LibTorch's own.
+// Overhead of the executor: forward and backward of a model in a plain LibTorch loop
+// and as a chain with the schedule "none", in alternation. Also measures the overhead
+// of the counting allocator compared with LibTorch's own.
 #include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"
@@ -99,8 +99,8 @@ bool same_gradients(Model& model, const std::function<void()>& bare,
   return true;
 }
 
-/// Runs `step` with LibTorch's CPU allocator and with the counting one. Memory is freed by
-/// the allocator that allocated it.
+/// Runs `step` with LibTorch's CPU allocator and with the counting one. Memory is freed
+/// by the allocator that allocated it.
 reprise::bench::SideBySide counting_cost(const std::function<void()>& step,
                                          int repeats) {
   auto* counting = c10::GetCPUAllocator();

@@ -1,8 +1,8 @@
 // Compares fixed strategies with optimal schedules on a model of the zoo. Measures the
-// bytes held after the forward, the peak and the time of a step, and for each strategy the
-// optimal schedule with the same peak. The defaults are the model, batch and checkpoint
-// counts of a widely read table (26 layers, 16 images of 256², SGD); the results that it
-// reports are the limits for ours.
+// bytes held after the forward, the peak and the time of a step, and for each strategy
+// the optimal schedule with the same peak. The defaults are the model, batch and
+// checkpoint counts of a widely read table (26 layers, 16 images of 256², SGD); the
+// results that it reports are the limits for ours.
 #include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"

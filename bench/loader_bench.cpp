@@ -1,6 +1,6 @@
-// Throughput of the loader: samples/s and the fraction of time that a step waits for data,
-// with images resized on the device (bytes are copied) and in the loader's workers (floats
-// are copied). The training step is simulated by a pause of --step-ms.
+// Throughput of the loader: samples/s and the fraction of time that a step waits for
+// data, with images resized on the device (bytes are copied) and in the loader's
+// workers (floats are copied). The training step is simulated by a pause of --step-ms.
 #include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"

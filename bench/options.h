@@ -15,7 +15,8 @@ class Option;
 
 namespace reprise::bench {
 
-/// The command line of a benchmark. Hides CLI11, whose header takes ten seconds to compile.
+/// The command line of a benchmark. Hides CLI11, whose header takes ten seconds to
+/// compile.
 class Options {
  public:
   using Target = std::variant<int*, int64_t*, double*, std::string*,
@@ -26,8 +27,8 @@ class Options {
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
 
-  /// Adds an option. The value of the target is the default. Numbers must not be negative.
-  /// The values of a list are separated by spaces or commas.
+  /// Adds an option. The value of the target is the default. Numbers must not be
+  /// negative. The values of a list are separated by spaces or commas.
   Options& add(const std::string& name, Target target,
                const std::string& about);
   /// Adds an option whose numbers must be at least one.
@@ -41,9 +42,9 @@ class Options {
   /// Adds `--format`.
   Options& add_format(std::string* target);
 
-  /// Parses the command line into the targets. Exits after `--help` and, with a message,
-  /// on invalid arguments. Exceptions that the benchmark throws later, for example for an
-  /// unknown strategy, also end the program with a message.
+  /// Parses the command line into the targets. Exits after `--help` and, with a
+  /// message, on invalid arguments. Exceptions that the benchmark throws later, for
+  /// example for an unknown strategy, also end the program with a message.
   void parse(int argc, char** argv);
 
  private:

@@ -1,8 +1,8 @@
 // Accuracy of plans. Compares predicted and measured peak and time for each model, at
-// budgets between the smallest feasible one and the peak of the whole global batch without
-// recomputation. With --sweep, compares the plan with the best of all combinations of
-// micro-batch and strategy that fit.
-// Exit status: 1 if a peak exceeds its budget or a prediction is too inaccurate.
+// budgets between the smallest feasible one and the peak of the whole global batch
+// without recomputation. With --sweep, compares the plan with the best of all
+// combinations of micro-batch and strategy that fit. Exit status: 1 if a peak exceeds
+// its budget or a prediction is too inaccurate.
 #include "options.h"
 
 #include <reprise/base/bytes.h>
@@ -223,8 +223,8 @@ struct Hand {
   Plan plan;
 };
 
-/// Manual choices: powers of two and the usual strategies. Choices whose predicted peak is
-/// far above the budget are left out.
+/// Manual choices: powers of two and the usual strategies. Choices whose predicted peak
+/// is far above the budget are left out.
 std::vector<Hand> by_hand(const Case& one, reprise::TrainingPlanner& planner,
                           PlanRequest request, int stages) {
   std::vector<Hand> list;

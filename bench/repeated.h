@@ -9,9 +9,9 @@
 
 namespace reprise::bench {
 
-/// Runs a step several times per call and waits for it. On CUDA, the steps are captured in
-/// one CUDA graph, so that kernels are timed without launch overhead. Gradients that the
-/// step accumulates into must exist before, so one step is run first.
+/// Runs a step several times per call and waits for it. On CUDA, the steps are captured
+/// in one CUDA graph, so that kernels are timed without launch overhead. Gradients that
+/// the step accumulates into must exist before, so one step is run first.
 class Repeated {
  public:
   Repeated(c10::Device device, int times, std::function<void()> step)

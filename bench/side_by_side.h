@@ -34,8 +34,8 @@ struct SideBySide {
   Spread first_ms, second_ms, ratio;  ///< the ratio is second / first
 };
 
-/// Runs both functions `repeats` times after one warm-up, in alternating order. Each must
-/// wait for its own work.
+/// Runs both functions `repeats` times after one warm-up, in alternating order. Each
+/// must wait for its own work.
 inline SideBySide side_by_side(const std::function<void()>& first,
                                const std::function<void()>& second,
                                int repeats) {

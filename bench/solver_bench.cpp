@@ -1,8 +1,8 @@
 // Time and memory of the solver, and the time of each strategy relative to the solver's
-// schedule with the same memory. The costs are synthetic: stages as uneven as those of a
-// network whose resolution falls while its width grows. Training times are simulated; see
-// tradeoff_bench for the accuracy of the simulation. With --exact-chains, compares the
-// solver with the exact optimum instead.
+// schedule with the same memory. The costs are synthetic: stages as uneven as those of
+// a network whose resolution falls while its width grows. Training times are simulated;
+// see tradeoff_bench for the accuracy of the simulation. With --exact-chains, compares
+// the solver with the exact optimum instead.
 #include "options.h"
 #include "plan/exact_schedules.h"
 #include "plan/random_chains.h"
@@ -128,8 +128,8 @@ nlohmann::json to_json(const Result& result) {
           {"rows", rows}};
 }
 
-/// Chain `index` of the comparison. Most are short, because the time of the exact dynamic
-/// program grows with the fourth power of the number of stages.
+/// Chain `index` of the comparison. Most are short, because the time of the exact
+/// dynamic program grows with the fourth power of the number of stages.
 ChainCosts compared_chain(int index, int fewest, int most) {
   using reprise::testing::ChainKind;
   std::mt19937 random(static_cast<unsigned>(index));

@@ -1,5 +1,5 @@
-// Memory, recomputed stages and time of every strategy on a chain of equal stages, measured
-// and simulated. Times are relative to "none", measured in alternation.
+// Memory, recomputed stages and time of every strategy on a chain of equal stages,
+// measured and simulated. Times are relative to "none", measured in alternation.
 #include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"

@@ -9,8 +9,8 @@
 
 namespace {
 
-/// cuBLAS allocates a workspace per thread at its first use and never frees it. Allocates
-/// it before any test, so that tests can compare live bytes.
+/// cuBLAS allocates a workspace per thread at its first use and never frees it.
+/// Allocates it before any test, so that tests can compare live bytes.
 void warm_up(torch::Device device) {
   for (const auto type : {torch::kFloat, torch::kDouble}) {
     const auto options = torch::dtype(type).device(device).requires_grad(true);
@@ -29,8 +29,8 @@ int main(int argc, char** argv) {
   at::set_num_threads(2);
   reprise::count_cpu_memory();
   if (reprise::testing::device().is_cuda()) {
-    // Otherwise cuDNN may choose algorithms that sum in varying order. Adam turns even the
-    // smallest rounding error of a zero gradient into a full step.
+    // Otherwise cuDNN may choose algorithms that sum in varying order. Adam turns even
+    // the smallest rounding error of a zero gradient into a full step.
     reprise::compat::set_cuda_deterministic(true);
     warm_up(reprise::testing::device());
   }

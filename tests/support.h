@@ -17,8 +17,8 @@ torch::Device device();
 /// TensorOptions for device().
 torch::TensorOptions on_device(torch::ScalarType type = torch::kFloat);
 
-/// Succeeds if `a` and `b` are bit-identical on the CPU, or differ by at most 1e-5 of the
-/// largest value on CUDA.
+/// Succeeds if `a` and `b` are bit-identical on the CPU, or differ by at most 1e-5 of
+/// the largest value on CUDA.
 ::testing::AssertionResult same(const torch::Tensor& a, const torch::Tensor& b);
 
 /// same() for single-precision matrix products of which one is computed in slices.
@@ -42,8 +42,8 @@ struct Recorder : ExecutionObserver {
   std::vector<Op> ops;
 };
 
-/// A chain of `count` equal stages, tanh(linear(x)), whose autograd graphs save only their
-/// input and output.
+/// A chain of `count` equal stages, tanh(linear(x)), whose autograd graphs save only
+/// their input and output.
 Chain equal_stages(int count, int64_t width);
 
 /// Returns copies of the gradients of `parameters` and clears them.

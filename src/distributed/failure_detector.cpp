@@ -39,8 +39,9 @@ FailureDetector::FailureDetector(Options options)
           milliseconds(20), milliseconds(1000))),
       timeout_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options_.timeout_s))),
-      // All ranks must have ended when the time-out is over: a heartbeat may be read one
-      // period late, its absence one more, and the other ranks learn of it one later.
+      // All ranks must have ended when the time-out is over: a heartbeat may be read
+      // one period late, its absence one more, and the other ranks learn of it one
+      // later.
       silence_(timeout_ - 7 * period_ / 2),
       store_(std::make_unique<compat::Store>(options_.store)),
       heartbeats_(static_cast<size_t>(options_.world_size)) {

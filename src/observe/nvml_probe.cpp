@@ -142,11 +142,12 @@ class NvmlProbe final : public DeviceProbe {
     return static_cast<int64_t>(memory.used);
   }
 
-  /// NVML defines utilisation as the fraction of time during which a kernel was running,
-  /// over a sampling period of up to one second. A single rate would include time before
-  /// the interval and repeat in many samples. The driver also buffers the finer samples
-  /// from which it computes the rate. They arrive late and in batches, but have
-  /// timestamps that assign them to an interval. The rate is used if there are none.
+  /// NVML defines utilisation as the fraction of time during which a kernel was
+  /// running, over a sampling period of up to one second. A single rate would include
+  /// time before the interval and repeat in many samples. The driver also buffers the
+  /// finer samples from which it computes the rate. They arrive late and in batches,
+  /// but have timestamps that assign them to an interval. The rate is used if there are
+  /// none.
   std::optional<double> utilisation(double now_s) {
     if (buffered_ && utilisation_.due(now_s)) {
       const auto arrived = new_samples(now_s);
@@ -157,8 +158,8 @@ class NvmlProbe final : public DeviceProbe {
     return rate(now_s);
   }
 
-  /// Reads the driver's new samples. Returns the mean of those without valid timestamps,
-  /// for which only the time of arrival is known.
+  /// Reads the driver's new samples. Returns the mean of those without valid
+  /// timestamps, for which only the time of arrival is known.
   std::optional<double> new_samples(double now_s) {
     size_t count = 0;
     int type = 0;
@@ -273,8 +274,8 @@ class NvmlProbe final : public DeviceProbe {
     return milliwatts / 1000.0;
   }
 
-  /// Since Ampere, NVML's power usage is a mean over the last second. Newer drivers also
-  /// report the instantaneous power.
+  /// Since Ampere, NVML's power usage is a mean over the last second. Newer drivers
+  /// also report the instantaneous power.
   NvmlReturn read_power(unsigned& milliwatts) {
     if (instant_power_) {
       NvmlField field;

@@ -27,8 +27,8 @@ constexpr int kBaselineSamples = 5;
 constexpr auto kBaselinePause = std::chrono::milliseconds(2);
 
 /// The driver may deliver its utilisation samples only once per second, with a sampling
-/// period of 1/6 s. The sample in progress at the end of the training arrives within the
-/// sum of both.
+/// period of 1/6 s. The sample in progress at the end of the training arrives within
+/// the sum of both.
 constexpr auto kMaxPendingWait = std::chrono::milliseconds(1200);
 constexpr auto kPollInterval = std::chrono::milliseconds(30);
 

@@ -62,8 +62,8 @@ std::string last_part(const std::string& path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-/// The name of the directory of `path` in the page: its last component, or the whole path
-/// if several directories have the same last component.
+/// The name of the directory of `path` in the page: its last component, or the whole
+/// path if several directories have the same last component.
 std::string source_of(const std::string& path,
                       const std::vector<std::string>& paths) {
   const std::string mine = directory_of(path);

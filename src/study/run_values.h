@@ -14,8 +14,8 @@ namespace reprise::detail {
 
 using Values = std::vector<std::pair<std::string, std::string>>;
 
-/// Converts a value to JSON: numbers and booleans keep their type, anything else becomes
-/// a string.
+/// Converts a value to JSON: numbers and booleans keep their type, anything else
+/// becomes a string.
 nlohmann::json typed(const std::string& text);
 
 /// Replaces the value of `flag`, or appends it.

@@ -111,8 +111,8 @@ json to_json(const YAML::Node& node) {
   }
 }
 
-/// A rule that bounds the product of the flags `of`. The limit may depend on the value of
-/// the flag `by`.
+/// A rule that bounds the product of the flags `of`. The limit may depend on the value
+/// of the flag `by`.
 struct AtMost {
   std::vector<std::string> of;
   std::string by;
@@ -131,8 +131,8 @@ struct AtMost {
   }
 };
 
-/// The round in which each value of an axis is run: first the ends, then the middle, then
-/// the middles in between.
+/// The round in which each value of an axis is run: first the ends, then the middle,
+/// then the middles in between.
 std::vector<int> rounds_of(size_t count) {
   std::vector<int> rounds(count, 0);
   std::vector<std::pair<size_t, size_t>> gaps{{0, count == 0 ? 0 : count - 1}};

@@ -38,8 +38,8 @@ double seconds_of(const std::function<void()>& body) {
 constexpr double kPeriod_s = 1.0 / 6;
 constexpr double kAlways = 0;
 
-/// Adds a sample for the time up to `stamp_s`, which the driver returns from `available_s`
-/// on.
+/// Adds a sample for the time up to `stamp_s`, which the driver returns from
+/// `available_s` on.
 void add_sample(const WithFakeNvml& nvml, double stamp_s, double available_s,
                 unsigned percent) {
   ASSERT_LT(nvml->timed_count, 64U);

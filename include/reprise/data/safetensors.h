@@ -46,9 +46,9 @@ class SafeTensors {
   uint64_t data_begin_ = 0;
 };
 
-/// Writes `tensors` atomically: on failure, an existing file at `path` is unchanged. Tensors may be on any device. Throws
-/// c10::Error if a type is not supported, a name occurs twice or is not UTF-8, or
-/// the file cannot be written.
+/// Writes `tensors` atomically: on failure, an existing file at `path` is unchanged.
+/// Tensors may be on any device. Throws c10::Error if a type is not supported, a name
+/// occurs twice or is not UTF-8, or the file cannot be written.
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

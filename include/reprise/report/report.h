@@ -16,9 +16,9 @@ struct ReportOptions {
 };
 
 /// Returns a self-contained HTML page with the results in `paths` (see read_results()).
-/// Directories of the same study are shown together, unless two of them contain the same
-/// run on the same device. Throws c10::Error if results cannot be read, or if this build
-/// has no page template and `options.page` is empty.
+/// Directories of the same study are shown together, unless two of them contain the
+/// same run on the same device. Throws c10::Error if results cannot be read, or if this
+/// build has no page template and `options.page` is empty.
 std::string make_report(const std::vector<std::string>& paths,
                         const ReportOptions& options = {});
 
@@ -29,8 +29,8 @@ int64_t write_report(const std::vector<std::string>& paths,
 
 /// Saves every plot of the page `report` as NAME.svg, NAME.png and NAME.csv in
 /// `directory`, which is created if it is missing. `browser` is the command of Chromium
-/// or Chrome; if empty, the first one found is used. Returns the number of plots. Throws
-/// c10::Error if there is no browser or it fails.
+/// or Chrome; if empty, the first one found is used. Returns the number of plots.
+/// Throws c10::Error if there is no browser or it fails.
 int64_t save_plots(const std::string& report, const std::string& directory,
                    const std::string& browser = "");
 

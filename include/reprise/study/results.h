@@ -7,11 +7,11 @@
 /// documents the format.
 namespace reprise {
 
-/// Reads the results in `paths`, each the directory of a study or a .jsonl file. Returns
-/// the text of each line: studies first, then runs in the order in which they were
-/// written. If several runs have the same id, only the last one is returned. An incomplete
-/// last line is ignored. Throws c10::Error if a file cannot be read, if a directory has no
-/// results.jsonl, or, with the line number, if a line is not a result.
+/// Reads the results in `paths`, each the directory of a study or a .jsonl file.
+/// Returns the text of each line: studies first, then runs in the order in which they
+/// were written. If several runs have the same id, only the last one is returned. An
+/// incomplete last line is ignored. Throws c10::Error if a file cannot be read, if a
+/// directory has no results.jsonl, or, with the line number, if a line is not a result.
 std::vector<std::string> read_results(const std::vector<std::string>& paths);
 
 /// Appends lines to a results.jsonl. A line is written to disk before append() returns.
