@@ -1,8 +1,9 @@
-// Is a budget ever passed? Draws random small trainings (models of the zoo,
-// their options, optimizer, precision, sizes), asks for the smallest budget that each
-// can do with, trains within that and within larger ones, and compares the measured
-// peak with the budget. Every case prints, if it fails, the command that repeats it.
-// Exit status: 1 if a peak passed its budget or a smallest budget was refused.
+// Checks that trainings stay within their memory budget. Draws random small trainings
+// (models of the zoo, their options, optimizer, precision and sizes), plans the
+// smallest feasible budget of each, trains within that budget and larger ones, and
+// compares the measured peak with the budget. A failing case prints the command that
+// repeats it. Exit status: 1 if a peak exceeded its budget or the smallest budget was
+// rejected.
 #include "options.h"
 
 #include <reprise/base/bytes.h>
@@ -31,7 +32,7 @@ using reprise::PlanResult;
 using reprise::TrainConfig;
 using reprise::TrainResult;
 
-/// Cost profiles of this process alone, so that none are left over.
+/// A temporary cache for the cost profiles of this process.
 class OwnCache {
  public:
   OwnCache()
@@ -40,7 +41,7 @@ class OwnCache {
     ::setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
   }
   ~OwnCache() {
-    // No remove_all: PyTorch's LibTorch exports another libstdc++'s.
+    // Without remove_all: PyTorch's LibTorch exports symbols of another libstdc++.
     std::error_code none;
     const auto profiles = folder_ / "reprise" / "profiles";
     std::vector<std::filesystem::path> files;
@@ -61,7 +62,7 @@ class OwnCache {
   std::filesystem::path folder_;
 };
 
-/// Draws trainings; the same seed gives the same ones.
+/// Draws random trainings, reproducibly for a given seed.
 class Draw {
  public:
   Draw(uint64_t seed, std::string device)
@@ -92,13 +93,13 @@ class Draw {
     config.steps = number(1, 3);
     config.threads = 1;
     config.seed = static_cast<uint64_t>(number(1, 1000));
-    // On random data a test split is made if it is asked for.
+    // Random data has a test split only if evaluation is requested.
     config.evaluate = number(0, 3) == 0;
     if (config.evaluate) config.eval_every = 1;
     return config;
   }
 
-  /// In [0, 1).
+  /// A random number in [0, 1).
   double share() { return std::uniform_real_distribution<>()(generator_); }
 
  private:
@@ -206,13 +207,13 @@ PlanRequest request_of(const TrainConfig& config, int64_t memory) {
   return request;
 }
 
-/// The smallest budget and the one above which nothing is gained.
+/// The smallest feasible budget, and the one above which the plan does not improve.
 struct Range {
   int64_t smallest = 0;
   int64_t largest = 0;
 };
 
-/// Nothing if the model cannot be trained with these options.
+/// Returns nullopt if the model cannot be trained with these options.
 std::optional<Range> range_of(TrainConfig config,
                               const PlanningOptions& planning) {
   try {
@@ -231,12 +232,13 @@ std::optional<Range> range_of(TrainConfig config,
 
 struct Totals {
   int trained = 0;
-  int over = 0;     // the peak passed the budget
-  int refused = 0;  // a budget that the planner said was enough
+  int over = 0;  // the peak exceeded the budget
+  int refused =
+      0;  // the planner rejected a budget that it had reported as feasible
   int impossible =
-      0;  // whatever the budget: BatchNorm with one value per channel
-  int replanned = 0;    // within the budget in the end, but not at once
-  double highest = -1;  // peak over prediction, less one
+      0;  // infeasible with any budget: BatchNorm with one value per channel
+  int replanned = 0;    // within the budget only after planning again
+  double highest = -1;  // relative error of the predicted peak
   double lowest = 1;
 };
 
@@ -274,8 +276,8 @@ void train(TrainConfig config, const PlanningOptions& planning,
   }
   totals.over += over ? 1 : 0;
   totals.replanned += s.replans > 0 ? 1 : 0;
-  // The prediction is another plan's; or no window is whole and has, beside its
-  // activations, the optimizer's state, which the first update makes.
+  // The prediction belongs to another plan; or no complete window ran after the first
+  // update, which allocates the optimizer state.
   if (s.replans > 0 || config.random_samples < 2 * config.global_batch ||
       config.steps < 2) {
     return;
@@ -297,14 +299,15 @@ int main(int argc, char** argv) {
   std::string device = "cpu";
   bool timed = false;
   bool verbose = false;
-  reprise::bench::Options("Random planned trainings: is a budget ever passed?")
-      .add_positive("--trainings", &trainings, "How many")
+  reprise::bench::Options(
+      "Check that random trainings stay within their memory budgets")
+      .add_positive("--trainings", &trainings, "Number of trainings")
       .add_positive("--budgets", &budgets,
-                    "Budgets per model, from the smallest upward")
-      .add("--seed", &seed, "Of the random draws")
+                    "Budgets per training, starting at the smallest")
+      .add("--seed", &seed, "Seed of the random trainings")
       .add("--device", &device, "cpu or cuda")
       .add_flag("--timed", &timed,
-                "Plan with times tried, as the command does; slower")
+                "Measure the time of plans, like the command; slower")
       .add_flag("--verbose", &verbose,
                 "Print each training before it is planned")
       .parse(argc, argv);
@@ -325,7 +328,7 @@ int main(int argc, char** argv) {
       continue;
     }
     for (int i = 0; i < budgets && totals.trained < trainings; ++i) {
-      // The first is the smallest of all; most others are not much larger.
+      // The first budget is the smallest one; most others are only slightly larger.
       const double up = i == 0 ? 0 : std::pow(draw.share(), 2);
       config.memory_limit =
           range->smallest +
@@ -338,10 +341,9 @@ int main(int argc, char** argv) {
     }
   }
   fmt::print(
-      "{} trainings: {} over budget, {} refused, {} planned again ({} more "
-      "that "
-      "no budget makes possible); measured "
-      "peak over predicted from {:+.2f} % to {:+.2f} %\n",
+      "{} trainings: {} over budget, {} rejected, {} planned again ({} more "
+      "are infeasible with any budget); error of the predicted peak from "
+      "{:+.2f} % to {:+.2f} %\n",
       totals.trained, totals.over, totals.refused, totals.replanned,
       totals.impossible, 100 * totals.lowest, 100 * totals.highest);
   return totals.over + totals.refused == 0 ? 0 : 1;

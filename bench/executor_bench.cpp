@@ -1,6 +1,6 @@
-// What the executor costs: the same model as a bare LibTorch loop and as a
-// chain with the schedule "none", forward and backward, side by side in one
-// run. And what counting costs: the counting allocator against LibTorch's own.
+// Overhead of the executor: forward and backward of a model in a plain LibTorch loop
+// and as a chain with the schedule "none", in alternation. Also measures the overhead
+// of the counting allocator compared with LibTorch's own.
 #include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"
@@ -99,8 +99,8 @@ bool same_gradients(Model& model, const std::function<void()>& bare,
   return true;
 }
 
-/// Runs `step` with LibTorch's CPU allocator and with the counting one. Memory
-/// finds its way back to the allocator it came from.
+/// Runs `step` with LibTorch's CPU allocator and with the counting one. Memory is freed
+/// by the allocator that allocated it.
 reprise::bench::SideBySide counting_cost(const std::function<void()>& step,
                                          int repeats) {
   auto* counting = c10::GetCPUAllocator();
@@ -128,16 +128,16 @@ int main(int argc, char** argv) {
   double limit = 0;
   bool small = false;
   reprise::bench::Options(
-      "Executor with the schedule none against a bare LibTorch loop")
+      "Overhead of the executor compared with a plain LibTorch loop")
       .add_device(&device_name)
-      .add_positive("--repeats", &repeats, "Pairs of runs")
-      .add_positive("--threads", &threads, "CPU threads")
+      .add_positive("--repeats", &repeats, "Number of pairs of runs")
+      .add_positive("--threads", &threads, "Number of CPU threads")
       .add("--limit", &limit,
-           "Exit 1 where a median ratio is above this (0: never)")
-      .add_flag("--small", &small, "Tiny models, to see that it runs")
+           "Exit with status 1 if a median ratio is above this (0: never)")
+      .add_flag("--small", &small, "Use tiny models, as a smoke test")
       .parse(argc, argv);
 
-  // Otherwise page faults of freed and taken memory drown what is measured.
+  // Otherwise page faults of freed and reallocated memory dominate the measurement.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 256 << 20);
@@ -150,7 +150,7 @@ int main(int argc, char** argv) {
   bool good = true;
   fmt::print("LibTorch {}, {}, {} pairs\n\n", reprise::libtorch_version(),
              device_name, repeats);
-  fmt::print("{:<34}{:>10}{:>10}{:>9}{:>18}\n", "model", "bare ms", "ours ms",
+  fmt::print("{:<34}{:>10}{:>10}{:>9}{:>18}\n", "model", "loop ms", "chain ms",
              "ratio", "quartiles");
   for (Model& model : make_models(small, device)) {
     const reprise::Chain chain(model.net);

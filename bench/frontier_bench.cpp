@@ -1,9 +1,8 @@
-// The strategies people set by hand against the optimal schedules, on a model of
-// the zoo: what is held after the forward, true peak and time of a step, each
-// measured; and for the peak of each strategy the optimal schedule that stays
-// within it. By default the model, batch and checkpoint counts of a table that
-// is widely read (26 layers, 16 images of 256², SGD), with what it reports for
-// its own implementation as the limits of ours.
+// Compares fixed strategies with optimal schedules on a model of the zoo. Measures the
+// bytes held after the forward, the peak and the time of a step, and for each strategy
+// the optimal schedule with the same peak. The defaults are the model, batch and
+// checkpoint counts of a widely read table (26 layers, 16 images of 256², SGD); the
+// results that it reports are the limits for ours.
 #include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"
@@ -31,13 +30,13 @@ namespace {
 using reprise::Schedule;
 using reprise::Tensors;
 
-/// Share of none's held after the forward, as the table has it.
-const std::map<std::string, double> kLargestShare = {{"checkpoints:0", 0.01},
+/// Bytes held after the forward relative to "none", as reported in the table.
+const std::map<std::string, double> kMaxHeldRatio = {{"checkpoints:0", 0.01},
                                                      {"checkpoints:2", 0.09},
                                                      {"checkpoints:4", 0.15},
                                                      {"checkpoints:8", 0.33},
                                                      {"checkpoints:16", 0.60}};
-constexpr double kLongestTime = 1.4;  // of none's
+constexpr double kMaxTimeRatio = 1.4;  // relative to "none"
 
 struct Settings {
   std::string model = "cnn-profile";
@@ -57,11 +56,11 @@ struct Settings {
 struct Row {
   std::string name;
   int again = 0;
-  int64_t held = 0;  // after the forward
-  int64_t peak = 0;  // rise over the memory before the step
+  int64_t held = 0;  // bytes held after the forward
+  int64_t peak = 0;  // bytes above the level before the step
   double predicted_ms = 0;
   double ms = 0;
-  reprise::bench::Spread ratio;  // to none
+  reprise::bench::Spread ratio;  // relative to "none"
 };
 
 class Bench {
@@ -105,8 +104,8 @@ class Bench {
       row.held = kept.live_bytes();
       back(metered, outputs);
     }
-    // A step may take half a minute, so the runs that are timed also show the
-    // peak, and there is no warm-up but the run above.
+    // A step may take half a minute, so the peak is taken from the timed runs, and the
+    // run above is the only warm-up.
     reprise::Execution execution(model_->chain, schedule);
     reprise::Execution none(model_->chain,
                             reprise::make_schedule("none", stages()));
@@ -150,7 +149,7 @@ class Report {
   explicit Report(const Settings& settings) : settings_(settings) {
     if (settings.format == "json") return;
     fmt::print("{:<22}{:>6}{:>12}{:>8}{:>12}{:>8}{:>16}\n", "recompute",
-               "again", "held", "", "peak", "time", "quartiles");
+               "rerun", "held", "", "peak", "time", "quartiles");
   }
 
   void add(const Row& row) {
@@ -158,12 +157,12 @@ class Report {
     const double share =
         static_cast<double>(row.held) / static_cast<double>(none_held_);
     std::string wrong;
-    const auto limit = kLargestShare.find(row.name);
+    const auto limit = kMaxHeldRatio.find(row.name);
     const bool as_there = settings_.model == "cnn-profile" &&
                           settings_.batch == 16 && settings_.image_size == 0;
-    if (as_there && limit != kLargestShare.end()) {
+    if (as_there && limit != kMaxHeldRatio.end()) {
       if (share > limit->second) wrong += " holds too much";
-      if (row.ratio.median > kLongestTime) wrong += " too slow";
+      if (row.ratio.median > kMaxTimeRatio) wrong += " too slow";
     }
     failures_ += wrong.empty() ? 0 : 1;
     rows_.push_back(
@@ -208,18 +207,22 @@ class Report {
 
 int main(int argc, char** argv) {
   Settings settings;
-  reprise::bench::Options("Strategies against the optimal frontier, on a model")
-      .add("--model", &settings.model, "Images in, classes out")
+  reprise::bench::Options(
+      "Compare strategies with the optimal frontier on a model")
+      .add("--model", &settings.model, "Name of an image classification model")
       .add_device(&settings.device)
-      .add_positive("--batch", &settings.batch, "Samples")
-      .add("--image-size", &settings.image_size, "0: the model's own")
-      .add_positive("--repeats", &settings.repeats, "Pairs of runs")
+      .add_positive("--batch", &settings.batch, "Samples per batch")
+      .add("--image-size", &settings.image_size,
+           "Image size; 0: the default of the model")
+      .add_positive("--repeats", &settings.repeats, "Number of pairs of runs")
       .add("--points", &settings.points,
-           "Points of the frontier besides; 0: none")
-      .add("--recompute", &settings.strategies, "Strategies, none first")
-      .add("--threads", &settings.threads, "Of the CPU; 0: LibTorch's")
+           "Number of additional points of the frontier")
+      .add("--recompute", &settings.strategies,
+           "Strategies; the first must be none")
+      .add("--threads", &settings.threads,
+           "Number of CPU threads; 0: the default of LibTorch")
       .add_flag("!--strategies-only", &settings.solve,
-                "Without the optimal schedules")
+                "Skip the optimal schedules")
       .add_format(&settings.format)
       .parse(argc, argv);
 

@@ -1,7 +1,6 @@
-// Whether reading keeps up with training: samples a second, and the share of the
-// time that a step waits for data, with images enlarged on the device (bytes
-// travel) and in the loader's workers (floats travel). The training step itself
-// is a pause of --step-ms.
+// Throughput of the loader: samples/s and the fraction of time that a step waits for
+// data, with images resized on the device (bytes are copied) and in the loader's
+// workers (floats are copied). The training step is simulated by a pause of --step-ms.
 #include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"
@@ -35,8 +34,8 @@ struct Settings {
 struct Row {
   std::string resize;
   double samples_per_s = 0;
-  double step_ms = 0;        // mean, all of it
-  double waiting_share = 0;  // of the wall time
+  double step_ms = 0;        // mean, including waiting
+  double waiting_share = 0;  // fraction of the wall time
 };
 
 constexpr int kWarmUpSteps = 5;
@@ -46,7 +45,7 @@ Row measure(const std::shared_ptr<const reprise::Dataset>& data,
   const torch::Device device = reprise::bench::device_named(settings.device);
   const reprise::PrepareOptions prepare{.image_size = settings.image_size,
                                         .mean = data->mean(),
-                                        .deviation = data->deviation()};
+                                        .stddev = data->stddev()};
   reprise::LoaderOptions options{.batch = settings.batch,
                                  .workers = settings.workers,
                                  .pin = device.is_cuda()};
@@ -89,11 +88,13 @@ int main(int argc, char** argv) {
       "Samples a second, and how long a step waits for data")
       .add("--data", &settings.data, "As for the command")
       .add_device(&settings.device)
-      .add_positive("--image-size", &settings.image_size, "Side to enlarge to")
-      .add_positive("--batch", &settings.batch, "Samples a step")
-      .add("--workers", &settings.workers, "Threads that read")
-      .add_positive("--steps", &settings.steps, "Steps measured")
-      .add("--step-ms", &settings.step_ms, "Pause for the training step")
+      .add_positive("--image-size", &settings.image_size,
+                    "Side length to resize to")
+      .add_positive("--batch", &settings.batch, "Samples per step")
+      .add("--workers", &settings.workers, "Number of worker threads")
+      .add_positive("--steps", &settings.steps, "Number of measured steps")
+      .add("--step-ms", &settings.step_ms,
+           "Duration of the simulated step in ms")
       .add_format(&format)
       .parse(argc, argv);
 

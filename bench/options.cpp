@@ -21,13 +21,14 @@ std::function<std::string(const std::string&)> at_least(int least) {
     const bool number = CLI::detail::lexical_cast(text, value);
     return number && value >= least
                ? std::string()
-               : fmt::format("{}: a number of at least {}", text, least);
+               : fmt::format("{}: expected a number of at least {}", text,
+                             least);
   };
 }
 
-/// Says what was thrown, in place of LibTorch's backtrace.
+/// Prints the message of an uncaught exception without LibTorch's backtrace.
 [[noreturn]] void end_with_message() {
-  std::fflush(nullptr);  // the rows before it
+  std::fflush(nullptr);  // prints the rows so far first
   try {
     if (const auto thrown = std::current_exception()) {
       std::rethrow_exception(thrown);
@@ -103,7 +104,7 @@ Options& Options::add_device(std::string* target) {
           }
         } catch (const c10::Error&) {
         }
-        return fmt::format("{}: cpu, cuda or cuda:N", name);
+        return fmt::format("{}: expected cpu, cuda or cuda:N", name);
       });
   return *this;
 }

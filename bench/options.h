@@ -15,8 +15,8 @@ class Option;
 
 namespace reprise::bench {
 
-/// A benchmark's command line. CLI11 does it, behind this header: its own takes ten
-/// seconds to compile, in each of them.
+/// The command line of a benchmark. Hides CLI11, whose header takes ten seconds to
+/// compile.
 class Options {
  public:
   using Target = std::variant<int*, int64_t*, double*, std::string*,
@@ -27,24 +27,24 @@ class Options {
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
 
-  /// What the target holds is the default; no number is below zero, of a list neither. A
-  /// list's values are separate words, or have commas between them.
+  /// Adds an option. The value of the target is the default. Numbers must not be
+  /// negative. The values of a list are separated by spaces or commas.
   Options& add(const std::string& name, Target target,
                const std::string& about);
-  /// No number is below one.
+  /// Adds an option whose numbers must be at least one.
   Options& add_positive(const std::string& name, Target target,
                         const std::string& about);
-  /// A leading `!` in the name: the flag turns it off.
+  /// Adds a flag. With a leading `!` in its name, the flag sets the target to false.
   Options& add_flag(const std::string& name, bool* target,
                     const std::string& about);
-  /// `--device`
+  /// Adds `--device`.
   Options& add_device(std::string* target);
-  /// `--format`
+  /// Adds `--format`.
   Options& add_format(std::string* target);
 
-  /// Fills the targets. Ends the program after `--help`, and with a message where the user
-  /// asks for what is not there; what the benchmark throws later, such as for a strategy
-  /// that it does not know, ends it with a message too.
+  /// Parses the command line into the targets. Exits after `--help` and, with a
+  /// message, on invalid arguments. Exceptions that the benchmark throws later, for
+  /// example for an unknown strategy, also end the program with a message.
   void parse(int argc, char** argv);
 
  private:
@@ -54,7 +54,7 @@ class Options {
   std::unique_ptr<CLI::App> app_;
 };
 
-/// `cuda` alone is the first.
+/// Parses the name of a device; "cuda" is the first CUDA device.
 c10::Device device_named(const std::string& name);
 
 }  // namespace reprise::bench

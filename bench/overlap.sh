@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# How much of the reduction of gradients is hidden behind the backward, over a link of
-# a given speed: two ranks, each in a network namespace of its own, and a pair of
-# virtual interfaces between them with a rate limit. Needs root, iproute2.
+# Measures how much of the gradient reduction overlaps with the backward on a link of a
+# given speed: two ranks in separate network namespaces, connected by a pair of virtual
+# interfaces with a rate limit. Needs root and iproute2.
 #
-#   overlap.sh REPRISE [RATE [FLAGS…]]        RATE as tc takes it, such as 400mbit
+#   overlap.sh REPRISE [RATE [FLAGS...]]      RATE in the format of tc, such as 400mbit
 #
-# Prints, for buckets that all start at the end (one bucket of everything) and for
-# small ones: calls, time under way, waited for, hidden share, time of an update, and
-# what the interface has carried beside what theory says.
+# Prints for a single bucket, which starts at the end of the backward, and for small
+# buckets: calls, time in progress, exposed time, hidden fraction, time per update, and the
+# measured and expected traffic.
 set -euo pipefail
 reprise=$1
 rate=${2:-400mbit}
@@ -31,7 +31,7 @@ ip link add "va$$" netns "$a" type veth peer name "vb$$" netns "$b"
 setup() {
   ip -n "$1" addr add "$3/24" dev "$2"
   ip -n "$1" link set "$2" up
-  # Whole segments must fit into the bucket of the rate limit.
+  # The burst size of the rate limit must hold whole segments.
   ip netns exec "$1" tc qdisc add dev "$2" root tbf rate "$rate" burst 256kb latency 400ms
 }
 setup "$a" "va$$" 10.77.7.1
@@ -51,12 +51,12 @@ measure() {
 import json, sys
 s = json.load(open(sys.argv[1]))
 hidden = 1 - s["reduce_wait_s"] / s["reduce_s"]
-# A ring sends 2 (N - 1) / N of the bytes; for two ranks, as many as there are.
-print(f'bucket {sys.argv[2]:>7}: {s["reduce_calls"] // s["reduce_windows"]:3} calls a '
-      f'window, under way {1000 * s["reduce_s"] / s["reduce_windows"]:7.1f} ms, waited '
+# A ring all-reduce sends 2 (N - 1) / N of the bytes: all of them for two ranks.
+print(f'bucket {sys.argv[2]:>7}: {s["reduce_calls"] // s["reduce_windows"]:3} calls per '
+      f'window, in progress {1000 * s["reduce_s"] / s["reduce_windows"]:7.1f} ms, exposed '
       f'{1000 * s["reduce_wait_s"] / s["reduce_windows"]:7.1f} ms, hidden '
       f'{100 * hidden:4.1f} %, update {s["step_ms"]:7.1f} ms; sent '
-      f'{int(sys.argv[3]) / s["reduce_bytes"]:.3f} of the theory\'s '
+      f'{int(sys.argv[3]) / s["reduce_bytes"]:.3f} of the expected '
       f'{s["reduce_bytes"] / 2**20:.0f} MiB')
 PY
 }

@@ -1,8 +1,8 @@
-// Does a plan keep its promise? For each model, at budgets between the smallest
-// feasible one and what no technique at the whole global batch needs: predicted
-// and measured peak and time. With --sweep, the plan against the best of every
-// micro-batch × strategy that fits, each measured.
-// Exit status: 1 where a peak passes its budget or a prediction is too far off.
+// Accuracy of plans. Compares predicted and measured peak and time for each model, at
+// budgets between the smallest feasible one and the peak of the whole global batch
+// without recomputation. With --sweep, compares the plan with the best of all
+// combinations of micro-batch and strategy that fit. Exit status: 1 if a peak exceeds
+// its budget or a prediction is too inaccurate.
 #include "options.h"
 
 #include <reprise/base/bytes.h>
@@ -31,8 +31,8 @@ using reprise::TrainConfig;
 
 constexpr double kPeakTolerance = 0.03;
 constexpr double kTimeTolerance = 0.10;   // on CUDA
-constexpr double kSweepTolerance = 0.05;  // of the best found
-constexpr double kNoise = 0.10;           // of times, between budgets
+constexpr double kSweepTolerance = 0.05;  // relative to the best combination
+constexpr double kNoise = 0.10;           // of measured times
 
 struct Case {
   std::string model;
@@ -109,7 +109,7 @@ class Report {
   void head() const {
     fmt::print(
         "{:<12} {:>10} {:>9} {:>6} {:>10} {:>10} {:>7} {:>9} {:>9} {:>7}\n",
-        "model", "budget", "micro×acc", "again", "predicted", "measured", "off",
+        "model", "budget", "micro×acc", "rerun", "predicted", "measured", "off",
         "predicted", "measured", "off");
   }
 
@@ -123,7 +123,7 @@ class Report {
     if (std::abs(peak_off) > kPeakTolerance) wrong += " peak";
     if (cuda_ && std::abs(time_off) > kTimeTolerance) wrong += " time";
     if (last_ms_ > 0 && measured.step_ms > last_ms_ * (1 + kNoise)) {
-      wrong += " slower than with less";
+      wrong += " slower than with a smaller budget";
     }
     last_ms_ = measured.step_ms;
     fmt::print(
@@ -162,7 +162,7 @@ class Report {
   json rows_ = json::array();
 };
 
-/// What the whole global batch at once needs with nothing recomputed.
+/// Peak bytes of the whole global batch without recomputation.
 int64_t plain_peak(const PlanResult& result) {
   int64_t most = 0;
   for (const auto& point : result.references) {
@@ -186,7 +186,7 @@ void table(const Case& one, const Settings& settings, Report& report) {
   std::optional<reprise::TrainingPlanner> planner(std::in_place, config,
                                                   options);
   PlanRequest request = request_of(one);
-  request.memory = 1;  // what is the least?
+  request.memory = 1;  // infeasible, to get the smallest budget
   const PlanResult least = planner->plan(request);
   const int64_t high = std::max(least.smallest_bytes,
                                 plain_peak(least) + plain_peak(least) / 40);
@@ -196,18 +196,17 @@ void table(const Case& one, const Settings& settings, Report& report) {
     request.memory = budget;
     plans.emplace_back(budget, planner->plan(request));
   }
-  planner.reset();  // the model's memory
+  planner.reset();  // frees the memory of the model
   report.next_model();
   std::string last;
   PlanMeasurement measured;
   for (const auto& [budget, result] : plans) {
     if (!result.feasible) {
-      fmt::print("{:<12} {:>10} nothing fits\n", one.model,
-                 format_bytes(budget));
+      fmt::print("{:<12} {:>10} infeasible\n", one.model, format_bytes(budget));
       report.fail();
       continue;
     }
-    // The same plan needs no second run.
+    // The same plan is measured only once.
     const std::string plan = fmt::format("{} {}", result.plan.micro_batch,
                                          result.plan.schedule.to_text());
     if (plan != last) {
@@ -224,9 +223,8 @@ struct Hand {
   Plan plan;
 };
 
-/// What people would try: sizes by powers of two, the usual strategies. Those
-/// far from fitting are left out, by predictions that the table shows to be
-/// right.
+/// Manual choices: powers of two and the usual strategies. Choices whose predicted peak
+/// is far above the budget are left out.
 std::vector<Hand> by_hand(const Case& one, reprise::TrainingPlanner& planner,
                           PlanRequest request, int stages) {
   std::vector<Hand> list;
@@ -243,7 +241,7 @@ std::vector<Hand> by_hand(const Case& one, reprise::TrainingPlanner& planner,
         }
         list.push_back({micro, strategy, result.plan});
       } catch (const c10::Error&) {
-        // A size that the model cannot run.
+        // The model does not support this size.
       }
     }
   }
@@ -256,14 +254,14 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
   PlanRequest request = request_of(one);
   request.memory = 1;
   const PlanResult least = planner->plan(request);
-  // Where neither everything nor nearly nothing fits.
+  // A budget at which some choices fit and some do not.
   request.memory =
       least.smallest_bytes + (plain_peak(least) - least.smallest_bytes) / 3;
   const PlanResult result = planner->plan(request);
   auto hands =
       by_hand(one, *planner, request, static_cast<int>(result.stages.size()));
   planner.reset();
-  // The slow end of the list is not worth its time.
+  // The slowest choices are not measured.
   std::sort(hands.begin(), hands.end(), [](const Hand& a, const Hand& b) {
     return a.plan.step_ms < b.plan.step_ms;
   });
@@ -272,7 +270,7 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
   });
   const PlanMeasurement ours =
       measure_plan(config, result.plan, request.memory, settings.windows);
-  fmt::print("{}: budget {}, plan {}×{}, {} again: {:.1f} ms, {}\n", one.model,
+  fmt::print("{}: budget {}, plan {}×{}, {} rerun: {:.1f} ms, {}\n", one.model,
              format_bytes(request.memory), result.plan.micro_batch,
              result.plan.accumulate,
              result.plan.schedule.total_runs() - result.plan.schedule.stages(),
@@ -294,13 +292,14 @@ void sweep(const Case& one, const Settings& settings, Report& report) {
   }
   const bool good =
       best_ms == 0 || ours.step_ms <= best_ms * (1 + kSweepTolerance);
-  fmt::print("  best by hand: {}, {:.1f} ms; the plan takes {:.3f} of that{}\n",
-             best, best_ms, best_ms > 0 ? ours.step_ms / best_ms : 0,
-             good ? "" : ": TOO SLOW");
+  fmt::print(
+      "  best manual choice: {}, {:.1f} ms; ratio of the plan: {:.3f}{}\n",
+      best, best_ms, best_ms > 0 ? ours.step_ms / best_ms : 0,
+      good ? "" : ": TOO SLOW");
   if (!good) report.fail();
 }
 
-/// Those of these models; all where none is named.
+/// The cases of the named models; all cases if no model is named.
 std::vector<Case> chosen(const std::vector<Case>& cases,
                          const std::vector<std::string>& models) {
   if (models.empty()) return cases;
@@ -311,7 +310,7 @@ std::vector<Case> chosen(const std::vector<Case>& cases,
                      [&](const Case& c) { return c.model == model; });
     std::string names;
     for (const Case& c : cases) names += " " + c.model;
-    TORCH_CHECK(one != cases.end(), "--models: expected some of", names,
+    TORCH_CHECK(one != cases.end(), "--models: expected any of", names,
                 ", got ", model);
     found.push_back(*one);
   }
@@ -323,17 +322,18 @@ std::vector<Case> chosen(const std::vector<Case>& cases,
 int main(int argc, char** argv) {
   Settings settings;
   std::string json_path;
-  reprise::bench::Options(
-      "Plans: predicted against measured, and against a sweep")
+  reprise::bench::Options("Compare predicted and measured plans")
       .add_device(&settings.device)
-      .add("--models", &settings.models, "Only these")
-      .add_positive("--budgets", &settings.budgets, "Budgets a model")
-      .add_positive("--windows", &settings.windows, "Windows measured")
-      .add("--threads", &settings.threads, "Of the CPU")
+      .add("--models", &settings.models, "Names of the models; default: all")
+      .add_positive("--budgets", &settings.budgets,
+                    "Number of budgets per model")
+      .add_positive("--windows", &settings.windows,
+                    "Number of measured windows")
+      .add("--threads", &settings.threads, "Number of CPU threads")
       .add_flag("--sweep", &settings.sweep,
-                "Against every micro-batch × strategy")
-      .add_flag("--fresh", &settings.fresh, "Measure costs again")
-      .add("--json", &json_path, "Also write the rows here")
+                "Compare with all micro-batches and strategies")
+      .add_flag("--fresh", &settings.fresh, "Ignore cached costs")
+      .add("--json", &json_path, "File for the results as JSON")
       .parse(argc, argv);
 
   const bool cuda = settings.device.rfind("cuda", 0) == 0;
@@ -355,9 +355,9 @@ int main(int argc, char** argv) {
       std::fclose(file);
     }
   }
-  fmt::print("\n{}\n",
-             report.failures() == 0
-                 ? "every budget kept, every prediction close"
-                 : fmt::format("{} not as promised", report.failures()));
+  fmt::print("\n{}\n", report.failures() == 0
+                           ? "all budgets and predictions within tolerance"
+                           : fmt::format("{} outside of the tolerance",
+                                         report.failures()));
   return report.failures() == 0 ? 0 : 1;
 }

@@ -9,9 +9,9 @@
 
 namespace reprise::bench {
 
-/// A step that a call runs several times, and waits for. On CUDA that is one graph, so
-/// that what is timed are the device's kernels and not their launches. Gradients that the
-/// step adds to have to be there before, which one step sees to.
+/// Runs a step several times per call and waits for it. On CUDA, the steps are captured
+/// in one CUDA graph, so that kernels are timed without launch overhead. Gradients that
+/// the step accumulates into must exist before, so one step is run first.
 class Repeated {
  public:
   Repeated(c10::Device device, int times, std::function<void()> step)

@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-/// Timing on noisy machines: two things run in turn, many times, and what is
-/// reported is the ratio of neighbours, which drift together.
+/// Timing on noisy machines: two functions run alternately many times. The ratio of
+/// adjacent runs is reported, which cancels slow drift.
 namespace reprise::bench {
 
 struct Spread {
@@ -31,11 +31,11 @@ inline double milliseconds(const std::function<void()>& body) {
 }
 
 struct SideBySide {
-  Spread first_ms, second_ms, ratio;  ///< ratio: second over first
+  Spread first_ms, second_ms, ratio;  ///< the ratio is second / first
 };
 
-/// Runs both `repeats` times after one warm-up, in changing order. Each must
-/// wait for its own work to end.
+/// Runs both functions `repeats` times after one warm-up, in alternating order. Each
+/// must wait for its own work.
 inline SideBySide side_by_side(const std::function<void()>& first,
                                const std::function<void()>& second,
                                int repeats) {

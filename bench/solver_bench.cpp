@@ -1,9 +1,8 @@
-// How long the solver takes, how much memory its tables take, and how much
-// slower than its schedule each strategy is that needs the same memory. The
-// costs are made up: stages as uneven as those of a network whose sizes fall
-// while its widths grow. Times of training are simulated; see tradeoff_bench
-// for how well that predicts. With --exact-chains it compares the solver with the
-// exact optimum instead.
+// Time and memory of the solver, and the time of each strategy relative to the solver's
+// schedule with the same memory. The costs are synthetic: stages as uneven as those of
+// a network whose resolution falls while its width grows. Training times are simulated;
+// see tradeoff_bench for the accuracy of the simulation. With --exact-chains, compares
+// the solver with the exact optimum instead.
 #include "options.h"
 #include "plan/exact_schedules.h"
 #include "plan/random_chains.h"
@@ -48,7 +47,7 @@ ChainCosts uneven_stages(int count, unsigned seed) {
 struct Row {
   std::string strategy;
   int64_t peak_bytes = 0;
-  double time = 0, optimum = 0;  // over that of none
+  double time = 0, optimum = 0;  // relative to "none"
 };
 
 struct Result {
@@ -81,7 +80,8 @@ Result measure(int stages, const std::vector<std::string>& strategies) {
       const auto ours = solver->solve(theirs.peak_bytes);
       TORCH_CHECK(ours && ours->simulation.peak_bytes <= theirs.peak_bytes &&
                       ours->simulation.time_ms <= theirs.time_ms,
-                  "[solver_bench] ", strategy, " beats the solver");
+                  "[solver_bench] ", strategy,
+                  " is faster than the solver's schedule");
       result.rows.push_back({strategy, theirs.peak_bytes, theirs.time_ms / none,
                              ours->simulation.time_ms / none});
     }));
@@ -93,8 +93,8 @@ Result measure(int stages, const std::vector<std::string>& strategies) {
 void print(const Result& result) {
   using reprise::format_bytes;
   fmt::print(
-      "{} stages: tables {:.0f} ms, {}; process peak {}; a budget {:.1f} "
-      "ms\n{} to {}\n\n",
+      "{} stages: tables {:.0f} ms, {}; process peak {}; {:.1f} ms per "
+      "budget\n{} to {}\n\n",
       result.stages, result.build_ms, format_bytes(result.table_bytes),
       format_bytes(result.process_peak_bytes), result.solve_ms,
       format_bytes(result.smallest_bytes), format_bytes(result.largest_bytes));
@@ -128,8 +128,8 @@ nlohmann::json to_json(const Result& result) {
           {"rows", rows}};
 }
 
-/// Chain `index` of the comparison: most are short, so that the exact program,
-/// which takes the fourth power of the stages, has them all within minutes.
+/// Chain `index` of the comparison. Most are short, because the time of the exact
+/// dynamic program grows with the fourth power of the number of stages.
 ChainCosts compared_chain(int index, int fewest, int most) {
   using reprise::testing::ChainKind;
   std::mt19937 random(static_cast<unsigned>(index));
@@ -142,13 +142,13 @@ ChainCosts compared_chain(int index, int fewest, int most) {
 }
 
 struct Comparison {
-  double budget = 0;  // over the smallest
+  double budget = 0;  // relative to the smallest budget
   double worst = 0, sum = 0;
   int worst_chain = 0, worst_stages = 0;
 };
 
-/// Compares chains `first` … `first + count - 1`, and says how far it is, since the
-/// exact program takes seconds for a long chain.
+/// Compares chains `first` to `first + count - 1`, and prints the progress, because the
+/// exact dynamic program takes seconds for a long chain.
 void compare(int first, int count, const std::vector<int>& stages) {
   std::vector<Comparison> rows;
   for (const double budget : reprise::testing::compared_budgets()) {
@@ -166,15 +166,15 @@ void compare(int first, int count, const std::vector<int>& stages) {
     smallest_equal += solver->smallest_bytes() == smallest ? 1 : 0;
     double before = 0;
     for (Comparison& row : rows) {
-      // Rounded up, so that the smallest budget is not less than it.
+      // Rounded up, so that it is not below the smallest budget.
       const auto bytes = static_cast<int64_t>(
           std::ceil(static_cast<double>(smallest) * row.budget));
       std::optional<reprise::Solver::Solution> ours;
       solver_ms +=
           reprise::bench::milliseconds([&] { ours = solver->solve(bytes); });
       TORCH_CHECK(ours && ours->simulation.peak_bytes <= bytes,
-                  "[solver_bench] chain ", chain, " has no schedule in ", bytes,
-                  " bytes");
+                  "[solver_bench] chain ", chain, " has no schedule within ",
+                  bytes, " bytes");
       const double time = ours->simulation.time_ms;
       if (before > 0 && time > before) ++rising;
       before = time;
@@ -209,14 +209,14 @@ int main(int argc, char** argv) {
       "all",  "revolve:20", "revolve:8", "revolve:4", "revolve:3"};
   std::string format = "table";
   int exact_chains = 0, exact_first = 0;
-  reprise::bench::Options(
-      "Time and memory of the solver, and what its schedules gain")
-      .add_positive("--stages", &stages, "Lengths of chains")
-      .add("--recompute", &strategies, "Strategies")
+  reprise::bench::Options("Time and memory of the solver and of its schedules")
+      .add_positive("--stages", &stages, "Numbers of stages")
+      .add("--recompute", &strategies, "Strategies to compare with")
       .add("--exact-chains", &exact_chains,
-           "Compare with the exact optimum on so many random chains; the first "
-           "and last of --stages are the shortest and longest")
-      .add("--exact-first", &exact_first, "Number of the first such chain")
+           "Number of random chains to compare with the exact optimum; the "
+           "first "
+           "and last of --stages are their minimum and maximum length")
+      .add("--exact-first", &exact_first, "Index of the first of these chains")
       .add_format(&format)
       .parse(argc, argv);
 

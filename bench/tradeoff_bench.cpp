@@ -1,6 +1,5 @@
-// What each strategy keeps, how often it runs stages again, and what that costs
-// in time, on a chain of equal stages; the simulator's prediction beside the
-// measurement. Time is the ratio to "none", run in turn with it.
+// Memory, recomputed stages and time of every strategy on a chain of equal stages,
+// measured and simulated. Times are relative to "none", measured in alternation.
 #include "compat/cuda.h"
 #include "options.h"
 #include "side_by_side.h"
@@ -57,8 +56,9 @@ struct Row {
   std::string strategy;
   int runs = 0;
   int64_t kept = 0, kept_simulated = 0;  // bytes
-  int64_t peak = 0, peak_simulated = 0;  // rise at the allocator
-  reprise::bench::Spread time;           // ratio to none
+  int64_t peak = 0,
+          peak_simulated = 0;   // allocated bytes above the initial level
+  reprise::bench::Spread time;  // relative to "none"
 };
 
 Row measure(const Chain& chain, const Tensor& x, const std::string& strategy,
@@ -73,7 +73,7 @@ Row measure(const Chain& chain, const Tensor& x, const std::string& strategy,
   const reprise::KeptMeter kept(chain.parameters());
   {
     reprise::Execution metered(chain, schedule, {.meter = &kept});
-    step(metered, x);  // also makes the parameters' gradients
+    step(metered, x);  // also allocates the gradients of the parameters
     row.kept = kept.peak_bytes();
   }
   reprise::Execution execution(chain, schedule);
@@ -113,11 +113,11 @@ int main(int argc, char** argv) {
   reprise::bench::Options(
       "Memory and time of every strategy on a chain of equal stages")
       .add_device(&device_name)
-      .add_positive("--stages", &stages, "Stages")
+      .add_positive("--stages", &stages, "Number of stages")
       .add_positive("--width", &width, "Width of a stage")
-      .add_positive("--rows", &rows, "Rows of the batch")
-      .add_positive("--repeats", &repeats, "Pairs of runs")
-      .add("--recompute", &strategies, "Strategies")
+      .add_positive("--rows", &rows, "Number of rows of the batch")
+      .add_positive("--repeats", &repeats, "Number of pairs of runs")
+      .add("--recompute", &strategies, "Strategies to measure")
       .add_format(&format)
       .parse(argc, argv);
 

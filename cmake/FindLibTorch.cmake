@@ -1,10 +1,10 @@
 # Finds a LibTorch and adds its location to CMAKE_PREFIX_PATH, then calls
 # find_package(Torch). The first of these that exists wins:
 #   1. REPRISE_TORCH (CMake variable or environment): a LibTorch directory
-#   2. CMAKE_PREFIX_PATH, where it holds a TorchConfig.cmake
-#   3. the one of an importable `torch` in python3
-#   4. the system's (Debian: libtorch-dev)
-# Sets REPRISE_LIBTORCH_FROM to a word that says which one it was.
+#   2. CMAKE_PREFIX_PATH, if it contains a TorchConfig.cmake
+#   3. the LibTorch of the `torch` package of python3
+#   4. the LibTorch of the system (Debian: libtorch-dev)
+# Sets REPRISE_LIBTORCH_FROM to a description of the source.
 
 set(REPRISE_TORCH "$ENV{REPRISE_TORCH}" CACHE PATH
     "LibTorch to build with; empty: CMAKE_PREFIX_PATH, python3's, the system's")
@@ -27,7 +27,7 @@ else()
       COMMAND python3 -c "import torch; print(torch.utils.cmake_prefix_path)"
       OUTPUT_VARIABLE _python_torch OUTPUT_STRIP_TRAILING_WHITESPACE
       ERROR_QUIET RESULT_VARIABLE _python_status)
-    # Debian's python3-torch names a path that has no TorchConfig.cmake.
+    # The path reported by Debian's python3-torch has no TorchConfig.cmake.
     if(_python_status EQUAL 0
        AND EXISTS "${_python_torch}/Torch/TorchConfig.cmake")
       list(PREPEND CMAKE_PREFIX_PATH "${_python_torch}")

@@ -1,5 +1,5 @@
-# Writes SOURCE: the studies of DIRECTORY as strings, so that the command needs no
-# files beside it.
+# Generates SOURCE with the studies in DIRECTORY as string literals, so that the command
+# needs no data files.
 function(reprise_ship_studies directory source)
   file(GLOB files CONFIGURE_DEPENDS ${directory}/*.yaml)
   set(entries "")

@@ -1,10 +1,10 @@
 """Checks that the sources follow the layers of docs/design.md.
 
 Fails if
-- an include points up the layers, in whatever form it is written;
+- an include points up the layers, with or without a relative path;
 - a public header includes a private one;
 - the command or an example includes a private header (base/ excepted for the command);
-- LibTorch's version is asked for outside compat/;
+- LibTorch's version is tested outside of compat/;
 - base/ uses LibTorch;
 - a public header is missing from the umbrella header of its component.
 """
@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 
-# From the bottom up; a folder may include those before it.
+# From the bottom up; a folder may include the folders before it.
 LAYERS = {
     "base": "core",
     "compat": "core",
@@ -41,7 +41,7 @@ PRIVATE = ROOT / "src"
 
 
 def resolve(path, angled, quoted):
-    """The file of this project that an include names; None if it is another's."""
+    """The file of this project that an include names; None for other projects."""
     if angled:
         candidates = [PUBLIC / angled]
     else:
@@ -54,7 +54,7 @@ def resolve(path, angled, quoted):
 
 
 def layer_of(path):
-    """Folder of a library's file, and whether the file is public; (None, …) elsewhere."""
+    """The folder of a library file and whether it is public; (None, ...) for other files."""
     for root, public in ((PUBLIC / "reprise", True), (PRIVATE, False)):
         if root in path.parents:
             parts = path.relative_to(root).parts

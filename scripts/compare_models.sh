@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Compares loss and gradients of full-size models with their originals (Hugging
-# Face's gpt2, bert and vit, torchvision's resnet50) from the same safetensors
-# file: in double precision with the original's on the CPU, in single precision
-# with the original's on the same device. Needs python3 with torch, torchvision, transformers
-# and safetensors, and a build.
+# Compares loss and gradients of full-size models with the reference implementations
+# (gpt2, bert and vit of Hugging Face, resnet50 of torchvision), loaded from the same
+# safetensors file: in double precision on the CPU, and in single precision on the same
+# device. Needs a build and python3 with torch, torchvision, transformers and safetensors.
 #
-#   scripts/compare_models.sh BUILD-DIR [DEVICE…]
+#   scripts/compare_models.sh BUILD-DIR [DEVICE...]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$1

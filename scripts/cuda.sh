@@ -4,17 +4,18 @@
 # that has CUDA (python3's torch, or REPRISE_TORCH=DIR); installs nothing.
 #
 #   scripts/cuda.sh            everything
-#   scripts/cuda.sh build      the build alone; also: test, verify, models, bench,
-#                              plan (predictions, a sweep), peers (PyTorch beside),
-#                              study (mnist, bert, gpt2 into out/), speed (PyTorch's
-#                              techniques, its compiler and CUDA graphs beside)
+#   scripts/cuda.sh build      only the build; also: test, verify, models, bench,
+#                              plan (predictions and a sweep), peers (comparison with
+#                              PyTorch), study (mnist, bert and gpt2 into out/), speed
+#                              (comparison with PyTorch's techniques, compiler and CUDA
+#                              graphs)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export REPRISE_SETUP=off
 steps=("${@:-all}")
 want() { [[ " ${steps[*]} " == *" all "* || " ${steps[*]} " == *" $1 "* ]]; }
 failed=()
-# step NAME COMMAND…: runs it, notes a failure, goes on.
+# step NAME COMMAND...: runs the command; records a failure and continues.
 step() {
   local name=$1
   shift
@@ -31,7 +32,7 @@ fi
 bin=build/cuda
 if want test; then
   step "tests, CPU" ctest --test-dir $bin --output-on-failure -j "$(nproc)"
-  # A few at a time: each process counts its own memory.
+  # Several at a time: each process measures its own memory.
   step "tests, CUDA" env REPRISE_TEST_DEVICE=cuda ctest --test-dir $bin \
     --output-on-failure -j 8 -LE slow
 fi
@@ -57,7 +58,7 @@ if want plan; then
     --models resnet50,gpt2,cnn-basic --windows 3
 fi
 if want study; then
-  # Results of an earlier, interrupted call are gone on with.
+  # Resumes the results of an interrupted call.
   study() {
     local name=$1
     shift

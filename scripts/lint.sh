@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the sources: format, layers and version switches, cppcheck.
-# Usage: scripts/lint.sh; with --fix it formats instead.
+# Checks the sources: format, layers and version checks, cppcheck.
+# Usage: scripts/lint.sh [--fix]; --fix formats the sources instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mapfile -t sources < <(git ls-files -co --exclude-standard '*.h' '*.cpp')
@@ -18,8 +18,8 @@ python3 scripts/check_layers.py
 
 echo "lint: cppcheck" >&2
 mapfile -t checked < <(git ls-files -co --exclude-standard 'src/*.cpp' 'tools/*.cpp')
-# clang-tidy would see more, but Debian 12's cannot read LibTorch's headers as
-# C++20 together with GCC 12's library.
+# clang-tidy finds more, but Debian 12's version cannot parse LibTorch's headers as C++20
+# with GCC 12's standard library.
 cppcheck --quiet --std=c++20 --language=c++ -j "$(nproc)" -I include \
   --enable=warning,performance,portability --inline-suppr \
   --suppressions-list=.cppcheck-suppressions --error-exitcode=1 "${checked[@]}"

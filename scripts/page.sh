@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Makes the page that `reprise report` fills with results: web/ and the libraries
-# that web/package-lock.json fixes, in one file.
+# Builds the page template of `reprise report` from web/ and the libraries pinned by
+# web/package-lock.json, as one file.
 #
 #   scripts/page.sh OUT              fails if a library is missing
-#   scripts/page.sh --or-reason OUT  then writes the reason into OUT instead
-#   scripts/page.sh --fetch          only downloads the libraries, if they are missing
+#   scripts/page.sh --or-reason OUT  writes the reason into OUT in that case
+#   scripts/page.sh --fetch          only downloads missing libraries
 #
-#   REPRISE_PAGE=FILE                take this page, made elsewhere
-#   REPRISE_DATA=DIR                 keeps the libraries under DIR/web;
+#   REPRISE_PAGE=FILE                use this page, built elsewhere
+#   REPRISE_DATA=DIR                 store the libraries in DIR/web;
 #                                    default: ~/.cache/reprise
-#   REPRISE_SETUP=off                download nothing, take what is there
+#   REPRISE_SETUP=off                download nothing; use existing files only
 #
-# Libraries come from npm with the user's own settings (registry, proxy, cache).
+# Libraries are downloaded with npm and the user's npm settings (registry, proxy, cache).
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/scripts/data.sh"
 web=$here/web
 
-# give_up TEXT: the reason, on standard error and for --or-reason.
+# give_up TEXT: prints the reason, and stores it for --or-reason.
 reason_file=
 give_up() {
-  # The first reason is the one that counts: others follow from it.
+  # Only the first reason is reported: later ones follow from it.
   if [ ! -s "$reason_file" ]; then
     say "no page for reports: $*"
     printf '%s\n' "$*" >"$reason_file"
@@ -28,28 +28,28 @@ give_up() {
   exit 1
 }
 
-# library_directory: the libraries' directory, named after the lock file that fixes
-# them. It is there whole or not at all.
+# library_directory: the directory of the libraries, named after the hash of the lock file.
+# It is created atomically.
 library_directory() {
   printf '%s/web/%s\n' "$(data_directory)" \
     "$(sha256sum "$web/package-lock.json" | cut -c 1-16)"
 }
 
-# fetch_libraries: npm checks each package against the lock file's SHA-512. A
-# subshell of its own, for the trap.
+# fetch_libraries: downloads the libraries. npm verifies them against the SHA-512 sums of the
+# lock file. Runs in a subshell, for the trap.
 fetch_libraries() (
   into=$(library_directory)
   [ -d "$into" ] && exit
   [ "${REPRISE_SETUP:-}" != off ] ||
     give_up "$into is missing, and REPRISE_SETUP=off downloads nothing"
-  # A build does not ask for root's password; ./reprise and ./test fetch before it.
+  # A build must not ask for a password; ./reprise and ./test install npm before it.
   if [ $only_fetch = yes ]; then need_npm; else command -v npm >/dev/null; fi ||
     give_up "npm is missing; install it (Debian: apt-get install npm), then run scripts/page.sh --fetch"
   mkdir -p "${into%/*}" && work=$(mktemp -d "$into.XXXXXX") ||
     give_up "cannot write ${into%/*}; set REPRISE_DATA to a directory that can be written"
   trap 'rm -rf "$work"' EXIT
   trap 'exit 130' INT TERM
-  say "getting the page's libraries with npm (about 10 s)"
+  say "downloading the libraries of the page with npm (about 10 s)"
   cp "$web/package.json" "$web/package-lock.json" "$web/.npmrc" "$work"
   (cd "$work" && npm_quietly npm.log ci) ||
     give_up "npm ci failed: $(npm_reason "$work/npm.log")"
@@ -58,21 +58,21 @@ fetch_libraries() (
     cp "$work/node_modules/$name/build/$name.min.js" "$work/libraries/" ||
       give_up "the package $name has no build/$name.min.js"
   done
-  # Another process may have been first; its files are as good.
+  # Another process may have been first; its files are equivalent.
   mv -T "$work/libraries" "$into" 2>/dev/null || [ -d "$into" ] ||
     give_up "cannot write $into"
 )
 
-# library NAME: its minified script, without the reference to a map.
+# library NAME: prints its minified script without the reference to a source map.
 library() {
   sed '/^\/\/# sourceMappingURL=/d' "$(library_directory)/$1.min.js"
 }
 
-# in_script: standard input as it can stand in a <script>.
+# in_script: escapes standard input for use in a <script>.
 in_script() { sed -e 's|</\(script\)|<\\/\1|gI' -e 's|<!--|<\\!--|g'; }
 
-# write_page: REPRISE_PAGE, or the template with each line `@include FILE` and
-# `@library NAME` replaced by what it names. A subshell of its own, for give_up.
+# write_page: prints REPRISE_PAGE, or the template with the lines `@include FILE` and
+# `@library NAME` expanded. Runs in a subshell, for give_up.
 write_page() (
   if [ -n "${REPRISE_PAGE:-}" ]; then
     cat "$REPRISE_PAGE" || give_up "REPRISE_PAGE: $REPRISE_PAGE cannot be read"

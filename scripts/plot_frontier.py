@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what `frontier_bench --format json` printed as an SVG.
+"""Draws the output of `frontier_bench --format json` as an SVG.
 
 usage: frontier_bench --format json | scripts/plot_frontier.py > frontier.svg
 """
@@ -53,7 +53,7 @@ out.append(
 best = sorted((r for r in rows if r["name"].startswith("optimal")), key=lambda r: r["peak_bytes"])
 path = " ".join(f'{x_of(r["peak_bytes"]):.1f},{y_of(r["time_ratio"]):.1f}' for r in best)
 out.append(f'<polyline points="{path}" fill="none" stroke="#b5482f" stroke-width="1.5"/>')
-taken = []  # by labels
+taken = []  # areas covered by labels
 for row in rows:
     x, y = x_of(row["peak_bytes"]), y_of(row["time_ratio"])
     if row["name"].startswith("optimal"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what `tradeoff_bench --format json` printed as an SVG.
+"""Draws the output of `tradeoff_bench --format json` as an SVG.
 
 usage: tradeoff_bench --format json | scripts/plot_tradeoff.py > tradeoff.svg
 """
@@ -11,7 +11,7 @@ WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 70, 30, 60, 60
 FAMILIES = {
     "revolve": ("#b5482f", "revolve:S, recomputing inside recomputation"),
-    "every": ("#2b6ca3", "every:K, sqrt: each stage at most once again"),
+    "every": ("#2b6ca3", "every:K, sqrt: each stage is recomputed at most once"),
     "checkpoints": ("#3c8d53", "checkpoints:K, the last segment dropped too"),
 }
 
@@ -28,7 +28,7 @@ top = max(row["time_ratio"] for row in rows) * 1.06
 
 
 def x_of(row):
-    """Share of what `none` keeps, on a logarithmic axis from 2 % to 100 %."""
+    """The memory kept relative to `none`, on a logarithmic axis from 2 % to 100 %."""
     share = row["kept_peak_bytes"] / most
     return LEFT + (math.log10(share) + math.log10(50)) / math.log10(50) * (
         WIDTH - LEFT - RIGHT)
@@ -76,8 +76,8 @@ for position, (kind, (colour, label)) in enumerate(FAMILIES.items()):
         x, y = x_of(row), y_of(row["time_ratio"])
         out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" '
                    f'fill="{colour}"/>')
-        # Below for one family and above for the others, so that neighbours
-        # can be read; to the left where there is room.
+        # Below the point for one family and above it for the others, so that labels do not
+        # overlap; to the left if there is space.
         below = kind == "every"
         edge = x > WIDTH - RIGHT - 40
         left = edge or (kind == "checkpoints" and row is points[0])

@@ -1,12 +1,12 @@
-# Sourced by ./reprise and ./test: installs what the build needs, if missing.
+# Sourced by ./reprise and ./test: installs the packages that the build needs.
 #
 #   REPRISE_TORCH=DIR   build with this LibTorch instead of Debian's
-#   REPRISE_SETUP=off   install nothing, take what is there
+#   REPRISE_SETUP=off   install nothing; use installed packages only
 
-# say TEXT: progress, on standard error.
+# say TEXT: prints a message to standard error.
 say() { printf 'reprise: %s\n' "$*" >&2; }
 
-# True where a LibTorch is named, or python3 can import a torch with CMake files.
+# True if REPRISE_TORCH is set, or if python3 can import a torch with CMake files.
 has_own_libtorch() {
   [ -n "${REPRISE_TORCH:-}" ] && return 0
   case "${CMAKE_PREFIX_PATH:-}" in *orch*) return 0 ;; esac
@@ -20,7 +20,7 @@ is_installed() {
   [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# install_packages NAME…: Debian packages, those that are missing only.
+# install_packages NAME...: installs the missing ones of these Debian packages.
 install_packages() {
   [ "${REPRISE_SETUP:-}" = off ] && return 0
   command -v dpkg-query >/dev/null || {
@@ -41,8 +41,8 @@ install_packages() {
     as_root=(sudo)
   fi
   say "installing ${missing[*]}"
-  # Lists may be absent or stale on a fresh machine.
-  "${as_root[@]}" apt-get update -qq >&2 || say "apt-get update failed; going on"
+  # Package lists may be missing or outdated on a fresh machine.
+  "${as_root[@]}" apt-get update -qq >&2 || say "apt-get update failed; continuing"
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
     --no-install-recommends "${missing[@]}" >&2 || {
     say "could not install: ${missing[*]}"
@@ -50,32 +50,32 @@ install_packages() {
   }
 }
 
-# install_build_tools: what ./reprise needs.
+# install_build_tools: installs the packages for ./reprise.
 install_build_tools() {
   local packages=(g++ cmake ninja-build ca-certificates curl
     libcli11-dev libfmt-dev nlohmann-json3-dev libyaml-cpp-dev zlib1g-dev)
-  # libtorch-dev's CMake files look for gflags, glog and protobuf, which it
-  # depends on. The BLAS it would get by itself is 30 times slower than OpenBLAS.
+  # The CMake files of libtorch-dev need gflags, glog and protobuf. The BLAS that it depends
+  # on by default is 30 times slower than OpenBLAS.
   has_own_libtorch || packages+=(libtorch-dev libopenblas0-pthread)
   install_packages "${packages[@]}"
 }
 
-# install_test_tools: what ./test needs besides.
+# install_test_tools: installs the additional packages for ./test.
 install_test_tools() {
-  # The report's page is tested in a browser, which has no font of its own.
+  # The page of reports is tested in a browser, which needs a font.
   install_packages libgtest-dev libbenchmark-dev clang-format cppcheck \
     python3 git chromium fonts-dejavu-core
 }
 
-# build PRESET TARGET [CMAKE-OPTION…]: compiles TARGET, with its progress on standard
-# error; configures first if that was not done yet or options are given. The log is
+# build PRESET TARGET [CMAKE-OPTION...]: builds TARGET and shows the progress on standard
+# error. Configures first if there is no build directory or options are given. The log is
 # build/PRESET.log.
 build() {
   local preset=$1 target=$2 log="build/$1.log" status=0
   shift 2
   mkdir -p build
-  # Before the build, whose messages nobody sees; without them it goes on.
-  scripts/page.sh --fetch || say "building without the report's page"
+  # Before the build, whose messages are not shown. The build continues without the page.
+  scripts/page.sh --fetch || say "building without the page for reports"
   : >"$log"
   if [ $# -gt 0 ] || [ ! -f "build/$preset/build.ninja" ]; then
     say "configuring; the log is $log"
@@ -90,16 +90,16 @@ build() {
   fi
   [ $status -eq 0 ] && return 0
   tail -n 60 "$log" >&2
-  say "the build failed; its whole output is in $log"
+  say "the build failed; its complete output is in $log"
   return 1
 }
 
-# show_progress LOG: the last step that ninja has written to LOG, until it is killed:
-# one line that changes on a terminal, else a line every 20 seconds. Shows nothing for
-# a build that is up to date.
+# show_progress LOG: shows the last step that ninja has written to LOG until it is killed:
+# one updating line on a terminal, otherwise one line per 20 seconds. Prints nothing if the
+# build is up to date.
 show_progress() {
   local log=$1 start=$SECONDS next=0 step
-  # The build may end without killing this process if it is interrupted.
+  # An interrupted build may end without killing this process.
   while kill -0 $$ 2>/dev/null; do
     sleep 1
     step=$(tail -n 5 "$log" | sed -n 's|^\[\([0-9]*\)/\([0-9]*\)\].*|step \1 of \2|p' | tail -n 1)

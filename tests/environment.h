@@ -6,7 +6,8 @@
 
 namespace reprise::testing {
 
-/// Sets a variable of the environment, or takes it away, until it goes.
+/// Sets an environment variable, or unsets it if `value` is null, and restores it in
+/// the destructor.
 class Environment {
  public:
   Environment(const char* name, const char* value) : name_(name) {

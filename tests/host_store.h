@@ -12,14 +12,15 @@
 
 namespace reprise::testing {
 
-/// Counts and, on the CPU, does what a store does, with everything at once.
+/// A host store that counts calls. On CUDA it forwards to a real store; on the CPU it
+/// copies synchronously.
 class CountingStore final : public HostStore {
  public:
   struct Counts {
     int sent = 0, fetched = 0, opened = 0;
     std::atomic<int> alive{0};
-    int64_t bytes = 0;  // on the host now
-    int fails_at = -1;  // this fetch throws
+    int64_t bytes = 0;  // in host memory now
+    int fails_at = -1;  // number of the fetch that throws; -1: none
   };
 
   explicit CountingStore(int64_t limit = int64_t{1} << 40) : limit_(limit) {
@@ -73,7 +74,7 @@ class CountingStore final : public HostStore {
     }
     const torch::Tensor& fetch() override {
       const int number = counts_->fetched++;
-      TORCH_CHECK(number != counts_->fails_at, "no way back");
+      TORCH_CHECK(number != counts_->fails_at, "injected fetch failure");
       if (real_) return real_->fetch();
       if (!device_.defined()) {
         device_ = torch::empty({size_}, torch::kByte);
@@ -84,7 +85,7 @@ class CountingStore final : public HostStore {
     const torch::Tensor& bytes() override {
       ++counts_->opened;
       if (real_) return real_->bytes();
-      EXPECT_TRUE(device_.defined());  // fetched before
+      EXPECT_TRUE(device_.defined());  // must have been fetched
       return device_;
     }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// What most tests have of LibTorch, precompiled. With all of torch/torch.h each of them
-// would take twice as long to compile: its templates are made again in every one.
+// The LibTorch headers that most tests use; precompiled. torch/torch.h would double the
+// compile time of each test, because its templates are instantiated in every one.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>

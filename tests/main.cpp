@@ -9,8 +9,8 @@
 
 namespace {
 
-/// cuBLAS takes a workspace for each thread at its first use and never gives it
-/// back; tests that compare live bytes must not see that.
+/// cuBLAS allocates a workspace per thread at its first use and never frees it.
+/// Allocates it before any test, so that tests can compare live bytes.
 void warm_up(torch::Device device) {
   for (const auto type : {torch::kFloat, torch::kDouble}) {
     const auto options = torch::dtype(type).device(device).requires_grad(true);
@@ -25,12 +25,12 @@ void warm_up(torch::Device device) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  // Bit-identity must not depend on how work is divided among threads.
+  // A fixed number of threads, for bit-identical results.
   at::set_num_threads(2);
   reprise::count_cpu_memory();
   if (reprise::testing::device().is_cuda()) {
-    // Else cuDNN may take algorithms that add up in a changing order, and Adam makes
-    // a step of full size of what is left of a gradient that should be zero.
+    // Otherwise cuDNN may choose algorithms that sum in varying order. Adam turns even
+    // the smallest rounding error of a zero gradient into a full step.
     reprise::compat::set_cuda_deterministic(true);
     warm_up(reprise::testing::device());
   }

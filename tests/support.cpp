@@ -42,40 +42,46 @@ torch::TensorOptions on_device(torch::ScalarType type) {
     return ::testing::AssertionSuccess();
   }
   return ::testing::AssertionFailure()
-         << "they differ by up to " << difference << " at a scale of " << scale;
+         << "the tensors differ by up to " << difference << " at a scale of "
+         << scale;
 }
 
 namespace {
 
-bool parts_are_the_whole() {
+/// Whether a matrix product computed in slices is bit-identical to the whole product.
+bool sliced_products_are_exact() {
   const torch::Tensor x = torch::rand({900, 64}, on_device());
   const torch::Tensor w = torch::rand({5003, 64}, on_device());
   const torch::Tensor g = torch::rand({900, 5003}, on_device());
-  const auto parts_of = [](const torch::Tensor& a, const torch::Tensor& b) {
+  const auto row_slices_match = [](const torch::Tensor& a,
+                                   const torch::Tensor& b) {
     const torch::Tensor whole = torch::mm(a, b);
-    const int64_t part = a.size(0) / 192 * 64;  // tiles, and a rest
+    const int64_t slice =
+        a.size(0) / 192 *
+        64;  // a multiple of the tile size; the last slice is larger
     const auto rows = [&](int64_t first, int64_t count) {
       return torch::equal(torch::mm(a.narrow(0, first, count), b),
                           whole.narrow(0, first, count));
     };
-    return rows(0, part) && rows(part, part) &&
-           rows(2 * part, a.size(0) - 2 * part);
+    return rows(0, slice) && rows(slice, slice) &&
+           rows(2 * slice, a.size(0) - 2 * slice);
   };
-  const auto columns_of = [&](const torch::Tensor& a, const torch::Tensor& b) {
+  const auto column_slices_match = [&](const torch::Tensor& a,
+                                       const torch::Tensor& b) {
     const torch::Tensor whole = torch::mm(a, b);
-    const int64_t part = b.size(1) / 192 * 64;
-    return torch::equal(torch::mm(a, b.narrow(1, part, part)),
-                        whole.narrow(1, part, part));
+    const int64_t slice = b.size(1) / 192 * 64;
+    return torch::equal(torch::mm(a, b.narrow(1, slice, slice)),
+                        whole.narrow(1, slice, slice));
   };
-  return parts_of(x, w.t()) && columns_of(x, w.t()) && parts_of(g, w) &&
-         parts_of(g.t(), x);
+  return row_slices_match(x, w.t()) && column_slices_match(x, w.t()) &&
+         row_slices_match(g, w) && row_slices_match(g.t(), x);
 }
 
 }  // namespace
 
 ::testing::AssertionResult same_in_parts(const torch::Tensor& a,
                                          const torch::Tensor& b) {
-  static const bool exact = parts_are_the_whole();
+  static const bool exact = sliced_products_are_exact();
   if (exact) return same(a, b);
   const double scale = a.abs().max().item<double>();
   const double difference = (a - b).abs().max().item<double>();

@@ -35,8 +35,8 @@ std::string find_by_name(const std::string& name) {
     if (!found.empty()) return found;
     looked += (looked.empty() ? "" : ", ") + folder.string();
   }
-  TORCH_CHECK(false, "[dataset] ", name, " is not on this machine (looked in ",
-              looked, "); get it with: scripts/data.sh ", name);
+  TORCH_CHECK(false, "[dataset] ", name, " was not found (searched in ", looked,
+              "); download it with: scripts/data.sh ", name);
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
   const std::string& name = options.name;
   if (name == "random") return detail::random_dataset(options);
   if (name == "mnist" || name == "fashion-mnist") {
-    TORCH_CHECK(!options.tokens, "[dataset] expected tokens for this model, ",
+    TORCH_CHECK(!options.tokens, "[dataset] this model takes tokens, but ",
                 name, " has images; choose random or a file of text or tokens");
     return detail::open_idx(find_by_name(name), name, options);
   }
@@ -61,11 +61,12 @@ std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
   if (!options.tokens) {
     return detail::open_idx(name, fs::path(name).filename().string(), options);
   }
-  TORCH_CHECK(!options.classify, "[dataset] expected sequences with a class, ",
-              name, " has none; choose random");
+  TORCH_CHECK(!options.classify,
+              "[dataset] this model takes sequences with a class, but ", name,
+              " has none; choose random");
   TORCH_CHECK(
       fs::path(name).extension() == ".bin" || !detail::looks_like_idx(name),
-      "[dataset] expected tokens for this model, ", name,
+      "[dataset] this model takes tokens, but ", name,
       " has IDX data; choose random or a file of text or tokens");
   return detail::open_tokens(options);
 }

@@ -21,10 +21,10 @@ namespace reprise::detail {
 namespace {
 
 constexpr int64_t kStatisticsImages = 1000;
-// Deflate cannot make more of a byte (zlib's technical notes: 1032).
+// The maximum compression ratio of deflate, according to zlib's technical notes.
 constexpr uint64_t kMostInflation = 1100;
 
-/// zlib reads plain files as they are, and gzipped ones by their first bytes.
+/// Reads plain and gzipped files through zlib, which detects the format.
 class Reader {
  public:
   explicit Reader(std::string path) : path_(std::move(path)) {
@@ -42,7 +42,8 @@ class Reader {
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
-  /// Bytes read: fewer than `count` at the end of the file only.
+  /// Returns the number of bytes read, which is below `count` only at the end of the
+  /// file.
   uint64_t read(uint8_t* bytes, uint64_t count) {
     uint64_t done = 0;
     while (done < count) {
@@ -53,8 +54,8 @@ class Reader {
       const char* text = gzerror(file_, &code);
       if (got < 0 || code == Z_BUF_ERROR) {
         dataset_error(
-            path_, fmt::format("expected gzip data, found damage after {} "
-                               "bytes of content: {}",
+            path_, fmt::format("expected gzip data, found corruption after "
+                               "{} uncompressed bytes: {}",
                                total_ + std::max(got, 0),
                                code == Z_ERRNO ? std::strerror(errno) : text));
       }
@@ -80,7 +81,7 @@ uint32_t big_endian(const uint8_t* bytes) {
          uint32_t{bytes[2]} << 8 | uint32_t{bytes[3]};
 }
 
-/// The name with `from` replaced in it; empty where it is not in it.
+/// `path` with `from` in its file name replaced by `to`; empty if it has no `from`.
 std::filesystem::path replaced(const std::filesystem::path& path,
                                std::string_view from, std::string_view to) {
   std::string name = path.filename().string();
@@ -91,17 +92,17 @@ std::filesystem::path replaced(const std::filesystem::path& path,
 
 std::string labels_beside(const std::string& images) {
   auto labels = replaced(images, "images-idx3", "labels-idx1");
-  // As some tools unpack them.
+  // Some tools write a dot instead of the dash when they unpack.
   if (labels.empty()) labels = replaced(images, "images.idx3", "labels.idx1");
   if (labels.empty()) {
     dataset_error(
         images,
-        "expected a name with \"images-idx3\" in it, from which that of the "
-        "labels follows; rename the file");
+        "expected a file name with \"images-idx3\", from which the name of the "
+        "label file is derived; rename the file");
   }
   const std::string found = plain_or_gzipped(labels);
   if (found.empty()) {
-    dataset_error(images, "expected its labels in " + labels.string() +
+    dataset_error(images, "expected labels in " + labels.string() +
                               ", found no such file (nor with or without .gz)");
   }
   return found;
@@ -110,10 +111,10 @@ std::string labels_beside(const std::string& images) {
 std::string test_images_beside(const std::string& images) {
   const auto test = replaced(images, "train-images", "t10k-images");
   if (test.empty()) {
-    dataset_error(
-        images,
-        "expected a name with \"train-images\" in it, from which that of the "
-        "test images follows; rename the file");
+    dataset_error(images,
+                  "expected a file name with \"train-images\", from which the "
+                  "name of the "
+                  "test images is derived; rename the file");
   }
   const std::string found = plain_or_gzipped(test);
   if (found.empty()) {
@@ -123,8 +124,8 @@ std::string test_images_beside(const std::string& images) {
   return found;
 }
 
-/// Mean and deviation of up to 1000 images spread over the file, which may be
-/// sorted by class.
+/// Mean and standard deviation of up to 1000 images. They are spread over the file,
+/// because it may be sorted by class.
 std::pair<double, double> statistics(const torch::Tensor& images) {
   const int64_t count = images.size(0), bytes = images.stride(0);
   const int64_t used = std::min(count, kStatisticsImages);
@@ -141,9 +142,9 @@ std::pair<double, double> statistics(const torch::Tensor& images) {
     mean += share * value / 255;
     square += share * value / 255 * value / 255;
   }
-  const double deviation = std::sqrt(std::max(0.0, square - mean * mean));
-  // Images of one shade have nothing to scale.
-  return {mean, deviation > 1e-6 ? deviation : 1};
+  const double stddev = std::sqrt(std::max(0.0, square - mean * mean));
+  // Constant images are not scaled.
+  return {mean, stddev > 1e-6 ? stddev : 1};
 }
 
 class IdxDataset : public Dataset {
@@ -151,15 +152,15 @@ class IdxDataset : public Dataset {
   torch::Tensor images;  // (N, h, w) uint8
   std::vector<int64_t> labels;
   int64_t channels = 1;
-  double mean_ = 0, deviation_ = 1;
+  double mean_ = 0, stddev_ = 1;
   std::string name;
 
   int64_t size() const override { return images.size(0); }
   double mean() const override { return mean_; }
-  double deviation() const override { return deviation_; }
+  double stddev() const override { return stddev_; }
 
-  // Copied here and not by index_select: that would wake LibTorch's threads
-  // for each of the loader's.
+  // Copied without index_select, which would start LibTorch's threads in every worker
+  // of the loader.
   Batch get(const std::vector<int64_t>& indices) const override {
     const auto count = static_cast<int64_t>(indices.size());
     const int64_t height = images.size(1), width = images.size(2);
@@ -222,14 +223,15 @@ torch::Tensor read_idx(const std::string& path, int dimensions) {
                                       kind, i + 1));
     }
     if (bytes > uint64_t{std::numeric_limits<int64_t>::max()} / extent) {
-      dataset_error(path,
-                    "expected dimensions that fit memory, found more than 2^63 "
-                    "bytes");
+      dataset_error(
+          path,
+          "expected dimensions that fit in memory, found more than 2^63 "
+          "bytes");
     }
     bytes *= extent;
     shape.push_back(static_cast<int64_t>(extent));
   }
-  // Before anything is allocated for a header that lies.
+  // Checked before allocating, since the header may be corrupt.
   const bool gzipped = reader.gzipped();
   const uint64_t possible =
       gzipped
@@ -293,9 +295,10 @@ std::shared_ptr<const Dataset> open_idx(const std::string& path,
   const std::string labels_path = labels_beside(images_path);
   const torch::Tensor labels = read_idx(labels_path, 1);
   if (labels.size(0) != data->size()) {
-    dataset_error(labels_path,
-                  fmt::format("expected {} labels as {} has images, found {}",
-                              data->size(), images_path, labels.size(0)));
+    dataset_error(
+        labels_path,
+        fmt::format("expected {} labels, one per image of {}, found {}",
+                    data->size(), images_path, labels.size(0)));
   }
   const uint8_t* const label = labels.data_ptr<uint8_t>();
   data->labels.assign(label, label + labels.size(0));
@@ -309,12 +312,12 @@ std::shared_ptr<const Dataset> open_idx(const std::string& path,
     }
   }
   if (name == "mnist") {
-    data->mean_ = 0.1307, data->deviation_ = 0.3081;
+    data->mean_ = 0.1307, data->stddev_ = 0.3081;
   } else if (name == "fashion-mnist") {
-    data->mean_ = 0.2860, data->deviation_ = 0.3530;
+    data->mean_ = 0.2860, data->stddev_ = 0.3530;
   } else {
-    // Test images are scaled as the training images are.
-    std::tie(data->mean_, data->deviation_) =
+    // Test images are normalized like the training images.
+    std::tie(data->mean_, data->stddev_) =
         statistics(test ? read_idx(path, 3) : data->images);
   }
   return data;

@@ -7,20 +7,21 @@
 
 namespace reprise::detail {
 
-/// An IDX file of unsigned bytes, plain or gzipped, with so many dimensions (3:
-/// images, 1: labels), as a uint8 tensor of its shape. Throws c10::Error that
-/// names the file, what was expected and what was found.
+/// Reads an IDX file of unsigned bytes, plain or gzipped, into a uint8 tensor.
+/// `dimensions` is 3 for images and 1 for labels. Throws c10::Error that names the
+/// file, what was expected and what was found.
 torch::Tensor read_idx(const std::string& path, int dimensions);
 
-/// True where the file begins like IDX data of bytes, gzipped or not.
+/// Whether the file starts with the magic number of IDX bytes, gzipped or not.
 bool looks_like_idx(const std::string& path);
 
-/// `path`, or `path` with or without ".gz": whichever is there; empty if none.
+/// Returns `path`, or `path` with ".gz" added or removed, whichever exists; empty if
+/// neither does.
 std::string plain_or_gzipped(const std::filesystem::path& path);
 
-/// Images with their labels. `path` is the training images' file, from whose
-/// name those of the labels and of the test images follow. `name` is "mnist",
-/// "fashion-mnist", or anything else where mean and deviation are unknown.
+/// Opens images with their labels. `path` is the file of training images, from whose
+/// name the names of the other files are derived. `name` is "mnist" or "fashion-mnist",
+/// for which mean and standard deviation are known, or any other name.
 std::shared_ptr<const Dataset> open_idx(const std::string& path,
                                         const std::string& name,
                                         const DataOptions& options);

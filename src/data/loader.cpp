@@ -22,16 +22,16 @@ namespace {
 
 using Order = std::shared_ptr<const std::vector<int64_t>>;
 
-/// Below `limit`, each number as likely as the others. The standard library's
-/// distributions differ between implementations; an order must not.
+/// A uniform number below `limit`. std::uniform_int_distribution is not used because
+/// its results differ between implementations.
 uint64_t below(std::mt19937_64& generator, uint64_t limit) {
-  const uint64_t unfair = (0 - limit) % limit;  // 2^64 mod limit
+  const uint64_t rejected = (0 - limit) % limit;  // 2^64 mod limit
   uint64_t number = generator();
-  while (number < unfair) number = generator();
+  while (number < rejected) number = generator();
   return number % limit;
 }
 
-/// Fisher and Yates.
+/// A random permutation (Fisher-Yates).
 Order shuffled(int64_t size, uint64_t seed) {
   std::mt19937_64 generator(seed);
   std::vector<int64_t> order(static_cast<size_t>(size));
@@ -49,10 +49,10 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-// Batches are numbered through all epochs. A worker takes the next number and
-// its samples under the lock, reads without it, and puts the result into the
-// number's place in a ring of `queue` places; a number is given out only when
-// its place is free, which bounds what is read ahead.
+// Batches are numbered across epochs. A worker takes the next number under the lock,
+// reads the batch without it, and stores the result in slot `number % queue` of a ring
+// buffer. A number is handed out only when its slot is free, which bounds the number of
+// batches read ahead.
 class Loader::Impl {
  public:
   Impl(std::shared_ptr<const Dataset> dataset, LoaderOptions options,
@@ -66,31 +66,31 @@ class Loader::Impl {
     TORCH_CHECK(options_.window >= 0,
                 "[loader] expected a window of at least 0, got ",
                 options_.window);
-    TORCH_CHECK(options_.shares >= 1 && options_.share >= 0 &&
-                    options_.share < options_.shares,
-                "[loader] expected a share below ", options_.shares, ", got ",
-                options_.share);
-    TORCH_CHECK(options_.shares == 1 ||
-                    options_.shares <= std::min(options_.window, size_),
-                "[loader] expected windows and data of at least a sample for "
-                "each of ",
-                options_.shares, " shares, got windows of ", options_.window,
-                " and ", size_, " samples");
+    TORCH_CHECK(options_.num_shards >= 1 && options_.shard >= 0 &&
+                    options_.shard < options_.num_shards,
+                "[loader] expected a shard below ", options_.num_shards,
+                ", got ", options_.shard);
+    TORCH_CHECK(options_.num_shards == 1 ||
+                    options_.num_shards <= std::min(options_.window, size_),
+                "[loader] expected at least one sample per window and dataset "
+                "for each of ",
+                options_.num_shards, " shards, got windows of ",
+                options_.window, " and ", size_, " samples");
     TORCH_CHECK(options_.workers >= 0 && options_.queue >= 0,
                 "[loader] expected workers and queue of at least 0, got ",
                 options_.workers, " and ", options_.queue);
     TORCH_CHECK(
         position.epoch >= 0 && position.sample >= 0 && position.sample <= size_,
         "[loader] expected a position of at most ", size_,
-        " samples as the dataset has, got epoch ", position.epoch, ", sample ",
-        position.sample, "; was it saved with other data?");
+        " samples, the size of the dataset, got epoch ", position.epoch,
+        ", sample ", position.sample, "; was it saved with another dataset?");
     TORCH_CHECK(
         !options_.pin || torch::cuda::is_available(),
         "[loader] expected a CUDA device for pinned memory, found none");
     cursor_ = planned_ = enter(position);
     const int queue =
         options_.queue > 0 ? options_.queue : 2 * options_.workers;
-    places_.resize(static_cast<size_t>(queue));
+    slots_.resize(static_cast<size_t>(queue));
   }
 
   ~Impl() {
@@ -102,8 +102,8 @@ class Loader::Impl {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  /// Apart from the constructor, so that the destructor ends those that have
-  /// started where the system refuses another.
+  /// Separate from the constructor, so that the destructor joins the started threads if
+  /// the system cannot start another one.
   void start() {
     for (int i = 0; i < options_.workers; ++i) {
       workers_.emplace_back([this] { work(); });
@@ -111,7 +111,7 @@ class Loader::Impl {
   }
 
   std::optional<Batch> next() {
-    while (cursor_.at == cursor_.stop && cursor_.end < size_) pass_window();
+    while (cursor_.at == cursor_.stop && cursor_.end < size_) advance_window();
     if (cursor_.at == cursor_.stop) {
       cursor_ = enter({cursor_.epoch + 1, 0});
       forget_orders();
@@ -123,7 +123,8 @@ class Loader::Impl {
   }
 
   LoaderPosition position() const {
-    return {cursor_.epoch, options_.shares == 1 ? cursor_.at : cursor_.begin};
+    return {cursor_.epoch,
+            options_.num_shards == 1 ? cursor_.at : cursor_.begin};
   }
 
   int64_t batches_left() const {
@@ -147,34 +148,34 @@ class Loader::Impl {
   }
 
   Window window_ahead() {
-    const bool over = options_.shares == 1 && cursor_.at == cursor_.end;
+    const bool over = options_.num_shards == 1 && cursor_.at == cursor_.end;
     const Cursor at = over ? enter(cursor_.next()) : cursor_;
-    const int64_t begin = options_.shares == 1 ? at.at : at.begin;
+    const int64_t begin = options_.num_shards == 1 ? at.at : at.begin;
     return {batches_of(at.stop - at.at), count_of(at.epoch, at.at, at.stop),
             count_of(at.epoch, begin, at.end), at.end - begin};
   }
 
-  void pass_window() { cursor_ = enter(cursor_.next()); }
+  void advance_window() { cursor_ = enter(cursor_.next()); }
 
-  bool epoch_ends() const {
+  bool epoch_done() const {
     return cursor_.begin == size_ ||
-           (options_.shares == 1 && cursor_.at == size_);
+           (options_.num_shards == 1 && cursor_.at == size_);
   }
 
   double waited_s() const { return waited_s_; }
 
  private:
-  struct Place {
+  struct Slot {
     bool ready = false;
     Batch batch;
     std::exception_ptr error;
   };
 
-  /// A place in the order: a window, and what of it is still to be handed out here.
+  /// The current window and the range of it that this shard has yet to return.
   struct Cursor {
     int64_t epoch = 0;
-    int64_t begin = 0, end = 0;  // of the window, or what was left of it
-    int64_t at = 0, stop = 0;    // of this share
+    int64_t begin = 0, end = 0;  // the window, or the remainder of it
+    int64_t at = 0, stop = 0;    // the remaining range of this shard
     LoaderPosition next() const { return {epoch, end}; }
   };
 
@@ -187,27 +188,27 @@ class Loader::Impl {
                 : std::min(size_, from.sample + options_.window -
                                       from.sample % options_.window);
     const int64_t samples = c.end - c.begin;
-    const int64_t larger = samples % options_.shares;
-    c.at = c.begin + options_.share * (samples / options_.shares) +
-           std::min<int64_t>(options_.share, larger);
-    c.stop = c.at + share_of(samples);
+    const int64_t larger = samples % options_.num_shards;
+    c.at = c.begin + options_.shard * (samples / options_.num_shards) +
+           std::min<int64_t>(options_.shard, larger);
+    c.stop = c.at + shard_of(samples);
     return c;
   }
 
-  int64_t share_of(int64_t samples) const {
-    return samples / options_.shares +
-           (options_.share < samples % options_.shares ? 1 : 0);
+  int64_t shard_of(int64_t samples) const {
+    return samples / options_.num_shards +
+           (options_.shard < samples % options_.num_shards ? 1 : 0);
   }
 
   int64_t batches_in(int64_t window) const {
-    return batches_of(share_of(window));
+    return batches_of(shard_of(window));
   }
 
   int64_t batch_samples(const Cursor& from) const {
     return std::min(options_.batch, from.stop - from.at);
   }
 
-  /// Of the samples from `begin` to `end` in the epoch's order.
+  /// The count of the samples from `begin` to `end` in the order of the epoch.
   int64_t count_of(int64_t epoch, int64_t begin, int64_t end) {
     if (begin == end) return 0;
     const Order order = order_of(epoch);
@@ -222,7 +223,7 @@ class Loader::Impl {
     return (samples + options_.batch - 1) / options_.batch;
   }
 
-  /// The order of an epoch; nothing where samples come as they lie.
+  /// The order of an epoch; null without shuffling.
   Order order_of(int64_t epoch) {
     if (!options_.shuffle) return nullptr;
     const std::lock_guard lock(orders_mutex_);
@@ -262,10 +263,10 @@ class Loader::Impl {
     std::unique_lock lock(mutex_);
     while (true) {
       room_.wait(lock, [this] {
-        return stop_ || given_ - taken_ < static_cast<int64_t>(places_.size());
+        return stop_ || issued_ - taken_ < static_cast<int64_t>(slots_.size());
       });
       if (stop_) return;
-      Place& place = place_of(given_++);
+      Slot& slot = slot_of(issued_++);
       while (planned_.at == planned_.stop) {
         planned_ =
             enter(planned_.end < size_ ? planned_.next()
@@ -283,25 +284,25 @@ class Loader::Impl {
         error = std::current_exception();
       }
       lock.lock();
-      place.batch = std::move(batch);
-      place.error = std::move(error);
-      place.ready = true;
+      slot.batch = std::move(batch);
+      slot.error = std::move(error);
+      slot.ready = true;
       ready_.notify_one();
     }
   }
 
   Batch take() {
     std::unique_lock lock(mutex_);
-    Place& place = place_of(taken_);
-    if (!place.ready) {
+    Slot& slot = slot_of(taken_);
+    if (!slot.ready) {
       const auto start = std::chrono::steady_clock::now();
-      ready_.wait(lock, [&place] { return place.ready; });
+      ready_.wait(lock, [&slot] { return slot.ready; });
       waited_s_ += seconds_since(start);
     }
-    // It stays in its place: what cannot be read is never skipped.
-    if (place.error) std::rethrow_exception(place.error);
-    Batch batch = std::exchange(place.batch, {});
-    place.ready = false;
+    // The error stays in its slot, so that later calls throw it again.
+    if (slot.error) std::rethrow_exception(slot.error);
+    Batch batch = std::exchange(slot.batch, {});
+    slot.ready = false;
     ++taken_;
     lock.unlock();
     room_.notify_one();
@@ -315,27 +316,27 @@ class Loader::Impl {
     return batch;
   }
 
-  Place& place_of(int64_t number) {
-    return places_[static_cast<size_t>(number) % places_.size()];
+  Slot& slot_of(int64_t number) {
+    return slots_[static_cast<size_t>(number) % slots_.size()];
   }
 
   const std::shared_ptr<const Dataset> dataset_;
   const LoaderOptions options_;
   int64_t size_ = 0;
 
-  // The caller's.
+  // Used by the caller's thread only.
   Cursor cursor_;
   double waited_s_ = 0;
 
-  // Making an order takes a while with many samples; others go on meanwhile.
+  // A mutex of its own, since shuffling a large dataset takes long.
   std::mutex orders_mutex_;
   std::map<int64_t, Order> orders_;
 
-  std::mutex mutex_;  // for all below
+  std::mutex mutex_;  // guards all members below
   std::condition_variable room_, ready_;
-  std::vector<Place> places_;
-  Cursor planned_;                 // where the next number begins
-  int64_t given_ = 0, taken_ = 0;  // numbers, to workers and by the caller
+  std::vector<Slot> slots_;
+  Cursor planned_;                  // start of the next batch to issue
+  int64_t issued_ = 0, taken_ = 0;  // batches issued to workers, and returned
   bool stop_ = false;
   std::vector<std::thread> workers_;
 };
@@ -369,12 +370,12 @@ Loader::Window Loader::window_ahead() const {
   return impl_->window_ahead();
 }
 
-void Loader::pass_window() {
-  impl_->pass_window();
+void Loader::advance_window() {
+  impl_->advance_window();
 }
 
-bool Loader::epoch_ends() const {
-  return impl_->epoch_ends();
+bool Loader::epoch_done() const {
+  return impl_->epoch_done();
 }
 
 double Loader::waited_s() const {

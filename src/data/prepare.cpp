@@ -6,7 +6,7 @@
 namespace reprise {
 namespace {
 
-torch::Tensor enlarged(torch::Tensor images, int64_t side) {
+torch::Tensor resized(torch::Tensor images, int64_t side) {
   if (side == 0 || (images.size(2) == side && images.size(3) == side)) {
     return images;
   }
@@ -25,29 +25,28 @@ void prepare(Batch& batch, const PrepareOptions& options) {
   const auto type = batch.inputs.scalar_type();
   if (type == torch::kLong) return;
   if (type != torch::kUInt8) {
-    TORCH_CHECK(!options.pixel_targets || batch.targets.dim() == 3,
-                "[prepare] expected images as bytes, or prepared together with "
-                "their pixels' targets; got prepared images with targets of ",
-                batch.targets.dim(), " dimensions");
+    TORCH_CHECK(
+        !options.pixel_targets || batch.targets.dim() == 3,
+        "[prepare] expected uint8 images, or float images with per-pixel "
+        "targets; got float images with targets of ",
+        batch.targets.dim(), " dimensions");
     return;
   }
   TORCH_CHECK(
-      batch.inputs.dim() == 4 && options.image_size >= 0 &&
-          options.deviation > 0,
-      "[prepare] expected images (N, C, h, w), a size of at least 0 and "
-      "a deviation above 0, got ",
-      batch.inputs.sizes(), ", ", options.image_size, " and ",
-      options.deviation);
+      batch.inputs.dim() == 4 && options.image_size >= 0 && options.stddev > 0,
+      "[prepare] expected images (N, C, H, W), a size of at least 0 and "
+      "a stddev above 0, got ",
+      batch.inputs.sizes(), ", ", options.image_size, " and ", options.stddev);
   torch::Tensor images =
-      enlarged(batch.inputs.to(torch::kFloat).div_(255), options.image_size);
+      resized(batch.inputs.to(torch::kFloat).div_(255), options.image_size);
   if (options.pixel_targets) {
-    // Channels of a grey image are equal.
+    // The channels of a grayscale image are equal.
     batch.targets = images.select(1, 0)
                         .gt(0.5)
                         .to(torch::kLong)
                         .mul_((batch.targets + 1).view({-1, 1, 1}));
   }
-  batch.inputs = images.sub_(options.mean).div_(options.deviation);
+  batch.inputs = images.sub_(options.mean).div_(options.stddev);
   if (options.channels_last) {
     batch.inputs = batch.inputs.contiguous(at::MemoryFormat::ChannelsLast);
   }

@@ -11,14 +11,14 @@
 namespace reprise::detail {
 namespace {
 
-/// Numbers of one sample; what they are follows from the key alone.
+/// A counter-based random number generator for one sample.
 class Stream {
  public:
   explicit Stream(uint64_t key) : key_(key) {}
 
   uint64_t next() { return splitmix(key_ + kStep * counter_++); }
 
-  /// Below `limit`, which is far below 2^32, so the bias is nothing.
+  /// A number below `limit`. The bias is negligible because `limit` is far below 2^32.
   int64_t below(int64_t limit) {
     return static_cast<int64_t>(
         ((next() >> 32) * static_cast<uint64_t>(limit)) >> 32);
@@ -48,9 +48,9 @@ class RandomDataset : public Dataset {
   int64_t count(int64_t /*index*/) const override {
     return language() ? options_.seq : 1;
   }
-  // Of uniform bytes.
+  // Mean and standard deviation of uniform bytes.
   double mean() const override { return options_.tokens ? 0 : 0.5; }
-  double deviation() const override { return options_.tokens ? 1 : 0.2898; }
+  double stddev() const override { return options_.tokens ? 1 : 0.2898; }
 
   Batch get(const std::vector<int64_t>& indices) const override {
     for (const int64_t index : indices) {

@@ -4,8 +4,8 @@
 
 namespace reprise::detail {
 
-/// Noise of the shape the options ask for. A sample depends on the seed, the
-/// split and its number alone.
+/// A dataset of random samples with the shape given by the options. A sample depends
+/// only on the seed, the split and its index. Covered by tests/data/dataset_test.cpp.
 std::shared_ptr<const Dataset> random_dataset(const DataOptions& options);
 
 }  // namespace reprise::detail

@@ -24,7 +24,7 @@ static_assert(std::endian::native == std::endian::little,
               "the format is little-endian");
 
 constexpr uint64_t kLengthBytes = 8;
-/// The limit of the format's own library.
+/// The limit of the reference implementation.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr const char* kMetadata = "__metadata__";
 
@@ -59,7 +59,7 @@ const char* name_of(torch::ScalarType type) {
   return nullptr;
 }
 
-/// Nothing where it does not fit 64 bits.
+/// Returns nullopt if the size does not fit in 64 bits.
 std::optional<uint64_t> byte_count(const std::vector<int64_t>& shape,
                                    torch::ScalarType type) {
   uint64_t bytes = c10::elementSize(type);
@@ -77,7 +77,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return json(shape).dump();
 }
 
-/// JSON that has no name twice, which the plain parser would let pass.
+/// Parses the header and rejects duplicate names, which the JSON parser accepts.
 json parse_header(const std::string& path, const std::string& text) {
   std::set<std::string> names;
   std::string twice;
@@ -91,9 +91,9 @@ json parse_header(const std::string& path, const std::string& text) {
   const json header = json::parse(text, watch, /*allow_exceptions=*/false);
   TORCH_CHECK(header.is_object(), "[safetensors] ", path,
               ": expected a header that is a JSON object, got something else; "
-              "the file is corrupt or of another format");
+              "the file is corrupt or not in this format");
   TORCH_CHECK(twice.empty(), "[safetensors] ", path, ": tensor '", twice,
-              "' is there twice");
+              "' occurs twice");
   return header;
 }
 
@@ -132,7 +132,7 @@ Entry parse_entry(const std::string& where, const json& value) {
   return entry;
 }
 
-/// The tensors must fill the file: each byte belongs to one of them.
+/// Checks that every byte of the data belongs to exactly one tensor.
 void check_layout(const std::string& path,
                   const std::map<std::string, Entry>& entries,
                   uint64_t data_bytes) {
@@ -177,7 +177,7 @@ SafeTensors::SafeTensors(std::string path) : path_(std::move(path)) {
   TORCH_CHECK(file, "[safetensors] cannot read ", path_);
   TORCH_CHECK(header_bytes <= kMaxHeaderBytes, "[safetensors] ", path_,
               ": the header claims ", header_bytes, " bytes, more than ",
-              kMaxHeaderBytes, "; the file is corrupt or of another format");
+              kMaxHeaderBytes, "; the file is corrupt or not in this format");
   TORCH_CHECK(header_bytes <= file_bytes - kLengthBytes, "[safetensors] ",
               path_, ": the header claims ", header_bytes,
               " bytes, the file has ", file_bytes, "; it is truncated");
@@ -193,7 +193,8 @@ SafeTensors::SafeTensors(std::string path) : path_(std::move(path)) {
                   ": expected metadata that is a JSON object");
       for (const auto& [key, item] : value.items()) {
         TORCH_CHECK(item.is_string(), "[safetensors] ", path_,
-                    ": expected metadata that are strings, '", key, "' is not");
+                    ": expected metadata values that are strings, '", key,
+                    "' is not");
         metadata_[key] = item.get<std::string>();
       }
       continue;
@@ -207,11 +208,11 @@ SafeTensors::SafeTensors(std::string path) : path_(std::move(path)) {
 
 torch::Tensor SafeTensors::read(const std::string& name) const {
   const auto found = entries_.find(name);
-  TORCH_CHECK(found != entries_.end(), "[safetensors] ", path_,
-              ": there is no tensor '", name, "'");
+  TORCH_CHECK(found != entries_.end(), "[safetensors] ", path_, ": no tensor '",
+              name, "'");
   const Entry& entry = found->second;
   const bool is_bool = entry.type == torch::kBool;
-  // A byte that is neither 0 nor 1 is no bool to C++.
+  // A bool with a value other than 0 and 1 is undefined behavior.
   torch::Tensor tensor =
       torch::empty(entry.shape, is_bool ? torch::kByte : entry.type);
   if (entry.end > entry.begin) {
@@ -227,8 +228,8 @@ torch::Tensor SafeTensors::read(const std::string& name) const {
 
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  // Wide types first, as the format's own library does, so that every tensor
-  // is aligned to its elements.
+  // Wide types first, like the reference implementation, so that every tensor is
+  // aligned to its element size.
   NamedTensors sorted = tensors;
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const auto& a, const auto& b) {
@@ -240,9 +241,9 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors,
   for (const auto& [name, tensor] : sorted) {
     const char* type = name_of(tensor.scalar_type());
     TORCH_CHECK(type, "[safetensors] ", path, ": tensor '", name, "' is ",
-                tensor.scalar_type(), ", which the format does not have");
+                tensor.scalar_type(), ", which the format does not support");
     TORCH_CHECK(name != kMetadata && !header.contains(name), "[safetensors] ",
-                path, ": expected names that differ, got '", name, "' again");
+                path, ": expected unique names, got '", name, "' twice");
     const uint64_t end =
         at + static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
     header[name] = {{"dtype", type},

@@ -19,13 +19,13 @@
 namespace reprise::detail {
 namespace {
 
-// llm.c's dev/data/data_common.py. As tokens the number would be 55448 and 308;
-// GPT-2's end at 50256, so no headerless file of them begins so.
+// The magic number of llm.c's dev/data/data_common.py. As tokens it would be 55448 and
+// 308. GPT-2's tokens end at 50256, so that no headerless file starts with it.
 constexpr int32_t kLlmcMagic = 20240520;
 constexpr int32_t kLlmcVersion = 1;
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
 
-/// A file as memory; pages are read when they are touched.
+/// A memory-mapped file.
 class Mapping {
  public:
   explicit Mapping(const std::string& path) {
@@ -68,8 +68,8 @@ class Mapping {
   int64_t size_ = 0;
 };
 
-/// Tokens of type `Token` from `begin` on, `length` of them, in samples of
-/// `seq`; the next sample's first token is the last target of this one's.
+/// `length` tokens of type `Token`, starting at `begin`, in samples of `seq`. The first
+/// token of a sample is the last target of the previous one.
 template <typename Token>
 class TokenDataset : public Dataset {
  public:
@@ -124,7 +124,7 @@ std::shared_ptr<const Dataset> split(std::shared_ptr<const Mapping> file,
   }
   const bool test = options.split == Split::kTest;
   const auto test_length =
-      static_cast<int64_t>(static_cast<double>(total) * options.test_part);
+      static_cast<int64_t>(static_cast<double>(total) * options.test_fraction);
   const auto data = std::make_shared<TokenDataset<Token>>();
   data->file = std::move(file);
   data->begin = tokens + (test ? total - test_length : 0);
@@ -135,7 +135,7 @@ std::shared_ptr<const Dataset> split(std::shared_ptr<const Mapping> file,
     dataset_error(
         path, fmt::format(
                   "expected at least {} tokens for one sample of {}, found {} "
-                  "in the {} part of {}; take a longer file or a smaller seq",
+                  "in the {} part of {}; use a longer file or a smaller seq",
                   options.seq + 1, options.seq, data->length,
                   test ? "test" : "training", total));
   }
@@ -159,8 +159,8 @@ std::shared_ptr<const Dataset> open_uint16(std::shared_ptr<const Mapping> file,
     }
     if (file->size() - begin != int64_t{header[2]} * 2) {
       dataset_error(path,
-                    fmt::format("expected {} tokens of 2 bytes as its header "
-                                "says, found {} bytes",
+                    fmt::format("expected {} tokens of 2 bytes as stated in "
+                                "the header, found {} bytes",
                                 header[2], file->size() - begin));
     }
   }
@@ -181,9 +181,9 @@ std::shared_ptr<const Dataset> open_uint16(std::shared_ptr<const Mapping> file,
 std::shared_ptr<const Dataset> open_tokens(const DataOptions& options) {
   TORCH_CHECK(options.seq > 0, "[dataset] expected seq above 0, got ",
               options.seq);
-  TORCH_CHECK(options.test_part >= 0 && options.test_part < 1,
-              "[dataset] expected a test_part from 0 to below 1, got ",
-              options.test_part);
+  TORCH_CHECK(options.test_fraction >= 0 && options.test_fraction < 1,
+              "[dataset] expected a test_fraction from 0 to below 1, got ",
+              options.test_fraction);
   auto file = std::make_shared<const Mapping>(options.name);
   if (std::filesystem::path(options.name).extension() == ".bin") {
     return open_uint16(std::move(file), options);

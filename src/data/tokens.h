@@ -4,8 +4,8 @@
 
 namespace reprise::detail {
 
-/// The file `options.name`: uint16 tokens where it ends in ".bin", else text
-/// whose bytes are the tokens.
+/// Opens the file `options.name`: uint16 tokens if its extension is ".bin", otherwise
+/// text whose bytes are the tokens.
 std::shared_ptr<const Dataset> open_tokens(const DataOptions& options);
 
 }  // namespace reprise::detail

@@ -8,7 +8,7 @@ namespace reprise::detail {
 
 BucketLayout::BucketLayout(
     const std::vector<GradientReducer::Parameter>& parameters,
-    int64_t bucket_bytes, int shares) {
+    int64_t bucket_bytes, int divisor) {
   TORCH_CHECK(bucket_bytes > 0, "[--bucket] expected a size above 0, got ",
               bucket_bytes);
   for (const auto& parameter : parameters) {
@@ -20,10 +20,10 @@ BucketLayout::BucketLayout(
                    [](const Entry& a, const Entry& b) {
                      return a.parameter.first_stage > b.parameter.first_stage;
                    });
-  fill_buckets(bucket_bytes, shares);
+  fill_buckets(bucket_bytes, divisor);
 }
 
-void BucketLayout::fill_buckets(int64_t bucket_bytes, int shares) {
+void BucketLayout::fill_buckets(int64_t bucket_bytes, int divisor) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const torch::Tensor& tensor = entries_[i].parameter.tensor;
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
@@ -46,7 +46,7 @@ void BucketLayout::fill_buckets(int64_t bucket_bytes, int shares) {
     ++bucket.count;
   }
   for (Bucket& bucket : buckets_) {
-    bucket.padded = (bucket.elements + shares - 1) / shares * shares;
+    bucket.padded = (bucket.elements + divisor - 1) / divisor * divisor;
     const int stage = bucket.ready_stage;
     if (stage > 0 && (cuts_.empty() || cuts_.back() != stage)) {
       cuts_.push_back(stage);

@@ -9,40 +9,42 @@
 
 namespace reprise::detail {
 
-/// Which values lie where in which flat bucket: the same on every rank.
+/// Assigns each gradient an offset in a flat bucket. The layout is equal on all
+/// ranks. Covered by tests/distributed/reducer_test.cpp.
 class BucketLayout {
  public:
   struct Entry {
     GradientReducer::Parameter parameter;
-    int64_t offset = 0;  ///< in its bucket, elements
+    int64_t offset = 0;  ///< in elements, from the start of its bucket
   };
 
   struct Bucket {
-    size_t first = 0, count = 0;  ///< entries
+    size_t first = 0, count = 0;  ///< range of entries
     int64_t elements = 0;
-    int64_t padded = 0;  ///< so that ranks can share it
+    int64_t padded = 0;  ///< elements, rounded up to a multiple of the divisor
     int64_t element_bytes = 0;
-    int ready_stage = 0;  ///< whose backward is the last to add to it
+    int ready_stage = 0;  ///< stage whose backward completes the bucket
     torch::TensorOptions options{};
 
     int64_t bytes() const { return padded * element_bytes; }
   };
 
-  /// Of the parameters that have gradients, those of the last stages first. With
-  /// `shares` above 1 buckets can be divided by it.
+  /// Lays out the parameters that require gradients, last stage first. The size
+  /// of each bucket is a multiple of `divisor`.
   BucketLayout(const std::vector<GradientReducer::Parameter>& parameters,
-               int64_t bucket_bytes, int shares);
+               int64_t bucket_bytes, int divisor);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  /// Stages at which a bucket becomes ready.
+  /// Stages whose backward completes a bucket.
   const std::vector<int>& cuts() const { return cuts_; }
 
-  /// Of a flat bucket the values of `entry`, in its shape and order in memory.
+  /// View of the values of `entry` in a flat bucket, with the shape and strides of
+  /// the parameter.
   static torch::Tensor view_of(const Entry& entry, const torch::Tensor& flat);
 
  private:
-  void fill_buckets(int64_t bucket_bytes, int shares);
+  void fill_buckets(int64_t bucket_bytes, int divisor);
 
   std::vector<Entry> entries_;  // in the order of their buckets
   std::vector<Bucket> buckets_;

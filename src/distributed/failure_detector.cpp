@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace reprise {
+namespace reprise::detail {
 namespace {
 
 using std::chrono::milliseconds;
@@ -21,14 +21,15 @@ std::chrono::steady_clock::duration since(int64_t then) {
 
 }  // namespace
 
-FailureDetector::Waiting::Waiting(FailureDetector* watch) : watch_(watch) {
-  if (watch_ != nullptr) ++watch_->waiting_;
+FailureDetector::Waiting::Waiting(FailureDetector* detector)
+    : detector_(detector) {
+  if (detector_ != nullptr) ++detector_->waiting_;
 }
 
 FailureDetector::Waiting::~Waiting() {
-  if (watch_ == nullptr) return;
-  if (watch_->stepped_ != 0) watch_->stepped_ = ticks();
-  --watch_->waiting_;
+  if (detector_ == nullptr) return;
+  if (detector_->stepped_ != 0) detector_->stepped_ = ticks();
+  --detector_->waiting_;
 }
 
 FailureDetector::FailureDetector(Options options)
@@ -38,15 +39,16 @@ FailureDetector::FailureDetector(Options options)
           milliseconds(20), milliseconds(1000))),
       timeout_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options_.timeout_s))),
-      // So that all have ended when the time-out is over: a last beat may be seen a
-      // period late, its absence another, and the others learn of it within a third.
+      // All ranks must have ended when the time-out is over: a heartbeat may be read
+      // one period late, its absence one more, and the other ranks learn of it one
+      // later.
       silence_(timeout_ - 7 * period_ / 2),
       store_(std::make_unique<compat::Store>(options_.store)),
-      seen_(static_cast<size_t>(options_.ranks)) {
-  for (Seen& seen : seen_) seen.since = Clock::now();
+      heartbeats_(static_cast<size_t>(options_.world_size)) {
+  for (Heartbeats& beats : heartbeats_) beats.changed = Clock::now();
   answered_ = ticks();
-  beating_ = std::thread([this] { beat(); });
-  guarding_ = std::thread([this] { guard(); });
+  heartbeat_thread_ = std::thread([this] { run_heartbeat_thread(); });
+  store_watch_thread_ = std::thread([this] { run_store_watch_thread(); });
 }
 
 FailureDetector::~FailureDetector() {
@@ -55,8 +57,8 @@ FailureDetector::~FailureDetector() {
     stop_ = true;
   }
   wake_.notify_all();
-  beating_.join();
-  guarding_.join();
+  heartbeat_thread_.join();
+  store_watch_thread_.join();
 }
 
 void FailureDetector::heartbeat() {
@@ -72,16 +74,16 @@ bool FailureDetector::sleep(milliseconds time) {
   return !wake_.wait_for(lock, time, [this] { return stop_; });
 }
 
-void FailureDetector::beat() {
+void FailureDetector::run_heartbeat_thread() {
   bool lost = false;
-  while (sleep(period_) && !told_) {
+  while (sleep(period_) && !reported_) {
     try {
-      look(*store_);
+      check_ranks(*store_);
       answered_ = ticks();
     } catch (const std::exception&) {
-      // Its holder is gone, unless this rank is at its end as well.
+      // The process that serves the store is dead, unless this rank is failing too.
       if (lost && !failing_) {
-        found(nullptr, options_.holder + " is gone");
+        report(nullptr, options_.holder + " is gone");
         return;
       }
       lost = true;
@@ -89,16 +91,16 @@ void FailureDetector::beat() {
   }
 }
 
-void FailureDetector::look(compat::Store& store) {
+void FailureDetector::check_ranks(compat::Store& store) {
   store.add(key(fmt::format("beat/{}", options_.rank)), 1);
   if (const auto fault = store.find(key("fault")); fault && !failing_) {
-    found(&store, *fault);
+    report(&store, *fault);
     return;
   }
   const int64_t stepped = stepped_;
   if (stepped != 0 && waiting_ == 0 && since(stepped) > timeout_) {
-    found(&store, fmt::format("rank {} has made no step for {:g} s",
-                              options_.rank, options_.timeout_s));
+    report(&store, fmt::format("rank {} has made no progress for {:g} s",
+                               options_.rank, options_.timeout_s));
     return;
   }
   const auto limit =
@@ -106,61 +108,61 @@ void FailureDetector::look(compat::Store& store) {
                        silence_, std::max<Clock::duration>(
                                      5 * period_, std::chrono::seconds(2)))
                  : silence_;
-  for (int other = 0; other < options_.ranks; ++other) {
+  for (int other = 0; other < options_.world_size; ++other) {
     if (other == options_.rank) continue;
-    Seen& seen = seen_[static_cast<size_t>(other)];
-    const int64_t beats = store.add(key(fmt::format("beat/{}", other)), 0);
+    Heartbeats& last = heartbeats_[static_cast<size_t>(other)];
+    const int64_t count = store.add(key(fmt::format("beat/{}", other)), 0);
     const auto now = Clock::now();
-    if (beats != seen.beats) {
-      seen = {beats, now};
-    } else if (now - seen.since > limit) {
+    if (count != last.count) {
+      last = {count, now};
+    } else if (now - last.changed > limit) {
       if (store.find(key(fmt::format("left/{}", other)))) continue;
-      found(
-          &store,
-          fmt::format("rank {} has not answered for {:.1f} s", other,
-                      std::chrono::duration<double>(now - seen.since).count()),
-          /*gone=*/true);
+      report(&store,
+             fmt::format(
+                 "rank {} has not answered for {:.1f} s", other,
+                 std::chrono::duration<double>(now - last.changed).count()),
+             /*dead=*/true);
       return;
     }
   }
 }
 
-void FailureDetector::guard() {
-  while (sleep(period_) && !told_) {
+void FailureDetector::run_store_watch_thread() {
+  while (sleep(period_) && !reported_) {
     if (since(answered_) > silence_ && !failing_) {
-      found(nullptr,
-            fmt::format("{} has not answered for {:.1f} s", options_.holder,
-                        std::chrono::duration<double>(silence_).count()));
+      report(nullptr,
+             fmt::format("{} has not answered for {:.1f} s", options_.holder,
+                         std::chrono::duration<double>(silence_).count()));
     }
   }
 }
 
-void FailureDetector::found(compat::Store* store, const std::string& what,
-                            bool gone) {
-  if (told_.exchange(true)) return;
+void FailureDetector::report(compat::Store* store, const std::string& what,
+                             bool dead) {
+  if (reported_.exchange(true)) return;
   if (store != nullptr) {
     try {
-      tell(*store, what, options_.holds_store ? 2 : 0, gone);
+      publish(*store, what, options_.holds_store ? 2 : 0, dead);
     } catch (const std::exception&) {
     }
   }
   options_.on_fault(what);
 }
 
-void FailureDetector::tell(compat::Store& store, const std::string& what,
-                           double wait_s, bool gone) {
+void FailureDetector::publish(compat::Store& store, const std::string& what,
+                              double wait_s, bool dead) {
   int64_t read = 1;
   if (store.add(key("faults"), 1) == 1) {
-    if (gone) ++read;  // for it, once
+    if (dead) ++read;  // acknowledged on behalf of the dead rank
     store.set(key("fault"), what);
   }
-  // All but the one that is gone read it; what holds the store ends last.
+  // The process that serves the store must outlive the ranks that read the fault.
   const auto until =
       Clock::now() +
       std::min<Clock::duration>(
           timeout_, std::chrono::milliseconds(int64_t(1000 * wait_s)));
   read = store.add(key("read"), read);
-  while (read < options_.ranks && Clock::now() < until) {
+  while (read < options_.world_size && Clock::now() < until) {
     std::this_thread::sleep_for(period_ / 2);
     read = store.add(key("read"), 0);
   }
@@ -170,15 +172,15 @@ void FailureDetector::suspect() {
   suspected_ = true;
   const Waiting waiting(this);
   const auto until = Clock::now() + timeout_ + 3 * period_;
-  while (Clock::now() < until && !told_) {
+  while (Clock::now() < until && !reported_) {
     std::this_thread::sleep_for(period_);
   }
 }
 
 void FailureDetector::fail(const std::string& what) noexcept {
-  if (failing_.exchange(true) || told_) return;
+  if (failing_.exchange(true) || reported_) return;
   try {
-    tell(*store_, what, 5);
+    publish(*store_, what, 5);
   } catch (const std::exception&) {
   }
 }
@@ -187,20 +189,21 @@ void FailureDetector::leave() {
   pause_watchdog();
   store_->set(key(fmt::format("left/{}", options_.rank)), "");
   const Waiting waiting(this);
-  if (store_->add(key("left"), 1) == options_.ranks) {
+  if (store_->add(key("left"), 1) == options_.world_size) {
     store_->set(key("all-left"), "");
   }
-  while (!told_ && !store_->find(key("all-left"))) {
+  while (!reported_ && !store_->find(key("all-left"))) {
     std::this_thread::sleep_for(milliseconds(2));
   }
-  failing_ = true;  // what breaks from now on is nobody's fault
-  // Whoever holds the store goes last.
+  failing_ = true;  // broken connections are expected from now on
+  // The rank that serves the store leaves last.
   store_->add(key("gone"), 1);
   if (!options_.holds_store) return;
   const auto until = Clock::now() + timeout_;
-  while (Clock::now() < until && store_->add(key("gone"), 0) < options_.ranks) {
+  while (Clock::now() < until &&
+         store_->add(key("gone"), 0) < options_.world_size) {
     std::this_thread::sleep_for(milliseconds(2));
   }
 }
 
-}  // namespace reprise
+}  // namespace reprise::detail

@@ -12,27 +12,29 @@
 #include <thread>
 #include <vector>
 
-namespace reprise {
+namespace reprise::detail {
 
-/// Finds ranks that are dead, stopped or stuck, and ends this process then.
+/// Detects ranks that are dead, stopped or stuck, and then calls on_fault.
 ///
-/// Each rank adds to a counter of its own in the store, a few times within the
-/// time-out, and reads those of the others: one that stands still for the time-out
-/// belongs to a rank that is gone. A thread of its own does that, on a connection of
-/// its own. A second thread looks at the first, which stands still where the one who
-/// holds the store does. A rank whose work makes no step for as long says so itself.
-/// Whoever finds something first writes it to the store for all.
+/// Each rank increments a counter in the store several times per time-out and
+/// reads the counters of the other ranks. A rank whose counter has not changed
+/// for the time-out is considered dead. A background thread with its own
+/// connection does this. A second thread watches the first one, which blocks if
+/// the process that serves the store stops. A rank that makes no progress for the
+/// time-out reports itself. The first rank that detects a fault writes it to the
+/// store for all others. Covered by tests/distributed/group_test.cpp and
+/// faults_test.cpp.
 class FailureDetector {
  public:
   struct Options {
-    compat::Store::Options store;  ///< to connect to
-    std::string prefix;
-    std::string holder;        ///< of the store, for people
-    bool holds_store = false;  ///< this rank does
+    compat::Store::Options store;  ///< store to connect to
+    std::string prefix;            ///< of all keys in the store
+    std::string holder;            ///< who serves the store, for messages
+    bool holds_store = false;      ///< whether this rank serves the store
     int rank = 0;
-    int ranks = 1;
+    int world_size = 1;
     double timeout_s = 60;
-    /// Called once, on a thread of the watch, with what is wrong.
+    /// Called once, on a background thread, with a description of the fault.
     std::function<void(const std::string&)> on_fault;
   };
 
@@ -41,49 +43,54 @@ class FailureDetector {
   FailureDetector(const FailureDetector&) = delete;
   FailureDetector& operator=(const FailureDetector&) = delete;
 
-  /// The work has come one step further; from now on it must go on doing so.
+  /// Reports progress and starts the watchdog of this rank.
   void heartbeat();
-  /// No steps are expected until the next one.
+  /// Stops the watchdog until the next heartbeat().
   void pause_watchdog();
 
-  /// While it lives, this rank waits for others, or does something that takes
-  /// however long it takes.
+  /// Suspends the watchdog of this rank while it waits for other ranks. A null
+  /// detector is allowed.
   class Waiting {
    public:
-    explicit Waiting(FailureDetector* watch);
+    explicit Waiting(FailureDetector* detector);
     ~Waiting();
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
 
    private:
-    FailureDetector* watch_;
+    FailureDetector* detector_;
   };
 
-  /// A connection broke: a rank whose counter stands still is found sooner now.
-  /// Returns after the time that takes at most, unless on_fault ended the process.
+  /// To be called when a connection has broken: shortens the time after which an
+  /// unchanged counter is a fault. Returns after at most the time-out, unless
+  /// on_fault ends the process.
   void suspect();
 
-  /// Tells all others that this rank fails, and waits a moment for them to read it.
+  /// Tells all other ranks that this rank fails, and waits up to 5 s for them to
+  /// read it.
   void fail(const std::string& what) noexcept;
 
-  /// No rank is found dead from now on. Waits until all have come here.
+  /// Waits until all ranks have called leave(). No fault is reported afterwards.
   void leave();
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Seen {
-    int64_t beats = -1;
-    Clock::time_point since{};
+  struct Heartbeats {
+    int64_t count = -1;
+    Clock::time_point changed{};
   };
 
-  void beat();
-  void guard();
-  void look(compat::Store& store);
-  /// `gone`: a rank that will not read it.
-  void found(compat::Store* store, const std::string& what, bool gone = false);
-  /// To all, and waits so long at most for them to have read it.
-  void tell(compat::Store& store, const std::string& what, double wait_s,
-            bool gone = false);
+  void run_heartbeat_thread();
+  void run_store_watch_thread();
+  void check_ranks(compat::Store& store);
+  /// Publishes the fault and calls on_fault. `dead`: the fault is a rank that
+  /// cannot acknowledge it.
+  void report(compat::Store* store, const std::string& what, bool dead = false);
+  /// Writes the fault to the store and waits up to `wait_s` for all ranks to
+  /// acknowledge it.
+  void publish(compat::Store& store, const std::string& what, double wait_s,
+               bool dead = false);
+  /// Returns false if the detector is being destroyed.
   bool sleep(std::chrono::milliseconds time);
   std::string key(const std::string& name) const {
     return options_.prefix + name;
@@ -92,20 +99,21 @@ class FailureDetector {
   Options options_;
   std::chrono::milliseconds period_;
   Clock::duration timeout_;
-  Clock::duration silence_;  // after which another one is gone
+  Clock::duration silence_;  // without a heartbeat, after which a rank is dead
   std::unique_ptr<compat::Store> store_;
-  std::vector<Seen> seen_;
+  std::vector<Heartbeats> heartbeats_;  // of each rank, as last read
 
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
-  std::atomic<bool> failing_ = false;  // this rank says so itself
-  std::atomic<bool> told_ = false;     // on_fault was called
+  std::atomic<bool> failing_ = false;   // this rank has reported itself
+  std::atomic<bool> reported_ = false;  // on_fault was called
   std::atomic<bool> suspected_ = false;
   std::atomic<int> waiting_ = 0;
-  std::atomic<int64_t> stepped_ = 0;   // ticks; 0: at rest
-  std::atomic<int64_t> answered_ = 0;  // ticks of the last answer of the store
-  std::thread beating_, guarding_;
+  std::atomic<int64_t> stepped_ =
+      0;  // ticks of the last heartbeat(); 0: paused
+  std::atomic<int64_t> answered_ = 0;  // ticks of the last reply from the store
+  std::thread heartbeat_thread_, store_watch_thread_;
 };
 
-}  // namespace reprise
+}  // namespace reprise::detail

@@ -26,9 +26,9 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-/// Collectives wait as long as the watch lets them.
+/// Collectives have no time-out of their own; the failure detector ends them.
 constexpr milliseconds kNoLimit = std::chrono::hours(24 * 30);
-/// Of a message through the host.
+/// Maximum size of a CPU message.
 constexpr int64_t kChunkBytes = int64_t{64} << 20;
 
 milliseconds in_ms(double seconds) {
@@ -40,7 +40,7 @@ std::string choose_backend(const RankGroupOptions& options) {
   if (options.backend.empty()) {
     return options.device.is_cuda() &&
                    compat::ProcessGroup::available("nccl") &&
-                   options.place.local_ranks <= devices
+                   options.rank_info.local_world_size <= devices
                ? "nccl"
                : "gloo";
   }
@@ -55,7 +55,7 @@ std::string choose_backend(const RankGroupOptions& options) {
   return options.backend;
 }
 
-void say_and_exit(int rank, const std::string& what) {
+void report_and_exit(int rank, const std::string& what) {
   const std::string line =
       fmt::format("reprise: rank {} ends: {}\n", rank, what);
   std::fputs(line.c_str(), stderr);
@@ -63,7 +63,7 @@ void say_and_exit(int rank, const std::string& what) {
   std::_Exit(1);
 }
 
-/// "rank 2 has model gpt2, rank 0 has bert-base"; empty: no difference.
+/// "rank 2 has model gpt2, rank 0 has bert-base". Empty if they are equal.
 std::string difference(const json& first, const json& other, int rank) {
   for (const auto& [name, value] : first.items()) {
     const std::string theirs =
@@ -75,11 +75,11 @@ std::string difference(const json& first, const json& other, int rank) {
   return "";
 }
 
-/// This machine's address on the way to `host`: where others reach it, whatever its
-/// own name resolves to. Empty where that cannot be told.
+/// The address of this machine on the route to `host`, at which other machines can
+/// reach it. Empty if it cannot be determined.
 std::string address_towards(const std::string& host, int port) {
   addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;  // nothing is sent
+  hints.ai_socktype = SOCK_DGRAM;  // no packet is sent
   addrinfo* found = nullptr;
   if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) !=
       0) {
@@ -117,24 +117,26 @@ struct RankGroup::Impl {
   std::string prefix;
   std::optional<compat::Store> store;
   std::optional<compat::ProcessGroup> control, data;
-  std::optional<FailureDetector> watch;
+  std::optional<detail::FailureDetector> detector;
   int comparisons = 0;
 
-  int rank() const { return options.place.rank; }
-  int size() const { return options.place.ranks; }
+  int rank() const { return options.rank_info.rank; }
+  int size() const { return options.rank_info.world_size; }
 
   compat::Store::Options store_options(bool serve) const {
-    return {options.place.host, options.place.port, serve,
+    return {options.rank_info.store_host, options.rank_info.store_port, serve,
             in_ms(options.join_timeout_s)};
   }
 
-  /// Waits for a key. Before there is a watch, until the time to arrive is over.
+  /// Waits for a key in the store. Throws after join_timeout_s while there is no
+  /// failure detector yet.
   std::string await(const std::string& key, const std::string& whose) {
-    const FailureDetector::Waiting waiting(watch ? &*watch : nullptr);
+    const detail::FailureDetector::Waiting waiting(detector ? &*detector
+                                                            : nullptr);
     const auto until = Clock::now() + in_ms(options.join_timeout_s);
     while (true) {
       if (auto value = store->find(prefix + key)) return *value;
-      TORCH_CHECK(watch || Clock::now() < until, "[ranks] ", whose,
+      TORCH_CHECK(detector || Clock::now() < until, "[ranks] ", whose,
                   " has not arrived within ", options.join_timeout_s, " s");
       std::this_thread::sleep_for(milliseconds(2));
     }
@@ -158,7 +160,7 @@ struct RankGroup::Impl {
         verdict = error.what_without_backtrace();
       }
       store->set(prefix + key + "verdict", verdict);
-      // The store ends with this process: not before the others have read it.
+      // This process may serve the store: keep it until the others have read it.
       if (!verdict.empty()) {
         const auto until = Clock::now() + std::chrono::seconds(5);
         while (Clock::now() < until &&
@@ -167,7 +169,7 @@ struct RankGroup::Impl {
         }
       }
     } else {
-      verdict = await(key + "verdict", "rank 0's answer");
+      verdict = await(key + "verdict", "the reply of rank 0");
       if (!verdict.empty()) store->add(prefix + key + "read", 1);
     }
     TORCH_CHECK(
@@ -182,7 +184,8 @@ struct RankGroup::Impl {
     o.size = size();
     o.timeout = kNoLimit;
     o.device = options.device;
-    o.address = address_towards(options.place.host, options.place.port);
+    o.address = address_towards(options.rank_info.store_host,
+                                options.rank_info.store_port);
     o.name = prefix + "control/";
     control.emplace(*store, o);
     o.name = prefix + "data/";
@@ -191,18 +194,19 @@ struct RankGroup::Impl {
   }
 
   void finish(compat::Work& work) {
-    const FailureDetector::Waiting waiting(watch ? &*watch : nullptr);
+    const detail::FailureDetector::Waiting waiting(detector ? &*detector
+                                                            : nullptr);
     guarded([&] { work.wait(); });
   }
 
-  /// Starts a collective through the host and waits for it.
+  /// Runs a collective on the CPU connection and waits for it.
   template <class Start>
   void run(Start&& start) {
     compat::Work work = guarded(start);
     finish(work);
   }
 
-  /// A connection that breaks says little; the watch finds out whose it was.
+  /// Lets the failure detector find out which rank broke the connection.
   template <class Body>
   auto guarded(Body&& body) -> decltype(body()) {
     try {
@@ -213,7 +217,7 @@ struct RankGroup::Impl {
         throw;
       }
       const std::string what = error.what();
-      if (watch) watch->suspect();
+      if (detector) detector->suspect();
       TORCH_CHECK(false, "[ranks] the connection to another rank broke: ",
                   what.substr(0, what.find('\n')));
     }
@@ -222,9 +226,9 @@ struct RankGroup::Impl {
 
 namespace {
 
-/// Gloo writes to sockets whose other end may be gone. That is an error to it, but the
-/// signal's default would end this rank before it can say whose fault it was. Python,
-/// where such groups are mostly used, has it ignored from its start.
+/// Gloo may write to a socket whose peer is dead. It handles the error, but the default
+/// action of SIGPIPE would end this process before it reports which rank failed. Python
+/// ignores SIGPIPE as well.
 void ignore_broken_pipes() {
   struct sigaction present = {};
   sigaction(SIGPIPE, nullptr, &present);
@@ -237,10 +241,10 @@ RankGroup::RankGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RankGroup::~RankGroup() = default;
 
 std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
-  const RankInfo& place = options.place;
-  TORCH_CHECK(place.ranks >= 1 && place.rank >= 0 && place.rank < place.ranks,
-              "[ranks] expected a rank below ", place.ranks, ", got ",
-              place.rank);
+  const RankInfo& info = options.rank_info;
+  TORCH_CHECK(
+      info.world_size >= 1 && info.rank >= 0 && info.rank < info.world_size,
+      "[ranks] expected a rank below ", info.world_size, ", got ", info.rank);
   TORCH_CHECK(options.timeout_s >= 0.5,
               "[--rank-timeout] expected 0.5 seconds or more, got ",
               options.timeout_s);
@@ -248,38 +252,39 @@ std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->backend = choose_backend(options);
-  impl->prefix = "reprise/" + place.start + "/";
-  const bool serves = place.serve && place.rank == 0;
+  impl->prefix = "reprise/" + info.run_id + "/";
+  const bool serves = info.rank0_serves_store && info.rank == 0;
   try {
     impl->store.emplace(impl->store_options(serves));
   } catch (const std::exception& error) {
     const std::string what = error.what();
-    TORCH_CHECK(false, "[ranks] rank ", place.rank, " cannot ",
-                serves ? "serve" : "reach", " the store at ", place.host, ":",
-                place.port, " (MASTER_ADDR, MASTER_PORT): ",
+    TORCH_CHECK(false, "[ranks] rank ", info.rank, " cannot ",
+                serves ? "serve" : "reach", " the store at ", info.store_host,
+                ":", info.store_port, " (MASTER_ADDR, MASTER_PORT): ",
                 what.substr(0, what.find('\n')));
   }
-  auto same = options.same;
-  same["ranks"] = std::to_string(place.ranks);
+  auto same = options.must_match;
+  same["ranks"] = std::to_string(info.world_size);
   same["backend"] = impl->backend;
   impl->require_same(same);
   impl->connect();
-  FailureDetector::Options watching;
-  watching.store = impl->store_options(false);
-  watching.prefix = impl->prefix;
-  watching.holder =
-      place.serve ? "rank 0"
-                  : fmt::format("the store at {}:{}", place.host, place.port);
-  watching.holds_store = serves;
-  watching.rank = place.rank;
-  watching.ranks = place.ranks;
-  watching.timeout_s = options.timeout_s;
-  watching.on_fault = options.on_fault
-                          ? options.on_fault
-                          : [rank = place.rank](const std::string& what) {
-                              say_and_exit(rank, what);
-                            };
-  impl->watch.emplace(std::move(watching));
+  detail::FailureDetector::Options detection;
+  detection.store = impl->store_options(false);
+  detection.prefix = impl->prefix;
+  detection.holder =
+      info.rank0_serves_store
+          ? "rank 0"
+          : fmt::format("the store at {}:{}", info.store_host, info.store_port);
+  detection.holds_store = serves;
+  detection.rank = info.rank;
+  detection.world_size = info.world_size;
+  detection.timeout_s = options.timeout_s;
+  detection.on_fault = options.on_fault
+                           ? options.on_fault
+                           : [rank = info.rank](const std::string& what) {
+                               report_and_exit(rank, what);
+                             };
+  impl->detector.emplace(std::move(detection));
   return std::shared_ptr<RankGroup>(new RankGroup(std::move(impl)));
 }
 
@@ -319,8 +324,8 @@ void RankGroup::gather(const torch::Tensor& own, const torch::Tensor& all) {
                   all.numel() == size() * own.numel(),
               "[RankGroup::gather] expected contiguous doubles, ", size(),
               " times as many for all");
-  // A sum with zeros: Gloo's own gather allocates while it is under way, and where that
-  // fails the others would wait for ever.
+  // Sums with zeros instead of Gloo's gather, which allocates while it runs: if an
+  // allocation fails on one rank, the others wait forever.
   auto* to = all.data_ptr<double>();
   std::fill_n(to, all.numel(), 0.0);
   std::copy_n(own.data_ptr<double>(), own.numel(), to + rank() * own.numel());
@@ -379,7 +384,7 @@ void RankGroup::broadcast_named(NamedList& tensors) {
   broadcast(list);
 }
 
-compat::Work RankGroup::sum(const torch::Tensor& tensor) {
+compat::Work RankGroup::all_reduce(const torch::Tensor& tensor) {
   return impl_->guarded([&] { return impl_->data->all_reduce_sum(tensor); });
 }
 
@@ -398,19 +403,19 @@ void RankGroup::wait(compat::Work& work) {
 }
 
 void RankGroup::heartbeat() {
-  impl_->watch->heartbeat();
+  impl_->detector->heartbeat();
 }
 
 void RankGroup::pause_watchdog() {
-  impl_->watch->pause_watchdog();
+  impl_->detector->pause_watchdog();
 }
 
 void RankGroup::fail(const std::string& what) noexcept {
-  impl_->watch->fail(what);
+  impl_->detector->fail(what);
 }
 
 void RankGroup::leave() {
-  impl_->watch->leave();
+  impl_->detector->leave();
   if (impl_->data) impl_->data->shut_down();
 }
 

@@ -41,9 +41,9 @@ constexpr int kMostRanks = 1 << 20;
 struct Names {
   const char* launcher;
   const char* rank;
-  const char* ranks;
+  const char* world_size;
   const char* local_rank;
-  const char* local_ranks;
+  const char* local_world_size;
 };
 
 constexpr Names kLaunchers[] = {
@@ -67,7 +67,8 @@ std::string first_machine(const std::string& list) {
   return name;
 }
 
-/// The same for all ranks of a job, another one for another job most of the time.
+/// A port derived from the job id: equal on all ranks, and usually different for
+/// another job.
 int port_of_job(const Variable& variable) {
   uint32_t hash = 2166136261u;  // FNV-1a
   for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE",
@@ -76,53 +77,55 @@ int port_of_job(const Variable& variable) {
       hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
     }
   }
-  // Below those that systems hand out by themselves.
+  // Below the range of ephemeral ports.
   return 20000 + static_cast<int>(hash % 12000);
 }
 
-void find_store(RankInfo& place, const Variable& variable) {
+void find_store(RankInfo& info, const Variable& variable) {
   const std::string host = text_of(variable, "MASTER_ADDR");
   const std::string nodes = text_of(variable, "SLURM_STEP_NODELIST");
   if (!host.empty()) {
-    place.host = host;
-  } else if (place.launcher == "Slurm" && !nodes.empty()) {
-    place.host = first_machine(nodes);
+    info.store_host = host;
+  } else if (info.launcher == "Slurm" && !nodes.empty()) {
+    info.store_host = first_machine(nodes);
   }
-  place.port = text_of(variable, "MASTER_PORT").empty()
-                   ? port_of_job(variable)
-                   : number(variable, "MASTER_PORT", 1, 65535);
-  // torchrun's agent keeps a store, at this very port.
-  place.serve = text_of(variable, "TORCHELASTIC_USE_AGENT_STORE") != "True";
-  if (!place.serve) {
-    place.start = text_of(variable, "TORCHELASTIC_RUN_ID") + "/" +
+  info.store_port = text_of(variable, "MASTER_PORT").empty()
+                        ? port_of_job(variable)
+                        : number(variable, "MASTER_PORT", 1, 65535);
+  // torchrun's agent serves a store at this port.
+  info.rank0_serves_store =
+      text_of(variable, "TORCHELASTIC_USE_AGENT_STORE") != "True";
+  if (!info.rank0_serves_store) {
+    info.run_id = text_of(variable, "TORCHELASTIC_RUN_ID") + "/" +
                   text_of(variable, "TORCHELASTIC_RESTART_COUNT");
   }
 }
 
 }  // namespace
 
-std::optional<RankInfo> place_from_environment(const Variable& variable) {
+std::optional<RankInfo> rank_info_from_environment(const Variable& variable) {
   for (const Names& names : kLaunchers) {
     if (text_of(variable, names.rank).empty()) continue;
     const bool slurm = std::string_view(names.launcher) == "Slurm";
-    // A single process of a batch job has these too.
-    if (slurm && number_or(variable, names.ranks, 1, kMostRanks) == 1) continue;
-    RankInfo place;
-    place.launcher = names.launcher;
-    place.ranks = number(variable, names.ranks, 1, kMostRanks);
-    place.rank = number(variable, names.rank, 0, place.ranks - 1);
-    place.local_rank =
-        number_or(variable, names.local_rank, place.rank, kMostRanks);
-    place.local_ranks =
-        number_or(variable, names.local_ranks, place.ranks, kMostRanks);
-    find_store(place, variable);
-    return place;
+    // Slurm sets these variables for single-process jobs too.
+    if (slurm && number_or(variable, names.world_size, 1, kMostRanks) == 1)
+      continue;
+    RankInfo info;
+    info.launcher = names.launcher;
+    info.world_size = number(variable, names.world_size, 1, kMostRanks);
+    info.rank = number(variable, names.rank, 0, info.world_size - 1);
+    info.local_rank =
+        number_or(variable, names.local_rank, info.rank, kMostRanks);
+    info.local_world_size = number_or(variable, names.local_world_size,
+                                      info.world_size, kMostRanks);
+    find_store(info, variable);
+    return info;
   }
   return std::nullopt;
 }
 
-std::optional<RankInfo> place_from_environment() {
-  return place_from_environment(
+std::optional<RankInfo> rank_info_from_environment() {
+  return rank_info_from_environment(
       [](const char* name) { return std::getenv(name); });
 }
 

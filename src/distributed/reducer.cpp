@@ -1,6 +1,6 @@
 #include "distributed/bucket_layout.h"
-#include "distributed/pieces.h"
-#include "distributed/timeline.h"
+#include "distributed/busy_time.h"
+#include "distributed/parameter_shards.h"
 
 #include <reprise/distributed/reducer.h>
 
@@ -14,16 +14,16 @@ namespace reprise {
 namespace {
 
 using detail::BucketLayout;
-using detail::Pieces;
-using detail::Timeline;
-using Clock = Timeline::Clock;
+using detail::BusyTime;
+using detail::ParameterShards;
+using Clock = BusyTime::Clock;
 
-/// What one window has of a bucket.
+/// The state of one bucket in the current window.
 struct BucketInFlight {
-  torch::Tensor flat;  // gradients, then their sum
-  torch::Tensor sent;  // what travels by parts, and what arrives
-  torch::Tensor arrived;
-  torch::Tensor sum;  // of this rank's part
+  torch::Tensor flat;  // gradients, then their sums
+  torch::Tensor sent;  // input and output of the all-to-all
+  torch::Tensor received;
+  torch::Tensor sum;  // sums of this rank's share
   compat::Work work;
 };
 
@@ -36,16 +36,16 @@ class GradientReducer::Impl {
       : group_(std::move(group)),
         options_(options),
         layout_(parameters, options.bucket_bytes,
-                by_parts() ? group_->size() : 1),
-        travels_(layout_.buckets().size()),
-        timeline_(std::make_shared<Timeline>()) {
-    if (options_.shard) pieces_.emplace(group_, layout_);
+                reduce_scatters() ? group_->size() : 1),
+        in_flight_(layout_.buckets().size()),
+        busy_time_(std::make_shared<BusyTime>()) {
+    if (options_.shard) shards_.emplace(group_, layout_);
   }
 
   void final_from(int stage) {
     const torch::NoGradGuard no_grad;
-    add_up_arrived();
-    while (next_ < travels_.size() &&
+    sum_received();
+    while (next_ < in_flight_.size() &&
            layout_.buckets()[next_].ready_stage >= stage) {
       start(next_, /*zeros=*/false);
       ++next_;
@@ -56,23 +56,23 @@ class GradientReducer::Impl {
 
   torch::Tensor finish(const torch::Tensor& loss) {
     const torch::NoGradGuard no_grad;
-    const std::vector<bool> used = whole_window(loss, /*zeros=*/false);
-    for (size_t b = 0; b < travels_.size(); ++b) {
+    const std::vector<bool> used = reduce_window(loss, /*zeros=*/false);
+    for (size_t b = 0; b < in_flight_.size(); ++b) {
       const auto& bucket = layout_.buckets()[b];
       for (size_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
-        give(layout_.entries()[i], used[i], travels_[b]);
+        set_gradient(layout_.entries()[i], used[i], in_flight_[b]);
       }
-      if (pieces_) pieces_->give_gradients(b, travels_[b].sum, used);
-      travels_[b] = {};
+      if (shards_) shards_->set_gradients(b, in_flight_[b].sum, used);
+      in_flight_[b] = {};
     }
     ++counters_.windows;
     return tail_[0];
   }
 
-  void give_up() {
+  void abandon_window() {
     const torch::NoGradGuard no_grad;
-    whole_window({}, /*zeros=*/true);
-    for (BucketInFlight& travel : travels_) travel = {};
+    reduce_window({}, /*zeros=*/true);
+    for (BucketInFlight& bucket_state : in_flight_) bucket_state = {};
   }
 
   int64_t extra_bytes() const {
@@ -81,60 +81,63 @@ class GradientReducer::Impl {
       largest = std::max(largest, bucket.bytes());
       all += bucket.bytes();
     }
-    // A bucket is filled while its gradients are still there. What travels to be
-    // added up by parts comes beside what was sent.
+    // A bucket is filled while its gradients still exist. With reduce-scatter, the
+    // receive buffers exist next to the send buffers.
     if (options_.bf16) return largest + all / 2;
     return options_.shard ? largest + all : largest;
   }
 
   const BucketLayout& layout() const { return layout_; }
-  Pieces& pieces() {
-    TORCH_CHECK(pieces_, "[GradientReducer] expected shard, for pieces");
-    return *pieces_;
+  ParameterShards& shards() {
+    TORCH_CHECK(shards_, "[GradientReducer] expected the option shard");
+    return *shards_;
   }
-  bool has_pieces() const { return pieces_.has_value(); }
+  bool is_sharded() const { return shards_.has_value(); }
   const Counters& counters() const { return counters_; }
   int64_t started() const { return static_cast<int64_t>(next_); }
   void keep_gradients(bool keep) { keep_ = keep; }
 
  private:
-  bool by_parts() const { return options_.shard || options_.bf16; }
+  /// Whether gradients are reduced by an all-to-all followed by local sums.
+  bool reduce_scatters() const { return options_.shard || options_.bf16; }
 
   void start(size_t b, bool zeros) {
     const auto& bucket = layout_.buckets()[b];
-    BucketInFlight& travel = travels_[b];
-    travel.flat = torch::empty({bucket.padded}, bucket.options);
-    if (zeros) travel.flat.zero_();
-    travel.flat.slice(0, bucket.elements).zero_();
+    BucketInFlight& bucket_state = in_flight_[b];
+    bucket_state.flat = torch::empty({bucket.padded}, bucket.options);
+    if (zeros) bucket_state.flat.zero_();
+    bucket_state.flat.slice(0, bucket.elements).zero_();
     for (size_t i = bucket.first; !zeros && i < bucket.first + bucket.count;
          ++i) {
       const auto& entry = layout_.entries()[i];
       torch::Tensor tensor = entry.parameter.tensor;
       torch::Tensor& gradient = tensor.mutable_grad();
-      torch::Tensor place = BucketLayout::view_of(entry, travel.flat);
+      torch::Tensor slot = BucketLayout::view_of(entry, bucket_state.flat);
       if (!gradient.defined()) {
-        place.zero_();
+        slot.zero_();
         continue;
       }
       TORCH_CHECK(gradient.layout() == torch::kStrided,
                   "[GradientReducer] expected dense gradients, got ",
                   gradient.layout(), " of '", entry.parameter.name, "'");
-      place.copy_(gradient);
+      slot.copy_(gradient);
       defined_.push_back(i);
       if (!keep_) gradient.reset();
     }
     const auto begin = Clock::now();
-    if (!by_parts()) {
-      travel.work = group_->sum(travel.flat);
-      note(travel.work, begin, bucket.bytes());
+    if (!reduce_scatters()) {
+      bucket_state.work = group_->all_reduce(bucket_state.flat);
+      note(bucket_state.work, begin, bucket.bytes());
       return;
     }
-    travel.sent =
-        options_.bf16 ? travel.flat.to(torch::kBFloat16) : travel.flat;
-    travel.flat.reset();
-    travel.arrived = torch::empty_like(travel.sent);
-    travel.work = group_->all_to_all(travel.arrived, travel.sent);
-    note(travel.work, begin, static_cast<int64_t>(travel.sent.nbytes()));
+    bucket_state.sent = options_.bf16 ? bucket_state.flat.to(torch::kBFloat16)
+                                      : bucket_state.flat;
+    bucket_state.flat.reset();
+    bucket_state.received = torch::empty_like(bucket_state.sent);
+    bucket_state.work =
+        group_->all_to_all(bucket_state.received, bucket_state.sent);
+    note(bucket_state.work, begin,
+         static_cast<int64_t>(bucket_state.sent.nbytes()));
   }
 
   void note(compat::Work& work, Clock::time_point begin, int64_t bytes) {
@@ -142,52 +145,54 @@ class GradientReducer::Impl {
       ++counters_.calls;
       counters_.bytes += bytes;
     }
-    work.when_done(
-        [timeline = timeline_, begin] { timeline->note(begin, Clock::now()); });
+    work.when_done([busy_time = busy_time_, begin] {
+      busy_time->note(begin, Clock::now());
+    });
   }
 
-  /// Frees what was sent as soon as it can be.
-  void add_up_arrived() {
-    if (!by_parts()) return;
+  /// Sums the buckets that have arrived, to free their buffers early.
+  void sum_received() {
+    if (!reduce_scatters()) return;
     for (size_t b = 0; b < next_; ++b) {
-      const BucketInFlight& travel = travels_[b];
-      if (travel.arrived.defined() && !travel.sum.defined() &&
-          travel.work.done()) {
-        add_up(b);
+      const BucketInFlight& bucket_state = in_flight_[b];
+      if (bucket_state.received.defined() && !bucket_state.sum.defined() &&
+          bucket_state.work.done()) {
+        sum_bucket(b);
       }
     }
   }
 
-  void add_up(size_t b) {
-    BucketInFlight& travel = travels_[b];
-    group_->wait(travel.work);
-    const auto parts = travel.arrived.chunk(group_->size());
+  void sum_bucket(size_t b) {
+    BucketInFlight& bucket_state = in_flight_[b];
+    group_->wait(bucket_state.work);
+    const auto shares = bucket_state.received.chunk(group_->size());
     torch::Tensor sum =
-        torch::empty(parts[0].sizes(), layout_.buckets()[b].options);
-    sum.copy_(parts[0]);
-    for (size_t r = 1; r < parts.size(); ++r) sum.add_(parts[r]);
-    travel.sum = std::move(sum);
-    if (!options_.shard) return;  // what it came with is used again
-    travel.sent.reset();
-    travel.arrived.reset();
+        torch::empty(shares[0].sizes(), layout_.buckets()[b].options);
+    sum.copy_(shares[0]);
+    for (size_t r = 1; r < shares.size(); ++r) sum.add_(shares[r]);
+    bucket_state.sum = std::move(sum);
+    if (!options_.shard) return;  // the buffers are reused by all_gather_sums()
+    bucket_state.sent.reset();
+    bucket_state.received.reset();
   }
 
-  /// Starts the rest, waits for all. Which entries have a gradient on some rank.
-  /// May be called again where it threw: every collective starts once.
-  std::vector<bool> whole_window(const torch::Tensor& loss, bool zeros) {
+  /// Starts the remaining buckets and waits for all. Returns which entries have a
+  /// gradient on any rank. May be called again if it threw: no collective starts twice.
+  std::vector<bool> reduce_window(const torch::Tensor& loss, bool zeros) {
     if (ended_ == Clock::time_point{}) ended_ = Clock::now();
-    for (; next_ < travels_.size(); ++next_) start(next_, zeros);
+    for (; next_ < in_flight_.size(); ++next_) start(next_, zeros);
     const size_t entries = layout_.entries().size();
     const bool all_here = defined_.size() == entries;
     if (!tail_work_.valid()) start_tail(loss);
-    for (size_t b = 0; b < travels_.size(); ++b) {
-      BucketInFlight& travel = travels_[b];
-      if (travel.arrived.defined() && !travel.sum.defined()) add_up(b);
-      if (!by_parts()) group_->wait(travel.work);
+    for (size_t b = 0; b < in_flight_.size(); ++b) {
+      BucketInFlight& bucket_state = in_flight_[b];
+      if (bucket_state.received.defined() && !bucket_state.sum.defined())
+        sum_bucket(b);
+      if (!reduce_scatters()) group_->wait(bucket_state.work);
     }
-    if (options_.bf16 && !options_.shard) send_back();
+    if (options_.bf16 && !options_.shard) all_gather_sums();
     group_->wait(tail_work_);
-    const auto [busy, exposed] = timeline_->take(ended_);
+    const auto [busy, exposed] = busy_time_->take(ended_);
     counters_.busy_s += busy;
     counters_.exposed_s += exposed;
     ended_ = {};
@@ -195,7 +200,7 @@ class GradientReducer::Impl {
     next_ = back_ = 0;
     defined_.clear();
     std::vector<bool> used(entries, true);
-    if (all_here) return used;  // without waiting for the device
+    if (all_here) return used;  // avoids a device synchronization
     const torch::Tensor counts = tail_.cpu();
     const double* at = counts.data_ptr<double>() + 1;
     for (size_t i = 0; i < used.size(); ++i) used[i] = at[i] > 0;
@@ -208,31 +213,33 @@ class GradientReducer::Impl {
     tail_ = torch::tensor(tail, torch::kDouble)
                 .to(layout_.buckets()[0].options.device());
     if (loss.defined()) tail_[0].copy_(loss);
-    tail_work_ = group_->sum(tail_);
+    tail_work_ = group_->all_reduce(tail_);
   }
 
-  /// The sums, rounded, to all; through the memory that they came with.
-  void send_back() {
-    for (; back_ < travels_.size(); ++back_) {
-      BucketInFlight& travel = travels_[back_];
+  /// Sends the rounded sums to all ranks, using the buffers of the all-to-all.
+  void all_gather_sums() {
+    for (; back_ < in_flight_.size(); ++back_) {
+      BucketInFlight& bucket_state = in_flight_[back_];
       const auto begin = Clock::now();
-      const torch::Tensor own = travel.sent.slice(0, 0, travel.sum.numel());
-      own.copy_(travel.sum);
-      travel.work = group_->all_gather(travel.arrived, own);
-      note(travel.work, begin, 0);
+      const torch::Tensor own =
+          bucket_state.sent.slice(0, 0, bucket_state.sum.numel());
+      own.copy_(bucket_state.sum);
+      bucket_state.work = group_->all_gather(bucket_state.received, own);
+      note(bucket_state.work, begin, 0);
     }
-    for (size_t b = 0; b < travels_.size(); ++b) {
-      BucketInFlight& travel = travels_[b];
-      group_->wait(travel.work);
-      if (!travel.flat.defined()) {
-        travel.flat = travel.arrived.to(layout_.buckets()[b].options.dtype());
+    for (size_t b = 0; b < in_flight_.size(); ++b) {
+      BucketInFlight& bucket_state = in_flight_[b];
+      group_->wait(bucket_state.work);
+      if (!bucket_state.flat.defined()) {
+        bucket_state.flat =
+            bucket_state.received.to(layout_.buckets()[b].options.dtype());
       }
-      travel.sum.reset();
+      bucket_state.sum.reset();
     }
   }
 
-  void give(const BucketLayout::Entry& entry, bool used,
-            const BucketInFlight& travel) {
+  void set_gradient(const BucketLayout::Entry& entry, bool used,
+                    const BucketInFlight& bucket_state) {
     torch::Tensor tensor = entry.parameter.tensor;
     torch::Tensor& gradient = tensor.mutable_grad();
     if (options_.shard) {
@@ -240,7 +247,7 @@ class GradientReducer::Impl {
       return;
     }
     if (!used) return;
-    const torch::Tensor sum = BucketLayout::view_of(entry, travel.flat);
+    const torch::Tensor sum = BucketLayout::view_of(entry, bucket_state.flat);
     if (keep_ && gradient.defined()) {
       gradient.copy_(sum);
     } else {
@@ -251,16 +258,16 @@ class GradientReducer::Impl {
   std::shared_ptr<RankGroup> group_;
   ReducerOptions options_;
   BucketLayout layout_;
-  std::optional<Pieces> pieces_;  // with `shard`
+  std::optional<ParameterShards> shards_;  // set with `shard`
   bool keep_ = false;
   Counters counters_;
-  std::vector<BucketInFlight> travels_;  // as the layout's buckets
-  std::shared_ptr<Timeline> timeline_;
-  size_t next_ = 0;              // bucket to start
-  std::vector<size_t> defined_;  // entries with a gradient here, this window
-  torch::Tensor tail_;           // loss, and which entries have a gradient
+  std::vector<BucketInFlight> in_flight_;  // one per bucket
+  std::shared_ptr<BusyTime> busy_time_;
+  size_t next_ = 0;              // next bucket to start
+  std::vector<size_t> defined_;  // entries with a gradient on this rank
+  torch::Tensor tail_;  // loss, then the ranks that have a gradient, per entry
   compat::Work tail_work_;
-  size_t back_ = 0;  // bucket whose sum goes back next
+  size_t back_ = 0;  // next bucket for all_gather_sums()
   Clock::time_point ended_{};
 };
 
@@ -282,26 +289,26 @@ void GradientReducer::backward_ended() {
 torch::Tensor GradientReducer::finish(const torch::Tensor& loss) {
   return impl_->finish(loss);
 }
-void GradientReducer::give_up() {
-  impl_->give_up();
+void GradientReducer::abandon_window() {
+  impl_->abandon_window();
 }
 void GradientReducer::keep_gradients(bool keep) {
   impl_->keep_gradients(keep);
 }
-const GradientReducer::NamedList& GradientReducer::pieces() const {
+const GradientReducer::NamedList& GradientReducer::shards() const {
   static const NamedList none;
-  return impl_->has_pieces() ? impl_->pieces().list() : none;
+  return impl_->is_sharded() ? impl_->shards().list() : none;
 }
-void GradientReducer::share_pieces() {
-  impl_->pieces().share();
+void GradientReducer::all_gather_parameters() {
+  impl_->shards().all_gather();
 }
-GradientReducer::NamedList GradientReducer::whole(
-    const NamedList& of_pieces, const std::vector<std::string>& kinds) {
-  return impl_->pieces().whole(of_pieces, kinds);
+GradientReducer::NamedList GradientReducer::gather_full(
+    const NamedList& shard_values, const std::vector<std::string>& prefixes) {
+  return impl_->shards().gather_full(shard_values, prefixes);
 }
-GradientReducer::NamedList GradientReducer::parts(
-    const NamedList& whole, const std::vector<std::string>& kinds) const {
-  return impl_->pieces().parts(whole, kinds);
+GradientReducer::NamedList GradientReducer::select_shards(
+    const NamedList& full, const std::vector<std::string>& prefixes) const {
+  return impl_->shards().select_shards(full, prefixes);
 }
 int64_t GradientReducer::buckets() const {
   return static_cast<int64_t>(impl_->layout().buckets().size());

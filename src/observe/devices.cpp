@@ -24,7 +24,7 @@ using nlohmann::ordered_json;
 std::string processor_name() {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
-    // ARM has no "model name".
+    // ARM kernels report "Hardware" instead of "model name".
     if (line.rfind("model name", 0) == 0 || line.rfind("Hardware", 0) == 0) {
       const size_t colon = line.find(':');
       const size_t first = line.find_first_not_of(" \t", colon + 1);
@@ -43,7 +43,7 @@ DeviceInfo processor() {
   info.kind = "cpu";
   info.memory_bytes = limits.memory_bytes;
   info.cores = limits.cores;
-  info.visible = detail::make_process_probe()->visible();
+  info.availability = detail::make_process_probe()->availability();
   return info;
 }
 
@@ -53,12 +53,13 @@ DeviceInfo unknown_cuda_device(int index, const std::string& reason) {
   info.kind = "cuda";
   info.index = index;
   info.usable = compat::cuda_built();
-  info.visible = detail::make_nvml_probe(nullptr, nullptr, reason)->visible();
+  info.availability =
+      detail::make_nvml_probe(nullptr, nullptr, reason)->availability();
   return info;
 }
 
-DeviceInfo seen_by_nvml(const std::shared_ptr<detail::Nvml>& nvml,
-                        detail::NvmlDevice device, int index) {
+DeviceInfo cuda_device_from_nvml(const std::shared_ptr<detail::Nvml>& nvml,
+                                 detail::NvmlDevice device, int index) {
   DeviceInfo info = unknown_cuda_device(index, "NVML cannot reach the device");
   if (const auto driver = nvml->driver(); !driver.empty()) info.driver = driver;
   if (device == nullptr) return info;
@@ -68,28 +69,28 @@ DeviceInfo seen_by_nvml(const std::shared_ptr<detail::Nvml>& nvml,
   if (nvml->memory(device, memory) == detail::kNvmlSuccess) {
     info.memory_bytes = static_cast<int64_t>(memory.total);
   }
-  info.visible = detail::make_nvml_probe(nvml, device, "")->visible();
+  info.availability = detail::make_nvml_probe(nvml, device, "")->availability();
   return info;
 }
 
-DeviceInfo seen_by_libtorch(int index, const std::string& reason) {
+DeviceInfo cuda_device_from_libtorch(int index, const std::string& reason) {
   DeviceInfo info = unknown_cuda_device(index, reason);
   info.name = compat::cuda_device_name(index);
   info.memory_bytes = compat::cuda_device_memory(index).total;
   return info;
 }
 
-/// `reason`: why NVML shows none, where it does not work.
-std::vector<DeviceInfo> cuda_devices(Ask ask, std::string& reason) {
+/// Sets `reason` if NVML is not available.
+std::vector<DeviceInfo> cuda_devices(DeviceQuery query, std::string& reason) {
   std::vector<DeviceInfo> devices;
   if (const auto nvml = detail::Nvml::open(reason)) {
     for (const auto device : nvml->cuda_devices()) {
-      devices.push_back(
-          seen_by_nvml(nvml, device, static_cast<int>(devices.size())));
+      devices.push_back(cuda_device_from_nvml(
+          nvml, device, static_cast<int>(devices.size())));
     }
-  } else if (ask == Ask::kLibTorch) {
+  } else if (query == DeviceQuery::kLibTorch) {
     for (int i = 0; i < compat::cuda_device_count(); ++i) {
-      devices.push_back(seen_by_libtorch(i, reason));
+      devices.push_back(cuda_device_from_libtorch(i, reason));
     }
   }
   return devices;
@@ -99,12 +100,12 @@ std::string flag_of(const DeviceInfo& info) {
   return info.kind == "cpu" ? "cpu" : fmt::format("cuda:{}", info.index);
 }
 
-std::array<std::pair<const char*, const Availability*>, 4> sights(
+std::array<std::pair<const char*, const Availability*>, 4> availabilities(
     const DeviceInfo& info) {
-  return {{{"memory", &info.visible.memory},
-           {"utilisation", &info.visible.utilisation},
-           {"power", &info.visible.power},
-           {"clock", &info.visible.clock}}};
+  return {{{"memory", &info.availability.memory},
+           {"utilisation", &info.availability.utilisation},
+           {"power", &info.availability.power},
+           {"clock", &info.availability.clock}}};
 }
 
 ordered_json device_object(const DeviceInfo& info) {
@@ -120,17 +121,17 @@ ordered_json device_object(const DeviceInfo& info) {
 
 }  // namespace
 
-std::vector<DeviceInfo> list_devices(Ask ask) {
+std::vector<DeviceInfo> list_devices(DeviceQuery query) {
   std::vector<DeviceInfo> devices{processor()};
   std::string reason;
-  for (auto& info : cuda_devices(ask, reason)) {
+  for (auto& info : cuda_devices(query, reason)) {
     devices.push_back(std::move(info));
   }
   return devices;
 }
 
-DeviceInfo device_info(const std::string& device, Ask ask) {
-  // LibTorch knows more kinds, and lists them all if it is given none of them.
+DeviceInfo device_info(const std::string& device, DeviceQuery query) {
+  // Checked here because LibTorch's own error lists kinds that are not supported.
   TORCH_CHECK(
       device == "cpu" || device == "cuda" || device.starts_with("cuda:"),
       "[device_info] expected cpu, cuda or cuda:N, got '", device, "'");
@@ -138,12 +139,12 @@ DeviceInfo device_info(const std::string& device, Ask ask) {
   if (parsed.is_cpu()) return processor();
   const int index = parsed.has_index() ? parsed.index() : 0;
   std::string reason;
-  auto devices = cuda_devices(ask, reason);
+  auto devices = cuda_devices(query, reason);
   if (index < static_cast<int>(devices.size())) {
     return std::move(devices[static_cast<size_t>(index)]);
   }
   if (reason.empty()) {
-    reason = fmt::format("NVML shows {} CUDA devices", devices.size());
+    reason = fmt::format("NVML reports {} CUDA devices", devices.size());
   }
   return unknown_cuda_device(index, reason);
 }
@@ -160,9 +161,9 @@ std::string to_json(const std::vector<DeviceInfo>& devices) {
     object["index"] = info.index;
     object["usable"] = info.usable;
     object["reasons"] = ordered_json::object();
-    for (const auto& [name, sight] : sights(info)) {
-      object["visible"][name] = sight->seen;
-      if (!sight->seen) object["reasons"][name] = sight->reason;
+    for (const auto& [name, value] : availabilities(info)) {
+      object["visible"][name] = value->available;
+      if (!value->available) object["reasons"][name] = value->reason;
     }
     list.push_back(std::move(object));
   }
@@ -176,22 +177,22 @@ std::string to_table(const std::vector<DeviceInfo>& devices) {
   }
   std::string text =
       fmt::format("{:<8}  {:<{}}  {:>10}  {:>6}  {:<12}  {}\n", "device",
-                  "name", width, "memory", "cores", "driver", "observer sees");
+                  "name", width, "memory", "cores", "driver", "observable");
   for (const DeviceInfo& info : devices) {
-    std::string seen, unseen;
-    for (const auto& [name, sight] : sights(info)) {
-      if (sight->seen) {
-        seen += (seen.empty() ? "" : ", ") + std::string(name);
+    std::string available, reasons;
+    for (const auto& [name, value] : availabilities(info)) {
+      if (value->available) {
+        available += (available.empty() ? "" : ", ") + std::string(name);
       } else {
-        unseen += fmt::format("{:<8}  no {}: {}\n", "", name, sight->reason);
+        reasons += fmt::format("{:<8}  no {}: {}\n", "", name, value->reason);
       }
     }
     text += fmt::format(
         "{:<8}  {:<{}}  {:>10}  {:>6}  {:<12}  {}\n", flag_of(info), info.name,
         width, info.memory_bytes > 0 ? format_bytes(info.memory_bytes) : "-",
         info.cores ? std::to_string(*info.cores) : "-",
-        info.driver.value_or("-"), seen.empty() ? "nothing" : seen);
-    text += unseen;
+        info.driver.value_or("-"), available.empty() ? "nothing" : available);
+    text += reasons;
     if (!info.usable) {
       text += fmt::format("{:<8}  not usable: this LibTorch has no CUDA\n", "");
     }

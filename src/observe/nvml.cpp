@@ -13,7 +13,7 @@ void look_up(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
 }
 
-/// The newer name, else the older one.
+/// Looks up the newer name of a function and falls back to the older one.
 template <class Function>
 void look_up(void* library, const char* name, const char* older,
              Function& function) {
@@ -32,7 +32,7 @@ std::string trimmed(const std::string& text) {
 std::shared_ptr<Nvml> Nvml::open(std::string& reason) {
   const char* path = std::getenv("REPRISE_NVML");
   if (path == nullptr || *path == '\0') path = "libnvidia-ml.so.1";
-  // Never closed: the driver's libraries do not promise to survive that.
+  // Never closed: the driver's libraries may not support being unloaded.
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     reason = std::string("no NVML: ") + dlerror();
@@ -66,7 +66,7 @@ std::shared_ptr<Nvml> Nvml::open(std::string& reason) {
   }
   const NvmlReturn code = nvml->init_();
   if (code != kNvmlSuccess) {
-    reason = "NVML does not start: " + nvml->error(code);
+    reason = "NVML failed to initialize: " + nvml->error(code);
     return nullptr;
   }
   nvml->started_ = true;
@@ -79,7 +79,7 @@ Nvml::~Nvml() {
 
 std::string Nvml::error(NvmlReturn code) const {
   const char* text = error_string_ == nullptr ? nullptr : error_string_(code);
-  return text == nullptr ? "NVML's error " + std::to_string(code)
+  return text == nullptr ? "NVML error " + std::to_string(code)
                          : std::string(text);
 }
 
@@ -108,12 +108,12 @@ NvmlDevice Nvml::device_at(const std::string& pci_bus_id) const {
   return device;
 }
 
-/// CUDA takes any beginning of a UUID that only one device has.
-NvmlDevice Nvml::device_by_uuid(const std::string& start) const {
+/// Like CUDA, accepts any prefix of a UUID that is unique.
+NvmlDevice Nvml::device_by_uuid(const std::string& prefix) const {
   NvmlDevice found = nullptr;
   if (get_by_uuid_ != nullptr &&
-      get_by_uuid_(start.c_str(), &found) == kNvmlSuccess) {
-    return found;  // in full; the only way to a part of a device (MIG)
+      get_by_uuid_(prefix.c_str(), &found) == kNvmlSuccess) {
+    return found;  // a complete UUID, which MIG instances require
   }
   found = nullptr;
   unsigned count = 0;
@@ -126,7 +126,7 @@ NvmlDevice Nvml::device_by_uuid(const std::string& start) const {
     char uuid[128] = {};
     if (device == nullptr ||
         get_uuid_(device, uuid, sizeof(uuid)) != kNvmlSuccess ||
-        std::string(uuid).compare(0, start.size(), start) != 0) {
+        std::string(uuid).compare(0, prefix.size(), prefix) != 0) {
       continue;
     }
     if (found != nullptr) return nullptr;
@@ -146,7 +146,7 @@ std::vector<NvmlDevice> Nvml::cuda_devices() const {
     for (unsigned i = 0; i < count; ++i) devices.push_back(device_by_index(i));
     return devices;
   }
-  // As CUDA reads it: up to the first that is none; nothing where one is named
+  // Like CUDA, stops at the first invalid entry, and returns no device if one is listed
   // twice.
   std::istringstream list(chosen);
   for (std::string word; std::getline(list, word, ',');) {

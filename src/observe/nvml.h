@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-/// NVML, NVIDIA's library for looking at its devices, which comes with the
-/// driver. It is loaded at run time; only what is used is declared, as NVIDIA
-/// documents it (docs.nvidia.com/deploy/nvml-api).
+/// Interface to NVML, NVIDIA's management library, which is part of the driver and is
+/// loaded at run time. Declares only the functions that are used, following
+/// docs.nvidia.com/deploy/nvml-api.
 namespace reprise::detail {
 
 using NvmlReturn = int;
@@ -27,7 +27,7 @@ constexpr NvmlReturn kNvmlGpuIsLost = 15;
 struct NvmlMemory {
   unsigned long long total = 0, free = 0, used = 0;
 };
-/// Without what the driver reserves for itself in `used`.
+/// Unlike NvmlMemory, `used` excludes the memory that the driver reserves.
 struct NvmlMemory2 {
   unsigned version = sizeof(NvmlMemory2) | (2U << 24U);
   unsigned long long total = 0, reserved = 0, free = 0, used = 0;
@@ -51,12 +51,12 @@ struct NvmlField {
   NvmlReturn code = kNvmlSuccess;
   NvmlValue value = {};
 };
-static_assert(sizeof(NvmlField) == 40, "as in NVIDIA's header");
+static_assert(sizeof(NvmlField) == 40, "must match NVIDIA's header");
 
-/// The library, started. Shut down with the last who holds it; never unloaded.
+/// The initialized library. Shut down with the last reference; never unloaded.
 class Nvml {
  public:
-  /// Null where it is not there or does not start; `reason` says why.
+  /// Returns null if the library is missing or fails to initialize, and sets `reason`.
   static std::shared_ptr<Nvml> open(std::string& reason);
   ~Nvml();
   Nvml(const Nvml&) = delete;
@@ -65,17 +65,17 @@ class Nvml {
   std::string driver() const;
   std::string error(NvmlReturn code) const;
 
-  /// In the order of CUDA's numbers, as CUDA_VISIBLE_DEVICES says; null where a
-  /// device does not answer.
+  /// The devices in CUDA's order, filtered by CUDA_VISIBLE_DEVICES. A device that does
+  /// not respond is null.
   std::vector<NvmlDevice> cuda_devices() const;
-  /// Null where there is none.
+  /// Returns null if there is no such device.
   NvmlDevice device_at(const std::string& pci_bus_id) const;
 
-  std::string name(NvmlDevice device) const;  ///< empty: unknown
+  std::string name(NvmlDevice device) const;  ///< empty if unknown
   std::optional<int> cores(NvmlDevice device) const;
   NvmlReturn memory(NvmlDevice device, NvmlMemory& memory) const;
 
-  // Null where the driver is too old.
+  // Functions that older drivers lack; null if missing.
   NvmlReturn (*get_utilization)(NvmlDevice, NvmlUtilization*) = nullptr;
   NvmlReturn (*get_samples)(NvmlDevice, int, unsigned long long, int*,
                             unsigned*, NvmlSample*) = nullptr;
@@ -85,7 +85,7 @@ class Nvml {
 
  private:
   Nvml() = default;
-  NvmlDevice device_by_uuid(const std::string& start) const;
+  NvmlDevice device_by_uuid(const std::string& prefix) const;
   NvmlDevice device_by_index(unsigned index) const;
 
   bool started_ = false;
@@ -104,7 +104,7 @@ class Nvml {
   NvmlReturn (*get_memory2_)(NvmlDevice, NvmlMemory2*) = nullptr;
 };
 
-/// `nvml` or `device` null: it sees nothing, for `reason`.
+/// If `nvml` or `device` is null, no value is available and `reason` says why.
 std::unique_ptr<DeviceProbe> make_nvml_probe(std::shared_ptr<Nvml> nvml,
                                              NvmlDevice device,
                                              std::string reason);

@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Results hold many series; digits that nothing can be read from are left out.
+// Results hold many series; insignificant digits are dropped.
 constexpr int kSecondDigits = 3;
 constexpr int kFigureDigits = 2;
 constexpr int kSeriesDigits = 1;

@@ -16,26 +16,26 @@ std::string number(const std::optional<double>& value, const char* unit) {
 
 }  // namespace
 
-std::string to_table(const Observation& seen) {
-  std::string text = fmt::format("\n{:<24}{:>14}{:>14}\n", "Seen of the device",
-                                 "average", "peak");
+std::string to_table(const Observation& observed) {
+  std::string text =
+      fmt::format("\n{:<24}{:>14}{:>14}\n", "Device", "average", "peak");
   const auto row = [&](const char* name, const std::string& average,
                        const std::string& peak) {
     if (peak == "-") return;
     text += fmt::format("  {:<22}{:>14}{:>14}\n", name, average, peak);
   };
-  row("memory", bytes(seen.average.memory_bytes),
-      bytes(seen.peak.memory_bytes));
-  row("utilisation", number(seen.average.utilisation, "%"),
-      number(seen.peak.utilisation, "%"));
-  row("power", number(seen.average.power_w, "W"),
-      number(seen.peak.power_w, "W"));
-  row("clock", number(seen.average.clock_mhz, "MHz"),
-      number(seen.peak.clock_mhz, "MHz"));
-  return text + fmt::format(
-                    "  every {:g} ms, {} times, for {:.3f} % of the "
-                    "time\n",
-                    seen.interval_ms, seen.samples, 100 * seen.cost);
+  row("memory", bytes(observed.average.memory_bytes),
+      bytes(observed.peak.memory_bytes));
+  row("utilisation", number(observed.average.utilisation, "%"),
+      number(observed.peak.utilisation, "%"));
+  row("power", number(observed.average.power_w, "W"),
+      number(observed.peak.power_w, "W"));
+  row("clock", number(observed.average.clock_mhz, "MHz"),
+      number(observed.peak.clock_mhz, "MHz"));
+  return text +
+         fmt::format(
+             "  {} samples, one per {:g} ms, using {:.3f} % of the time\n",
+             observed.samples, observed.interval_ms, 100 * observed.cost);
 }
 
 }  // namespace reprise

@@ -26,19 +26,19 @@ using Seconds = std::chrono::duration<double>;
 constexpr int kBaselineSamples = 5;
 constexpr auto kBaselinePause = std::chrono::milliseconds(2);
 
-/// A driver that measures by itself may tell of it once a second only, in
-/// samples of a sixth of a second: the one that is under way at the end of the
-/// training is told of within the sum of both. Longer than that is not waited.
-constexpr auto kLongestWait = std::chrono::milliseconds(1200);
-constexpr auto kWaitStep = std::chrono::milliseconds(30);
+/// The driver may deliver its utilisation samples only once per second, with a sampling
+/// period of 1/6 s. The sample in progress at the end of the training arrives within
+/// the sum of both.
+constexpr auto kMaxPendingWait = std::chrono::milliseconds(1200);
+constexpr auto kPollInterval = std::chrono::milliseconds(30);
 
-/// The training wins where both want a core. Not SCHED_IDLE: it would not run at
-/// all while the training has every core, and see the quiet moments only.
+/// Below the priority of the training. SCHED_IDLE would starve the thread while the
+/// training uses every core, so that only idle times were sampled.
 constexpr int kObserverNice = 10;
 
-void settle_observer_thread() {
+void configure_observer_thread() {
   pthread_setname_np(pthread_self(), "reprise-observe");
-  // On Linux nice is a thread's own. Failing does not matter.
+  // On Linux, nice values are per thread. Errors are ignored.
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)),
               kObserverNice);
 }
@@ -46,7 +46,7 @@ void settle_observer_thread() {
 }  // namespace
 
 struct Observer::Impl {
-  enum class State { kBefore, kTraining, kAside, kOver };
+  enum class State { kNotStarted, kTraining, kPaused, kEnded };
 
   Impl(std::unique_ptr<DeviceProbe> the_probe, ObserverOptions the_options)
       : probe(std::move(the_probe)),
@@ -61,34 +61,35 @@ struct Observer::Impl {
   Observation result;
   std::thread thread;
 
-  std::mutex mutex;  // of everything below, and of the probe
+  std::mutex mutex;  // guards the probe and all members below
   std::condition_variable changed;
-  State state = State::kBefore;
+  State state = State::kNotStarted;
   Recording recording;
-  Clock::time_point part_start, next;
-  double seconds_before = 0;  // in parts that are over
-  double last_s = 0;          // of the last look
-  double thread_cpu_s = 0;    // of the observing thread
-  double look_cpu_s = 0;      // of its last look
-  double edge_cpu_s = 0;      // of looks at the ends of parts
+  Clock::time_point interval_start, next;
+  double seconds_before = 0;  // training time of the previous intervals
+  double last_s = 0;          // training time of the last sample
+  double thread_cpu_s = 0;    // CPU time of the observer thread
+  double sample_cpu_s = 0;    // CPU time of its last sample
+  double edge_cpu_s = 0;      // CPU time of samples at the ends of intervals
 
   double training_seconds(Clock::time_point now) const {
-    return seconds_before +
-           (state == State::kTraining ? Seconds(now - part_start).count() : 0);
+    return seconds_before + (state == State::kTraining
+                                 ? Seconds(now - interval_start).count()
+                                 : 0);
   }
 
-  void look(double t_s) {
+  void take_sample(double t_s) {
     last_s = std::max(last_s, t_s);
     DeviceSample sample;
     try {
       sample = probe->sample();
     } catch (const std::exception&) {
-      // A probe that fails shows nothing; the training must not end for it.
+      // A failing probe must not end the training.
     }
     recording.add(last_s, sample);
   }
 
-  /// On the caller's thread, which waits for it.
+  /// Runs `body` on the caller's thread and counts its CPU time.
   template <class Body>
   void at_edge(Body&& body) {
     const double before = detail::cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
@@ -96,49 +97,49 @@ struct Observer::Impl {
     edge_cpu_s += detail::cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - before;
   }
 
-  void start_part() {
+  void start_interval() {
     at_edge([this] {
       probe->restart();
-      look(seconds_before);
+      take_sample(seconds_before);
     });
     state = State::kTraining;
-    part_start = Clock::now();
-    next = part_start + interval;
+    interval_start = Clock::now();
+    next = interval_start + interval;
   }
 
-  /// `now`: from before the mutex was waited for. Waiting and looking are not
-  /// the training's time.
-  void end_part(State to, Clock::time_point now) {
+  /// `now` was taken before the mutex was locked: waiting and sampling are not training
+  /// time.
+  void end_interval(State to, Clock::time_point now) {
     at_edge([this, now] {
       probe->stop();
-      look(training_seconds(now));
+      take_sample(training_seconds(now));
     });
     seconds_before = last_s;
     state = to;
   }
 
   void observe() {
-    settle_observer_thread();
+    configure_observer_thread();
     std::unique_lock lock(mutex);
-    while (state != State::kOver) {
-      if (state == State::kAside) {
+    while (state != State::kEnded) {
+      if (state == State::kPaused) {
         changed.wait(lock);
         continue;
       }
-      // Absolute times: what a look takes does not add to the interval.
+      // Absolute times, so that the duration of a sample does not add to the interval.
       if (changed.wait_until(lock, next) == std::cv_status::no_timeout) {
         continue;
       }
       const auto now = Clock::now();
       if (state != State::kTraining || now < next) continue;
       const double t_s = training_seconds(now);
-      // The next look will cost what the last one did.
-      if (thread_cpu_s + edge_cpu_s + look_cpu_s <= options.max_cost * t_s) {
-        look(t_s);
-        look_cpu_s =
+      // The next sample is assumed to cost as much as the last one.
+      if (thread_cpu_s + edge_cpu_s + sample_cpu_s <= options.max_cost * t_s) {
+        take_sample(t_s);
+        sample_cpu_s =
             detail::cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - thread_cpu_s;
       }
-      // Times that were missed are left out, not made up for.
+      // Missed samples are skipped.
       next += interval * ((Clock::now() - next) / interval + 1);
       thread_cpu_s = detail::cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
     }
@@ -146,7 +147,7 @@ struct Observer::Impl {
   }
 
   void start_thread() {
-    // Signals are the training's: the thread starts with all of them blocked.
+    // The thread starts with all signals blocked, so that the training receives them.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
@@ -159,17 +160,17 @@ struct Observer::Impl {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  /// What the device tells of the training after it. Not the training's time,
-  /// nor its cost.
-  void wait_for_rest() {
+  /// Waits for delayed values. Counts neither as training time nor as cost.
+  void wait_for_pending() {
     try {
-      const auto until = Clock::now() + kLongestWait;
-      while (probe->more_to_come() && Clock::now() < until) {
-        std::this_thread::sleep_for(kWaitStep);
+      const auto until = Clock::now() + kMaxPendingWait;
+      while (probe->has_pending() && Clock::now() < until) {
+        std::this_thread::sleep_for(kPollInterval);
       }
-      for (const PastUtilisation& past : probe->rest()) recording.add(past);
+      for (const PastUtilisation& past : probe->take_pending())
+        recording.add(past);
     } catch (const std::exception&) {
-      // As in look().
+      // See take_sample().
     }
   }
 
@@ -195,35 +196,35 @@ Observer::Observer(std::unique_ptr<DeviceProbe> probe,
 Observer::~Observer() {
   {
     const std::lock_guard lock(impl_->mutex);
-    impl_->state = Impl::State::kOver;
+    impl_->state = Impl::State::kEnded;
   }
   impl_->stop_thread();
 }
 
 void Observer::take_baseline() {
   const std::lock_guard lock(impl_->mutex);
-  TORCH_CHECK(impl_->state == Impl::State::kBefore,
-              "[observer] the baseline is taken before begin()");
-  std::vector<int64_t> seen;
+  TORCH_CHECK(impl_->state == Impl::State::kNotStarted,
+              "[observer] the baseline must be taken before begin()");
+  std::vector<int64_t> samples;
   for (int i = 0; i < kBaselineSamples; ++i) {
     if (i > 0) std::this_thread::sleep_for(kBaselinePause);
     const auto bytes = impl_->probe->sample().memory_bytes;
-    if (bytes) seen.push_back(*bytes);
+    if (bytes) samples.push_back(*bytes);
   }
   impl_->baseline.reset();
-  if (!seen.empty()) {
-    std::sort(seen.begin(), seen.end());
-    impl_->baseline = seen[seen.size() / 2];
+  if (!samples.empty()) {
+    std::sort(samples.begin(), samples.end());
+    impl_->baseline = samples[samples.size() / 2];
   }
 }
 
 void Observer::begin() {
   {
     const std::lock_guard lock(impl_->mutex);
-    TORCH_CHECK(impl_->state == Impl::State::kBefore,
+    TORCH_CHECK(impl_->state == Impl::State::kNotStarted,
                 "[observer] expected begin() once; an observer is for one run");
     impl_->recording = Recording(impl_->baseline);
-    impl_->start_part();
+    impl_->start_interval();
   }
   impl_->start_thread();
 }
@@ -232,15 +233,15 @@ bool Observer::pause() {
   const auto now = Clock::now();
   const std::lock_guard lock(impl_->mutex);
   if (impl_->state != Impl::State::kTraining) return false;
-  impl_->end_part(Impl::State::kAside, now);
+  impl_->end_interval(Impl::State::kPaused, now);
   impl_->changed.notify_all();
   return true;
 }
 
 bool Observer::resume() {
   const std::lock_guard lock(impl_->mutex);
-  if (impl_->state != Impl::State::kAside) return false;
-  impl_->start_part();
+  if (impl_->state != Impl::State::kPaused) return false;
+  impl_->start_interval();
   impl_->changed.notify_all();
   return true;
 }
@@ -249,16 +250,16 @@ Observation Observer::end() {
   const auto now = Clock::now();
   {
     const std::lock_guard lock(impl_->mutex);
-    TORCH_CHECK(impl_->state != Impl::State::kBefore,
+    TORCH_CHECK(impl_->state != Impl::State::kNotStarted,
                 "[observer] expected begin() before end()");
-    if (impl_->state == Impl::State::kOver) return impl_->result;
+    if (impl_->state == Impl::State::kEnded) return impl_->result;
     if (impl_->state == Impl::State::kTraining) {
-      impl_->end_part(Impl::State::kOver, now);
+      impl_->end_interval(Impl::State::kEnded, now);
     }
-    impl_->state = Impl::State::kOver;
+    impl_->state = Impl::State::kEnded;
   }
   impl_->stop_thread();
-  impl_->wait_for_rest();
+  impl_->wait_for_pending();
   Observation& result = impl_->result;
   result.source = impl_->probe->source();
   result.interval_ms = impl_->options.interval_ms;

@@ -11,22 +11,22 @@
 namespace reprise {
 namespace {
 
-/// Whether CUDA_VISIBLE_DEVICES names devices by what they are, which needs no
-/// numbers, and is the only way to a part of a device (MIG).
+/// Whether CUDA_VISIBLE_DEVICES lists UUIDs instead of indices, which MIG instances
+/// require.
 bool chosen_by_uuid() {
   const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES");
   return chosen != nullptr &&
          std::string_view(chosen).find("-") != std::string_view::npos;
 }
 
-/// CUDA's numbers are not NVML's: the bus id is the same for both.
+/// CUDA and NVML number devices differently; the bus id identifies a device in both.
 detail::NvmlDevice nvml_device(const detail::Nvml& nvml, int index) {
   if (compat::cuda_built() && !chosen_by_uuid()) {
     try {
       const auto device = nvml.device_at(compat::cuda_pci_bus_id(index));
       if (device != nullptr) return device;
     } catch (const c10::Error&) {
-      // CUDA does not work; what NVML says of the device is still true.
+      // CUDA failed to initialize; NVML can still read the device.
     }
   }
   const auto devices = nvml.cuda_devices();

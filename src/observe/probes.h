@@ -4,7 +4,7 @@
 
 namespace reprise::detail {
 
-/// This process, as make_probe("cpu") gives it.
+/// The probe of this process; see make_probe("cpu").
 std::unique_ptr<DeviceProbe> make_process_probe();
 
 }  // namespace reprise::detail

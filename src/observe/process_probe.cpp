@@ -15,8 +15,7 @@
 namespace reprise::detail {
 namespace {
 
-/// A file of /proc or /sys that is read again and again: opened once. -1 where
-/// it cannot be.
+/// A file in /proc or /sys that is opened once and read repeatedly.
 class SystemFile {
  public:
   SystemFile() = default;
@@ -32,7 +31,7 @@ class SystemFile {
     return *this;
   }
 
-  /// The number that its text has in place `field`, from 0.
+  /// The number in field `field` of the text, counted from 0.
   std::optional<int64_t> number(int field = 0) const {
     char text[128];
     const ssize_t size =
@@ -53,7 +52,7 @@ class SystemFile {
   int file_ = -1;
 };
 
-/// Energy of the whole processor. A counter that wraps around.
+/// The energy counter of one processor package, which wraps around.
 struct EnergyCounter {
   SystemFile file;
   int64_t range_uj = 0;
@@ -62,7 +61,7 @@ struct EnergyCounter {
 
 std::vector<EnergyCounter> energy_counters() {
   std::vector<EnergyCounter> counters;
-  // One zone a socket; deeper ones ("intel-rapl:0:1") are parts of these.
+  // One zone per socket; nested zones ("intel-rapl:0:1") are included in it.
   for (int socket = 0; socket < 16; ++socket) {
     const std::string at =
         "/sys/class/powercap/intel-rapl:" + std::to_string(socket);
@@ -71,7 +70,7 @@ std::vector<EnergyCounter> energy_counters() {
     if (file < 0) break;
     const ssize_t size = read(file, name, sizeof(name) - 1);
     close(file);
-    // "psys" is the whole machine, and has the sockets in it.
+    // "psys" covers the whole machine and includes the sockets.
     if (size < 7 || std::strncmp(name, "package", 7) != 0) continue;
     EnergyCounter counter{SystemFile(at + "/energy_uj")};
     const auto range = SystemFile(at + "/max_energy_range_uj").number();
@@ -84,7 +83,7 @@ std::vector<EnergyCounter> energy_counters() {
   return counters;
 }
 
-/// Of at most eight cores that the process may use: enough for a mean.
+/// The clock files of up to eight cores that the process may use, enough for a mean.
 std::vector<SystemFile> clock_files() {
   std::vector<SystemFile> files;
   cpu_set_t set;
@@ -99,8 +98,8 @@ std::vector<SystemFile> clock_files() {
   return files;
 }
 
-/// "cpu MHz : 2596.140" of /proc/cpuinfo, where /sys has no clocks. Looks at the
-/// file's first 64 KiB, some forty cores.
+/// The mean of "cpu MHz : 2596.140" in /proc/cpuinfo, used if /sys has no clocks. Reads
+/// the first 64 KiB, about forty cores.
 std::optional<double> clock_of_cpuinfo() {
   const int file = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
   if (file < 0) return std::nullopt;
@@ -129,9 +128,9 @@ std::optional<double> clock_of_cpuinfo() {
   return sum / count;
 }
 
-/// Less time than this has no utilisation or power worth the name.
+/// Minimum time over which utilisation and power are computed.
 constexpr double kShortest_s = 1e-3;
-/// The clock says little, and some kernels interrupt every core for it.
+/// Minimum time between clock reads; some kernels interrupt every core for them.
 constexpr double kClockEvery_s = 1;
 
 class ProcessProbe final : public DeviceProbe {
@@ -146,7 +145,7 @@ class ProcessProbe final : public DeviceProbe {
     cpu_at_s_ = now_s;
     read_energy();
     energy_at_s_ = now_s;
-    clock_pace_.reset();
+    clock_limiter_.reset();
   }
 
   DeviceSample sample() override {
@@ -154,21 +153,23 @@ class ProcessProbe final : public DeviceProbe {
     return {memory(), utilisation(now_s), power(now_s), clock(now_s)};
   }
 
-  ProbeAvailability visible() override {
-    ProbeAvailability visible;
-    visible.memory = {memory().has_value(), ""};
-    if (!visible.memory.seen) visible.memory.reason = "no /proc/self/statm";
-    visible.utilisation = {true, ""};
-    visible.power = {!counters_.empty(), ""};
+  ProbeAvailability availability() override {
+    ProbeAvailability availability;
+    availability.memory = {memory().has_value(), ""};
+    if (!availability.memory.available)
+      availability.memory.reason = "no /proc/self/statm";
+    availability.utilisation = {true, ""};
+    availability.power = {!counters_.empty(), ""};
     if (counters_.empty()) {
-      visible.power.reason =
+      availability.power.reason =
           access("/sys/class/powercap/intel-rapl:0", F_OK) == 0
               ? "only root may read the energy counters (RAPL)"
               : "no energy counters (RAPL)";
     }
-    visible.clock = {read_clock().has_value(), ""};
-    if (!visible.clock.seen) visible.clock.reason = "the system shows no clock";
-    return visible;
+    availability.clock = {read_clock().has_value(), ""};
+    if (!availability.clock.available)
+      availability.clock.reason = "the system reports no clock";
+    return availability;
   }
 
  private:
@@ -181,7 +182,7 @@ class ProcessProbe final : public DeviceProbe {
   std::optional<double> utilisation(double now_s) {
     const double wall_s = now_s - cpu_at_s_;
     if (wall_s < kShortest_s) return std::nullopt;
-    // As utime + stime of /proc/self/stat, but those come in ticks of 10 ms.
+    // Like utime + stime in /proc/self/stat, which have a resolution of 10 ms only.
     const double cpu_s = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
     const double used = 100 * (cpu_s - cpu_s_) / (wall_s * cores_);
     cpu_s_ = cpu_s;
@@ -189,7 +190,7 @@ class ProcessProbe final : public DeviceProbe {
     return std::clamp(used, 0.0, 100.0);
   }
 
-  /// Micro-joules since the last call.
+  /// Microjoules since the previous call.
   double read_energy() {
     double sum_uj = 0;
     for (EnergyCounter& counter : counters_) {
@@ -225,10 +226,10 @@ class ProcessProbe final : public DeviceProbe {
   }
 
   std::optional<double> clock(double now_s) {
-    if (!clock_pace_.due(now_s)) return std::nullopt;
+    if (!clock_limiter_.due(now_s)) return std::nullopt;
     const double before = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
     const auto mhz = read_clock();
-    clock_pace_.took(now_s, cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - before);
+    clock_limiter_.record(now_s, cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - before);
     return mhz;
   }
 
@@ -237,7 +238,7 @@ class ProcessProbe final : public DeviceProbe {
   const SystemFile memory_file_{"/proc/self/statm"};
   const std::vector<SystemFile> clock_files_ = clock_files();
   std::vector<EnergyCounter> counters_ = energy_counters();
-  Pace clock_pace_{kClockEvery_s};
+  RateLimiter clock_limiter_{kClockEvery_s};
   double cpu_s_ = 0, cpu_at_s_ = 0, energy_at_s_ = 0;
 };
 

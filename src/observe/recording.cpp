@@ -8,7 +8,7 @@ namespace reprise {
 
 Recording::Recording(std::optional<int64_t> baseline_bytes)
     : baseline_(baseline_bytes) {
-  // The thread that adds takes no memory.
+  // add() must not allocate.
   points_.reserve(2 * kPoints);
   past_.reserve(2 * kPoints);
 }
@@ -30,7 +30,7 @@ void Recording::merge(Point& into, const Point& other) {
   }
 }
 
-void Recording::merge(Stretch& into, const Stretch& other) {
+void Recording::merge(Interval& into, const Interval& other) {
   into.from_s = std::min(into.from_s, other.from_s);
   into.to_s = std::max(into.to_s, other.to_s);
   into.weighted += other.weighted;
@@ -62,14 +62,15 @@ void Recording::add(double t_s, const DeviceSample& sample) {
   for (int i = 0; i < kValues; ++i) {
     if (!values[i]) continue;
     const double value = *values[i];
-    Figure& figure = figures_[i];
-    const double weight = t_s - figure.since_s;
-    figure.since_s = t_s;
-    figure.weighted += weight * value;
-    figure.weight += weight;
-    figure.sum += value;
-    figure.peak = figure.count == 0 ? value : std::max(figure.peak, value);
-    ++figure.count;
+    Aggregate& aggregate = aggregates_[i];
+    const double weight = t_s - aggregate.since_s;
+    aggregate.since_s = t_s;
+    aggregate.weighted += weight * value;
+    aggregate.weight += weight;
+    aggregate.sum += value;
+    aggregate.peak =
+        aggregate.count == 0 ? value : std::max(aggregate.peak, value);
+    ++aggregate.count;
     point.sum[i] = value;
     point.count[i] = 1;
   }
@@ -88,42 +89,43 @@ void Recording::add(double t_s, const DeviceSample& sample) {
 
 void Recording::add(const PastUtilisation& past) {
   const double weight = std::max(0.0, past.to_s - past.from_s);
-  Figure& figure = figures_[kUtilisation];
-  figure.since_s = std::max(figure.since_s, past.to_s);
-  figure.weighted += weight * past.percent;
-  figure.weight += weight;
-  figure.sum += past.percent;
-  figure.peak =
-      figure.count == 0 ? past.percent : std::max(figure.peak, past.percent);
-  ++figure.count;
+  Aggregate& aggregate = aggregates_[kUtilisation];
+  aggregate.since_s = std::max(aggregate.since_s, past.to_s);
+  aggregate.weighted += weight * past.percent;
+  aggregate.weight += weight;
+  aggregate.sum += past.percent;
+  aggregate.peak = aggregate.count == 0
+                       ? past.percent
+                       : std::max(aggregate.peak, past.percent);
+  ++aggregate.count;
   if (weight <= 0) return;
-  const Stretch stretch{past.from_s, past.to_s, weight * past.percent, weight,
-                        1};
-  if (past_.empty() || past_.back().count == per_stretch_) {
+  const Interval interval{past.from_s, past.to_s, weight * past.percent, weight,
+                          1};
+  if (past_.empty() || past_.back().count == per_interval_) {
     if (past_.size() == 2 * kPoints) {
       merge_pairs(past_);
-      per_stretch_ *= 2;
+      per_interval_ *= 2;
     }
-    past_.push_back(stretch);
+    past_.push_back(interval);
   } else {
-    merge(past_.back(), stretch);
+    merge(past_.back(), interval);
   }
 }
 
-void Recording::spread_past(std::vector<Point>& points) const {
+void Recording::add_past_to(std::vector<Point>& points) const {
   double since_s = 0;
   for (size_t i = 0; i < points.size(); ++i) {
-    // Clocks differ a little: what is past the end is the last point's.
+    // The clocks may differ slightly: values after the end go to the last point.
     const double until_s = i + 1 < points.size()
                                ? points[i].last_s
                                : std::numeric_limits<double>::infinity();
     double weighted = 0, weight = 0;
-    for (const Stretch& stretch : past_) {
-      const double shared_s =
-          std::min(until_s, stretch.to_s) - std::max(since_s, stretch.from_s);
-      if (shared_s <= 0) continue;
-      weighted += shared_s * stretch.weighted / stretch.weight;
-      weight += shared_s;
+    for (const Interval& interval : past_) {
+      const double overlap_s =
+          std::min(until_s, interval.to_s) - std::max(since_s, interval.from_s);
+      if (overlap_s <= 0) continue;
+      weighted += overlap_s * interval.weighted / interval.weight;
+      weight += overlap_s;
     }
     if (weight > 0) {
       points[i].sum[kUtilisation] += weighted / weight;
@@ -138,13 +140,13 @@ void Recording::write_to(Observation& observation) const {
   observation.baseline_bytes = baseline_;
   std::optional<double> average[kValues], peak[kValues];
   for (int i = 0; i < kValues; ++i) {
-    const Figure& figure = figures_[i];
-    if (figure.count == 0) continue;
-    // All samples at one moment have no time to stand for.
-    average[i] = figure.weight > 0
-                     ? figure.weighted / figure.weight
-                     : figure.sum / static_cast<double>(figure.count);
-    peak[i] = figure.peak;
+    const Aggregate& aggregate = aggregates_[i];
+    if (aggregate.count == 0) continue;
+    // Without elapsed time, all samples have the same weight.
+    average[i] = aggregate.weight > 0
+                     ? aggregate.weighted / aggregate.weight
+                     : aggregate.sum / static_cast<double>(aggregate.count);
+    peak[i] = aggregate.peak;
   }
   const auto values = [](const std::optional<double>(&from)[kValues]) {
     Observation::Values to{{}, from[kUtilisation], from[kPower], from[kClock]};
@@ -156,7 +158,7 @@ void Recording::write_to(Observation& observation) const {
 
   std::vector<Point> points = points_;
   while (points.size() > kPoints) merge_pairs(points);
-  spread_past(points);
+  add_past_to(points);
   Observation::Series& series = observation.series;
   series = {};
   for (const Point& point : points) {
@@ -164,17 +166,19 @@ void Recording::write_to(Observation& observation) const {
   }
   const auto list = [&points](int value) {
     std::vector<double> result;
-    const auto seen = [value](const Point& p) { return p.count[value] > 0; };
-    const auto first = std::find_if(points.begin(), points.end(), seen);
+    const auto has_value = [value](const Point& p) {
+      return p.count[value] > 0;
+    };
+    const auto first = std::find_if(points.begin(), points.end(), has_value);
     if (first == points.end()) return result;
-    const auto of = [value](const Point& p) {
+    const auto value_of = [value](const Point& p) {
       return value == kMemory
                  ? p.sum[value]
                  : p.sum[value] / static_cast<double>(p.count[value]);
     };
-    double last = of(*first);
+    double last = value_of(*first);
     for (const Point& point : points) {
-      if (seen(point)) last = of(point);
+      if (has_value(point)) last = value_of(point);
       result.push_back(last);
     }
     return result;

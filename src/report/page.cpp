@@ -1,7 +1,7 @@
 #include "report/page.h"
 
-// The assembler reads the file: a megabyte as a string literal would take the
-// compiler seconds, and more than some allow.
+// Included by the assembler, because a string literal of a megabyte compiles slowly and
+// exceeds the limit of some compilers.
 asm(R"(
     .section .rodata
     .global reprise_page_begin

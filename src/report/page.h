@@ -4,11 +4,11 @@
 
 namespace reprise::detail {
 
-/// The text that results replace in a page; it occurs once.
-inline constexpr std::string_view kResultsPlace = "@RESULTS@";
+/// The placeholder for the results in a page. It occurs once.
+inline constexpr std::string_view kResultsPlaceholder = "@RESULTS@";
 
-/// The page that was built in. A build that could not make one has the reason
-/// here, without a place for results.
+/// The built-in page template. If the build could not create one, the text explains why
+/// and has no placeholder. Covered by tests/report/report_test.cpp.
 std::string_view built_in_page();
 
 }  // namespace reprise::detail

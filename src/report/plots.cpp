@@ -22,7 +22,7 @@ std::string from_base64(std::string_view text) {
   int count = 0;
   for (const char c : text) {
     const size_t digit = kDigits.find(c);
-    if (digit == std::string_view::npos) break;  // the padding at the end
+    if (digit == std::string_view::npos) break;  // padding
     bits = (bits << 6) | static_cast<uint32_t>(digit);
     count += 6;
     if (count >= 8) {
@@ -33,7 +33,7 @@ std::string from_base64(std::string_view text) {
   return bytes;
 }
 
-/// file://, with everything but plain characters as %xx.
+/// A file:// URL with percent-encoding.
 std::string url_of(const std::string& path) {
   static constexpr std::string_view kHex = "0123456789ABCDEF";
   std::string url = "file://";
@@ -49,14 +49,14 @@ std::string url_of(const std::string& path) {
   return url;
 }
 
-/// What the page writes into itself when its fragment is #plots.
+/// The plots that the page adds to its document if the URL's fragment is #plots.
 nlohmann::json plots_in(const std::string& document) {
   static constexpr std::string_view kBegin =
       R"(<script type="application/json" id="plots">)";
   const size_t begin = document.find(kBegin);
   TORCH_CHECK(begin != std::string::npos,
-              "[report] expected a page of reprise report, got one that "
-              "draws no plots");
+              "[report] expected a page written by reprise report, got one "
+              "without plots");
   const size_t from = begin + kBegin.size();
   const size_t to = document.find("</script>", from);
   return nlohmann::json::parse(document.substr(from, to - from));

@@ -20,9 +20,10 @@ using nlohmann::ordered_json;
 
 constexpr size_t kFewestPoints = 30;
 
-/// A source in web/ has the place as well, but only names its libraries.
+/// Whether the text is a complete page. The source in web/ has the placeholder too, but
+/// its libraries are not included yet.
 bool is_page(const std::string& text) {
-  return text.find(detail::kResultsPlace) != std::string::npos &&
+  return text.find(detail::kResultsPlaceholder) != std::string::npos &&
          text.find("\n@library ") == std::string::npos;
 }
 
@@ -34,20 +35,19 @@ std::string page_of(const ReportOptions& options) {
   if (named.empty()) {
     std::string page(detail::built_in_page());
     TORCH_CHECK(
-        is_page(page),
-        "[report] this build has no page: ", page.substr(0, page.find('\n')),
-        "; make one with scripts/page.sh on a machine with a network, and "
-        "name it with --page or REPRISE_PAGE");
+        is_page(page), "[report] this build has no page template: ",
+        page.substr(0, page.find('\n')),
+        "; build one with scripts/page.sh on a machine with network access, "
+        "and name it with --page or REPRISE_PAGE");
     return page;
   }
   std::string page = read_text(named);
   TORCH_CHECK(is_page(page),
-              "[report] expected a page that scripts/page.sh made, got ",
-              named);
+              "[report] expected a page built by scripts/page.sh, got ", named);
   return page;
 }
 
-/// The directory of the results in `path`, absolute.
+/// The absolute directory of the results in `path`.
 std::string directory_of(const std::string& path) {
   std::string text = fs::absolute(path).string();
   for (const std::string end : {"/results.jsonl", "/.", "/"}) {
@@ -62,8 +62,8 @@ std::string last_part(const std::string& path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-/// The name in the page for the directory of `path`: its last part, or all of it
-/// if the directories of several paths end alike.
+/// The name of the directory of `path` in the page: its last component, or the whole
+/// path if several directories have the same last component.
 std::string source_of(const std::string& path,
                       const std::vector<std::string>& paths) {
   const std::string mine = directory_of(path);
@@ -75,7 +75,7 @@ std::string source_of(const std::string& path,
   return is_alone ? last_part(mine) : mine;
 }
 
-/// All records of `paths`, each with the name of its directory in `source`.
+/// All records in `paths`, each with the name of its directory in the key `source`.
 std::vector<ordered_json> records_of(const std::vector<std::string>& paths) {
   std::vector<ordered_json> records;
   for (const std::string& path : paths) {
@@ -88,7 +88,7 @@ std::vector<ordered_json> records_of(const std::vector<std::string>& paths) {
   return records;
 }
 
-/// UTC, ISO 8601.
+/// The current time in UTC, in ISO 8601 format.
 std::string now() {
   const std::time_t seconds = std::time(nullptr);
   std::tm parts{};
@@ -99,12 +99,12 @@ std::string now() {
   return text;
 }
 
-/// How many of a run's points stand for one.
+/// The number of points of a run that are merged into one.
 size_t group_size(size_t points, size_t most) {
   return (points + most - 1) / most;
 }
 
-/// Of each group of points the one with most memory, so that peaks stay.
+/// Keeps the point with the highest memory of each group, so that peaks remain.
 std::vector<size_t> chosen_points(const ordered_json& series, size_t most) {
   const size_t points = series["t_s"].size();
   const size_t group = group_size(points, most);
@@ -144,7 +144,7 @@ void thin(ordered_json& series, size_t most) {
   }
 }
 
-/// As text that can stand in a <script>.
+/// Serializes JSON for use in a <script> element.
 std::string in_script(const std::string& json) {
   std::string text;
   text.reserve(json.size() + json.size() / 64);
@@ -176,8 +176,8 @@ std::string make_report(const std::vector<std::string>& paths,
   ordered_json all;
   all["made"] = now();
   all["records"] = std::move(records);
-  page.replace(page.find(detail::kResultsPlace), detail::kResultsPlace.size(),
-               in_script(all.dump()));
+  page.replace(page.find(detail::kResultsPlaceholder),
+               detail::kResultsPlaceholder.size(), in_script(all.dump()));
   return page;
 }
 

@@ -26,9 +26,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr double kStartUpS = 2;    // a process, LibTorch and a device
-constexpr double kTooMuch = 1.25;  // a prediction is better than that
-constexpr double kNearLimit = 0.85;
+constexpr double kStartUpS = 2;  // start of a process, LibTorch and a device
+constexpr double kSkipFactor = 1.25;  // larger than the error of a prediction
+constexpr double kNearLimit = 0.85;   // fraction of the memory limit
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
@@ -48,7 +48,7 @@ std::string results_path(const StudyOptions& options) {
   return (fs::path(options.directory) / "results.jsonl").string();
 }
 
-/// id → status.
+/// The status of every run in the results, by id.
 std::map<std::string, std::string> known_runs(const StudyOptions& options) {
   std::map<std::string, std::string> known;
   std::error_code none;
@@ -75,60 +75,61 @@ void count(StudyCounts& counts, const std::string& status) {
   if (status == "skipped") ++counts.skipped;
 }
 
-struct Verdict {
+/// How a run ended, and its results.
+struct RunEnd {
   std::string status, reason;
   json figures = nullptr, observed = nullptr, series = nullptr;
 };
 
-json taken(json& object, const char* key) {
+json extract(json& object, const char* key) {
   if (!object.contains(key)) return nullptr;
   json value = std::move(object[key]);
   object.erase(key);
   return value;
 }
 
-Verdict judge(const ProcessResult& result, int64_t memory_limit,
-              double timeout_s) {
-  Verdict verdict;
+RunEnd classify(const ProcessResult& result, int64_t memory_limit,
+                double timeout_s) {
+  RunEnd end;
   json out = json::parse(result.out, nullptr, /*allow_exceptions=*/false);
   if (result.status == 0 && out.is_object() && !out.contains("error")) {
-    verdict.status = "done";
-    verdict.observed = taken(out, "observed");
-    verdict.series = taken(out, "series");
-    verdict.figures = std::move(out);
-    return verdict;
+    end.status = "done";
+    end.observed = extract(out, "observed");
+    end.series = extract(out, "series");
+    end.figures = std::move(out);
+    return end;
   }
-  verdict.status = "failed";
+  end.status = "failed";
   const bool at_limit =
       memory_limit > 0 && static_cast<double>(result.rss_peak_bytes) >
                               kNearLimit * static_cast<double>(memory_limit);
   if (result.timed_out) {
-    verdict.reason = fmt::format("took longer than {:g} s", timeout_s);
+    end.reason = fmt::format("took longer than {:g} s", timeout_s);
   } else if (out.is_object() && out.contains("error")) {
-    verdict.reason = out["error"].get<std::string>();
-    if (out.value("out_of_memory", false)) verdict.status = "oom";
+    end.reason = out["error"].get<std::string>();
+    if (out.value("out_of_memory", false)) end.status = "oom";
   } else if (result.killed_for_memory) {
-    verdict.status = "oom";
-    verdict.reason = "killed by the system, whose memory was used up";
+    end.status = "oom";
+    end.reason = "killed by the system, which ran out of memory";
   } else if (result.signal != 0) {
-    verdict.reason = fmt::format("ended by signal {} ({})", result.signal,
-                                 strsignal(result.signal));
+    end.reason = fmt::format("ended by signal {} ({})", result.signal,
+                             strsignal(result.signal));
     if (at_limit) {
-      // Libraries below LibTorch do not all look at what malloc returns.
-      verdict.status = "oom";
-      verdict.reason += fmt::format(" with {} of the {} that it may take",
-                                    format_bytes(result.rss_peak_bytes),
-                                    format_bytes(memory_limit));
+      // Not all libraries check the result of malloc.
+      end.status = "oom";
+      end.reason += fmt::format(" with {} of its limit of {} in use",
+                                format_bytes(result.rss_peak_bytes),
+                                format_bytes(memory_limit));
     }
   } else if (result.status == 0) {
-    verdict.reason = "ended without figures";
+    end.reason = "ended without figures";
   } else {
-    verdict.reason = last_line(result.error);
-    if (verdict.reason.empty()) {
-      verdict.reason = fmt::format("exit status {}", result.status);
+    end.reason = last_line(result.error);
+    if (end.reason.empty()) {
+      end.reason = fmt::format("exit status {}", result.status);
     }
   }
-  return verdict;
+  return end;
 }
 
 class Runner {
@@ -143,7 +144,7 @@ class Runner {
     const auto known = known_runs(options);
     for (const StudyRun& run : study.runs) {
       const auto found = known.find(run.id(study.name, options.device_name));
-      if (found != known.end()) count(outcome_.before, found->second);
+      if (found != known.end()) count(outcome_.existing, found->second);
     }
   }
 
@@ -172,33 +173,35 @@ class Runner {
     return index < predictions_.size() ? predictions_[index] : std::nullopt;
   }
 
-  /// As long as those so far were against what was expected of them.
-  double left_s(size_t from) const {
+  /// The expected duration of the remaining runs, scaled by the ratio of actual to
+  /// expected duration so far.
+  double remaining_s(size_t from) const {
     double expected = 0;
     for (size_t i = from; i < todo_.size(); ++i) {
       expected += expected_seconds(study_.runs[todo_[i]], prediction(todo_[i]));
     }
-    const double ratio = expected_so_far_ > 0 ? took_ / expected_so_far_ : 1;
+    const double ratio =
+        expected_so_far_s_ > 0 ? elapsed_s_ / expected_so_far_s_ : 1;
     return expected * ratio;
   }
 
-  void run_one(size_t place) {
-    const size_t index = todo_[place];
+  void run_one(size_t position) {
+    const size_t index = todo_[position];
     const StudyRun& run = study_.runs[index];
     const auto predicted = prediction(index);
-    StudyListener::Ended ended;
-    ended.run = {static_cast<int>(place) + 1, static_cast<int>(todo_.size()),
-                 run.words(study_.constant), left_s(place)};
+    StudyListener::RunResult ended;
+    ended.run = {static_cast<int>(position) + 1, static_cast<int>(todo_.size()),
+                 run.description(study_.constant), remaining_s(position)};
     if (options_.listener != nullptr) {
       options_.listener->run_started(ended.run);
     }
     const std::string started = now_utc();
-    Verdict verdict;
+    RunEnd end;
     if (too_large(predicted)) {
-      verdict.status = "skipped";
-      verdict.reason = fmt::format("predicted peak {}, the device has {}",
-                                   format_bytes(predicted->peak_bytes),
-                                   format_bytes(options_.device_memory));
+      end.status = "skipped";
+      end.reason = fmt::format("predicted peak {}, the device has {}",
+                               format_bytes(predicted->peak_bytes),
+                               format_bytes(options_.device_memory));
     } else {
       const double timeout =
           study_.timeout_s > 0 ? study_.timeout_s : options_.timeout_s;
@@ -208,26 +211,26 @@ class Runner {
                                                {timeout, limit, options_.stop});
       if (result.stopped) {
         outcome_.stopped = true;
-        return;  // no result: it is run again
+        return;  // no result, so that --resume repeats the run
       }
-      verdict = judge(result, limit, timeout);
+      end = classify(result, limit, timeout);
       ended.wall_s = result.wall_s;
-      took_ += result.wall_s;
-      expected_so_far_ += expected_seconds(run, predicted);
+      elapsed_s_ += result.wall_s;
+      expected_so_far_s_ += expected_seconds(run, predicted);
     }
-    file_.append(record(run, predicted, verdict, started, ended.wall_s));
-    count(outcome_.now, verdict.status);
-    if (verdict.figures.is_object() &&
-        !verdict.figures.value("warnings", json::array()).empty()) {
-      ++outcome_.doubtful;
+    file_.append(record(run, predicted, end, started, ended.wall_s));
+    count(outcome_.completed, end.status);
+    if (end.figures.is_object() &&
+        !end.figures.value("warnings", json::array()).empty()) {
+      ++outcome_.with_warnings;
     }
-    tell(ended, verdict);
+    notify(ended, end);
   }
 
   bool too_large(const std::optional<TrainingPrediction>& predicted) const {
     return predicted && options_.device_memory > 0 &&
            static_cast<double>(predicted->peak_bytes) >
-               kTooMuch * static_cast<double>(options_.device_memory);
+               kSkipFactor * static_cast<double>(options_.device_memory);
   }
 
   std::string device_of(const StudyRun& run) const {
@@ -237,7 +240,7 @@ class Runner {
 
   std::string record(const StudyRun& run,
                      const std::optional<TrainingPrediction>& predicted,
-                     const Verdict& verdict, const std::string& started,
+                     const RunEnd& end, const std::string& started,
                      double wall_s) const {
     ordered_json r;
     r["type"] = "run";
@@ -247,16 +250,16 @@ class Runner {
     r["case"] = json::parse(run.case_json());
     r["label"] = run.label.empty() ? json(nullptr) : json(run.label);
     r["repeat"] = run.repeat;
-    r["status"] = verdict.status;
-    r["reason"] = verdict.reason.empty() ? json(nullptr) : json(verdict.reason);
+    r["status"] = end.status;
+    r["reason"] = end.reason.empty() ? json(nullptr) : json(end.reason);
     r["predicted"] = nullptr;
     if (predicted) {
       r["predicted"] = {{"peak_bytes", predicted->peak_bytes},
                         {"step_ms", predicted->step_ms}};
     }
-    r["figures"] = verdict.figures;
-    r["observed"] = verdict.observed;
-    r["series"] = verdict.series;
+    r["figures"] = end.figures;
+    r["observed"] = end.observed;
+    r["series"] = end.series;
     r["device"] = options_.device_json.empty()
                       ? json(nullptr)
                       : json::parse(options_.device_json);
@@ -271,16 +274,16 @@ class Runner {
     return r.dump(-1, ' ', false, json::error_handler_t::replace);
   }
 
-  void tell(StudyListener::Ended& ended, const Verdict& verdict) const {
+  void notify(StudyListener::RunResult& ended, const RunEnd& end) const {
     if (options_.listener == nullptr) return;
-    ended.status = verdict.status;
-    ended.reason = verdict.reason;
-    if (verdict.figures.is_object()) {
-      ended.peak_bytes = verdict.figures.value("peak_bytes", int64_t{0});
-      ended.kept_bytes = verdict.figures.value("kept_bytes", int64_t{0});
-      ended.samples_per_s = verdict.figures.value("samples_per_s", 0.0);
+    ended.status = end.status;
+    ended.reason = end.reason;
+    if (end.figures.is_object()) {
+      ended.peak_bytes = end.figures.value("peak_bytes", int64_t{0});
+      ended.kept_bytes = end.figures.value("kept_bytes", int64_t{0});
+      ended.samples_per_s = end.figures.value("samples_per_s", 0.0);
       ended.warnings =
-          verdict.figures.value("warnings", std::vector<std::string>());
+          end.figures.value("warnings", std::vector<std::string>());
     }
     options_.listener->run_ended(ended);
   }
@@ -291,7 +294,7 @@ class Runner {
   std::vector<size_t> todo_;
   ResultsFile file_;
   StudyOutcome outcome_;
-  double took_ = 0, expected_so_far_ = 0;
+  double elapsed_s_ = 0, expected_so_far_s_ = 0;
 };
 
 double number_of(const StudyRun& run, const char* flag, double other) {
@@ -319,7 +322,7 @@ std::vector<std::string> command_of(const StudyRun& run,
     if (value != "false" && flag != "ranks") add(flag, value);
   }
   if (run.value("device").empty()) add("device", options.device);
-  // A repeat is another beginning.
+  // Repeats start from different weights.
   if (run.repeat > 1 && run.value("seed").empty()) {
     add("seed", std::to_string(run.repeat));
   }
@@ -349,8 +352,8 @@ std::vector<size_t> runs_to_do(const Study& study,
       options.parts);
   const auto known = known_runs(options);
   TORCH_CHECK(known.empty() || options.resume, "[study] ", options.directory,
-              " has results: --resume goes on with them, --out DIR starts "
-              "elsewhere");
+              " already has results; use --resume to continue, or --out DIR to "
+              "start elsewhere");
   std::vector<size_t> todo;
   for (size_t i = 0; i < study.runs.size(); ++i) {
     if (static_cast<int>(i) % options.parts != options.part - 1) continue;

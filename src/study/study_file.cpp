@@ -31,9 +31,9 @@ const std::vector<std::string> kKeys = {"title",     "question", "views",
                                         "reference", "timeout"};
 const std::vector<std::string> kViews = {"grid", "checkpoints", "steps",
                                          "frontier"};
-constexpr size_t kMostRuns = 100'000;
-constexpr size_t kMostNodes = 200'000;
-constexpr int kDeepest = 20;
+constexpr size_t kMaxRuns = 100'000;
+constexpr size_t kMaxNodes = 200'000;
+constexpr int kMaxDepth = 20;
 
 [[noreturn]] void fail(const YAML::Node& node, const std::string& text) {
   TORCH_CHECK(false, "[study] line ", node.Mark().line + 1, ": ", text);
@@ -44,15 +44,16 @@ void check_key(const YAML::Node& node, const std::string& key,
   if (std::find(known.begin(), known.end(), key) != known.end()) return;
   const std::string hint = did_you_mean(key, known);
   fail(node, fmt::format("unknown key '{}'{}", key,
-                         hint.empty() ? fmt::format("; known are {}",
+                         hint.empty() ? fmt::format("; expected one of {}",
                                                     fmt::join(known, ", "))
                                       : hint));
 }
 
-/// yaml-cpp takes a key that is there twice, and aliases that hold themselves.
+/// Rejects duplicate keys and recursive aliases, which yaml-cpp accepts.
 void check_tree(const YAML::Node& node, size_t& nodes, int depth = 0) {
-  if (depth > kDeepest || ++nodes > kMostNodes) {
-    fail(node, "the file is nested too deep, or its aliases make it too large");
+  if (depth > kMaxDepth || ++nodes > kMaxNodes) {
+    fail(node,
+         "the file is nested too deeply, or its aliases make it too large");
   }
   std::set<std::string> keys;
   for (const auto& item : node) {
@@ -60,9 +61,9 @@ void check_tree(const YAML::Node& node, size_t& nodes, int depth = 0) {
       check_tree(item, nodes, depth + 1);
       continue;
     }
-    if (!item.first.IsScalar()) fail(item.first, "expected a name as key");
+    if (!item.first.IsScalar()) fail(item.first, "expected a name as the key");
     if (!keys.insert(item.first.Scalar()).second) {
-      fail(item.first, fmt::format("the key '{}' is there twice; remove one",
+      fail(item.first, fmt::format("the key '{}' occurs twice; remove one",
                                    item.first.Scalar()));
     }
     check_tree(item.second, nodes, depth + 1);
@@ -74,7 +75,7 @@ std::string scalar(const YAML::Node& node, const char* what) {
   return node.Scalar();
 }
 
-/// A number that `check` allows; `what`: the key it belongs to.
+/// Reads a number that passes `check`. `what` is its key.
 double number(const YAML::Node& node, const std::string& what,
               const FieldCheck& check) {
   const std::string text = scalar(node, (what + ": a number").c_str());
@@ -110,11 +111,13 @@ json to_json(const YAML::Node& node) {
   }
 }
 
-/// The product of some flags may not pass a limit, which may depend on another.
+/// A rule that bounds the product of the flags `of`. The limit may depend on the value
+/// of the flag `by`.
 struct AtMost {
   std::vector<std::string> of;
   std::string by;
-  std::map<std::string, double> limits;  // by its value; "" for all
+  std::map<std::string, double>
+      limits;  // by the value of `by`; "" if there is only one limit
 
   bool allows(const StudyRun& run) const {
     const auto limit = limits.find(by.empty() ? "" : run.value(by));
@@ -128,8 +131,8 @@ struct AtMost {
   }
 };
 
-/// When to run a value of an axis: the ends first, then the middle, then the
-/// middles between.
+/// The round in which each value of an axis is run: first the ends, then the middle,
+/// then the middles in between.
 std::vector<int> rounds_of(size_t count) {
   std::vector<int> rounds(count, 0);
   std::vector<std::pair<size_t, size_t>> gaps{{0, count == 0 ? 0 : count - 1}};
@@ -159,7 +162,7 @@ struct Axis {
   std::vector<int> rounds;
 };
 
-struct Placed {
+struct OrderedRun {
   StudyRun run;
   int round = 0;
 };
@@ -301,11 +304,11 @@ class Reader {
         add_axis(axes, item.first, item.second);
       }
     }
-    std::vector<Placed> placed{Placed{}};
-    // The last axes run fastest, so that what is to be compared stands together.
-    for (const Axis& axis : axes) multiply(placed, axis, block);
-    if (block["variants"]) vary(placed, block["variants"]);
-    for (Placed& one : placed) {
+    std::vector<OrderedRun> ordered{OrderedRun{}};
+    // The last axes vary fastest, so that runs to be compared are adjacent.
+    for (const Axis& axis : axes) multiply(ordered, axis, block);
+    if (block["variants"]) vary(ordered, block["variants"]);
+    for (OrderedRun& one : ordered) {
       if (one.run.value("model").empty()) fail(block, "expected a model");
       const bool allowed =
           std::all_of(rules.begin(), rules.end(),
@@ -315,34 +318,34 @@ class Reader {
   }
 
   static void check_count(size_t count, const YAML::Node& block) {
-    if (count <= kMostRuns) return;
+    if (count <= kMaxRuns) return;
     fail(block,
-         fmt::format("expected at most {} runs, got {}", kMostRuns, count));
+         fmt::format("expected at most {} runs, got {}", kMaxRuns, count));
   }
 
-  static void multiply(std::vector<Placed>& placed, const Axis& axis,
+  static void multiply(std::vector<OrderedRun>& ordered, const Axis& axis,
                        const YAML::Node& block) {
-    std::vector<Placed> more;
-    check_count(placed.size() * axis.values.size(), block);
-    for (const Placed& one : placed) {
+    std::vector<OrderedRun> more;
+    check_count(ordered.size() * axis.values.size(), block);
+    for (const OrderedRun& one : ordered) {
       for (size_t i = 0; i < axis.values.size(); ++i) {
-        Placed next = one;
+        OrderedRun next = one;
         assign(next.run.values, axis.flag, axis.values[i]);
         next.round += axis.rounds[i];
         more.push_back(std::move(next));
       }
     }
-    placed = std::move(more);
+    ordered = std::move(more);
   }
 
-  void vary(std::vector<Placed>& placed, const YAML::Node& variants) {
+  void vary(std::vector<OrderedRun>& ordered, const YAML::Node& variants) {
     if (!variants.IsSequence()) fail(variants, "expected a list of variants");
-    check_count(placed.size() * variants.size(), variants);
-    std::vector<Placed> more;
-    for (const Placed& one : placed) {
+    check_count(ordered.size() * variants.size(), variants);
+    std::vector<OrderedRun> more;
+    for (const OrderedRun& one : ordered) {
       for (const auto& variant : variants) {
         if (!variant.IsMap()) fail(variant, "expected flags with their values");
-        Placed next = one;
+        OrderedRun next = one;
         for (const auto& item : variant) {
           const std::string key = item.first.Scalar();
           check_key(item.first, key, variant_keys_);
@@ -356,25 +359,26 @@ class Reader {
         more.push_back(std::move(next));
       }
     }
-    placed = std::move(more);
+    ordered = std::move(more);
   }
 
   void order(int repeats) {
     std::set<std::string> seen;
-    std::vector<Placed> unique;
-    for (Placed& one : all_) {
+    std::vector<OrderedRun> unique;
+    for (OrderedRun& one : all_) {
       if (seen.insert(one.run.id("", "")).second)
         unique.push_back(std::move(one));
     }
     TORCH_CHECK(!unique.empty(), "[study] the rules leave no run");
     const size_t total = unique.size() * static_cast<size_t>(repeats);
-    TORCH_CHECK(total <= kMostRuns, "[study] expected at most ", kMostRuns,
+    TORCH_CHECK(total <= kMaxRuns, "[study] expected at most ", kMaxRuns,
                 " runs, got ", total);
-    std::stable_sort(
-        unique.begin(), unique.end(),
-        [](const Placed& a, const Placed& b) { return a.round < b.round; });
+    std::stable_sort(unique.begin(), unique.end(),
+                     [](const OrderedRun& a, const OrderedRun& b) {
+                       return a.round < b.round;
+                     });
     for (int repeat = 1; repeat <= repeats; ++repeat) {
-      for (const Placed& one : unique) {
+      for (const OrderedRun& one : unique) {
         study_.runs.push_back(one.run);
         study_.runs.back().repeat = repeat;
       }
@@ -385,7 +389,7 @@ class Reader {
   std::vector<std::string> block_keys_, variant_keys_;
   Study study_;
   YAML::Node shared_{YAML::NodeType::Undefined};
-  std::vector<Placed> all_;
+  std::vector<OrderedRun> all_;
 };
 
 }  // namespace
@@ -406,7 +410,7 @@ Study open_study(const std::string& path_or_name,
   const bool missing =
       fs::status(path_or_name, error).type() == fs::file_type::not_found;
   TORCH_CHECK(!missing, "[study] '", path_or_name,
-              "' is neither a file nor one of ",
+              "' is neither a file nor a built-in study: ",
               fmt::format("{}", fmt::join(names, ", ")),
               did_you_mean(path_or_name, names));
   TORCH_CHECK(!fs::is_directory(path_or_name, error),

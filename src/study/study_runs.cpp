@@ -59,7 +59,7 @@ void Study::set(const std::string& flag, const std::string& value) {
     }
     assign(run.values, flag, value);
   }
-  // What differed in nothing else is one run now.
+  // Runs that differed only in this flag are now duplicates.
   std::set<std::string> seen;
   std::erase_if(runs, [&](const StudyRun& run) {
     return !seen.insert(run.id("", "")).second;
@@ -105,25 +105,26 @@ std::string StudyRun::case_json() const {
 
 std::string StudyRun::id(const std::string& study,
                          const std::string& device) const {
-  // json::object sorts its keys.
+  // json::object sorts its keys, so that the order of the values does not matter.
   return fmt::format("{:016x}", fnv1a(fmt::format("{}\n{}\n{}\n{}", case_json(),
                                                   repeat, study, device)));
 }
 
-std::string StudyRun::words(const std::vector<std::string>& common) const {
-  const auto left_out = [&](const std::string& flag) {
+std::string StudyRun::description(
+    const std::vector<std::string>& common) const {
+  const auto is_common = [&](const std::string& flag) {
     return std::find(common.begin(), common.end(), flag) != common.end();
   };
   std::vector<std::string> words;
   if (!label.empty()) words.push_back(label);
   for (const auto& [flag, text] : values) {
     if (flag == "model") {
-      if (!left_out(flag)) words.push_back(text);
+      if (!is_common(flag)) words.push_back(text);
     } else if (flag == "batch" && !value("accumulate").empty()) {
       words.push_back(fmt::format("{} × {}", text, value("accumulate")));
     } else if (flag == "accumulate" && !value("batch").empty()) {
       continue;
-    } else if (!left_out(flag)) {
+    } else if (!is_common(flag)) {
       words.push_back(fmt::format("{} {}", flag, text));
     }
   }

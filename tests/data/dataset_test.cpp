@@ -15,72 +15,75 @@ using reprise::DataOptions;
 using reprise::open_dataset;
 using reprise::Split;
 
-void write_four(const std::string& folder, int count) {
+void write_dataset(const std::string& folder, int count) {
   write_bytes(folder + "/train-images-idx3-ubyte", images(count));
   write_bytes(folder + "/train-labels-idx1-ubyte", labels(count));
   write_bytes(folder + "/t10k-images-idx3-ubyte", images(2));
   write_bytes(folder + "/t10k-labels-idx1-ubyte", labels(2));
 }
 
-TEST(Dataset, FindsByNameInOrder) {
+TEST(Dataset, SearchesFoldersInOrder) {
   const Folder folder;
   const Environment cache("XDG_CACHE_HOME", (folder / "cache").c_str());
   const Environment own("REPRISE_DATA", (folder / "own").c_str());
-  write_four(folder / "cache/reprise/mnist", 4);
+  write_dataset(folder / "cache/reprise/mnist", 4);
   EXPECT_EQ(open_dataset({.name = "mnist"})->size(), 4);
-  write_four(folder / "own/mnist", 5);
+  write_dataset(folder / "own/mnist", 5);
   const auto train = open_dataset({.name = "mnist"});
   EXPECT_EQ(train->size(), 5);
   EXPECT_EQ(train->description(), "mnist, 5 images of 1×2×3, 3 classes");
   EXPECT_EQ(train->mean(), 0.1307);
-  EXPECT_EQ(train->deviation(), 0.3081);
+  EXPECT_EQ(train->stddev(), 0.3081);
   EXPECT_EQ(open_dataset({.name = "mnist", .split = Split::kTest})->size(), 2);
-  write_four(folder / "own/fashion-mnist", 3);
+  write_dataset(folder / "own/fashion-mnist", 3);
   EXPECT_EQ(open_dataset({.name = "fashion-mnist"})->mean(), 0.2860);
 }
 
-TEST(Dataset, LooksInTheHomeWithoutACacheOfItsOwn) {
+TEST(Dataset, SearchesTheHomeDirectoryWithoutXdgCacheHome) {
   const Folder folder;
   const Environment own("REPRISE_DATA", nullptr);
   const Environment cache("XDG_CACHE_HOME", nullptr);
   const Environment home("HOME", (folder / "home").c_str());
-  write_four(folder / "home/.cache/reprise/mnist", 3);
+  write_dataset(folder / "home/.cache/reprise/mnist", 3);
   EXPECT_EQ(open_dataset({.name = "mnist"})->size(), 3);
 }
 
-TEST(Dataset, MissingSaysHowToGetIt) {
+TEST(Dataset, SaysHowToDownloadAMissingDataset) {
   const Folder folder;
   const Environment own("REPRISE_DATA", (folder / "own").c_str());
   const Environment cache("XDG_CACHE_HOME", (folder / "cache").c_str());
   if (std::filesystem::exists("/usr/share/datasets/mnist")) {
-    GTEST_SKIP() << "this machine has mnist";
+    GTEST_SKIP() << "mnist is installed on this machine";
   }
   const std::string text = error_of_opening({.name = "mnist"});
   EXPECT_NE(text.find(folder / "own/mnist"), std::string::npos) << text;
   EXPECT_NE(text.find("scripts/data.sh mnist"), std::string::npos) << text;
 }
 
-TEST(Dataset, RefusesWhatTheModelCannotTake) {
+TEST(Dataset, RejectsDataThatTheModelCannotTake) {
   const Folder folder;
-  write_four(folder / "d", 3);
+  write_dataset(folder / "d", 3);
   write_bytes(folder / "a.txt", "some text that is long enough");
-  const auto refused = [](const DataOptions& options, const char* part) {
+  const auto expect_rejected = [](const DataOptions& options,
+                                  const char* part) {
     const std::string text = error_of_opening(options);
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
-  refused({.name = "mnist", .tokens = true}, "has images");
-  refused({.name = folder / "d/train-images-idx3-ubyte", .tokens = true},
-          "has IDX data");
-  refused({.name = folder / "a.txt"}, "expected IDX images");
-  refused({.name = folder / "a.txt", .tokens = true, .classify = true},
-          "choose random");
-  refused({.name = folder / "d"}, "is a directory");
-  refused({.name = "minst"}, "no such file");
-  refused({.name = "random"}, "classes above 0");
-  refused({.name = "random", .tokens = true, .seq = 4}, "vocab above 0");
+  expect_rejected({.name = "mnist", .tokens = true}, "has images");
+  expect_rejected(
+      {.name = folder / "d/train-images-idx3-ubyte", .tokens = true},
+      "has IDX data");
+  expect_rejected({.name = folder / "a.txt"}, "expected IDX images");
+  expect_rejected({.name = folder / "a.txt", .tokens = true, .classify = true},
+                  "choose random");
+  expect_rejected({.name = folder / "d"}, "is a directory");
+  expect_rejected({.name = "minst"}, "no such file");
+  expect_rejected({.name = "random"}, "classes above 0");
+  expect_rejected({.name = "random", .tokens = true, .seq = 4},
+                  "vocab above 0");
 }
 
-TEST(Dataset, RandomImagesDependOnSeedSplitAndNumberAlone) {
+TEST(Dataset, RandomImagesDependOnlyOnSeedSplitAndIndex) {
   DataOptions options{.name = "random", .classes = 10, .channels = 3};
   options.random_side = 5;
   const auto data = open_dataset(options);
@@ -100,7 +103,7 @@ TEST(Dataset, RandomImagesDependOnSeedSplitAndNumberAlone) {
   EXPECT_FALSE(same(open_dataset(options)->get({2}).inputs, one.inputs));
 }
 
-TEST(Dataset, RandomImagesAreEvenlySpread) {
+TEST(Dataset, RandomImagesAreUniform) {
   const auto data =
       open_dataset({.name = "random", .classes = 10, .random_samples = 2000});
   std::vector<int64_t> indices(2000);
@@ -108,14 +111,14 @@ TEST(Dataset, RandomImagesAreEvenlySpread) {
   const auto batch = data->get(indices);
   const auto pixels = batch.inputs.to(torch::kDouble).div(255);
   EXPECT_NEAR(pixels.mean().item<double>(), data->mean(), 1e-3);
-  EXPECT_NEAR(pixels.std(false).item<double>(), data->deviation(), 1e-3);
+  EXPECT_NEAR(pixels.std(false).item<double>(), data->stddev(), 1e-3);
   const auto seen = torch::bincount(batch.targets, {}, 10);
   EXPECT_EQ(seen.size(0), 10);
   EXPECT_GT(seen.min().item<int64_t>(), 140);
   EXPECT_LT(seen.max().item<int64_t>(), 260);
 }
 
-TEST(Dataset, RandomTokens) {
+TEST(Dataset, RandomTokensAreUniformAndReproducible) {
   DataOptions options{
       .name = "random", .tokens = true, .seq = 50, .vocab = 7, .classes = 2};
   const auto language = open_dataset(options);

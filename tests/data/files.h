@@ -12,7 +12,7 @@
 #include <vector>
 #include <zlib.h>
 
-/// Small files for tests of data.
+/// Helpers that write small data files.
 namespace reprise::testing {
 
 using Folder = TemporaryDirectory;
@@ -33,7 +33,7 @@ inline std::string error_of_opening(const DataOptions& options) {
   return error_of([&] { open_dataset(options); });
 }
 
-/// An IDX file of bytes: magic number, dimensions, values.
+/// The content of an IDX file of bytes: magic number, dimensions, values.
 inline std::string idx_bytes(const std::vector<uint32_t>& shape,
                              const std::string& values) {
   std::string bytes = {0, 0, 8, static_cast<char>(shape.size())};
@@ -45,7 +45,7 @@ inline std::string idx_bytes(const std::vector<uint32_t>& shape,
   return bytes + values;
 }
 
-/// `count` images of 2×3 whose pixel k of image i is 10 i + k.
+/// `count` images of 2×3; pixel k of image i is 10 i + k.
 inline std::string images(int count) {
   std::string values;
   for (int i = 0; i < count; ++i) {
@@ -54,7 +54,7 @@ inline std::string images(int count) {
   return idx_bytes({static_cast<uint32_t>(count), 2, 3}, values);
 }
 
-/// Label i is i mod 3.
+/// `count` labels; label i is i mod 3.
 inline std::string labels(int count) {
   std::string values;
   for (int i = 0; i < count; ++i) values += static_cast<char>(i % 3);

@@ -25,7 +25,7 @@ AssertionResult has(const std::string& text, const std::string& part) {
   return AssertionFailure() << "no \"" << part << "\" in: " << text;
 }
 
-TEST(Idx, ImagesAndLabelsInTheOrderAsked) {
+TEST(Idx, ReturnsImagesAndLabelsInTheRequestedOrder) {
   const Folder folder;
   write_bytes(folder / kImages, images(5));
   write_bytes(folder / kLabels, labels(5));
@@ -41,7 +41,7 @@ TEST(Idx, ImagesAndLabelsInTheOrderAsked) {
   EXPECT_EQ(data->description(), kImages + ", 5 images of 1×2×3, 3 classes");
 }
 
-TEST(Idx, GreyIsRepeatedOnDemand) {
+TEST(Idx, RepeatsGrayscaleChannels) {
   const Folder folder;
   write_bytes(folder / kImages, images(2));
   write_bytes(folder / kLabels, labels(2));
@@ -51,20 +51,21 @@ TEST(Idx, GreyIsRepeatedOnDemand) {
                    grey->get({1, 0}).inputs.expand({2, 3, 2, 3})));
 }
 
-TEST(Idx, GzippedAsPlainWhateverTheName) {
+TEST(Idx, DetectsGzipByContent) {
   const Folder folder;
   write_bytes(folder / "plain/" + kImages, images(4));
   write_bytes(folder / "plain/" + kLabels, labels(4));
   const auto plain = open_dataset({.name = folder / "plain/" + kImages});
   std::filesystem::create_directories(folder / "gz");
   write_gzipped(folder / "gz/" + kImages + ".gz", images(4));
-  write_gzipped(folder / "gz/" + kLabels, labels(4));  // by content, not name
+  write_gzipped(folder / "gz/" + kLabels,
+                labels(4));  // detected by content, not by name
   const auto gz = open_dataset({.name = folder / "gz/" + kImages + ".gz"});
   EXPECT_TRUE(same(gz->get({0, 3}).inputs, plain->get({0, 3}).inputs));
   EXPECT_TRUE(same(gz->get({0, 3}).targets, plain->get({0, 3}).targets));
 }
 
-TEST(Idx, TestSplitIsTheFileBeside) {
+TEST(Idx, FindsTheTestSplitNextToTheTrainingFile) {
   const Folder folder;
   write_bytes(folder / kImages, images(5));
   write_bytes(folder / kLabels, labels(5));
@@ -74,14 +75,14 @@ TEST(Idx, TestSplitIsTheFileBeside) {
   write_bytes(folder / "t10k-labels-idx1-ubyte", labels(2));
   const auto test = open_dataset(options);
   EXPECT_EQ(test->size(), 2);
-  // Both splits must be scaled alike.
+  // Both splits use the same mean and standard deviation.
   options.split = Split::kTrain;
   const auto train = open_dataset(options);
   EXPECT_EQ(test->mean(), train->mean());
-  EXPECT_EQ(test->deviation(), train->deviation());
+  EXPECT_EQ(test->stddev(), train->stddev());
 }
 
-TEST(Idx, MeanAndDeviationAreThoseOfThePixels) {
+TEST(Idx, MeasuresMeanAndStandardDeviation) {
   const Folder folder;
   write_bytes(folder / kImages, images(5));
   write_bytes(folder / kLabels, labels(5));
@@ -89,17 +90,17 @@ TEST(Idx, MeanAndDeviationAreThoseOfThePixels) {
   const auto pixels =
       data->get({0, 1, 2, 3, 4}).inputs.to(torch::kDouble).div(255);
   EXPECT_NEAR(data->mean(), pixels.mean().item<double>(), 1e-12);
-  EXPECT_NEAR(data->deviation(), pixels.std(false).item<double>(), 1e-12);
+  EXPECT_NEAR(data->stddev(), pixels.std(false).item<double>(), 1e-12);
 }
 
-TEST(Idx, OneShadeIsNotDividedByZero) {
+TEST(Idx, StandardDeviationOfConstantImagesIsOne) {
   const Folder folder;
   write_bytes(folder / kImages, idx_bytes({2, 2, 2}, std::string(8, '\7')));
   write_bytes(folder / kLabels, labels(2));
-  EXPECT_EQ(open_dataset({.name = folder / kImages})->deviation(), 1);
+  EXPECT_EQ(open_dataset({.name = folder / kImages})->stddev(), 1);
 }
 
-TEST(Idx, SaysWhatIsWrongWithTheImages) {
+TEST(Idx, ReportsInvalidImages) {
   const Folder folder;
   write_bytes(folder / kLabels, labels(5));
   const auto error = [&](const std::string& bytes) {
@@ -119,11 +120,11 @@ TEST(Idx, SaysWhatIsWrongWithTheImages) {
   EXPECT_TRUE(has(error(idx_bytes({0, 2, 3}, "")), "dimension 1 to be 0"));
   const uint32_t most = 0xffffffffu;
   EXPECT_TRUE(has(error(idx_bytes({most, most, most}, "x")), "2^63"));
-  // Nothing is allocated for it.
+  // Rejected before any memory is allocated.
   EXPECT_TRUE(has(error(idx_bytes({most, 1000, 1000}, "x")), "found 1"));
 }
 
-TEST(Idx, SaysWhatIsWrongWithGzip) {
+TEST(Idx, ReportsCorruptGzipFiles) {
   const Folder folder;
   write_bytes(folder / kLabels, labels(200));
   write_gzipped(folder / kImages, images(200));
@@ -140,14 +141,14 @@ TEST(Idx, SaysWhatIsWrongWithGzip) {
         << kept;
   }
   std::string changed = whole;
-  changed[changed.size() - 6] ^= 1;  // in the check sum
+  changed[changed.size() - 6] ^= 1;  // in the checksum
   EXPECT_TRUE(has(error(changed), "expected gzip data"));
   const std::string bomb = idx_bytes({0xffffffffu, 1000, 1000}, "x");
   write_gzipped(folder / kImages, bomb);
   EXPECT_TRUE(has(error_of_opening({.name = folder / kImages}), "at most"));
 }
 
-TEST(Idx, SaysWhatIsWrongWithTheLabels) {
+TEST(Idx, ReportsInvalidLabels) {
   const Folder folder;
   write_bytes(folder / kImages, images(5));
   DataOptions options{.name = folder / kImages};
@@ -164,7 +165,7 @@ TEST(Idx, SaysWhatIsWrongWithTheLabels) {
   EXPECT_TRUE(has(error_of_opening({.name = folder / "pictures"}), "rename"));
 }
 
-TEST(Idx, SampleOutOfRange) {
+TEST(Idx, RejectsIndicesOutOfRange) {
   const Folder folder;
   write_bytes(folder / kImages, images(2));
   write_bytes(folder / kLabels, labels(2));

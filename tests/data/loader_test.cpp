@@ -21,7 +21,7 @@ using reprise::Loader;
 using reprise::LoaderOptions;
 using reprise::LoaderPosition;
 
-/// Sample i is the number i and counts i + 1.
+/// Sample i has the value i and the count i + 1.
 class Numbers : public reprise::Dataset {
  public:
   explicit Numbers(int64_t size) : size_(size) {}
@@ -29,7 +29,7 @@ class Numbers : public reprise::Dataset {
   int64_t count(int64_t index) const override { return index + 1; }
   Batch get(const std::vector<int64_t>& indices) const override {
     if (delay_us > 0) {
-      // Later batches are often faster than earlier ones.
+      // Earlier batches often take longer than later ones.
       std::this_thread::sleep_for(
           std::chrono::microseconds(indices[0] * 7919 % delay_us));
     }
@@ -59,7 +59,7 @@ std::vector<int64_t> numbers_of(const Batch& batch) {
   return {data, data + batch.inputs.numel()};
 }
 
-/// Batches of `epochs` epochs; an empty one where an epoch ended.
+/// The batches of `epochs` epochs, with an empty one at the end of each epoch.
 std::vector<std::vector<int64_t>> run(Loader& loader, int epochs) {
   std::vector<std::vector<int64_t>> batches;
   while (epochs > 0) {
@@ -70,14 +70,14 @@ std::vector<std::vector<int64_t>> run(Loader& loader, int epochs) {
   return batches;
 }
 
-TEST(Loader, InOrderWithoutShuffling) {
+TEST(Loader, KeepsTheOrderWithoutShuffling) {
   Loader loader(std::make_shared<Numbers>(5), {.batch = 2, .shuffle = false});
   const std::vector<std::vector<int64_t>> expected = {{0, 1}, {2, 3}, {4}, {},
                                                       {0, 1}, {2, 3}, {4}, {}};
   EXPECT_EQ(run(loader, 2), expected);
 }
 
-TEST(Loader, ShufflesEachEpochAnew) {
+TEST(Loader, ShufflesEveryEpochDifferently) {
   Loader loader(std::make_shared<Numbers>(100), {.batch = 100});
   const auto batches = run(loader, 3);
   ASSERT_EQ(batches.size(), 6u);
@@ -91,16 +91,16 @@ TEST(Loader, ShufflesEachEpochAnew) {
   EXPECT_NE(run(other, 1)[0], batches[0]);
 }
 
-/// Fixed for ever: a saved position would otherwise mean other samples.
-TEST(Loader, TheOrderIsTheSameOnEveryMachine) {
+/// The order must never change, or saved positions would refer to other samples.
+TEST(Loader, OrderIsTheSameOnEveryMachine) {
   Loader loader(std::make_shared<Numbers>(10), {.batch = 10});
   const auto batches = run(loader, 2);
   EXPECT_EQ(batches[0], (std::vector<int64_t>{5, 0, 8, 7, 3, 1, 9, 6, 4, 2}));
   EXPECT_EQ(batches[2], (std::vector<int64_t>{6, 2, 8, 7, 4, 5, 9, 3, 0, 1}));
 }
 
-/// Every permutation of three is as likely as the others.
-TEST(Loader, ShufflesFairly) {
+/// All permutations of three samples are equally likely.
+TEST(Loader, ShufflesUniformly) {
   std::map<std::vector<int64_t>, int> seen;
   Loader loader(std::make_shared<Numbers>(3), {.batch = 3, .workers = 0});
   for (const auto& batch : run(loader, 6000)) {
@@ -110,7 +110,7 @@ TEST(Loader, ShufflesFairly) {
   for (const auto& [order, times] : seen) EXPECT_NEAR(times, 1000, 150);
 }
 
-TEST(Loader, TheNumberOfWorkersChangesNothing) {
+TEST(Loader, OrderDoesNotDependOnTheNumberOfWorkers) {
   const auto data = std::make_shared<Numbers>(53);
   Loader alone(data, {.batch = 4, .workers = 0});
   const auto expected = run(alone, 3);
@@ -123,7 +123,7 @@ TEST(Loader, TheNumberOfWorkersChangesNothing) {
   }
 }
 
-TEST(Loader, GoesOnAnywhereAsIfNeverStopped) {
+TEST(Loader, ResumesAtAnyPosition) {
   const auto data = std::make_shared<Numbers>(11);
   for (const int workers : {0, 3}) {
     const LoaderOptions options{.batch = 4, .workers = workers};
@@ -149,7 +149,7 @@ TEST(Loader, GoesOnAnywhereAsIfNeverStopped) {
   }
 }
 
-TEST(Loader, PositionCountsWhatWasHandedOut) {
+TEST(Loader, PositionIgnoresBatchesReadAhead) {
   const auto data = std::make_shared<Numbers>(5);
   Loader loader(data, {.batch = 2, .workers = 2, .queue = 8});
   EXPECT_EQ(loader.position(), (LoaderPosition{0, 0}));
@@ -163,7 +163,7 @@ TEST(Loader, PositionCountsWhatWasHandedOut) {
   EXPECT_EQ(loader.position(), (LoaderPosition{1, 0}));
 }
 
-TEST(Loader, AnotherBatchSizeGoesOnAtTheSameSample) {
+TEST(Loader, ResumesAtTheSameSampleWithAnotherBatchSize) {
   const auto data = std::make_shared<Numbers>(10);
   Loader whole(data, {.batch = 10});
   const auto order = run(whole, 1)[0];
@@ -193,7 +193,7 @@ TEST(Loader, CountsAhead) {
   }
 }
 
-TEST(Loader, AWindowsLastBatchIsWhatIsLeft) {
+TEST(Loader, LastBatchOfAWindowIsTheRemainder) {
   Loader loader(std::make_shared<Numbers>(12),
                 {.batch = 2, .window = 5, .shuffle = false});
   const std::vector<std::vector<int64_t>> expected = {
@@ -201,7 +201,7 @@ TEST(Loader, AWindowsLastBatchIsWhatIsLeft) {
   EXPECT_EQ(run(loader, 1), expected);
 }
 
-TEST(Loader, WindowsChangeNeitherTheOrderNorWhatIsLeft) {
+TEST(Loader, WindowsDoNotChangeTheOrder) {
   const auto data = std::make_shared<Numbers>(23);
   Loader whole(data, {.batch = 23});
   const auto order = run(whole, 1)[0];
@@ -222,7 +222,7 @@ TEST(Loader, WindowsChangeNeitherTheOrderNorWhatIsLeft) {
             for (const int64_t number : batches[k]) two += number + 1;
           }
           EXPECT_EQ(counting.count_ahead(2), two);
-          // The position alone says where in its window it is.
+          // The position determines the place within the window.
           Loader later(data, options, counting.position());
           EXPECT_EQ(numbers_of(*later.next()), batches[i]);
           EXPECT_EQ(numbers_of(*counting.next()), batches[i]);
@@ -237,7 +237,7 @@ TEST(Loader, WindowsChangeNeitherTheOrderNorWhatIsLeft) {
   }
 }
 
-TEST(Loader, ReadsAheadAcrossTheEpochButNotMoreThanTheQueue) {
+TEST(Loader, ReadsAheadAcrossEpochsUpToTheQueueSize) {
   const auto data = std::make_shared<Numbers>(4);
   Loader loader(data, {.batch = 2, .workers = 2, .queue = 3});
   while (data->reads < 6) std::this_thread::yield();  // 4 is an epoch
@@ -245,7 +245,7 @@ TEST(Loader, ReadsAheadAcrossTheEpochButNotMoreThanTheQueue) {
   EXPECT_EQ(data->reads, 6);
 }
 
-TEST(Loader, AnErrorComesInItsPlaceAndStays) {
+TEST(Loader, ThrowsAnErrorAtItsPositionAndAgainAfterwards) {
   const auto data = std::make_shared<Numbers>(10);
   data->broken = 5;
   for (const int workers : {0, 3}) {
@@ -258,7 +258,7 @@ TEST(Loader, AnErrorComesInItsPlaceAndStays) {
   }
 }
 
-TEST(Loader, TransformRunsOnceABatchWithoutGradients) {
+TEST(Loader, RunsTransformOncePerBatchInNoGradMode) {
   std::atomic<int> calls = 0;
   std::atomic<bool> recorded = false;
   const auto transform = [&](Batch& batch) {
@@ -281,7 +281,7 @@ TEST(Loader, TransformRunsOnceABatchWithoutGradients) {
   }
 }
 
-TEST(Loader, WaitingIsMeasured) {
+TEST(Loader, MeasuresTheTimeSpentWaiting) {
   class Slow : public Numbers {
    public:
     using Numbers::Numbers;
@@ -299,7 +299,7 @@ TEST(Loader, WaitingIsMeasured) {
   }
 }
 
-TEST(Loader, EndsWhileWorkersAreBusyOrTheQueueIsFull) {
+TEST(Loader, DestructsWhileWorkersAreBusyOrTheQueueIsFull) {
   const auto data = std::make_shared<Numbers>(50);
   data->delay_us = 300;
   for (int i = 0; i < 40; ++i) {
@@ -309,7 +309,7 @@ TEST(Loader, EndsWhileWorkersAreBusyOrTheQueueIsFull) {
   }
 }
 
-TEST(Loader, PinnedMemory) {
+TEST(Loader, ReturnsPinnedMemory) {
   const auto data = std::make_shared<Numbers>(4);
   if (torch::cuda::is_available()) {
     Loader loader(data, {.batch = 2, .pin = true});
@@ -324,26 +324,26 @@ TEST(Loader, PinnedMemory) {
   }
 }
 
-TEST(Loader, RefusesWhatMakesNoSense) {
+TEST(Loader, RejectsInvalidOptions) {
   const auto data = std::make_shared<Numbers>(4);
-  const auto refused = [&](const LoaderOptions& options,
-                           LoaderPosition position, const char* part) {
+  const auto expect_rejected = [&](const LoaderOptions& options,
+                                   LoaderPosition position, const char* part) {
     const std::string text =
         error_of([&] { Loader loader(data, options, position); });
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
-  refused({.batch = 0}, {}, "batch above 0");
-  refused({.window = -1}, {}, "window");
-  refused({.workers = -1}, {}, "workers");
-  refused({}, {0, 5}, "at most 4 samples");
-  refused({}, {-1, 0}, "epoch -1");
+  expect_rejected({.batch = 0}, {}, "batch above 0");
+  expect_rejected({.window = -1}, {}, "window");
+  expect_rejected({.workers = -1}, {}, "workers");
+  expect_rejected({}, {0, 5}, "at most 4 samples");
+  expect_rejected({}, {-1, 0}, "epoch -1");
   EXPECT_NE(error_of([] {
               Loader loader(std::make_shared<Numbers>(0), {});
             }).find("dataset with samples"),
             std::string::npos);
 }
 
-TEST(Loader, DividesWindowsWithoutOverlapInOneOrder) {
+TEST(Loader, ShardsPartitionEveryWindowInOrder) {
   const auto data = std::make_shared<Numbers>(23);
   const auto order_of = [&](LoaderOptions options) {
     std::vector<int64_t> order;
@@ -354,19 +354,19 @@ TEST(Loader, DividesWindowsWithoutOverlapInOneOrder) {
     return order;
   };
   const auto alone = order_of({.batch = 10, .window = 10, .workers = 0});
-  for (const int shares : {1, 2, 3, 4}) {
+  for (const int num_shards : {1, 2, 3, 4}) {
     std::vector<std::unique_ptr<Loader>> loaders;
-    for (int share = 0; share < shares; ++share) {
+    for (int shard = 0; shard < num_shards; ++shard) {
       loaders.push_back(
           std::make_unique<Loader>(data, LoaderOptions{.batch = 2,
                                                        .window = 10,
-                                                       .share = share,
-                                                       .shares = shares,
-                                                       .workers = share}));
+                                                       .shard = shard,
+                                                       .num_shards = num_shards,
+                                                       .workers = shard}));
     }
     std::vector<int64_t> together;
     int64_t windows = 0;
-    while (!loaders[0]->epoch_ends()) {
+    while (!loaders[0]->epoch_done()) {
       int64_t count = 0, total = 0, samples = 0;
       for (auto& loader : loaders) {
         EXPECT_EQ(loader->position().sample, 10 * windows);
@@ -382,31 +382,31 @@ TEST(Loader, DividesWindowsWithoutOverlapInOneOrder) {
         EXPECT_EQ(own, window.count);
         count += window.count;
         total = window.total_count;
-        loader->pass_window();
+        loader->advance_window();
       }
       EXPECT_EQ(count, total);
       EXPECT_EQ(samples, std::min<int64_t>(10, 23 - 10 * windows));
       ++windows;
     }
     EXPECT_EQ(windows, 3);
-    EXPECT_EQ(together, alone) << shares;
+    EXPECT_EQ(together, alone) << num_shards;
     for (auto& loader : loaders) {
-      EXPECT_TRUE(loader->epoch_ends());
+      EXPECT_TRUE(loader->epoch_done());
       EXPECT_FALSE(loader->next());
       EXPECT_EQ(loader->position(), (LoaderPosition{1, 0}));
     }
   }
 }
 
-TEST(Loader, DividesWhatIsLeftOfAWindow) {
+TEST(Loader, ShardsTheRemainderOfAWindow) {
   const auto data = std::make_shared<Numbers>(20);
   std::vector<int64_t> found;
-  for (int share = 0; share < 2; ++share) {
+  for (int shard = 0; shard < 2; ++shard) {
     Loader loader(data,
                   {.batch = 8,
                    .window = 10,
-                   .share = share,
-                   .shares = 2,
+                   .shard = shard,
+                   .num_shards = 2,
                    .shuffle = false,
                    .workers = 0},
                   {0, 5});
@@ -418,16 +418,17 @@ TEST(Loader, DividesWhatIsLeftOfAWindow) {
   EXPECT_EQ(found, (std::vector<int64_t>{5, 6, 7, 8, 9}));
 }
 
-TEST(Loader, RefusesMoreSharesThanSamples) {
+TEST(Loader, RejectsMoreShardsThanSamples) {
   const auto data = std::make_shared<Numbers>(20);
-  const auto make = [&](int64_t window, int share, int shares) {
+  const auto make = [&](int64_t window, int shard, int num_shards) {
     return error_of([&] {
-      Loader loader(data, {.window = window, .share = share, .shares = shares});
+      Loader loader(
+          data, {.window = window, .shard = shard, .num_shards = num_shards});
     });
   };
-  EXPECT_NE(make(3, 0, 4).find("for each of 4 shares"), std::string::npos);
-  EXPECT_NE(make(0, 0, 2).find("for each of 2 shares"), std::string::npos);
-  EXPECT_NE(make(10, 2, 2).find("a share below 2, got 2"), std::string::npos);
+  EXPECT_NE(make(3, 0, 4).find("for each of 4 shards"), std::string::npos);
+  EXPECT_NE(make(0, 0, 2).find("for each of 2 shards"), std::string::npos);
+  EXPECT_NE(make(10, 2, 2).find("a shard below 2, got 2"), std::string::npos);
 }
 
 }  // namespace

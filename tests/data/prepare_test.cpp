@@ -28,7 +28,7 @@ Batch images(int64_t count, int64_t channels, int64_t side) {
           .count = count};
 }
 
-/// Bilinear by its definition: pixel centres at half numbers, edges repeated.
+/// Reference bilinear interpolation: pixel centers at half-integers, clamped edges.
 double bilinear(const torch::Tensor& image, int64_t size, int64_t y,
                 int64_t x) {
   const int64_t side = image.size(0);
@@ -50,12 +50,12 @@ double bilinear(const torch::Tensor& image, int64_t size, int64_t y,
                  right * pixel(row + 1, column + 1));
 }
 
-TEST(Prepare, ScalesWithoutEnlarging) {
+TEST(Prepare, NormalizesWithoutResizing) {
   for (const int64_t size : {0, 6}) {
     Batch batch = images(3, 1, 6);
     const auto bytes = batch.inputs.to(torch::kDouble);
     move_to(batch, device());
-    prepare(batch, {.image_size = size, .mean = 0.25, .deviation = 0.5});
+    prepare(batch, {.image_size = size, .mean = 0.25, .stddev = 0.5});
     EXPECT_EQ(batch.inputs.scalar_type(), torch::kFloat);
     EXPECT_EQ(batch.inputs.device(), device());
     EXPECT_LT(relative_error((bytes / 255 - 0.25) / 0.5, batch.inputs), 1e-6);
@@ -63,11 +63,11 @@ TEST(Prepare, ScalesWithoutEnlarging) {
   }
 }
 
-TEST(Prepare, EnlargesBilinearly) {
+TEST(Prepare, ResizesBilinearly) {
   Batch batch = images(2, 3, 4);
   const auto bytes = batch.inputs;
   move_to(batch, device());
-  prepare(batch, {.image_size = 11, .mean = 0.1, .deviation = 0.3});
+  prepare(batch, {.image_size = 11, .mean = 0.1, .stddev = 0.3});
   ASSERT_EQ(batch.inputs.sizes(), (std::vector<int64_t>{2, 3, 11, 11}));
   const auto result = batch.inputs.cpu();
   for (int64_t y = 0; y < 11; ++y) {
@@ -78,7 +78,7 @@ TEST(Prepare, EnlargesBilinearly) {
   }
 }
 
-TEST(Prepare, PixelTargetsAreTheClassWhereThereIsInk) {
+TEST(Prepare, PixelTargetsAreTheClassOfBrightPixels) {
   Batch batch = images(3, 1, 4);
   const auto bytes = batch.inputs;
   move_to(batch, device());
@@ -97,9 +97,9 @@ TEST(Prepare, PixelTargetsAreTheClassWhereThereIsInk) {
   }
 }
 
-TEST(Prepare, OnceOnly) {
+TEST(Prepare, LeavesPreparedImagesUnchanged) {
   const reprise::PrepareOptions options{
-      .image_size = 8, .mean = 0.1, .deviation = 0.3, .pixel_targets = true};
+      .image_size = 8, .mean = 0.1, .stddev = 0.3, .pixel_targets = true};
   Batch batch = images(2, 1, 4);
   prepare(batch, options);
   const auto inputs = batch.inputs.clone(), targets = batch.targets.clone();
@@ -108,12 +108,12 @@ TEST(Prepare, OnceOnly) {
   EXPECT_TRUE(same(batch.targets, targets));
 }
 
-TEST(Prepare, InALoadersWorkersAsOnAnyThread) {
+TEST(Prepare, GivesTheSameResultInLoaderWorkers) {
   const auto data = reprise::open_dataset(
       {.name = "random", .classes = 10, .channels = 3, .random_samples = 5});
   const reprise::PrepareOptions options{.image_size = 150,
                                         .mean = data->mean(),
-                                        .deviation = data->deviation(),
+                                        .stddev = data->stddev(),
                                         .pixel_targets = true};
   reprise::Loader plain(data, {.batch = 2});
   reprise::Loader prepared(
@@ -122,8 +122,8 @@ TEST(Prepare, InALoadersWorkersAsOnAnyThread) {
              }});
   for (int i = 0; i < 3; ++i) {
     auto expected = plain.next();
-    // On one thread, as a worker does it: several divide the image elsewhere,
-    // which some versions of LibTorch round differently.
+    // On one thread, like a worker. With several threads, some versions of LibTorch
+    // round differently.
     std::thread([&] {
       reprise::compat::run_operators_on_this_thread();
       prepare(*expected, options);
@@ -134,16 +134,16 @@ TEST(Prepare, InALoadersWorkersAsOnAnyThread) {
   }
 }
 
-TEST(Prepare, DoesNotTouchTheBytesItIsGiven) {
+TEST(Prepare, DoesNotModifyItsInput) {
   Batch batch = images(2, 1, 4);
   const auto inputs = batch.inputs, targets = batch.targets;
   const auto before = inputs.clone(), labels = targets.clone();
-  prepare(batch, {.mean = 0.1, .deviation = 0.3, .pixel_targets = true});
+  prepare(batch, {.mean = 0.1, .stddev = 0.3, .pixel_targets = true});
   EXPECT_TRUE(same(inputs, before));
   EXPECT_TRUE(same(targets, labels));
 }
 
-TEST(Prepare, TokensAreLeftAlone) {
+TEST(Prepare, LeavesTokensUnchanged) {
   Batch batch{.inputs = torch::arange(6).view({2, 3}),
               .targets = torch::arange(6).view({2, 3})};
   const auto inputs = batch.inputs;
@@ -151,16 +151,15 @@ TEST(Prepare, TokensAreLeftAlone) {
   EXPECT_TRUE(batch.inputs.is_same(inputs));
 }
 
-TEST(Prepare, SaysWhatIsWrong) {
+TEST(Prepare, RejectsInvalidInput) {
   Batch batch = images(2, 1, 4);
-  EXPECT_NE(error_of([&] {
-              prepare(batch, {.deviation = 0});
-            }).find("deviation above 0"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { prepare(batch, {.stddev = 0}); }).find("stddev above 0"),
+      std::string::npos);
   prepare(batch, {});
   EXPECT_NE(error_of([&] {
               prepare(batch, {.pixel_targets = true});
-            }).find("pixels' targets"),
+            }).find("per-pixel"),
             std::string::npos);
 }
 

@@ -13,7 +13,7 @@ using testing::error_of;
 using testing::on_device;
 using testing::same;
 
-/// A path in the temporary directory, removed at the end.
+/// A path in the temporary directory, removed by the destructor.
 class TemporaryPath {
  public:
   TemporaryPath()
@@ -30,7 +30,7 @@ class TemporaryPath {
   std::string path_;
 };
 
-/// A file byte by byte, as the format's description has it.
+/// Writes a file byte by byte, following the format's specification.
 void write_raw(const std::string& path, const std::string& header,
                const std::string& data) {
   std::ofstream file(path, std::ios::binary);
@@ -40,8 +40,8 @@ void write_raw(const std::string& path, const std::string& header,
   file << header << data;
 }
 
-/// What opening (and reading "a" of) such a file says.
-std::string problem(const std::string& header, const std::string& data) {
+/// The error of opening such a file and reading "a".
+std::string read_error(const std::string& header, const std::string& data) {
   const TemporaryPath path;
   write_raw(path.get(), header, data);
   const std::string text = error_of([&] { SafeTensors(path.get()).read("a"); });
@@ -53,7 +53,7 @@ void expect_in(const std::string& part, const std::string& text) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-TEST(Safetensors, RoundTripOfAllTypes) {
+TEST(Safetensors, RoundTripsAllTypes) {
   const TemporaryPath path;
   NamedTensors written;
   for (const auto type :
@@ -66,7 +66,7 @@ TEST(Safetensors, RoundTripOfAllTypes) {
   }
   written.emplace_back("a scalar", torch::tensor(3.5));
   written.emplace_back("empty", torch::empty({0, 4}));
-  written.emplace_back("turned", torch::rand({4, 3}).t());
+  written.emplace_back("transposed", torch::rand({4, 3}).t());
   written.emplace_back("names \"quoted\" é", torch::rand({1}));
   write_safetensors(path.get(), written, {{"format", "pt"}, {"x", "1"}});
 
@@ -82,7 +82,7 @@ TEST(Safetensors, RoundTripOfAllTypes) {
   EXPECT_EQ(file.metadata().size(), 2u);
 }
 
-TEST(Safetensors, FileWrittenByHand) {
+TEST(Safetensors, ReadsAFileWrittenByHand) {
   const TemporaryPath path;
   const float floats[] = {1.5f, -2.f};
   std::string data(reinterpret_cast<const char*>(floats), sizeof floats);
@@ -95,10 +95,10 @@ TEST(Safetensors, FileWrittenByHand) {
   EXPECT_TRUE(same(file.read("a"), torch::tensor({1.5f, -2.f}).view({2, 1})));
   EXPECT_TRUE(same(file.read("b"), torch::tensor({true, false, true})));
   EXPECT_TRUE(file.metadata().empty());
-  expect_in("there is no tensor 'c'", error_of([&] { file.read("c"); }));
+  expect_in("no tensor 'c'", error_of([&] { file.read("c"); }));
 }
 
-TEST(Safetensors, TruncatedFiles) {
+TEST(Safetensors, RejectsTruncatedFiles) {
   const TemporaryPath path;
   write_safetensors(path.get(), {{"a", torch::ones({4})}});
   const auto whole = std::filesystem::file_size(path.get());
@@ -111,62 +111,65 @@ TEST(Safetensors, TruncatedFiles) {
   expect_in("cannot open", error_of([&] { SafeTensors{missing.get()}; }));
 }
 
-TEST(Safetensors, HeadersThatAreNone) {
-  expect_in("JSON object", problem("{\"a\":", ""));
-  expect_in("JSON object", problem("[1, 2]", ""));
-  expect_in("expected dtype, shape", problem(R"({"a":{}})", ""));
+TEST(Safetensors, RejectsInvalidHeaders) {
+  expect_in("JSON object", read_error("{\"a\":", ""));
+  expect_in("JSON object", read_error("[1, 2]", ""));
+  expect_in("expected dtype, shape", read_error(R"({"a":{}})", ""));
   expect_in("expected dtype, shape",
-            problem(R"({"a":{"dtype":"F32","shape":[-1],)"
-                    R"("data_offsets":[0,4]}})",
-                    "abcd"));
-  expect_in("has type F7",
-            problem(R"({"a":{"dtype":"F7","shape":[],"data_offsets":[0,4]}})",
-                    "abcd"));
-  expect_in("metadata", problem(R"({"__metadata__":{"a":1}})", ""));
-  expect_in("is there twice",
-            problem(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
-                    R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
-                    "ab"));
+            read_error(R"({"a":{"dtype":"F32","shape":[-1],)"
+                       R"("data_offsets":[0,4]}})",
+                       "abcd"));
+  expect_in(
+      "has type F7",
+      read_error(R"({"a":{"dtype":"F7","shape":[],"data_offsets":[0,4]}})",
+                 "abcd"));
+  expect_in("metadata", read_error(R"({"__metadata__":{"a":1}})", ""));
+  expect_in(
+      "occurs twice",
+      read_error(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                 R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                 "ab"));
   const TemporaryPath path;
   std::ofstream(path.get(), std::ios::binary) << "PK\x03\x04 a zip file";
-  expect_in("of another format", error_of([&] { SafeTensors{path.get()}; }));
+  expect_in("not in this format", error_of([&] { SafeTensors{path.get()}; }));
 }
 
-TEST(Safetensors, BytesThatDoNotFit) {
+TEST(Safetensors, RejectsInconsistentOffsets) {
   const auto one = [](const std::string& shape, const std::string& offsets) {
     return R"({"a":{"dtype":"F32","shape":)" + shape + R"(,"data_offsets":)" +
            offsets + "}}";
   };
   expect_in("tensor 'a' has shape [3] of F32, which does not fit its 8 bytes",
-            problem(one("[3]", "[0,8]"), std::string(8, 'x')));
+            read_error(one("[3]", "[0,8]"), std::string(8, 'x')));
   expect_in("does not fit",  // 2⁶⁴ bytes
-            problem(one("[4294967296,1073741824]", "[0,0]"), ""));
-  expect_in("before it begins", problem(one("[1]", "[4,0]"), "abcd"));
+            read_error(one("[4294967296,1073741824]", "[0,0]"), ""));
+  expect_in("before it begins", read_error(one("[1]", "[4,0]"), "abcd"));
   expect_in("bytes 0 to 4, before tensor 'a', belong to no tensor",
-            problem(one("[1]", "[4,8]"), "abcdabcd"));
+            read_error(one("[1]", "[4,8]"), "abcdabcd"));
   expect_in("the last 4 bytes belong to no tensor",
-            problem(one("[1]", "[0,4]"), "abcdabcd"));
-  expect_in("tensor 'b' begins at byte 2, inside the tensor before it",
-            problem(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
-                    R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
-                    "abcdef"));
+            read_error(one("[1]", "[0,4]"), "abcdabcd"));
+  expect_in(
+      "tensor 'b' begins at byte 2, inside the tensor before it",
+      read_error(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                 R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+                 "abcdef"));
 }
 
-TEST(Safetensors, WhatCannotBeWritten) {
+TEST(Safetensors, RejectsUnsupportedTensorsAndNames) {
   const TemporaryPath path;
   write_safetensors(path.get(), {{"a", torch::ones({1})}});
   const auto one = torch::ones({1});
-  expect_in("'a' again", error_of([&] {
+  expect_in("'a' twice", error_of([&] {
               write_safetensors(path.get(), {{"a", one}, {"a", one}});
             }));
   expect_in(
-      "which the format does not have", error_of([&] {
+      "which the format does not support", error_of([&] {
         write_safetensors(path.get(), {{"c", one.to(torch::kComplexFloat)}});
       }));
   expect_in("UTF-8", error_of([&] {
               write_safetensors(path.get(), {{"\xff", one}});
             }));
-  // What stood there is untouched.
+  // The existing file is unchanged.
   EXPECT_TRUE(same(SafeTensors(path.get()).read("a"), one));
 }
 

@@ -34,14 +34,14 @@ std::vector<uint16_t> ramp(int count) {
   return tokens;
 }
 
-TEST(Tokens, TextIsBytesAndTargetsAreTheNext) {
+TEST(Tokens, TextBytesAreTokensAndTargetsAreShiftedByOne) {
   const Folder folder;
   write_bytes(folder / "a.txt", "abcdefgh\xff");
   const auto data = open_dataset({.name = folder / "a.txt",
                                   .tokens = true,
                                   .seq = 3,
                                   .vocab = 256,
-                                  .test_part = 0});
+                                  .test_fraction = 0});
   EXPECT_EQ(data->size(), 2);
   EXPECT_EQ(data->count(0), 3);
   const auto batch = data->get({1, 0});
@@ -60,19 +60,19 @@ TEST(Tokens, HighBytesAreNotNegative) {
   const Folder folder;
   write_bytes(folder / "a.txt", "\xff\xfe\x80");
   const auto data = open_dataset(
-      {.name = folder / "a.txt", .tokens = true, .seq = 2, .test_part = 0});
+      {.name = folder / "a.txt", .tokens = true, .seq = 2, .test_fraction = 0});
   EXPECT_TRUE(
       same(data->get({0}).inputs, torch::tensor({{255, 254}}, torch::kLong)));
 }
 
-TEST(Tokens, TestSplitIsTheEnd) {
+TEST(Tokens, TestSplitIsTheEndOfTheFile) {
   const Folder folder;
   write_bytes(folder / "a.bin", uint16_bytes(ramp(100)));
   DataOptions options{.name = folder / "a.bin",
                       .split = Split::kTest,
                       .tokens = true,
                       .seq = 9,
-                      .test_part = 0.2};
+                      .test_fraction = 0.2};
   const auto test = open_dataset(options);
   EXPECT_EQ(test->size(), 2);
   EXPECT_EQ(test->get({0}).inputs.min().item<int64_t>(), 80);
@@ -80,11 +80,11 @@ TEST(Tokens, TestSplitIsTheEnd) {
   options.split = Split::kTrain;
   const auto train = open_dataset(options);
   EXPECT_EQ(train->size(), 8);
-  // No target of training is in the test part.
+  // No training target lies in the test part.
   EXPECT_LT(train->get({7}).targets.max().item<int64_t>(), 80);
 }
 
-TEST(Tokens, HeaderOfLlmcIsSkipped) {
+TEST(Tokens, SkipsTheHeaderOfLlmc) {
   const Folder folder;
   write_bytes(folder / "plain.bin", uint16_bytes(ramp(600)));
   write_bytes(folder / "llmc.bin",
@@ -94,7 +94,7 @@ TEST(Tokens, HeaderOfLlmcIsSkipped) {
                                     .tokens = true,
                                     .seq = 10,
                                     .vocab = 600,
-                                    .test_part = 0});
+                                    .test_fraction = 0});
     EXPECT_EQ(data->size(), 59) << name;
     EXPECT_TRUE(
         same(data->get({58}).targets[0], torch::arange(581, 591, torch::kLong)))
@@ -102,7 +102,7 @@ TEST(Tokens, HeaderOfLlmcIsSkipped) {
   }
 }
 
-TEST(Tokens, SaysWhatIsWrong) {
+TEST(Tokens, ReportsInvalidFiles) {
   const Folder folder;
   const auto error = [&](const std::string& name, const std::string& bytes,
                          DataOptions options) {
@@ -121,34 +121,35 @@ TEST(Tokens, SaysWhatIsWrong) {
   EXPECT_TRUE(has(text, "odd size of 1201 bytes")) << text;
   text = error("a.bin", tokens, {.seq = 4, .vocab = 500});
   EXPECT_TRUE(has(text, "vocabulary of 500, found 599 at 599")) << text;
-  text = error("a.txt", "abz", {.seq = 1, .vocab = 100, .test_part = 0});
+  text = error("a.txt", "abz", {.seq = 1, .vocab = 100, .test_fraction = 0});
   EXPECT_TRUE(has(text, "vocabulary of 100, found 122 at 2")) << text;
   text = error("a.bin", llmc_header(2, 600) + tokens, {.seq = 4});
   EXPECT_TRUE(has(text, "expected version 1")) << text;
   text = error("a.bin", llmc_header(1, 601) + tokens, {.seq = 4});
   EXPECT_TRUE(has(text, "expected 601 tokens")) << text;
   EXPECT_TRUE(has(text, "found 1200 bytes")) << text;
-  text = error("a.txt", "abcd", {.seq = 4, .test_part = 0});
+  text = error("a.txt", "abcd", {.seq = 4, .test_fraction = 0});
   EXPECT_TRUE(has(text, "at least 5 tokens")) << text;
   EXPECT_TRUE(has(text, "found 4")) << text;
   text = error("a.txt", "", {.seq = 4});
   EXPECT_TRUE(has(text, "found 0")) << text;
   text = error("a.txt", "abcdef",
-               {.split = Split::kTest, .seq = 4, .test_part = 0.5});
+               {.split = Split::kTest, .seq = 4, .test_fraction = 0.5});
   EXPECT_TRUE(has(text, "found 3 in the test part of 6")) << text;
 }
 
-TEST(Tokens, BadOptions) {
+TEST(Tokens, RejectsInvalidOptions) {
   const Folder folder;
   write_bytes(folder / "a.txt", "some text");
   EXPECT_NE(error_of_opening({.name = folder / "a.txt", .tokens = true})
                 .find("seq above 0, got 0"),
             std::string::npos);
-  EXPECT_NE(
-      error_of_opening(
-          {.name = folder / "a.txt", .tokens = true, .seq = 1, .test_part = 1})
-          .find("test_part"),
-      std::string::npos);
+  EXPECT_NE(error_of_opening({.name = folder / "a.txt",
+                              .tokens = true,
+                              .seq = 1,
+                              .test_fraction = 1})
+                .find("test_fraction"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Kills, stops and breaks ranks at random moments of a training; see faults_test.cpp.
+# Injects faults into ranks at random points of a training; see faults_test.cpp.
 #
 #   tests/distributed/faults.sh [--times N] [--seed N] [--tests build/release/tests/reprise_tests]
 #
-# Prints a line for each kind of fault: how often, and how long until all were gone.
+# Prints one line per kind of fault: the number of rounds and the time until all ranks ended.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 times=30

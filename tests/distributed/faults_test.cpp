@@ -1,6 +1,6 @@
-// A rank is killed, stopped, or throws, at random moments of a training: all others
-// end in time and say whose fault it was, what was saved is whole, and going on ends
-// as if nothing had been. faults.sh repeats it as often as one likes.
+// A rank is killed, stopped or throws at a random point of a training. All other ranks
+// must end in time and name the faulty rank, the saved states must be valid, and the
+// resumed run must end with the same state. faults.sh runs more rounds.
 #include "ranked_runs.h"
 #include "train/loop/session.h"
 
@@ -9,7 +9,7 @@
 namespace reprise::testing {
 namespace {
 
-using Moment = std::chrono::steady_clock::time_point;
+using TimePoint = std::chrono::steady_clock::time_point;
 
 constexpr int kRanks = 3;
 constexpr double kTimeoutS = 2;
@@ -17,7 +17,7 @@ constexpr int64_t kSteps = 60;
 
 enum class Fault { kKilled, kStopped, kThrows };
 
-int times() {
+int rounds() {
   const char* text = std::getenv("REPRISE_FAULTS");
   return text == nullptr ? 1 : std::atoi(text);
 }
@@ -37,38 +37,41 @@ TrainConfig fault_config(int64_t ranks) {
   return config;
 }
 
-/// Of one round, the same in all its processes.
-struct Fate {
+/// The random choices of one round; equal in all of its processes.
+struct FaultPlan {
   int victim = 0;
-  int64_t backward = 0;  ///< in which it happens
-  int64_t delay_us = 0;  ///< after its first layer; for what comes from outside
+  int64_t backward = 0;  ///< number of the backward in which the fault occurs
+  int64_t delay_us =
+      0;  ///< for signals: delay after the first layer's gradient
 
-  Fate(Fault fault, int round) {
+  FaultPlan(Fault fault, int round) {
     std::mt19937 random(seed() * 1000 + static_cast<unsigned>(round) * 3 +
                         static_cast<unsigned>(fault));
     victim = static_cast<int>(random() % kRanks);
-    // Two micro-batches a window; not in the last ones, which might be over first.
+    // Two micro-batches per window. The last windows are excluded: the training might
+    // end before them.
     backward = 1 + static_cast<int64_t>(random() % (2 * kSteps - 20));
     delay_us = static_cast<int64_t>(random() % 5000);
   }
 };
 
-void strike(Fault fault, const Fate& fate) {
+void inject(Fault fault, const FaultPlan& plan) {
   const auto note = [] { std::ofstream(child_folder() + "/fault"); };
   if (fault == Fault::kThrows) {
     note();
-    throw std::runtime_error("no such luck");
+    throw std::runtime_error("injected error");
   }
   const int number = fault == Fault::kKilled ? SIGKILL : SIGSTOP;
-  std::thread([note, number, us = fate.delay_us] {
+  std::thread([note, number, us = plan.delay_us] {
     std::this_thread::sleep_for(std::chrono::microseconds(us));
     note();
     kill(getpid(), number);
   }).detach();
 }
 
-/// Of a rank.
-void train_to_fault(Fault fault, const Fate& fate, const std::string& name) {
+/// Trains as one rank and injects the fault if this rank is the victim.
+void train_to_fault(Fault fault, const FaultPlan& plan,
+                    const std::string& name) {
   const auto group = RankGroup::join(group_options(kTimeoutS));
   const TrainConfig config = fault_config(kRanks);
   std::optional<RunDirectory> directory;
@@ -77,12 +80,12 @@ void train_to_fault(Fault fault, const Fate& fate, const std::string& name) {
         RunDirectory::create(child_folder() + "/" + name, config));
   }
   detail::Session session(config, nullptr, {}, group);
-  if (group->rank() == fate.victim) {
+  if (group->rank() == plan.victim) {
     torch::Tensor weight =
         session.cost_parts().model.root->parameters().front();
     const auto backward = std::make_shared<int64_t>(0);
     weight.register_hook([&, backward](const torch::Tensor&) {
-      if (++*backward == fate.backward) strike(fault, fate);
+      if (++*backward == plan.backward) inject(fault, plan);
     });
   }
   TrainRun run;
@@ -96,15 +99,15 @@ void resume(int64_t ranks, const std::string& name) {
   group->leave();
 }
 
-struct Struck {
+struct RoundOutcome {
   std::vector<RankEnd> ends;
-  double after_s = 0;  ///< until the last of the others was gone
+  double ended_after_s = 0;  ///< until the last other rank ended
 };
 
-Struck struck(Fault fault, const Fate& fate, InRanks how,
-              const std::string& name) {
+RoundOutcome run_with_fault(Fault fault, const FaultPlan& plan, InRanks how,
+                            const std::string& name) {
   how.variant = name;
-  Moment began;
+  TimePoint began;
   how.meanwhile = [&](const std::vector<pid_t>& pids) {
     const auto until =
         std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -116,29 +119,30 @@ Struck struck(Fault fault, const Fate& fate, InRanks how,
     }
     began = std::chrono::steady_clock::now();
     if (fault != Fault::kStopped) return;
-    const auto victim = static_cast<size_t>(fate.victim);
+    const auto victim = static_cast<size_t>(plan.victim);
     for (size_t r = 0; r < pids.size(); ++r) {
       while (r != victim && kill(pids[r], 0) == 0 && pause()) {
       }
     }
     kill(pids[victim], SIGKILL);
   };
-  Struck result;
-  result.ends = in_ranks(how, [&] { train_to_fault(fault, fate, name); });
+  RoundOutcome result;
+  result.ends = in_ranks(how, [&] { train_to_fault(fault, plan, name); });
   for (size_t r = 0; r < result.ends.size(); ++r) {
-    if (static_cast<int>(r) == fate.victim && fault != Fault::kThrows) continue;
-    result.after_s = std::max(
-        result.after_s,
+    if (static_cast<int>(r) == plan.victim && fault != Fault::kThrows) continue;
+    result.ended_after_s = std::max(
+        result.ended_after_s,
         std::chrono::duration<double>(result.ends[r].at - began).count());
   }
   std::remove((how.folder + "/fault").c_str());
   return result;
 }
 
-void check_ends(Fault fault, const Fate& fate, const Struck& struck) {
+void check_ends(Fault fault, const FaultPlan& plan,
+                const RoundOutcome& outcome) {
   for (int r = 0; r < kRanks; ++r) {
-    const RankEnd& end = struck.ends[static_cast<size_t>(r)];
-    if (r == fate.victim) {
+    const RankEnd& end = outcome.ends[static_cast<size_t>(r)];
+    if (r == plan.victim) {
       EXPECT_EQ(end.signal, fault == Fault::kThrows ? 0 : SIGKILL);
       if (fault == Fault::kThrows) {
         EXPECT_EQ(end.status, 3);
@@ -146,16 +150,16 @@ void check_ends(Fault fault, const Fate& fate, const Struck& struck) {
       continue;
     }
     EXPECT_EQ(end.status, 1) << end.error;
-    std::string line = "rank " + std::to_string(fate.victim);
-    if (fault == Fault::kThrows) line += " failed: no such luck";
+    std::string line = "rank " + std::to_string(plan.victim);
+    if (fault == Fault::kThrows) line += " failed: injected error";
     EXPECT_NE(end.error.find(line), std::string::npos)
         << "rank " << r << ": " << end.error;
   }
-  // The time-out, and what a busy machine adds to it.
-  EXPECT_LT(struck.after_s, kTimeoutS + 2);
+  // The time-out, plus a margin for a busy machine.
+  EXPECT_LT(outcome.ended_after_s, kTimeoutS + 2);
 }
 
-void run_rounds(Fault fault, const char* word) {
+void run_rounds(Fault fault, const char* kind) {
   const TemporaryDirectory folder;
   InRanks how{.ranks = kRanks};
   how.folder = folder.path();
@@ -172,19 +176,19 @@ void run_rounds(Fault fault, const char* word) {
   }
   std::vector<double> after;
   int unsaved = 0;
-  for (int round = 0; round < times(); ++round) {
-    const Fate fate(fault, round);
+  for (int round = 0; round < rounds(); ++round) {
+    const FaultPlan plan(fault, round);
     const std::string name = std::to_string(round);
-    SCOPED_TRACE(std::string(word) + ", round " + name + ": rank " +
-                 std::to_string(fate.victim) + ", backward " +
-                 std::to_string(fate.backward));
-    const Struck found = struck(fault, fate, how, name);
+    SCOPED_TRACE(std::string(kind) + ", round " + name + ": rank " +
+                 std::to_string(plan.victim) + ", backward " +
+                 std::to_string(plan.backward));
+    const RoundOutcome found = run_with_fault(fault, plan, how, name);
     if (child_rank() < 0) {
-      check_ends(fault, fate, found);
-      after.push_back(found.after_s);
+      check_ends(fault, plan, found);
+      after.push_back(found.ended_after_s);
       const auto saved =
           RunDirectory::open(folder / name).newest([](const std::string& text) {
-            ADD_FAILURE() << "not whole: " << text;
+            ADD_FAILURE() << "invalid state: " << text;
           });
       if (!saved) ++unsaved;
       ASSERT_EQ(std::system(("cp -r " + (folder / name) + " " +
@@ -194,7 +198,7 @@ void run_rounds(Fault fault, const char* word) {
     }
     how.variant = name + "-resumed";
     const auto ends = in_ranks(how, [&] { resume(kRanks, name); });
-    // By another number of ranks: two, or one, in turn.
+    // Resumed with a different number of ranks, two or one in turn.
     InRanks other = how;
     other.ranks = 1 + (round + 1) % 2;
     other.variant = name + "-other";
@@ -209,20 +213,22 @@ void run_rounds(Fault fault, const char* word) {
   if (child_rank() >= 0) return;
   std::sort(after.begin(), after.end());
   std::printf(
-      "faults: %s %d times, time-out %g s: all gone after %.2f s (median), "
-      "%.2f s (most); %d before the first state\n",
-      word, times(), kTimeoutS, after[after.size() / 2], after.back(), unsaved);
+      "faults: %s, %d rounds, time-out %g s: all ranks ended after %.2f s "
+      "(median), "
+      "%.2f s (maximum); %d rounds before the first saved state\n",
+      kind, rounds(), kTimeoutS, after[after.size() / 2], after.back(),
+      unsaved);
 }
 
-TEST(Faults, ARankIsKilled) {
+TEST(Faults, KilledRankEndsAllAndTheRunResumes) {
   run_rounds(Fault::kKilled, "killed");
 }
 
-TEST(Faults, ARankIsStopped) {
+TEST(Faults, StoppedRankEndsAllAndTheRunResumes) {
   run_rounds(Fault::kStopped, "stopped");
 }
 
-TEST(Faults, ARankThrows) {
+TEST(Faults, ThrowingRankEndsAllAndTheRunResumes) {
   run_rounds(Fault::kThrows, "throws");
 }
 

@@ -5,7 +5,7 @@
 namespace reprise::testing {
 namespace {
 
-TEST(Group, AddsUpAndSendsOn) {
+TEST(Group, RunsCollectives) {
   expect_all_well(in_ranks({.ranks = 3}, [] {
     const auto group = RankGroup::join(group_options());
     const int r = group->rank();
@@ -35,11 +35,11 @@ TEST(Group, AddsUpAndSendsOn) {
     EXPECT_EQ(list[1].second.item<int64_t>(), 41);
 
     auto sum = torch::full({4}, double(r + 1)).to(device());
-    auto work = group->sum(sum);
+    auto work = group->all_reduce(sum);
     group->wait(work);
     EXPECT_TRUE(sum.cpu().equal(torch::full({4}, 6.0)));
 
-    // Part r of each, by rank.
+    // Rank r receives chunk r of every rank's input.
     const auto input = (torch::arange(6) + 10 * r).to(torch::kBFloat16);
     auto output = torch::empty_like(input);
     work = group->all_to_all(output, input);
@@ -56,7 +56,7 @@ TEST(Group, AddsUpAndSendsOn) {
   }));
 }
 
-TEST(Group, ABrokenConnectionIsAnErrorAndNoSignal) {
+TEST(Group, ReportsABrokenConnectionAsAnErrorNotASignal) {
   expect_all_well(in_ranks({.ranks = 2}, [] {
     const auto group = RankGroup::join(group_options());
     int ends[2] = {};
@@ -69,10 +69,11 @@ TEST(Group, ABrokenConnectionIsAnErrorAndNoSignal) {
   }));
 }
 
-TEST(Group, RefusesAnotherConfigurationByName) {
+TEST(Group, RejectsADifferentConfigurationByName) {
   const auto ends = in_ranks({.ranks = 3}, [] {
     auto options = group_options();
-    options.same = {{"--model", child_rank() == 2 ? "gpt2" : "bert-base"}};
+    options.must_match = {
+        {"--model", child_rank() == 2 ? "gpt2" : "bert-base"}};
     RankGroup::join(options);
   });
   for (const RankEnd& end : ends) {
@@ -96,119 +97,123 @@ TEST(Group, NamesARankThatDoesNotArrive) {
       << ends[0].error;
 }
 
-/// Seconds without a sign of life that these tests allow.
-constexpr double kSilenceS = 1.5;
+/// RankGroupOptions::timeout_s in these tests.
+constexpr double kGroupTimeoutS = 1.5;
 
-struct Accident {
+/// A fault to inject: a signal to `rank`, or a call on it.
+struct InjectedFault {
   int rank = 0;
   int signal = 0;
-  std::function<void(RankGroup&)> does{};
+  std::function<void(RankGroup&)> action{};
 };
 
-struct Fated {
+struct FaultOutcome {
   std::vector<RankEnd> ends;
-  double after_s = 0;  ///< of the last one, after the signal
+  double ended_after_s =
+      0;  ///< from the signal to the end of the last other rank
 };
 
-/// All ranks add up for ever; one of them has an accident.
-Fated with_fault(int ranks, const Accident& accident) {
+/// Runs all-reduces on all ranks until the fault is injected into one of them.
+FaultOutcome with_fault(int ranks, const InjectedFault& fault) {
   const TemporaryDirectory folder;
-  InRanks how{.ranks = ranks};
-  how.folder = folder.path();
-  Fated fated;
+  InRanks setup{.ranks = ranks};
+  setup.folder = folder.path();
+  FaultOutcome outcome;
   std::chrono::steady_clock::time_point began;
-  how.meanwhile = [&](const std::vector<pid_t>& pids) {
-    if (accident.signal == 0) return;
+  setup.meanwhile = [&](const std::vector<pid_t>& pids) {
+    if (fault.signal == 0) return;
     for (int r = 0; r < ranks; ++r) {
       while (access((folder / std::to_string(r)).c_str(), F_OK) != 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
     }
-    const pid_t pid = pids[static_cast<size_t>(accident.rank)];
+    const pid_t pid = pids[static_cast<size_t>(fault.rank)];
     began = std::chrono::steady_clock::now();
-    kill(pid, accident.signal);
-    if (accident.signal != SIGSTOP) return;
-    // Once the others are gone.
+    kill(pid, fault.signal);
+    if (fault.signal != SIGSTOP) return;
+    // Killed once the other ranks have ended.
     for (const pid_t other : pids) {
       while (other != pid && kill(other, 0) == 0 &&
              std::chrono::steady_clock::now() - began <
-                 std::chrono::duration<double>(kSilenceS + 5)) {
+                 std::chrono::duration<double>(kGroupTimeoutS + 5)) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
     }
     kill(pid, SIGKILL);
   };
-  fated.ends = in_ranks(how, [&] {
-    const auto group = RankGroup::join(group_options(kSilenceS));
+  outcome.ends = in_ranks(setup, [&] {
+    const auto group = RankGroup::join(group_options(kGroupTimeoutS));
     auto tensor = torch::zeros({1000});
     for (int i = 0;; ++i) {
       if (i == 20) {
         std::ofstream(child_folder() + "/" + std::to_string(group->rank()));
-        if (group->rank() == accident.rank && accident.does)
-          accident.does(*group);
+        if (group->rank() == fault.rank && fault.action) fault.action(*group);
       }
-      auto work = group->sum(tensor);
+      auto work = group->all_reduce(tensor);
       group->wait(work);
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   });
-  for (size_t r = 0; r < fated.ends.size(); ++r) {
-    if (static_cast<int>(r) == accident.rank || accident.signal == 0) continue;
-    fated.after_s = std::max(
-        fated.after_s,
-        std::chrono::duration<double>(fated.ends[r].at - began).count());
+  for (size_t r = 0; r < outcome.ends.size(); ++r) {
+    if (static_cast<int>(r) == fault.rank || fault.signal == 0) continue;
+    outcome.ended_after_s = std::max(
+        outcome.ended_after_s,
+        std::chrono::duration<double>(outcome.ends[r].at - began).count());
   }
-  return fated;
+  return outcome;
 }
 
-void expect_named(const Fated& fated, int but, const std::string& text) {
-  for (int r = 0; r < static_cast<int>(fated.ends.size()); ++r) {
-    if (r == but) continue;
-    const RankEnd& end = fated.ends[static_cast<size_t>(r)];
+/// Expects every rank except `faulty_rank` to end with an error that contains `text`.
+void expect_reported(const FaultOutcome& outcome, int faulty_rank,
+                     const std::string& text) {
+  for (int r = 0; r < static_cast<int>(outcome.ends.size()); ++r) {
+    if (r == faulty_rank) continue;
+    const RankEnd& end = outcome.ends[static_cast<size_t>(r)];
     EXPECT_EQ(end.status, 1) << "signal " << end.signal << ": " << end.error;
     EXPECT_NE(end.error.find(text), std::string::npos)
         << "rank " << r << ": " << end.error;
   }
-  // The time-out, and what a busy machine adds to it.
-  EXPECT_LT(fated.after_s, kSilenceS + 2.5);
+  // The time-out, plus a margin for a busy machine.
+  EXPECT_LT(outcome.ended_after_s, kGroupTimeoutS + 2.5);
 }
 
-TEST(Group, EndsWithOneThatIsKilled) {
-  expect_named(with_fault(3, {.rank = 1, .signal = SIGKILL}), 1,
-               "rank 1 has not answered");
+TEST(Group, EndsAllRanksIfOneIsKilled) {
+  expect_reported(with_fault(3, {.rank = 1, .signal = SIGKILL}), 1,
+                  "rank 1 has not answered");
 }
 
-TEST(Group, EndsWithTheFirstThatIsKilled) {
-  expect_named(with_fault(3, {.rank = 0, .signal = SIGKILL}), 0, "rank 0");
+TEST(Group, EndsAllRanksIfRankZeroIsKilled) {
+  expect_reported(with_fault(3, {.rank = 0, .signal = SIGKILL}), 0, "rank 0");
 }
 
-TEST(Group, EndsWithOneThatIsStopped) {
-  expect_named(with_fault(2, {.rank = 1, .signal = SIGSTOP}), 1,
-               "rank 1 has not answered");
+TEST(Group, EndsAllRanksIfOneIsStopped) {
+  expect_reported(with_fault(2, {.rank = 1, .signal = SIGSTOP}), 1,
+                  "rank 1 has not answered");
 }
 
-TEST(Group, EndsWithTheFirstThatIsStopped) {
-  expect_named(with_fault(2, {.rank = 0, .signal = SIGSTOP}), 0, "rank 0");
+TEST(Group, EndsAllRanksIfRankZeroIsStopped) {
+  expect_reported(with_fault(2, {.rank = 0, .signal = SIGSTOP}), 0, "rank 0");
 }
 
-TEST(Group, EndsWithOneThatFails) {
-  const auto fated = with_fault(3, {.rank = 1, .does = [](RankGroup& group) {
-                                      group.fail("rank 1 failed: no such luck");
-                                      TORCH_CHECK(false, "no such luck");
-                                    }});
-  expect_named(fated, 1, "rank 1 failed: no such luck");
+TEST(Group, EndsAllRanksIfOneFails) {
+  const auto outcome =
+      with_fault(3, {.rank = 1, .action = [](RankGroup& group) {
+                       group.fail("rank 1 failed: injected error");
+                       TORCH_CHECK(false, "injected error");
+                     }});
+  expect_reported(outcome, 1, "rank 1 failed: injected error");
   if (child_rank() < 0) {
-    EXPECT_EQ(fated.ends[1].status, 3);
+    EXPECT_EQ(outcome.ends[1].status, 3);
   }
 }
 
-TEST(Group, EndsWithOneThatMakesNoStep) {
-  const auto fated =
-      with_fault(2, {.rank = 1, .does = [](RankGroup& group) {
+TEST(Group, EndsAllRanksIfOneMakesNoProgress) {
+  const auto outcome =
+      with_fault(2, {.rank = 1, .action = [](RankGroup& group) {
                        group.heartbeat();
                        std::this_thread::sleep_for(std::chrono::seconds(30));
                      }});
-  expect_named(fated, -1, "rank 1 has made no step for 1.5 s");
+  expect_reported(outcome, -1, "rank 1 has made no progress for 1.5 s");
 }
 
 }  // namespace

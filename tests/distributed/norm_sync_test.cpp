@@ -76,7 +76,7 @@ void compare(const std::shared_ptr<RankGroup>& group, torch::ScalarType type,
   norm = std::sqrt(norm);
   for (size_t i = 0; i < found.size(); ++i) {
     if (i < gradients) {
-      auto work = group->sum(found[i]);
+      auto work = group->all_reduce(found[i]);
       group->wait(work);
     }
     // The gradient of a bias before a norm is nothing but rounding.

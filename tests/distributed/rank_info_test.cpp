@@ -7,41 +7,41 @@
 namespace reprise::testing {
 namespace {
 
-std::optional<RankInfo> place_in(
+std::optional<RankInfo> rank_info_in(
     const std::map<std::string, std::string>& variables) {
-  return place_from_environment([&](const char* name) -> const char* {
+  return rank_info_from_environment([&](const char* name) -> const char* {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
   });
 }
 
-TEST(RankInfo, IsNoneWithoutALauncher) {
-  EXPECT_FALSE(place_in({}));
-  EXPECT_FALSE(place_in({{"MASTER_ADDR", "node1"}}));
-  // A batch script of one task.
-  EXPECT_FALSE(place_in({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}));
+TEST(RankInfo, IsEmptyWithoutALauncher) {
+  EXPECT_FALSE(rank_info_in({}));
+  EXPECT_FALSE(rank_info_in({{"MASTER_ADDR", "node1"}}));
+  // Slurm sets the variables for a batch script with a single task too.
+  EXPECT_FALSE(rank_info_in({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}));
 }
 
 TEST(RankInfo, ReadsTorchrun) {
-  const auto place = place_in({{"RANK", "3"},
-                               {"WORLD_SIZE", "4"},
-                               {"LOCAL_RANK", "1"},
-                               {"LOCAL_WORLD_SIZE", "2"},
-                               {"MASTER_ADDR", "node1"},
-                               {"MASTER_PORT", "12345"},
-                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                               {"TORCHELASTIC_RUN_ID", "run"},
-                               {"TORCHELASTIC_RESTART_COUNT", "2"}});
-  ASSERT_TRUE(place);
-  EXPECT_EQ(place->launcher, "torchrun");
-  EXPECT_EQ(place->rank, 3);
-  EXPECT_EQ(place->ranks, 4);
-  EXPECT_EQ(place->local_rank, 1);
-  EXPECT_EQ(place->local_ranks, 2);
-  EXPECT_EQ(place->host, "node1");
-  EXPECT_EQ(place->port, 12345);
-  EXPECT_FALSE(place->serve);
-  EXPECT_EQ(place->start, "run/2");
+  const auto info = rank_info_in({{"RANK", "3"},
+                                  {"WORLD_SIZE", "4"},
+                                  {"LOCAL_RANK", "1"},
+                                  {"LOCAL_WORLD_SIZE", "2"},
+                                  {"MASTER_ADDR", "node1"},
+                                  {"MASTER_PORT", "12345"},
+                                  {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                  {"TORCHELASTIC_RUN_ID", "run"},
+                                  {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->launcher, "torchrun");
+  EXPECT_EQ(info->rank, 3);
+  EXPECT_EQ(info->world_size, 4);
+  EXPECT_EQ(info->local_rank, 1);
+  EXPECT_EQ(info->local_world_size, 2);
+  EXPECT_EQ(info->store_host, "node1");
+  EXPECT_EQ(info->store_port, 12345);
+  EXPECT_FALSE(info->rank0_serves_store);
+  EXPECT_EQ(info->run_id, "run/2");
 }
 
 TEST(RankInfo, ReadsOpenMpi) {
@@ -51,53 +51,54 @@ TEST(RankInfo, ReadsOpenMpi) {
       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
       {"PMIX_NAMESPACE", "123"}};
-  const auto place = place_in(variables);
-  ASSERT_TRUE(place);
-  EXPECT_EQ(place->launcher, "Open MPI");
-  EXPECT_EQ(place->rank, 1);
-  EXPECT_EQ(place->host, "127.0.0.1");
-  EXPECT_TRUE(place->serve);
-  EXPECT_GT(place->port, 1024);
-  EXPECT_EQ(place_in(variables)->port, place->port);
+  const auto info = rank_info_in(variables);
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->launcher, "Open MPI");
+  EXPECT_EQ(info->rank, 1);
+  EXPECT_EQ(info->store_host, "127.0.0.1");
+  EXPECT_TRUE(info->rank0_serves_store);
+  EXPECT_GT(info->store_port, 1024);
+  EXPECT_EQ(rank_info_in(variables)->store_port, info->store_port);
   variables["PMIX_NAMESPACE"] = "124";
-  EXPECT_NE(place_in(variables)->port, place->port);
+  EXPECT_NE(rank_info_in(variables)->store_port, info->store_port);
 }
 
 TEST(RankInfo, ReadsSlurm) {
-  const auto place = place_in({{"SLURM_PROCID", "5"},
-                               {"SLURM_NTASKS", "8"},
-                               {"SLURM_LOCALID", "1"},
-                               {"SLURM_NTASKS_PER_NODE", "4"},
-                               {"SLURM_JOB_ID", "77"},
-                               {"SLURM_STEP_NODELIST", "gpu[03-04,09],big1"}});
-  ASSERT_TRUE(place);
-  EXPECT_EQ(place->launcher, "Slurm");
-  EXPECT_EQ(place->rank, 5);
-  EXPECT_EQ(place->ranks, 8);
-  EXPECT_EQ(place->local_rank, 1);
-  EXPECT_EQ(place->local_ranks, 4);
-  EXPECT_EQ(place->host, "gpu03");
+  const auto info =
+      rank_info_in({{"SLURM_PROCID", "5"},
+                    {"SLURM_NTASKS", "8"},
+                    {"SLURM_LOCALID", "1"},
+                    {"SLURM_NTASKS_PER_NODE", "4"},
+                    {"SLURM_JOB_ID", "77"},
+                    {"SLURM_STEP_NODELIST", "gpu[03-04,09],big1"}});
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->launcher, "Slurm");
+  EXPECT_EQ(info->rank, 5);
+  EXPECT_EQ(info->world_size, 8);
+  EXPECT_EQ(info->local_rank, 1);
+  EXPECT_EQ(info->local_world_size, 4);
+  EXPECT_EQ(info->store_host, "gpu03");
   for (const char* nodes : {"big1,gpu[03-04]", "big1"}) {
-    EXPECT_EQ(place_in({{"SLURM_PROCID", "0"},
-                        {"SLURM_NTASKS", "2"},
-                        {"SLURM_STEP_NODELIST", nodes}})
-                  ->host,
+    EXPECT_EQ(rank_info_in({{"SLURM_PROCID", "0"},
+                            {"SLURM_NTASKS", "2"},
+                            {"SLURM_STEP_NODELIST", nodes}})
+                  ->store_host,
               "big1");
   }
 }
 
 TEST(RankInfo, ReadsOtherMpis) {
-  const auto place =
-      place_in({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_PORT", "4000"}});
-  ASSERT_TRUE(place);
-  EXPECT_EQ(place->launcher, "PMI");
-  EXPECT_EQ(place->ranks, 2);
-  EXPECT_EQ(place->port, 4000);
+  const auto info = rank_info_in(
+      {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_PORT", "4000"}});
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->launcher, "PMI");
+  EXPECT_EQ(info->world_size, 2);
+  EXPECT_EQ(info->store_port, 4000);
 }
 
 TEST(RankInfo, NamesTheVariableThatIsWrong) {
   const auto wrong = [](std::map<std::string, std::string> variables) {
-    return error_of([&] { place_in(variables); });
+    return error_of([&] { rank_info_in(variables); });
   };
   EXPECT_NE(wrong({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("RANK, got '2'"),
             std::string::npos);

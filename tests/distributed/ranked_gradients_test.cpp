@@ -14,10 +14,10 @@
 namespace reprise::testing {
 namespace {
 
-constexpr int64_t kSamples = 24;  // windows of 11: two whole, a last one of 2
+constexpr int64_t kSamples = 24;  // two windows of 11 and one of 2
 constexpr int64_t kWindow = 11;
 
-/// Sequences in which different numbers of tokens count.
+/// Images, or sequences with different numbers of targets that count.
 class Sequences final : public Dataset {
  public:
   explicit Sequences(const Model& model) {
@@ -60,7 +60,7 @@ Model make(const std::string& name) {
   torch::manual_seed(3);
   ModelOptions options;
   options.dropout = 0;
-  if (name == "gpt2") {  // its embedding is its head too
+  if (name == "gpt2") {  // its embedding and head are tied
     options.depth = 3;
     options.width = 16;
     options.heads = 2;
@@ -76,7 +76,7 @@ Model make(const std::string& name) {
   return model;
 }
 
-/// Gradients of each window: by one process, plainly, the whole window at once.
+/// Gradients of each window, computed by one process without accumulation.
 std::vector<std::vector<torch::Tensor>> plain_gradients(const Model& model) {
   std::vector<std::vector<torch::Tensor>> windows;
   const auto data = std::make_shared<Sequences>(model);
@@ -90,7 +90,7 @@ std::vector<std::vector<torch::Tensor>> plain_gradients(const Model& model) {
   return windows;
 }
 
-/// The same by this rank among others.
+/// Gradients of each window, computed by all ranks of `group`.
 void ranked_gradients(const Model& model, const std::string& strategy,
                       int64_t micro, const std::shared_ptr<RankGroup>& group,
                       std::vector<std::vector<torch::Tensor>>& windows) {
@@ -110,7 +110,7 @@ void ranked_gradients(const Model& model, const std::string& strategy,
   GradientReducer reducer(group, list, {.bucket_bytes = 1024});
   EXPECT_GE(reducer.buckets(), 2);
   bool last = false;
-  std::vector<int64_t> started;  // after each piece of the last backward
+  std::vector<int64_t> started;  // after each segment of the last backward
   Execution execution(model.chain, make_schedule(strategy, model.chain.size()),
                       {.cuts = reducer.cuts(), .final_from = [&](int stage) {
                          if (!last) return;
@@ -120,12 +120,12 @@ void ranked_gradients(const Model& model, const std::string& strategy,
   const auto data = std::make_shared<Sequences>(model);
   Loader loader(data, {.batch = micro,
                        .window = kWindow,
-                       .share = group->rank(),
-                       .shares = group->size(),
+                       .shard = group->rank(),
+                       .num_shards = group->size(),
                        .workers = 0});
   Accumulator accumulator(model.root->parameters());
   int64_t calls = 0;
-  while (!loader.epoch_ends()) {
+  while (!loader.epoch_done()) {
     const auto window = loader.window_ahead();
     accumulator.begin_share(double(window.total_count), double(window.count));
     for (int64_t i = 0; i < window.batches; ++i) {
@@ -133,16 +133,16 @@ void ranked_gradients(const Model& model, const std::string& strategy,
       const double weight = accumulator.weigh(double(batch->count));
       last = accumulator.complete();
       EXPECT_EQ(last, i + 1 == window.batches);
-      // Nothing travels before the last micro-batch.
+      // No bucket starts before the last micro-batch.
       EXPECT_EQ(reducer.counters().calls, calls);
       started.clear();
       const auto outputs = execution.forward({batch->inputs, batch->targets});
       execution.backward({torch::full_like(outputs[0], weight)});
       last = false;
     }
-    loader.pass_window();
+    loader.advance_window();
     if (window.batches > 0) {
-      // Some on their way before the end, all of them at the end.
+      // Some buckets start before the end, and all have started at the end.
       ASSERT_GT(started.size(), 1u);
       EXPECT_GT(started[started.size() - 2], 0);
       EXPECT_LT(started.front(), reducer.buckets());
@@ -164,21 +164,22 @@ void ranked_gradients(const Model& model, const std::string& strategy,
 
 void compare(const std::string& name, const std::string& strategy,
              int64_t micro, const std::shared_ptr<RankGroup>& group,
-             bool straight = false) {
+             bool direct = false) {
   const Model model = make(name);
   const auto expected = plain_gradients(model);
-  // Gradients of linear layers that the backward adds to `.grad` by itself.
+  // Linear layers whose backward accumulates directly into `.grad`.
   std::optional<WeightCopies> copies;
-  if (straight) copies.emplace(model.linear_parameters(), torch::kFloat);
+  if (direct) copies.emplace(model.linear_parameters(), torch::kFloat);
   int64_t by_autograd = 0;
   model.linear_parameters().back().register_hook(
       [&](const torch::Tensor& gradient) {
         by_autograd +=
-            gradient.defined();  // newer LibTorch asks without one too
+            gradient
+                .defined();  // newer LibTorch calls it without a gradient too
       });
   std::vector<std::vector<torch::Tensor>> found;
   ranked_gradients(model, strategy, micro, group, found);
-  EXPECT_EQ(by_autograd == 0, straight);
+  EXPECT_EQ(by_autograd == 0, direct);
   ASSERT_EQ(expected.size(), 3u);
   ASSERT_EQ(found.size(), expected.size());
   const auto names = model.root->named_parameters().keys();
@@ -186,7 +187,7 @@ void compare(const std::string& name, const std::string& strategy,
     for (size_t p = 0; p < names.size(); ++p) {
       EXPECT_LT(relative_error(expected[w][p], found[w][p]), 1e-6)
           << name << " " << strategy << " window " << w << " " << names[p]
-          << (straight ? ", straight" : "");
+          << (direct ? ", direct" : "");
     }
   }
 }
@@ -198,21 +199,21 @@ void compare_gradients() {
     for (const char* name : {"gpt2", "mlp"}) {
       compare(name, strategy, /*micro=*/2, group);
     }
-    compare("gpt2", strategy, /*micro=*/2, group, /*straight=*/true);
+    compare("gpt2", strategy, /*micro=*/2, group, /*direct=*/true);
   }
   group->leave();
 }
 
-TEST(RankedGradients, AreThoseOfOneProcess) {
+TEST(RankedGradients, MatchOneProcess) {
   expect_all_well(in_ranks({.ranks = 1}, compare_gradients));
 }
 
-TEST(RankedGradients, AreThoseOfOneProcessOnTwo) {
+TEST(RankedGradients, MatchOneProcessOnTwoRanks) {
   expect_all_well(in_ranks({.ranks = 2}, compare_gradients));
 }
 
-// A last window of two samples leaves two of them without any.
-TEST(RankedGradients, AreThoseOfOneProcessOnFour) {
+// The last window has two samples, so two ranks have none.
+TEST(RankedGradients, MatchOneProcessOnFourRanks) {
   expect_all_well(in_ranks({.ranks = 4}, compare_gradients));
 }
 

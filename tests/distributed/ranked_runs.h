@@ -10,10 +10,10 @@
 #include <optional>
 #include <sstream>
 
-/// Small trainings by several ranks, and what they end with.
+/// Helpers that run small trainings on several ranks and compare their results.
 namespace reprise::testing {
 
-/// Whose windows are uneven for two and for four, with a short last one.
+/// Windows that two and four ranks cannot divide evenly; the last one is short.
 inline TrainConfig config_of(int64_t ranks) {
   TrainConfig config = small();
   config.model_options.dropout = 0;
@@ -23,7 +23,7 @@ inline TrainConfig config_of(int64_t ranks) {
   config.batch = 2;
   config.epochs = 0;
   config.steps = 50;
-  // With three times that, rounding grows a hundredfold within fifty steps.
+  // At three times this rate, rounding errors grow a hundredfold within fifty steps.
   config.rate.base = 0.003;
   config.bucket_bytes = 8192;
   config.workers = 1;
@@ -32,33 +32,35 @@ inline TrainConfig config_of(int64_t ranks) {
   return config;
 }
 
-struct Part {
+struct RankedRun {
   TrainConfig config;
-  std::string name = "run";  ///< of its directory in the folder
+  std::string name = "run";  ///< name of the run directory in child_folder()
   bool resume = false;
-  int stop_after = -1;    ///< windows
-  int stop_rank = 0;      ///< that is told to
-  int failing_rank = -1;  ///< in which an allocation fails
+  int stop_after = -1;  ///< windows before `stop_rank` stops; -1: never
+  int stop_rank = 0;
+  int failing_rank = -1;  ///< rank in which an allocation fails; -1: none
   int64_t failing_after = 0;
 };
 
-/// Of a rank: trains in the folder's run.
+/// Trains as one rank of `group`, in a run directory in child_folder().
 inline TrainResult train(const std::shared_ptr<RankGroup>& group,
-                         const Part& part) {
+                         const RankedRun& options) {
   std::optional<RunDirectory> directory;
-  const std::string path = child_folder() + "/" + part.name;
+  const std::string path = child_folder() + "/" + options.name;
   if (group->rank() == 0) {
-    directory.emplace(part.resume ? RunDirectory::open(path)
-                                  : RunDirectory::create(path, part.config));
+    directory.emplace(options.resume
+                          ? RunDirectory::open(path)
+                          : RunDirectory::create(path, options.config));
   }
-  Training training(part.config, nullptr, {}, group);
+  Training training(options.config, nullptr, {}, group);
   TrainRun run;
   run.directory = directory ? &*directory : nullptr;
-  run.resume = part.resume;
-  int left = part.stop_after;
-  run.stop = [&] { return group->rank() == part.stop_rank && --left == 0; };
+  run.resume = options.resume;
+  int left = options.stop_after;
+  run.stop = [&] { return group->rank() == options.stop_rank && --left == 0; };
   std::optional<AllocationFailure> failure;
-  if (group->rank() == part.failing_rank) failure.emplace(part.failing_after);
+  if (group->rank() == options.failing_rank)
+    failure.emplace(options.failing_after);
   const TrainResult result = training.run(run);
   if (failure) {
     EXPECT_TRUE(failure->happened());
@@ -66,13 +68,14 @@ inline TrainResult train(const std::shared_ptr<RankGroup>& group,
   return result;
 }
 
-inline TrainResult train(const Part& part) {
+inline TrainResult train(const RankedRun& options) {
   const auto group = RankGroup::join(group_options());
-  const TrainResult result = train(group, part);
+  const TrainResult result = train(group, options);
   group->leave();
   return result;
 }
 
+/// Reads the final state and metrics of a run.
 inline Ended ended(const std::string& folder, const std::string& name = "run") {
   const auto directory = RunDirectory::open(folder + "/" + name);
   Ended result;
@@ -81,7 +84,7 @@ inline Ended ended(const std::string& folder, const std::string& name = "run") {
   return result;
 }
 
-/// The tensors of the model and of the optimizer, as far apart as `most`.
+/// Expects the relative error of every model and optimizer tensor to be at most `most`.
 inline void expect_near(const Ended& a, const Ended& b, double most) {
   std::map<std::string, torch::Tensor> other(b.tensors.begin(),
                                              b.tensors.end());

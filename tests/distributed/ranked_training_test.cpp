@@ -17,7 +17,7 @@ void expect_same_losses(const Ended& alone, const Ended& together) {
   }
 }
 
-TEST(RankedTraining, HasTheLossesOfOneProcess) {
+TEST(RankedTraining, MatchesTheLossesOfOneProcess) {
   const Ended alone = child_rank() < 0 ? run(config_of(1)) : Ended{};
   for (const int ranks : {2, 4}) {
     const TemporaryDirectory folder;
@@ -37,7 +37,7 @@ TEST(RankedTraining, HasTheLossesOfOneProcess) {
   }
 }
 
-/// The embedding's weight is the head's too.
+/// A model whose embedding and head share their weight.
 TrainConfig tied_config(int64_t ranks) {
   TrainConfig config = config_of(ranks);
   config.model = "gpt2";
@@ -45,12 +45,12 @@ TrainConfig tied_config(int64_t ranks) {
   config.model_options.heads = 2;
   config.model_options.vocab = 24;
   config.model_options.seq = 6;
-  config.optimizer.name = "sgd";  // keys' biases have no gradient
+  config.optimizer.name = "sgd";  // the gradient of the keys' biases is zero
   config.optimizer.momentum = 0.9;
   return config;
 }
 
-TEST(RankedTraining, HasTheLossesOfOneProcessForEveryStrategy) {
+TEST(RankedTraining, MatchesTheLossesOfOneProcessForEveryStrategy) {
   const std::vector<std::string> strategies = {
       "none", "all", "sqrt", "every:2", "checkpoints:1", "revolve:2"};
   const auto config_with = [](const std::string& strategy, int64_t ranks) {
@@ -78,9 +78,9 @@ TEST(RankedTraining, HasTheLossesOfOneProcessForEveryStrategy) {
   }
 }
 
-// Gradients that the backward adds straight to `.grad`, and copies of the weights
-// that an update by others' parts makes old.
-TEST(RankedTraining, HasWeightCopies) {
+// The backward accumulates directly into `.grad`, and a sharded update invalidates the
+// copies of the weights.
+TEST(RankedTraining, KeepsWeightCopiesUpToDate) {
   const auto config_with = [](const std::string& copies, int64_t ranks) {
     TrainConfig config = tied_config(ranks);
     config.steps = 12;
@@ -116,7 +116,7 @@ TEST(RankedTraining, HasWeightCopies) {
   }
 }
 
-TEST(RankedTraining, DividesWeightsThatLieChannelsLast) {
+TEST(RankedTraining, ShardsChannelsLastWeights) {
   const TemporaryDirectory folder;
   InRanks how{.ranks = 3};
   how.folder = folder.path();
@@ -146,7 +146,7 @@ TEST(RankedTraining, DividesWeightsThatLieChannelsLast) {
   expect_near(alone, ended(folder.path()), 1e-4);
 }
 
-TEST(RankedTraining, GoesOnAsIfItHadNotStopped) {
+TEST(RankedTraining, ResumesBitIdentically) {
   const TemporaryDirectory folder;
   InRanks how{.ranks = 2};
   how.folder = folder.path();
@@ -155,7 +155,7 @@ TEST(RankedTraining, GoesOnAsIfItHadNotStopped) {
     config.model_options.dropout = 0.2;
     const auto group = RankGroup::join(group_options());
     train(group, {.config = config, .name = "whole"});
-    // Rank 1 is told to stop, all do, after the same window.
+    // Only rank 1 is asked to stop; all ranks stop after the same window.
     const auto result =
         train(group, {.config = config, .stop_after = 7, .stop_rank = 1});
     EXPECT_TRUE(result.stopped);
@@ -166,7 +166,7 @@ TEST(RankedTraining, GoesOnAsIfItHadNotStopped) {
   expect_equal(ended(folder.path(), "whole"), ended(folder.path()));
 }
 
-TEST(RankedTraining, GoesOnWithAnotherNumberOfRanks) {
+TEST(RankedTraining, ResumesWithADifferentNumberOfRanks) {
   const Ended alone = child_rank() < 0 ? run(config_of(1)) : Ended{};
   const TemporaryDirectory folder;
   int stop_at = 9;
@@ -185,8 +185,8 @@ TEST(RankedTraining, GoesOnWithAnotherNumberOfRanks) {
   EXPECT_EQ(losses(ended(folder.path()).metrics).size(), 50u);
 }
 
-// A state that one process has left in the midst of a window.
-TEST(RankedTraining, TakesOverAWindowThatIsOpen) {
+// The state was saved by one process in the middle of a window.
+TEST(RankedTraining, ResumesInTheMiddleOfAWindow) {
   TrainConfig config = config_of(1);
   config.steps = 4;
   const Ended alone = child_rank() < 0 ? run(config) : Ended{};
@@ -211,9 +211,9 @@ TEST(RankedTraining, TakesOverAWindowThatIsOpen) {
   expect_near(alone, ended(folder.path()), 1e-5);
 }
 
-TEST(RankedTraining, StartsAWindowAgainOnAllRanks) {
+TEST(RankedTraining, RetriesAWindowOnAllRanks) {
   if (device().is_cuda())
-    GTEST_SKIP() << "the CPU's allocations are made to fail";
+    GTEST_SKIP() << "this test injects CPU allocation failures";
   const std::vector<int64_t> moments = {40, 180, 333, 533, 700};
   const TemporaryDirectory folder;
   InRanks how{.ranks = 2};
@@ -238,17 +238,17 @@ TEST(RankedTraining, StartsAWindowAgainOnAllRanks) {
   }
 }
 
-TrainConfig divided_config(const std::string& optimizer) {
+TrainConfig sharded_config(const std::string& optimizer) {
   TrainConfig config = config_of(2);
   config.optimizer.name = optimizer;
   if (optimizer == "sgd") config.optimizer.momentum = 0.9;
   config.clip = 0.5;
   config.steps = 12;
-  config.save_every = 4;  // on the way too
+  config.save_every = 4;  // and before the end
   return config;
 }
 
-TEST(RankedTraining, DividesTheOptimizersState) {
+TEST(RankedTraining, ShardsTheOptimizerState) {
   const TemporaryDirectory folder;
   InRanks how{.ranks = 2, .variant = "two"};
   how.folder = folder.path();
@@ -256,11 +256,11 @@ TEST(RankedTraining, DividesTheOptimizersState) {
   expect_all_well(in_ranks(how, [&] {
     const auto group = RankGroup::join(group_options());
     for (const auto& optimizer : optimizers) {
-      TrainConfig config = divided_config(optimizer);
+      TrainConfig config = sharded_config(optimizer);
       train(group, {.config = config, .name = optimizer});
       config.shard = "optimizer";
       const auto summary =
-          train(group, {.config = config, .name = optimizer + "-divided"})
+          train(group, {.config = config, .name = optimizer + "-sharded"})
               .summary;
       const int64_t moments = optimizer == "adamw" ? 2 : 1;
       const int64_t half = summary.parameters * 4 * moments / 2;
@@ -270,32 +270,32 @@ TEST(RankedTraining, DividesTheOptimizersState) {
     }
     group->leave();
   }));
-  // Goes on undivided, with three.
+  // Resumed without sharding, on three ranks.
   how.ranks = 3;
   how.variant = "three";
   expect_all_well(in_ranks(how, [&] {
     const auto group = RankGroup::join(group_options());
     for (const auto& optimizer : optimizers) {
-      TrainConfig config = divided_config(optimizer);
+      TrainConfig config = sharded_config(optimizer);
       config.steps = 20;
       config.share_among(3);
       train(group,
-            {.config = config, .name = optimizer + "-divided", .resume = true});
+            {.config = config, .name = optimizer + "-sharded", .resume = true});
     }
     group->leave();
   }));
   if (child_rank() >= 0) return;
   for (const auto& optimizer : optimizers) {
-    TrainConfig config = divided_config(optimizer);
+    TrainConfig config = sharded_config(optimizer);
     config.share_among(1);
     expect_near(run(config), ended(folder.path(), optimizer), 1e-4);
     config.steps = 20;
-    expect_near(run(config), ended(folder.path(), optimizer + "-divided"),
+    expect_near(run(config), ended(folder.path(), optimizer + "-sharded"),
                 1e-4);
   }
 }
 
-TEST(RankedTraining, RefusesWhatCannotBeDivided) {
+TEST(RankedTraining, RejectsOptimizersThatCannotBeSharded) {
   const auto ends = in_ranks({.ranks = 2}, [] {
     TrainConfig config = config_of(2);
     config.optimizer.name = "adafactor";
@@ -309,7 +309,7 @@ TEST(RankedTraining, RefusesWhatCannotBeDivided) {
   }
 }
 
-TEST(RankedTraining, RefusesAnotherModelByName) {
+TEST(RankedTraining, RejectsADifferentModelByName) {
   const auto ends = in_ranks({.ranks = 2}, [] {
     TrainConfig config = config_of(2);
     if (child_rank() == 1) config.model_options.width = 17;
@@ -323,7 +323,7 @@ TEST(RankedTraining, RefusesAnotherModelByName) {
   }
 }
 
-/// Answers the same to all who ask, and less each time.
+/// A planner whose second decision is smaller than its first.
 class Shrinking final : public BudgetPlanner {
  public:
   explicit Shrinking(int stages) : stages_(stages) {}
@@ -339,7 +339,7 @@ class Shrinking final : public BudgetPlanner {
   int stages_;
 };
 
-TEST(RankedTraining, PlansTheSameOnAllRanks) {
+TEST(RankedTraining, UsesOnePlanOnAllRanks) {
   const TemporaryDirectory folder;
   InRanks how{.ranks = 2};
   how.folder = folder.path();
@@ -348,11 +348,11 @@ TEST(RankedTraining, PlansTheSameOnAllRanks) {
     config.steps = 6;
     config.batch = config.accumulate = 0;
     config.recompute = "optimal";
-    config.memory_limit = 1;  // nothing keeps it
+    config.memory_limit = 1;  // cannot be satisfied
     config.resolve();
     const auto group = RankGroup::join(group_options());
     const int stages = make_model("mlp", config.model_options).chain.size();
-    // The first rank's counts; the others would be another one.
+    // The plan of rank 0 is used by all ranks.
     auto planner = std::make_unique<Shrinking>(group->rank() == 0 ? stages : 1);
     Training training(config, std::move(planner), {}, group);
     const auto result = training.run();

@@ -25,40 +25,40 @@
 #include <unistd.h>
 #include <vector>
 
-/// Several processes of this test, each a rank.
+/// Runs the body of a test in several processes, one per rank.
 ///
-/// LibTorch's threads do not survive a fork, so each rank is this program started
-/// again, with the test's own name as its filter; in_ranks() then runs the body and
+/// LibTorch's threads do not survive a fork, so each rank executes this program
+/// again, with the name of the test as its filter. There, in_ranks() runs the body and
 /// exits instead of returning.
 namespace reprise::testing {
 
-/// Which rank this process is; -1: the test itself.
+/// The rank of this process, or -1 in the process of the test itself.
 inline int child_rank() {
   const char* text = std::getenv("REPRISE_TEST_RANK");
   return text == nullptr ? -1 : std::atoi(text);
 }
 
 struct RankEnd {
-  int status = -1;  ///< of its exit; -1: by a signal
-  int signal = 0;   ///< that ended it
+  int status = -1;  ///< exit status; -1 if a signal ended the process
+  int signal = 0;   ///< the signal that ended the process; 0: none
   std::chrono::steady_clock::time_point at{};
-  std::string error;  ///< what it printed
+  std::string error;  ///< output of the process
 };
 
 struct InRanks {
   int ranks = 2;
-  std::string variant{};  ///< to tell calls of one test apart
+  std::string variant{};  ///< distinguishes several calls in one test
   double timeout_s = 10;
-  /// Called in the test's own process, with the ranks' process ids.
+  /// Called in the process of the test with the process ids of the ranks.
   std::function<void(const std::vector<pid_t>&)> meanwhile{};
-  std::string folder{};  ///< for files; child_folder() in the ranks
+  std::string folder{};  ///< for files; ranks get it from child_folder()
 };
 
-/// So many, told apart by how many they are.
+/// Options for `ranks` ranks, with a variant of its own.
 inline InRanks ranks_in(const std::string& folder, int ranks) {
-  InRanks how{.ranks = ranks, .variant = std::to_string(ranks)};
-  how.folder = folder;
-  return how;
+  InRanks options{.ranks = ranks, .variant = std::to_string(ranks)};
+  options.folder = folder;
+  return options;
 }
 
 inline std::string child_folder() {
@@ -68,7 +68,7 @@ inline std::string child_folder() {
 
 inline RankGroupOptions group_options(double timeout_s = 10) {
   RankGroupOptions options;
-  options.place = *place_from_environment();
+  options.rank_info = *rank_info_from_environment();
   options.timeout_s = timeout_s;
   options.join_timeout_s = 60;
   options.device = device();
@@ -76,16 +76,16 @@ inline RankGroupOptions group_options(double timeout_s = 10) {
   return options;
 }
 
-/// Runs `body` in each of so many new processes, and waits for them. In such a
-/// process it does not return: status 0 where the body does and no check has failed.
-inline std::vector<RankEnd> in_ranks(const InRanks& how,
+/// Runs `body` in `options.ranks` new processes and waits for them. Does not return in
+/// these processes; their exit status is 0 if the body returns and no check has failed.
+inline std::vector<RankEnd> in_ranks(const InRanks& options,
                                      const std::function<void()>& body) {
   const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
   const std::string name =
       std::string(info->test_suite_name()) + "." + info->name();
   if (child_rank() >= 0) {
     const char* variant = std::getenv("REPRISE_TEST_VARIANT");
-    if (variant == nullptr || how.variant != variant) return {};
+    if (variant == nullptr || options.variant != variant) return {};
     at::set_num_threads(1);
     try {
       body();
@@ -100,27 +100,27 @@ inline std::vector<RankEnd> in_ranks(const InRanks& how,
     std::_Exit(::testing::Test::HasFailure() ? 4 : 0);
   }
 
-  // Theirs too: none of them lives to remove it.
+  // The ranks use it too; they end without removing their own.
   const TemporaryDirectory scratch;
   const int port = free_port();
   const std::string filter = "--gtest_filter=" + name;
   std::vector<pid_t> pids;
   std::vector<std::string> logs;
   const auto start = std::chrono::steady_clock::now();
-  for (int rank = 0; rank < how.ranks; ++rank) {
+  for (int rank = 0; rank < options.ranks; ++rank) {
     logs.push_back(scratch / "log-" + std::to_string(rank));
     const int file =
         open(logs.back().c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
     std::vector<std::pair<std::string, std::string>> variables = {
         {"RANK", std::to_string(rank)},
-        {"WORLD_SIZE", std::to_string(how.ranks)},
+        {"WORLD_SIZE", std::to_string(options.ranks)},
         {"LOCAL_RANK", std::to_string(rank)},
-        {"LOCAL_WORLD_SIZE", std::to_string(how.ranks)},
+        {"LOCAL_WORLD_SIZE", std::to_string(options.ranks)},
         {"MASTER_ADDR", "127.0.0.1"},
         {"MASTER_PORT", std::to_string(port)},
         {"REPRISE_TEST_RANK", std::to_string(rank)},
-        {"REPRISE_TEST_VARIANT", how.variant},
-        {"REPRISE_TEST_FOLDER", how.folder},
+        {"REPRISE_TEST_VARIANT", options.variant},
+        {"REPRISE_TEST_FOLDER", options.folder},
         {"TMPDIR", scratch.path()},
         {"OMP_NUM_THREADS", "1"}};
     const pid_t pid = fork();
@@ -136,8 +136,8 @@ inline std::vector<RankEnd> in_ranks(const InRanks& how,
     close(file);
     pids.push_back(pid);
   }
-  std::thread beside([&how, pids] {
-    if (how.meanwhile) how.meanwhile(pids);
+  std::thread beside([&options, pids] {
+    if (options.meanwhile) options.meanwhile(pids);
   });
   std::vector<RankEnd> ends(pids.size());
   size_t left = pids.size();

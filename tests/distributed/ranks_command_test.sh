@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Ranks as a user starts them: launched, killed, stopped, refused, resumed.
+# Tests `reprise launch`: normal runs, faults, rejected configurations and resuming.
 #
 #   ranks_command_test.sh REPRISE [ROUNDS]
 #
-# Each round stops, kills or breaks (in turn) a rank picked at random, at a random moment,
-# and resumes with as many; the end must be that of a training that nothing disturbed.
-# faults.sh does the same without the command, and says how long it took.
+# Each round stops, kills or aborts (in turn) a random rank at a random time and resumes
+# the run. The final state must equal that of an undisturbed run.
+# faults.sh does the same without the command and measures the time to detection.
 . "$(dirname "$0")/../tools/expect.sh"
 rounds=${2:-1}
 RANDOM=${SEED:-5}
@@ -15,7 +15,7 @@ flags=(--model mlp --depth 2 --width 32 --data random --random-samples 150
   --eval-every 40 --workers 1 --bucket 16KiB --device "$device" --backend gloo)
 
 losses() { cat "$1/metrics.jsonl"; }
-# state DIR: the tensors of its newest state.
+# state DIR: a hash of the tensors in its newest state.
 state() {
   python3 - "$1" <<'PY'
 import glob, hashlib, struct, sys
@@ -25,17 +25,17 @@ print(hashlib.sha256(data[8 + size:]).hexdigest())
 PY
 }
 
-# The summary counts what was reduced.
+# The summary counts the reductions.
 expect 0 launch -n 2 -- train "${flags[@]}" --steps 5 --sync-norm --out "$work/two" \
   --format json
 has out '"ranks": 2'
 has out '"backend": "gloo"'
 has out '"reduce_windows": 5'
-grep -q '"sync_norm": true' "$work/two/config.json" || fail "--sync-norm is not kept"
-[ -s "$work/two/rank-1.log" ] || fail "rank 1 has logged nothing"
+grep -q '"sync_norm": true' "$work/two/config.json" || fail "--sync-norm is not saved"
+[ -s "$work/two/rank-1.log" ] || fail "rank 1 has an empty log"
 lacks err "rank 1"
 
-# Another configuration on one rank is refused by its name.
+# A flag that differs on one rank is rejected by name.
 (
   export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
   MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
@@ -56,7 +56,7 @@ expect 2 launch -n 2 -- train "${flags[@]}" --shard optimizer --optimizer adafac
   --steps 2 --out none
 has err "--shard: optimizer works with sgd, adam and adamw"
 
-# An interrupt reaches all; another number of ranks goes on.
+# SIGINT reaches all ranks, and a different number of ranks can resume.
 long=("${flags[@]}" --steps 4000 --save-every 20 --rank-timeout 3)
 "$reprise" launch -n 2 -- train "${long[@]}" --out "$work/stop" >"$work/out" 2>"$work/err" &
 pid=$!
@@ -69,11 +69,11 @@ last="an interrupted launch"
 [ $status = 130 ] || fail "exit status $status"
 lacks err "ended with status"
 has err "stopped; go on with: reprise train --resume"
-# Several ranks on one GPU is something to ask for, each time.
+# Several ranks on one GPU must be requested with --device in each call.
 expect 0 launch -n 3 -- train --resume "$work/stop" --steps 200 --device "$device"
 expect 0 train --resume "$work/stop" --steps 230 --device "$device"
 
-# A rank that dies, stops or breaks ends all; the run resumes as if nothing was.
+# A fault in one rank ends all ranks, and the run resumes bit-identically.
 short=("${flags[@]}" --steps 300 --save-every 15 --rank-timeout 3)
 expect 0 launch -n 3 -- train "${short[@]}" --out "$work/whole"
 expected=$(state "$work/whole")
@@ -87,15 +87,15 @@ for round in $(seq "$rounds"); do
   last="round $round: SIG$how to rank $victim"
   for _ in $(seq 300); do ls "$dir"/state-* >/dev/null 2>&1 && break; sleep 0.05; done
   sleep "0.$((RANDOM % 10))"
-  # Its children are in the order of their start.
+  # Children are sorted by start time, which is rank order.
   child=$(ps -o pid= --ppid $pid --sort=start_time,pid | sed -n "$((victim + 1))p")
   begin=$(date +%s%N)
   [ -z "$child" ] || kill -$how $child 2>/dev/null
   wait $pid
   status=$?
   took_ms=$((($(date +%s%N) - begin) / 1000000))
-  if [ $status = 0 ]; then continue; fi # it had ended before
-  # The time-out, and what a busy machine adds to it.
+  if [ $status = 0 ]; then continue; fi # it ended before the signal
+  # The time-out, plus a margin for a busy machine.
   [ $took_ms -lt 8000 ] || fail "ended after $took_ms ms"
   has err "rank $victim"
   expect 0 launch -n 3 -- train --resume "$dir" --rank-timeout 3 --device "$device"

@@ -7,7 +7,7 @@ namespace {
 
 using Parameter = GradientReducer::Parameter;
 
-/// Of three stages; sizes that fill buckets of 64 bytes in different ways.
+/// Parameters of three stages, with sizes that fill 64-byte buckets differently.
 std::vector<Parameter> parameters() {
   std::vector<Parameter> list;
   const auto add = [&](const char* name, std::vector<int64_t> sizes,
@@ -26,7 +26,7 @@ std::vector<Parameter> parameters() {
   return list;
 }
 
-/// What rank r's gradient of parameter p is.
+/// The gradient of parameter p on rank r.
 torch::Tensor gradient(const torch::Tensor& parameter, int r, int p) {
   return torch::cos(parameter.detach() + 10 * r + p);
 }
@@ -38,6 +38,7 @@ void set_gradients(const std::vector<Parameter>& list, int r) {
   }
 }
 
+/// The sum of the gradients of parameter p over `ranks` ranks.
 torch::Tensor expected(const torch::Tensor& parameter, int ranks, size_t p) {
   torch::Tensor sum = gradient(parameter, 0, static_cast<int>(p));
   for (int r = 1; r < ranks; ++r) {
@@ -46,19 +47,19 @@ torch::Tensor expected(const torch::Tensor& parameter, int ranks, size_t p) {
   return sum;
 }
 
-TEST(Reducer, StartsBucketsAsTheirStagesEnd) {
+TEST(Reducer, StartsABucketWhenItsStagesAreDone) {
   expect_all_well(in_ranks({.ranks = 2}, [] {
     const auto group = RankGroup::join(group_options());
     const auto list = parameters();
     GradientReducer reducer(group, list, {.bucket_bytes = 64});
-    // last.weight and last.bias; middle.weight, too large to share one; first.*.
+    // Buckets: last.*; middle.weight, which fills one; first.*.
     ASSERT_EQ(reducer.buckets(), 3);
     EXPECT_EQ(reducer.cuts(), (std::vector<int>{2, 1}));
     set_gradients(list, group->rank());
     reducer.final_from(2);
     EXPECT_EQ(reducer.started(), 1);
     EXPECT_EQ(reducer.counters().calls, 1);
-    // Changes to what is on its way would show.
+    // The gradients of a started bucket are released.
     EXPECT_FALSE(list[3].tensor.grad().defined());
     EXPECT_TRUE(list[2].tensor.grad().defined());
     reducer.final_from(1);
@@ -80,13 +81,13 @@ TEST(Reducer, StartsBucketsAsTheirStagesEnd) {
   }));
 }
 
-TEST(Reducer, CountsWhatARankDoesNotHave) {
+TEST(Reducer, CountsAMissingGradientAsZero) {
   expect_all_well(in_ranks({.ranks = 3}, [] {
     const auto group = RankGroup::join(group_options());
     const auto list = parameters();
     GradientReducer reducer(group, list, {.bucket_bytes = 64});
     set_gradients(list, group->rank());
-    // Nobody has the first, one rank the second, and rank 2 has nothing at all.
+    // No rank has the first gradient, one rank has the second, and rank 2 has none.
     torch::Tensor none = list[0].tensor;
     torch::Tensor one = list[1].tensor;
     none.mutable_grad().reset();
@@ -109,7 +110,7 @@ TEST(Reducer, CountsWhatARankDoesNotHave) {
   }));
 }
 
-TEST(Reducer, RoundsOnceEachWayInBf16) {
+TEST(Reducer, RoundsToBf16OncePerDirection) {
   expect_all_well(in_ranks({.ranks = 3}, [] {
     const auto group = RankGroup::join(group_options());
     const auto list = parameters();
@@ -128,13 +129,13 @@ TEST(Reducer, RoundsOnceEachWayInBf16) {
       const auto rounded = sum.to(torch::kBFloat16).to(torch::kFloat);
       EXPECT_TRUE(tensor.grad().equal(rounded)) << list[p].name;
     }
-    // Buckets of 8, 25 and 15 values, which three can share as 9, 27 and 15.
+    // Buckets of 8, 25 and 15 values, padded to 9, 27 and 15 for three ranks.
     EXPECT_EQ(reducer.counters().bytes, 2 * (9 + 27 + 15));
     group->leave();
   }));
 }
 
-TEST(Reducer, DividesValuesAmongRanks) {
+TEST(Reducer, ShardsParametersAcrossRanks) {
   expect_all_well(in_ranks({.ranks = 3}, [] {
     const auto group = RankGroup::join(group_options());
     const auto list = parameters();
@@ -143,12 +144,12 @@ TEST(Reducer, DividesValuesAmongRanks) {
     for (const int stage : {2, 1, 0}) reducer.final_from(stage);
     reducer.finish({});
     int64_t own = 0;
-    for (auto [name, piece] : reducer.pieces()) {
-      ASSERT_TRUE(piece.grad().defined()) << name;
-      own += piece.numel();
-      piece.sub_(piece.grad());
+    for (auto [name, shard] : reducer.shards()) {
+      ASSERT_TRUE(shard.grad().defined()) << name;
+      own += shard.numel();
+      shard.sub_(shard.grad());
     }
-    // A third of 48 values, but for what rounding buckets up makes of it.
+    // A third of 48 values, plus the padding of the buckets.
     EXPECT_LE(own, 3 + 9 + 5);
     EXPECT_EQ(group->all_reduce_sum({double(own)}).at(0), 48);
     std::vector<torch::Tensor> after;
@@ -163,20 +164,20 @@ TEST(Reducer, DividesValuesAmongRanks) {
       }
       after.push_back(before - sum);
     }
-    reducer.share_pieces();
+    reducer.all_gather_parameters();
     for (size_t p = 0; p < list.size(); ++p) {
       EXPECT_TRUE(torch::allclose(list[p].tensor, after[p], 1e-6, 1e-6));
     }
 
-    // What is kept by pieces, as a whole and back.
+    // State kept per shard, gathered into full tensors and sharded again.
     RankGroup::NamedList kept;
-    for (const auto& [name, piece] : reducer.pieces()) {
-      kept.emplace_back("twice." + name, 2 * piece.detach());
+    for (const auto& [name, shard] : reducer.shards()) {
+      kept.emplace_back("twice." + name, 2 * shard.detach());
     }
-    auto whole = reducer.whole(kept, {"twice.", "none."});
+    auto full = reducer.gather_full(kept, {"twice.", "none."});
     if (group->rank() == 0) {
-      ASSERT_EQ(whole.size(), list.size());
-      for (const auto& [name, tensor] : whole) {
+      ASSERT_EQ(full.size(), list.size());
+      for (const auto& [name, tensor] : full) {
         for (const auto& p : list) {
           if ("twice." + p.name == name) {
             EXPECT_TRUE(tensor.equal(2 * p.tensor.detach().cpu())) << name;
@@ -184,14 +185,14 @@ TEST(Reducer, DividesValuesAmongRanks) {
         }
       }
     }
-    group->broadcast_named(whole);
-    whole.emplace_back("step", torch::scalar_tensor(4));
-    auto parts = reducer.parts(whole, {"twice."});
-    ASSERT_EQ(parts.size(), kept.size() + 1);
+    group->broadcast_named(full);
+    full.emplace_back("step", torch::scalar_tensor(4));
+    auto selected = reducer.select_shards(full, {"twice."});
+    ASSERT_EQ(selected.size(), kept.size() + 1);
     for (const auto& [name, tensor] : kept) {
-      for (const auto& [other, part] : parts) {
+      for (const auto& [other, value] : selected) {
         if (other == name) {
-          EXPECT_TRUE(part.equal(tensor.cpu())) << name;
+          EXPECT_TRUE(value.equal(tensor.cpu())) << name;
         }
       }
     }
@@ -199,7 +200,7 @@ TEST(Reducer, DividesValuesAmongRanks) {
   }));
 }
 
-TEST(Reducer, TakesPartWhereARankGivesUp) {
+TEST(Reducer, CompletesAWindowThatOneRankAbandons) {
   expect_all_well(in_ranks({.ranks = 2}, [] {
     const auto group = RankGroup::join(group_options());
     const auto list = parameters();
@@ -209,12 +210,12 @@ TEST(Reducer, TakesPartWhereARankGivesUp) {
         set_gradients(list, group->rank());
         reducer.final_from(2);
         if (window == 1 && group->rank() == 1) {
-          reducer.give_up();
+          reducer.abandon_window();
           continue;
         }
         reducer.final_from(0);
         reducer.finish({});
-        if (window == 1) continue;  // worth nothing
+        if (window == 1) continue;  // the sums are meaningless
         EXPECT_TRUE(torch::allclose(list[2].tensor.grad(),
                                     expected(list[2].tensor, 2, 2),
                                     bf16 ? 1e-2 : 1e-6, 1e-2));

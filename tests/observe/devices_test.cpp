@@ -13,7 +13,7 @@ namespace {
 using testing::Environment;
 using testing::WithFakeNvml;
 
-TEST(Devices, TheProcessorIsFirst) {
+TEST(Devices, ListsTheCpuFirst) {
   const Environment none("REPRISE_NVML", "/nowhere.so");
   const auto devices = list_devices();
   ASSERT_EQ(devices.size(), 1U);
@@ -24,11 +24,11 @@ TEST(Devices, TheProcessorIsFirst) {
   EXPECT_EQ(cpu.cores, process_limits().cores);
   EXPECT_FALSE(cpu.driver.has_value());
   EXPECT_TRUE(cpu.usable);
-  EXPECT_TRUE(cpu.visible.memory.seen);
-  EXPECT_TRUE(cpu.visible.utilisation.seen);
+  EXPECT_TRUE(cpu.availability.memory.available);
+  EXPECT_TRUE(cpu.availability.utilisation.available);
 }
 
-TEST(Devices, NvmlShowsTheOthers) {
+TEST(Devices, ListsCudaDevicesThroughNvml) {
   const WithFakeNvml nvml;
   nvml->power_error = 4;
   const auto devices = list_devices();
@@ -44,13 +44,14 @@ TEST(Devices, NvmlShowsTheOthers) {
   EXPECT_EQ(second.cores, 16896);
   EXPECT_EQ(second.driver, "580.1.2");
   EXPECT_EQ(second.usable, compat::cuda_built());
-  EXPECT_TRUE(second.visible.memory.seen);
-  EXPECT_FALSE(second.visible.power.seen);
-  EXPECT_EQ(second.visible.power.reason, "Insufficient Permissions");
-  EXPECT_EQ(nvml->starts, nvml->stops) << "nothing stays open for a fork";
+  EXPECT_TRUE(second.availability.memory.available);
+  EXPECT_FALSE(second.availability.power.available);
+  EXPECT_EQ(second.availability.power.reason, "Insufficient Permissions");
+  EXPECT_EQ(nvml->starts, nvml->stops)
+      << "NVML must be shut down before a fork";
 }
 
-TEST(Devices, FollowCudaVisibleDevices) {
+TEST(Devices, RespectsCudaVisibleDevices) {
   const WithFakeNvml nvml;
   const Environment chosen("CUDA_VISIBLE_DEVICES", "1");
   EXPECT_EQ(list_devices().size(), 2U);
@@ -58,11 +59,11 @@ TEST(Devices, FollowCudaVisibleDevices) {
   EXPECT_EQ(device_info("cuda:0").index, 0);
   const DeviceInfo missing = device_info("cuda:1");
   EXPECT_EQ(missing.name, "CUDA device 1");
-  EXPECT_FALSE(missing.visible.memory.seen);
-  EXPECT_EQ(missing.visible.memory.reason, "NVML shows 1 CUDA devices");
+  EXPECT_FALSE(missing.availability.memory.available);
+  EXPECT_EQ(missing.availability.memory.reason, "NVML reports 1 CUDA devices");
 }
 
-TEST(Devices, AnOldDriverHasNoCores) {
+TEST(Devices, OldDriversReportNoCores) {
   const WithFakeNvml nvml(REPRISE_FAKE_NVML_OLD);
   nvml->name_error = 999;
   const DeviceInfo info = device_info("cuda:1");
@@ -71,26 +72,28 @@ TEST(Devices, AnOldDriverHasNoCores) {
   EXPECT_EQ(info.name, "CUDA device 1");
 }
 
-TEST(Devices, WithoutNvmlTheReasonIsGiven) {
+TEST(Devices, GivesTheReasonIfNvmlIsMissing) {
   const Environment none("REPRISE_NVML", "/nowhere.so");
   const DeviceInfo info = device_info("cuda:0");
   EXPECT_EQ(info.kind, "cuda");
   EXPECT_EQ(info.memory_bytes, 0);
-  EXPECT_NE(info.visible.memory.reason.find("/nowhere.so"), std::string::npos);
+  EXPECT_NE(info.availability.memory.reason.find("/nowhere.so"),
+            std::string::npos);
   EXPECT_NE(testing::error_of([] { device_info("mkldnn"); }).find("cuda:N"),
             std::string::npos);
 }
 
-TEST(Devices, LibTorchKnowsThemWithoutNvml) {
+TEST(Devices, FallsBackToLibTorch) {
   if (!testing::device().is_cuda()) GTEST_SKIP() << "no CUDA device";
   const Environment none("REPRISE_NVML", "/nowhere.so");
-  const DeviceInfo info = device_info(testing::device().str(), Ask::kLibTorch);
+  const DeviceInfo info =
+      device_info(testing::device().str(), DeviceQuery::kLibTorch);
   EXPECT_EQ(info.name, compat::cuda_device_name(testing::device().index()));
   EXPECT_GT(info.memory_bytes, int64_t{1} << 30);
-  EXPECT_FALSE(info.visible.memory.seen);
+  EXPECT_FALSE(info.availability.memory.available);
 }
 
-TEST(Devices, JsonOfOneIsAsDocumented) {
+TEST(Devices, WritesTheDocumentedJson) {
   const WithFakeNvml nvml;
   EXPECT_EQ(
       nlohmann::json::parse(to_json(device_info("cuda:1"))),
@@ -106,7 +109,7 @@ TEST(Devices, JsonOfOneIsAsDocumented) {
                     "cores": null, "driver": null})"));
 }
 
-TEST(Devices, ListsSayWhatIsSeen) {
+TEST(Devices, ListsSayWhichValuesAreAvailable) {
   const WithFakeNvml nvml;
   nvml->clock_error = 3;
   const auto devices = list_devices();

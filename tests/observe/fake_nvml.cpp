@@ -1,5 +1,5 @@
-// A library that answers as NVML would, with what a test puts into its state.
-// With FAKE_NVML_OLD it lacks what old drivers lack.
+// A fake NVML that returns the values set by a test. With FAKE_NVML_OLD, it lacks the
+// functions that old drivers lack.
 #include "fake_nvml.h"
 
 #include <cstddef>
@@ -129,7 +129,7 @@ int nvmlDeviceGetClockInfo(void*, int type, unsigned* mhz) {
 }
 
 #ifndef FAKE_NVML_OLD
-// The layouts are written down here once more, from NVIDIA's documentation.
+// The layouts are repeated here from NVIDIA's documentation.
 struct Memory2 {
   unsigned version;
   unsigned long long total, reserved, free, used;
@@ -194,7 +194,8 @@ int nvmlDeviceGetSamples(void*, int type, unsigned long long last_us,
     full = found == *count;
     if (full) return;
     samples[found].time_us = time_us;
-    samples[found].value.large = ~0ULL;  // the rest of the union is anything
+    samples[found].value.large =
+        ~0ULL;  // the other bytes of the union are arbitrary
     samples[found].value.number = percent;
     ++found;
   };

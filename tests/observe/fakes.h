@@ -11,7 +11,7 @@
 
 namespace reprise::testing {
 
-/// Makes one of the stand-ins the NVML of this process, in its first state.
+/// Makes this process use a fake NVML in its initial state.
 class WithFakeNvml {
  public:
   explicit WithFakeNvml(const char* library = REPRISE_FAKE_NVML)

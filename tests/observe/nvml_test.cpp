@@ -9,15 +9,15 @@
 #include <functional>
 #include <thread>
 
-// Where LibTorch has CUDA, cuda:0 is a real device, whose place on the bus the
-// stand-in does not have; it is then found by its number, as it is without CUDA.
+// If LibTorch has CUDA, cuda:0 is a real device whose bus id the fake NVML does not
+// have. It is then found by its index, as without CUDA.
 namespace reprise {
 namespace {
 
 using testing::Environment;
 using testing::WithFakeNvml;
 
-TEST(Nvml, ReadsWhatTheLibrarySays) {
+TEST(Nvml, ReadsAllValues) {
   const WithFakeNvml nvml;
   const auto probe = make_probe("cuda");
   EXPECT_EQ(probe->source(), "nvml");
@@ -33,12 +33,12 @@ TEST(Nvml, ReadsWhatTheLibrarySays) {
   EXPECT_EQ(sample.clock_mhz, 1755);
 }
 
-TEST(Nvml, UtilisationIsOfSamplesThatAreNew) {
+TEST(Nvml, UtilisationUsesNewSamplesOnly) {
   const WithFakeNvml nvml;
   nvml->sample_count = 4;
   for (unsigned i = 0; i < 4; ++i) nvml->samples[i] = 100;
   const auto probe = make_probe("cuda");
-  probe->restart();  // these four are from before
+  probe->restart();  // excludes these four samples
   EXPECT_FALSE(probe->sample().utilisation.has_value());
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   nvml->samples[4] = 20;
@@ -48,7 +48,7 @@ TEST(Nvml, UtilisationIsOfSamplesThatAreNew) {
   EXPECT_EQ(nvml->rate_calls, 0);
 }
 
-TEST(Nvml, SamplesThatComeAgainCountOnce) {
+TEST(Nvml, CountsRepeatedSamplesOnce) {
   const WithFakeNvml nvml;
   nvml->repeats = true;
   nvml->samples[0] = 100;
@@ -62,7 +62,7 @@ TEST(Nvml, SamplesThatComeAgainCountOnce) {
   EXPECT_EQ(probe->sample().utilisation, 20);
 }
 
-TEST(Nvml, MoreSamplesThanThereIsRoomForAreNotLost) {
+TEST(Nvml, GrowsTheSampleBuffer) {
   const WithFakeNvml nvml;
   const auto probe = make_probe("cuda");
   probe->restart();
@@ -75,46 +75,46 @@ TEST(Nvml, MoreSamplesThanThereIsRoomForAreNotLost) {
   EXPECT_EQ(probe->sample().utilisation, 45);
 }
 
-TEST(Nvml, RatesStandInForSamples) {
+TEST(Nvml, UsesRatesWithoutSamples) {
   const WithFakeNvml nvml;
   nvml->samples_error = 3;
   const auto probe = make_probe("cuda");
   probe->restart();
-  // A rate of now would be one of the time before.
+  // A rate read now would cover the time before.
   EXPECT_FALSE(probe->sample().utilisation.has_value());
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   EXPECT_FALSE(probe->sample().utilisation.has_value());
   std::this_thread::sleep_for(std::chrono::milliseconds(550));
   EXPECT_EQ(probe->sample().utilisation, 40);
-  // And from then on nobody asks for samples.
+  // Samples are not requested any more.
   const int calls = nvml->sample_calls;
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   probe->sample();
   EXPECT_EQ(nvml->sample_calls, calls);
 }
 
-TEST(Nvml, SamplesThatNeverComeGiveWayToRates) {
+TEST(Nvml, UsesRatesIfSamplesNeverArrive) {
   const WithFakeNvml nvml;
   const auto probe = make_probe("cuda");
   probe->restart();
-  std::optional<double> seen;
-  for (int i = 0; i < 40 && !seen; ++i) {
+  std::optional<double> utilisation;
+  for (int i = 0; i < 40 && !utilisation; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    seen = probe->sample().utilisation;
+    utilisation = probe->sample().utilisation;
   }
-  EXPECT_EQ(seen, 40);
+  EXPECT_EQ(utilisation, 40);
 }
 
-TEST(Nvml, PowerIsThatOfTheMoment) {
+TEST(Nvml, ReadsInstantaneousPower) {
   const WithFakeNvml nvml;
   nvml->instant_error = 0;
   const auto probe = make_probe("cuda");
   EXPECT_EQ(probe->sample().power_w, 123);
   EXPECT_EQ(nvml->power_calls, 0);
-  EXPECT_TRUE(probe->visible().power.seen);
+  EXPECT_TRUE(probe->availability().power.available);
 }
 
-TEST(Nvml, AnOldDriverHasLess) {
+TEST(Nvml, SupportsOldDrivers) {
   const WithFakeNvml nvml(REPRISE_FAKE_NVML_OLD);
   const auto probe = make_probe("cuda:1");
   probe->restart();
@@ -125,24 +125,24 @@ TEST(Nvml, AnOldDriverHasLess) {
   EXPECT_EQ(sample.power_w, 350.5);
 }
 
-TEST(Nvml, TheOlderMemoryStandsInForTheNewer) {
+TEST(Nvml, FallsBackToTheOlderMemoryQuery) {
   const WithFakeNvml nvml;
   nvml->memory2_error = 3;
   EXPECT_EQ(make_probe("cuda")->sample().memory_bytes, 1000000000);
 }
 
-TEST(Nvml, WhatMayNotBeReadIsEmptyAndSaysWhy) {
+TEST(Nvml, GivesTheReasonForUnavailableValues) {
   const WithFakeNvml nvml;
   nvml->power_error = 4;
   nvml->memory_error = nvml->memory2_error = 999;
   const auto probe = make_probe("cuda");
-  const ProbeAvailability visible = probe->visible();
-  EXPECT_FALSE(visible.power.seen);
-  EXPECT_EQ(visible.power.reason, "Insufficient Permissions");
-  EXPECT_FALSE(visible.memory.seen);
-  EXPECT_EQ(visible.memory.reason, "Unknown Error");
-  EXPECT_TRUE(visible.utilisation.seen);
-  EXPECT_TRUE(visible.clock.seen);
+  const ProbeAvailability availability = probe->availability();
+  EXPECT_FALSE(availability.power.available);
+  EXPECT_EQ(availability.power.reason, "Insufficient Permissions");
+  EXPECT_FALSE(availability.memory.available);
+  EXPECT_EQ(availability.memory.reason, "Unknown Error");
+  EXPECT_TRUE(availability.utilisation.available);
+  EXPECT_TRUE(availability.clock.available);
 
   probe->restart();
   const DeviceSample sample = probe->sample();
@@ -151,7 +151,7 @@ TEST(Nvml, WhatMayNotBeReadIsEmptyAndSaysWhy) {
   EXPECT_EQ(sample.clock_mhz, 1755);
 }
 
-TEST(Nvml, PermissionThatIsLackingIsNotAskedForAgain) {
+TEST(Nvml, DoesNotRetryWithoutPermission) {
   const WithFakeNvml nvml;
   nvml->power_error = 4;
   const auto probe = make_probe("cuda");
@@ -163,7 +163,7 @@ TEST(Nvml, PermissionThatIsLackingIsNotAskedForAgain) {
   EXPECT_EQ(nvml->power_calls, calls);
 }
 
-TEST(Nvml, AnErrorThatPassesIsForgotten) {
+TEST(Nvml, RecoversFromATransientError) {
   const WithFakeNvml nvml;
   const auto probe = make_probe("cuda");
   nvml->memory_error = nvml->memory2_error = 999;
@@ -172,9 +172,9 @@ TEST(Nvml, AnErrorThatPassesIsForgotten) {
   EXPECT_EQ(probe->sample().memory_bytes, 1000000000);
 }
 
-TEST(Nvml, WhatIsDearIsReadLessOften) {
+TEST(Nvml, ReadsExpensiveValuesLessOften) {
   const WithFakeNvml nvml;
-  nvml->spin_us = 2000;  // not again for a second
+  nvml->spin_us = 2000;  // the next read is due after a second
   const auto probe = make_probe("cuda");
   for (int i = 0; i < 10; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -183,7 +183,7 @@ TEST(Nvml, WhatIsDearIsReadLessOften) {
   EXPECT_EQ(nvml->power_calls, 1);
 }
 
-TEST(Nvml, CudaVisibleDevicesNumbersThem) {
+TEST(Nvml, RespectsCudaVisibleDevices) {
   const WithFakeNvml nvml;
   const auto asked = [&nvml](const char* visible, const char* device) {
     const Environment environment("CUDA_VISIBLE_DEVICES", visible);
@@ -197,16 +197,17 @@ TEST(Nvml, CudaVisibleDevicesNumbersThem) {
   EXPECT_EQ(asked(" 1 , 0", "cuda:0"), 1);
   EXPECT_EQ(asked("GPU-bbbb0000-2222", "cuda"), 1);
   EXPECT_EQ(asked("GPU-bb", "cuda"), 1);
-  EXPECT_EQ(asked("GPU-", "cuda"), -1) << "both begin so";
+  EXPECT_EQ(asked("GPU-", "cuda"), -1) << "ambiguous prefix";
   EXPECT_EQ(asked("GPU-cc", "cuda"), -1);
   EXPECT_EQ(asked("", "cuda:0"), -1);
-  EXPECT_EQ(asked("1,-1,0", "cuda:1"), -1) << "nothing after the first wrong";
-  EXPECT_EQ(asked("1,1", "cuda:0"), -1) << "CUDA refuses one named twice";
+  EXPECT_EQ(asked("1,-1,0", "cuda:1"), -1)
+      << "stops at the first invalid entry";
+  EXPECT_EQ(asked("1,1", "cuda:0"), -1) << "CUDA rejects duplicates";
   EXPECT_EQ(asked("1,7", "cuda:0"), 1);
   EXPECT_EQ(asked("nonsense", "cuda:0"), -1);
 }
 
-TEST(Nvml, IsShutDownAsOftenAsStarted) {
+TEST(Nvml, ShutsDownOncePerInitialization) {
   const WithFakeNvml nvml;
   {
     const auto probe = make_probe("cuda");
@@ -220,48 +221,49 @@ TEST(Nvml, IsShutDownAsOftenAsStarted) {
   EXPECT_EQ(nvml->stops, 1);
 }
 
-TEST(Nvml, WithoutTheLibraryNothingIsSeen) {
+TEST(Nvml, HasNoValuesWithoutTheLibrary) {
   const Environment environment("REPRISE_NVML", "/nowhere/libnvidia-ml.so.1");
   const auto probe = make_probe("cuda");
   EXPECT_FALSE(probe->sample().memory_bytes.has_value());
-  EXPECT_NE(probe->visible().memory.reason.find("/nowhere/libnvidia-ml.so.1"),
-            std::string::npos);
+  EXPECT_NE(
+      probe->availability().memory.reason.find("/nowhere/libnvidia-ml.so.1"),
+      std::string::npos);
   Observer observer("cuda");
   observer.begin();
-  const Observation seen = observer.end();
-  EXPECT_EQ(seen.source, "nvml");
-  EXPECT_FALSE(seen.peak.memory_bytes.has_value());
-  EXPECT_TRUE(seen.series.memory_bytes.empty());
+  const Observation observed = observer.end();
+  EXPECT_EQ(observed.source, "nvml");
+  EXPECT_FALSE(observed.peak.memory_bytes.has_value());
+  EXPECT_TRUE(observed.series.memory_bytes.empty());
 }
 
-TEST(Nvml, SaysWhyItDoesNotStart) {
+TEST(Nvml, GivesTheReasonIfInitializationFails) {
   const WithFakeNvml nvml;
   nvml->init_error = 9;
   EXPECT_NE(
-      make_probe("cuda")->visible().clock.reason.find("Driver Not Loaded"),
+      make_probe("cuda")->availability().clock.reason.find("Driver Not Loaded"),
       std::string::npos);
 }
 
-TEST(Nvml, OtherDevicesAreRefused) {
+TEST(Nvml, RejectsOtherDevices) {
   EXPECT_NE(testing::error_of([] { make_probe("mkldnn"); }).find("cuda:N"),
             std::string::npos);
 }
 
-TEST(Nvml, TheObserverTakesTheBaselineOff) {
+TEST(Nvml, ObserverSubtractsTheBaseline) {
   const WithFakeNvml nvml;
   Observer observer("cuda:0");
   nvml->used[0] += 3000000000;
   observer.begin();
   nvml->samples[0] = 80;
   nvml->sample_count = 1;
-  const Observation seen = observer.end();
-  EXPECT_EQ(seen.baseline_bytes, 1000000000);
-  EXPECT_EQ(seen.peak.memory_bytes, 3000000000);
-  EXPECT_EQ(seen.average.memory_bytes, 3000000000);
-  EXPECT_EQ(seen.peak.power_w, 350.5);
+  const Observation observed = observer.end();
+  EXPECT_EQ(observed.baseline_bytes, 1000000000);
+  EXPECT_EQ(observed.peak.memory_bytes, 3000000000);
+  EXPECT_EQ(observed.average.memory_bytes, 3000000000);
+  EXPECT_EQ(observed.peak.power_w, 350.5);
 }
 
-TEST(Nvml, ARealDeviceIsSeen) {
+TEST(Nvml, ObservesARealDevice) {
   if (!testing::device().is_cuda()) GTEST_SKIP() << "no CUDA device";
   const Environment none("REPRISE_NVML", nullptr);
   const std::string device = testing::device().str();
@@ -278,12 +280,12 @@ TEST(Nvml, ARealDeviceIsSeen) {
     for (int i = 0; i < 10; ++i) a.mm(a);
     compat::cuda_synchronize(testing::device().index());
   }
-  const Observation seen = observer.end();
-  EXPECT_GE(seen.peak.memory_bytes.value_or(0), kBytes);
-  EXPECT_GT(seen.average.utilisation.value_or(0), 50);
-  EXPECT_GT(seen.average.power_w.value_or(0), 10);
-  EXPECT_GT(seen.average.clock_mhz.value_or(0), 100);
-  EXPECT_LT(seen.cost, 0.01);
+  const Observation observed = observer.end();
+  EXPECT_GE(observed.peak.memory_bytes.value_or(0), kBytes);
+  EXPECT_GT(observed.average.utilisation.value_or(0), 50);
+  EXPECT_GT(observed.average.power_w.value_or(0), 10);
+  EXPECT_GT(observed.average.clock_mhz.value_or(0), 100);
+  EXPECT_LT(observed.cost, 0.01);
 }
 
 }  // namespace

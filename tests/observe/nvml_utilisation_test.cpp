@@ -9,15 +9,15 @@
 #include <functional>
 #include <thread>
 
-// Where LibTorch has CUDA, cuda:0 is a real device, whose place on the bus the
-// stand-in does not have; it is then found by its number, as it is without CUDA.
+// If LibTorch has CUDA, cuda:0 is a real device whose bus id the fake NVML does not
+// have. It is then found by its index, as without CUDA.
 namespace reprise {
 namespace {
 
 using testing::Environment;
 using testing::WithFakeNvml;
 
-/// Seconds since the epoch, as NVML's stamps.
+/// Seconds since the epoch, like NVML's timestamps.
 double realtime_s() {
   return std::chrono::duration<double>(
              std::chrono::system_clock::now().time_since_epoch())
@@ -38,37 +38,39 @@ double seconds_of(const std::function<void()>& body) {
 constexpr double kPeriod_s = 1.0 / 6;
 constexpr double kAlways = 0;
 
-/// The driver has a sample of the time up to `stamp_s` from `told_s` on.
-void tell(const WithFakeNvml& nvml, double stamp_s, double told_s,
-          unsigned percent) {
+/// Adds a sample for the time up to `stamp_s`, which the driver returns from
+/// `available_s` on.
+void add_sample(const WithFakeNvml& nvml, double stamp_s, double available_s,
+                unsigned percent) {
   ASSERT_LT(nvml->timed_count, 64U);
   nvml->timed[nvml->timed_count++] = {
       static_cast<unsigned long long>(1e6 * stamp_s),
-      static_cast<unsigned long long>(1e6 * told_s), percent};
+      static_cast<unsigned long long>(1e6 * available_s), percent};
 }
 
-/// One sample after another from `from_s` to `to_s`.
+/// Adds consecutive samples from `from_s` to `to_s`.
 void measure(const WithFakeNvml& nvml, double from_s, double to_s,
-             double told_s, unsigned percent) {
+             double available_s, unsigned percent) {
   for (double at_s = from_s + kPeriod_s; at_s < to_s + 0.01;
        at_s += kPeriod_s) {
-    tell(nvml, at_s, told_s, percent);
+    add_sample(nvml, at_s, available_s, percent);
   }
 }
 
-/// Mean of a series between two moments; -1 where it has no point.
-double mean_between(const Observation& seen, double from_s, double to_s) {
+/// The mean of the series between two times; -1 if it has no point there.
+double mean_between(const Observation& observed, double from_s, double to_s) {
   double sum = 0;
   int count = 0;
-  for (size_t i = 0; i < seen.series.utilisation.size(); ++i) {
-    if (seen.series.t_s[i] <= from_s || seen.series.t_s[i] > to_s) continue;
-    sum += seen.series.utilisation[i];
+  for (size_t i = 0; i < observed.series.utilisation.size(); ++i) {
+    if (observed.series.t_s[i] <= from_s || observed.series.t_s[i] > to_s)
+      continue;
+    sum += observed.series.utilisation[i];
     ++count;
   }
   return count == 0 ? -1 : sum / count;
 }
 
-TEST(NvmlUtilisation, AShortPartIsNotMixedWithTheTimeAroundIt) {
+TEST(NvmlUtilisation, ExcludesTheTimeAroundAShortInterval) {
   const WithFakeNvml nvml;
   const double start_s = realtime_s() + 0.1;
   measure(nvml, start_s - 1, start_s, start_s + 1, 0);
@@ -78,16 +80,16 @@ TEST(NvmlUtilisation, AShortPartIsNotMixedWithTheTimeAroundIt) {
   sleep_until(start_s);
   observer.begin();
   sleep_until(start_s + 0.5);
-  const Observation seen = observer.end();
-  EXPECT_NEAR(seen.average.utilisation.value_or(-1), 100, 1e-6);
-  EXPECT_EQ(seen.peak.utilisation, 100);
-  EXPECT_NEAR(mean_between(seen, -1, 1), 100, 1e-6);
-  EXPECT_GE(realtime_s(), start_s + 1) << "they were waited for";
-  EXPECT_LT(realtime_s(), start_s + 1.4) << "and no longer";
-  EXPECT_LT(seen.seconds, 0.7) << "which is no training";
+  const Observation observed = observer.end();
+  EXPECT_NEAR(observed.average.utilisation.value_or(-1), 100, 1e-6);
+  EXPECT_EQ(observed.peak.utilisation, 100);
+  EXPECT_NEAR(mean_between(observed, -1, 1), 100, 1e-6);
+  EXPECT_GE(realtime_s(), start_s + 1) << "end() waits for delayed samples";
+  EXPECT_LT(realtime_s(), start_s + 1.4) << "but not longer than needed";
+  EXPECT_LT(observed.seconds, 0.7) << "waiting is not training time";
 }
 
-TEST(NvmlUtilisation, SamplesAreOfTheirOwnTime) {
+TEST(NvmlUtilisation, AssignsSamplesByTheirTimestamps) {
   const WithFakeNvml nvml;
   const double start_s = realtime_s() + 0.1;
   measure(nvml, start_s - 1, start_s, kAlways, 10);
@@ -98,14 +100,14 @@ TEST(NvmlUtilisation, SamplesAreOfTheirOwnTime) {
   sleep_until(start_s);
   observer.begin();
   sleep_until(start_s + 1);
-  const Observation seen = observer.end();
-  EXPECT_NEAR(seen.average.utilisation.value_or(0), 50, 6);
-  EXPECT_EQ(seen.peak.utilisation, 80);
-  EXPECT_NEAR(mean_between(seen, -1, 0.4), 80, 1);
-  EXPECT_NEAR(mean_between(seen, 0.6, 2), 20, 1);
+  const Observation observed = observer.end();
+  EXPECT_NEAR(observed.average.utilisation.value_or(0), 50, 6);
+  EXPECT_EQ(observed.peak.utilisation, 80);
+  EXPECT_NEAR(mean_between(observed, -1, 0.4), 80, 1);
+  EXPECT_NEAR(mean_between(observed, 0.6, 2), 20, 1);
 }
 
-TEST(NvmlUtilisation, PartsThatAreOverGetTheirSamplesLater) {
+TEST(NvmlUtilisation, AssignsLateSamplesToEarlierIntervals) {
   const WithFakeNvml nvml;
   const double start_s = realtime_s() + 0.1;
   measure(nvml, start_s - 1, start_s, kAlways, 10);
@@ -118,27 +120,30 @@ TEST(NvmlUtilisation, PartsThatAreOverGetTheirSamplesLater) {
   sleep_until(start_s);
   observer.begin();
   sleep_until(start_s + 0.5);
-  EXPECT_LT(seconds_of([&] { observer.pause(); }), 0.2) << "does not wait";
+  EXPECT_LT(seconds_of([&] { observer.pause(); }), 0.2)
+      << "pause() does not wait";
   sleep_until(start_s + 1);
   observer.resume();
   sleep_until(start_s + 1.5);
-  const Observation seen = observer.end();
-  EXPECT_NEAR(seen.average.utilisation.value_or(0), 50, 6);
-  EXPECT_EQ(seen.peak.utilisation, 80) << "that of the pause does not count";
-  EXPECT_NEAR(mean_between(seen, -1, 0.4), 80, 1);
-  EXPECT_NEAR(mean_between(seen, 0.6, 2), 20, 1);
-  EXPECT_LT(seen.seconds, 1.2);
+  const Observation observed = observer.end();
+  EXPECT_NEAR(observed.average.utilisation.value_or(0), 50, 6);
+  EXPECT_EQ(observed.peak.utilisation, 80)
+      << "samples of the pause do not count";
+  EXPECT_NEAR(mean_between(observed, -1, 0.4), 80, 1);
+  EXPECT_NEAR(mean_between(observed, 0.6, 2), 20, 1);
+  EXPECT_LT(observed.seconds, 1.2);
 }
 
-TEST(NvmlUtilisation, MostOfAPeriodMustBeTraining) {
+TEST(NvmlUtilisation, IgnoresSamplesThatAreMostlyOutsideTheTraining) {
   const WithFakeNvml nvml;
   const auto probe = make_probe("cuda");
   const double start_s = realtime_s();
   probe->restart();
-  tell(nvml, start_s - 0.1, kAlways, 1);
-  tell(nvml, start_s + 0.05, kAlways, 2);  // a third of it
-  tell(nvml, start_s + 0.20, kAlways, 3);
-  tell(nvml, start_s + 20, kAlways, 4);  // a hole: no period of 19.8 s
+  add_sample(nvml, start_s - 0.1, kAlways, 1);
+  add_sample(nvml, start_s + 0.05, kAlways,
+             2);  // a third of the period is training
+  add_sample(nvml, start_s + 0.20, kAlways, 3);
+  add_sample(nvml, start_s + 20, kAlways, 4);  // a gap, not a period of 19.8 s
   auto past = probe->sample().past;
   ASSERT_EQ(past.size(), 2U);
   EXPECT_EQ(past[0].percent, 3);
@@ -147,23 +152,23 @@ TEST(NvmlUtilisation, MostOfAPeriodMustBeTraining) {
   EXPECT_EQ(past[1].percent, 4);
   EXPECT_NEAR(past[1].from_s, 20 - kPeriod_s, 0.03);
   EXPECT_NEAR(past[1].to_s, 20, 0.03);
-  EXPECT_TRUE(probe->rest().empty()) << "each counts once";
+  EXPECT_TRUE(probe->take_pending().empty()) << "every sample counts once";
 }
 
-TEST(NvmlUtilisation, APeriodOverTheStartCountsByItsTraining) {
+TEST(NvmlUtilisation, WeightsASampleByItsTrainingTime) {
   const WithFakeNvml nvml;
   const auto probe = make_probe("cuda");
   const double start_s = realtime_s();
   probe->restart();
-  tell(nvml, start_s - 0.2, kAlways, 1);
-  tell(nvml, start_s + 0.4, kAlways, 70);
+  add_sample(nvml, start_s - 0.2, kAlways, 1);
+  add_sample(nvml, start_s + 0.4, kAlways, 70);
   const auto past = probe->sample().past;
   ASSERT_EQ(past.size(), 1U);
   EXPECT_EQ(past[0].from_s, 0);
   EXPECT_NEAR(past[0].to_s, 0.4, 0.03);
 }
 
-TEST(NvmlUtilisation, APeriodMayHaveAShortPauseInIt) {
+TEST(NvmlUtilisation, AcceptsAShortPauseWithinAPeriod) {
   const WithFakeNvml nvml;
   const auto probe = make_probe("cuda");
   const double start_s = realtime_s();
@@ -175,18 +180,18 @@ TEST(NvmlUtilisation, APeriodMayHaveAShortPauseInIt) {
   probe->restart();
   sleep_until(start_s + 0.45);
   probe->stop();
-  tell(nvml, start_s, kAlways, 0);
-  tell(nvml, start_s + 0.45, kAlways, 70);
-  tell(nvml, start_s + 0.9, kAlways, 90);
-  EXPECT_FALSE(probe->more_to_come()) << "this was the last";
-  const auto past = probe->rest();
+  add_sample(nvml, start_s, kAlways, 0);
+  add_sample(nvml, start_s + 0.45, kAlways, 70);
+  add_sample(nvml, start_s + 0.9, kAlways, 90);
+  EXPECT_FALSE(probe->has_pending()) << "this was the last sample";
+  const auto past = probe->take_pending();
   ASSERT_EQ(past.size(), 1U);
   EXPECT_EQ(past[0].percent, 70);
   EXPECT_EQ(past[0].from_s, 0);
   EXPECT_NEAR(past[0].to_s, 0.4, 0.05);
 }
 
-TEST(NvmlUtilisation, EndWaitsForSomeTimeOnly) {
+TEST(NvmlUtilisation, EndStopsWaitingAfterATimeout) {
   const WithFakeNvml nvml;
   nvml->samples_spin_us = 1000;
   measure(nvml, realtime_s() - 1, realtime_s(), kAlways, 77);
@@ -194,19 +199,20 @@ TEST(NvmlUtilisation, EndWaitsForSomeTimeOnly) {
   observer.begin();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const int calls = nvml->sample_calls;
-  Observation seen;
-  const double waited_s = seconds_of([&] { seen = observer.end(); });
+  Observation observed;
+  const double waited_s = seconds_of([&] { observed = observer.end(); });
   EXPECT_GT(waited_s, 1.15);
   EXPECT_LT(waited_s, 1.6);
   EXPECT_GE(nvml->sample_calls, calls + 10);
-  EXPECT_LT(seen.seconds, 0.4);
-  EXPECT_LT(seen.cost, 0.05) << "that of waiting is not the training's";
-  EXPECT_NEAR(seen.average.utilisation.value_or(-1), 40, 1e-6)
-      << "the rate has to do";
-  EXPECT_LT(seconds_of([&] { observer.end(); }), 0.1) << "only once";
+  EXPECT_LT(observed.seconds, 0.4);
+  EXPECT_LT(observed.cost, 0.05) << "waiting is not counted as cost";
+  EXPECT_NEAR(observed.average.utilisation.value_or(-1), 40, 1e-6)
+      << "the rate is used instead";
+  EXPECT_LT(seconds_of([&] { observer.end(); }), 0.1)
+      << "the second call does not wait";
 }
 
-TEST(NvmlUtilisation, NobodyWaitsForWhatCannotCome) {
+TEST(NvmlUtilisation, DoesNotWaitWithoutBufferedSamples) {
   for (const int error : {3, 999}) {
     const WithFakeNvml nvml;
     nvml->samples_error = error;
@@ -221,25 +227,26 @@ TEST(NvmlUtilisation, NobodyWaitsForWhatCannotCome) {
   EXPECT_LT(seconds_of([&] { observer.end(); }), 0.3);
 }
 
-TEST(NvmlUtilisation, StampsThatAreNoTimesCountByArrival) {
+TEST(NvmlUtilisation, UsesArrivalTimesIfTimestampsAreInvalid) {
   for (const double off_s : {-7200.0, 7200.0}) {
     const WithFakeNvml nvml;
     const double start_s = realtime_s();
-    tell(nvml, start_s + off_s - 1, kAlways, 90);  // before the part
-    tell(nvml, start_s + off_s, start_s + 0.2, 50);
-    tell(nvml, start_s + off_s + 1, start_s + 0.2, 70);
-    tell(nvml, start_s + off_s + 2, start_s + 0.5, 90);  // after it
+    add_sample(nvml, start_s + off_s - 1, kAlways, 90);  // before the interval
+    add_sample(nvml, start_s + off_s, start_s + 0.2, 50);
+    add_sample(nvml, start_s + off_s + 1, start_s + 0.2, 70);
+    add_sample(nvml, start_s + off_s + 2, start_s + 0.5,
+               90);  // after the interval
     Observer observer("cuda");
     observer.begin();
     sleep_until(start_s + 0.4);
-    Observation seen;
-    EXPECT_LT(seconds_of([&] { seen = observer.end(); }), 0.3);
-    EXPECT_NEAR(seen.average.utilisation.value_or(-1), 60, 1e-6);
-    EXPECT_EQ(seen.peak.utilisation, 60);
+    Observation observed;
+    EXPECT_LT(seconds_of([&] { observed = observer.end(); }), 0.3);
+    EXPECT_NEAR(observed.average.utilisation.value_or(-1), 60, 1e-6);
+    EXPECT_EQ(observed.peak.utilisation, 60);
   }
 }
 
-TEST(NvmlUtilisation, RatesOfTheLastSecondAreOfTheTraining) {
+TEST(NvmlUtilisation, UsesRatesOfTheTrainingOnly) {
   const WithFakeNvml nvml;
   nvml->rate = 90;
   nvml->later_rate = 30;
@@ -248,14 +255,14 @@ TEST(NvmlUtilisation, RatesOfTheLastSecondAreOfTheTraining) {
   Observer observer("cuda");
   observer.begin();
   sleep_until(start_s + 1.5);
-  const Observation seen = observer.end();
-  EXPECT_NEAR(seen.average.utilisation.value_or(-1), 30, 1e-6);
-  EXPECT_EQ(seen.peak.utilisation, 30);
+  const Observation observed = observer.end();
+  EXPECT_NEAR(observed.average.utilisation.value_or(-1), 30, 1e-6);
+  EXPECT_EQ(observed.peak.utilisation, 30);
   EXPECT_GE(nvml->rate_calls, 3);
-  EXPECT_LE(nvml->rate_calls, 8) << "sparingly";
+  EXPECT_LE(nvml->rate_calls, 8) << "rates are read rarely";
 }
 
-TEST(NvmlUtilisation, OfAShortPartTheLastRateSaysMost) {
+TEST(NvmlUtilisation, UsesTheLastRateOfAShortInterval) {
   const WithFakeNvml nvml;
   nvml->rate = 90;
   nvml->later_rate = 20;
@@ -267,7 +274,7 @@ TEST(NvmlUtilisation, OfAShortPartTheLastRateSaysMost) {
   EXPECT_NEAR(observer.end().average.utilisation.value_or(-1), 20, 1e-6);
 }
 
-TEST(NvmlUtilisation, RatesAreNotReadOnceThereAreSamples) {
+TEST(NvmlUtilisation, DoesNotReadRatesIfThereAreSamples) {
   const WithFakeNvml nvml;
   const auto probe = make_probe("cuda");
   const double start_s = realtime_s();
@@ -282,7 +289,7 @@ TEST(NvmlUtilisation, RatesAreNotReadOnceThereAreSamples) {
   EXPECT_TRUE(probe->sample().past.empty());
   EXPECT_EQ(nvml->rate_calls, 1);
   probe->stop();
-  EXPECT_TRUE(probe->rest().empty());
+  EXPECT_TRUE(probe->take_pending().empty());
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace reprise {
 namespace {
 
-DeviceSample of(int64_t bytes, std::optional<double> utilisation = {}) {
+DeviceSample sample_of(int64_t bytes, std::optional<double> utilisation = {}) {
   DeviceSample sample;
   sample.memory_bytes = bytes;
   sample.utilisation = utilisation;
@@ -23,191 +23,195 @@ Observation result_of(const Recording& recording) {
   return observation;
 }
 
-TEST(Observation, AverageIsOverTime) {
+TEST(Observation, WeightsTheAverageByTime) {
   Recording recording;
-  recording.add(0, of(900, 90));  // the start stands for no time
-  recording.add(1, of(100, 10));
-  recording.add(4, of(200, 50));
-  const Observation seen = result_of(recording);
-  EXPECT_EQ(seen.samples, 3);
-  EXPECT_EQ(seen.average.memory_bytes, (100 * 1 + 200 * 3) / 4);
-  EXPECT_EQ(seen.average.utilisation, (10 * 1 + 50 * 3) / 4.0);
-  EXPECT_EQ(seen.peak.memory_bytes, 900);
-  EXPECT_EQ(seen.peak.utilisation, 90);
-  EXPECT_FALSE(seen.average.power_w.has_value());
-  EXPECT_FALSE(seen.peak.clock_mhz.has_value());
+  recording.add(0, sample_of(900, 90));  // the first sample has no weight
+  recording.add(1, sample_of(100, 10));
+  recording.add(4, sample_of(200, 50));
+  const Observation observed = result_of(recording);
+  EXPECT_EQ(observed.samples, 3);
+  EXPECT_EQ(observed.average.memory_bytes, (100 * 1 + 200 * 3) / 4);
+  EXPECT_EQ(observed.average.utilisation, (10 * 1 + 50 * 3) / 4.0);
+  EXPECT_EQ(observed.peak.memory_bytes, 900);
+  EXPECT_EQ(observed.peak.utilisation, 90);
+  EXPECT_FALSE(observed.average.power_w.has_value());
+  EXPECT_FALSE(observed.peak.clock_mhz.has_value());
 }
 
-TEST(Observation, AValueStandsForTheTimeSinceItsLast) {
+TEST(Observation, WeightsAValueByTheTimeSinceThePreviousOne) {
   Recording recording;
-  recording.add(0, of(0));
-  recording.add(1, of(0, 100));
-  recording.add(2, of(0));  // nothing new
-  recording.add(4, of(0, 20));
+  recording.add(0, sample_of(0));
+  recording.add(1, sample_of(0, 100));
+  recording.add(2, sample_of(0));  // no new value
+  recording.add(4, sample_of(0, 20));
   EXPECT_EQ(result_of(recording).average.utilisation, (100 * 1 + 20 * 3) / 4.0);
 }
 
-TEST(Observation, ThePastStandsForItsOwnTime) {
+TEST(Observation, WeightsDelayedValuesByTheirIntervals) {
   Recording recording;
-  recording.add(0, of(1));
-  recording.add(1, of(2));
-  recording.add(2, of(3));
-  DeviceSample sample = of(4);
+  recording.add(0, sample_of(1));
+  recording.add(1, sample_of(2));
+  recording.add(2, sample_of(3));
+  DeviceSample sample = sample_of(4);
   sample.past = {{0, 1, 80}, {1, 1.5, 20}};
   recording.add(3, sample);
-  recording.add(PastUtilisation{2, 3.25, 10});  // clocks differ a little
-  const Observation seen = result_of(recording);
-  EXPECT_EQ(seen.samples, 4);
-  EXPECT_NEAR(*seen.average.utilisation,
+  recording.add(PastUtilisation{2, 3.25, 10});  // the clocks differ slightly
+  const Observation observed = result_of(recording);
+  EXPECT_EQ(observed.samples, 4);
+  EXPECT_NEAR(*observed.average.utilisation,
               (80 * 1 + 20 * 0.5 + 10 * 1.25) / (1 + 0.5 + 1.25), 1e-9);
-  EXPECT_EQ(seen.peak.utilisation, 80);
-  EXPECT_EQ(seen.series.t_s, (std::vector<double>{0, 1, 2, 3}));
-  EXPECT_EQ(seen.series.utilisation, (std::vector<double>{80, 80, 20, 10}));
+  EXPECT_EQ(observed.peak.utilisation, 80);
+  EXPECT_EQ(observed.series.t_s, (std::vector<double>{0, 1, 2, 3}));
+  EXPECT_EQ(observed.series.utilisation, (std::vector<double>{80, 80, 20, 10}));
 }
 
-TEST(Observation, APointHasTheMeanOfThePastThatItStandsFor) {
+TEST(Observation, AveragesDelayedValuesPerPoint) {
   Recording recording;
-  recording.add(0, of(1));
-  recording.add(1, of(1));
-  recording.add(2, of(1));
+  recording.add(0, sample_of(1));
+  recording.add(1, sample_of(1));
+  recording.add(2, sample_of(1));
   recording.add(PastUtilisation{0.5, 1.25, 40});
   recording.add(PastUtilisation{1.25, 2, 80});
   EXPECT_EQ(result_of(recording).series.utilisation,
             (std::vector<double>{40, 40, (40 * 0.25 + 80 * 0.75)}));
 }
 
-TEST(Observation, AMomentOfThePastIsSeen) {
+TEST(Observation, RecordsDelayedValuesWithoutDuration) {
   Recording recording;
   recording.add(PastUtilisation{0, 0, 30});
   EXPECT_EQ(result_of(recording).average.utilisation, 30);
   EXPECT_EQ(result_of(recording).samples, 0);
 }
 
-TEST(Observation, ALongPastIsKeptEverywhereAlike) {
+TEST(Observation, ReducesALongHistoryUniformly) {
   Recording recording;
-  constexpr int kLooks = 40000;
-  for (int i = 0; i < kLooks; ++i) {
-    DeviceSample sample = of(1);
-    // Told of three looks later; busy in every second eighth.
+  constexpr int kSamples = 40000;
+  for (int i = 0; i < kSamples; ++i) {
+    DeviceSample sample = sample_of(1);
+    // Reported three samples later; busy in every second eighth of the time.
     const double at_s = std::max(0, i - 3);
-    const double busy = (8 * (i - 3) / kLooks) % 2 == 0 ? 100 : 0;
+    const double busy = (8 * (i - 3) / kSamples) % 2 == 0 ? 100 : 0;
     if (i > 3) sample.past = {{at_s - 1, at_s, busy}};
     recording.add(i, sample);
   }
-  const Observation seen = result_of(recording);
-  EXPECT_EQ(seen.samples, kLooks);
-  EXPECT_NEAR(*seen.average.utilisation, 50, 0.1);
-  ASSERT_LE(seen.series.t_s.size(), Recording::kPoints);
-  ASSERT_EQ(seen.series.utilisation.size(), seen.series.t_s.size());
-  for (size_t i = 0; i < seen.series.t_s.size(); ++i) {
-    const double eighth = 8 * seen.series.t_s[i] / kLooks;
+  const Observation observed = result_of(recording);
+  EXPECT_EQ(observed.samples, kSamples);
+  EXPECT_NEAR(*observed.average.utilisation, 50, 0.1);
+  ASSERT_LE(observed.series.t_s.size(), Recording::kPoints);
+  ASSERT_EQ(observed.series.utilisation.size(), observed.series.t_s.size());
+  for (size_t i = 0; i < observed.series.t_s.size(); ++i) {
+    const double eighth = 8 * observed.series.t_s[i] / kSamples;
     const double into = eighth - std::floor(eighth);
-    if (into < 0.05 || into > 0.95) continue;  // a point is of both
-    EXPECT_NEAR(seen.series.utilisation[i],
+    if (into < 0.05 || into > 0.95) continue;  // the point spans two eighths
+    EXPECT_NEAR(observed.series.utilisation[i],
                 static_cast<int>(eighth) % 2 == 0 ? 100 : 0, 1e-9)
         << i;
   }
 }
 
-TEST(Observation, OneMomentIsAPlainMean) {
+TEST(Observation, AveragesSamplesAtOneTimeEqually) {
   Recording recording;
-  recording.add(0, of(100));
-  recording.add(0, of(300));
+  recording.add(0, sample_of(100));
+  recording.add(0, sample_of(300));
   EXPECT_EQ(result_of(recording).average.memory_bytes, 200);
   EXPECT_FALSE(result_of(Recording()).average.memory_bytes.has_value());
 }
 
-TEST(Observation, TheBaselineIsTakenOffMemoryAlone) {
+TEST(Observation, SubtractsTheBaselineFromMemoryOnly) {
   Recording recording(1000);
-  recording.add(0, of(1500, 50));
-  recording.add(1, of(1200, 70));
-  recording.add(2, of(400, 70));  // below it: nothing
-  const Observation seen = result_of(recording);
-  EXPECT_EQ(seen.baseline_bytes, 1000);
-  EXPECT_EQ(seen.peak.memory_bytes, 500);
-  EXPECT_EQ(seen.average.memory_bytes, 100);
-  EXPECT_EQ(seen.average.utilisation, 70);
-  EXPECT_EQ(seen.series.memory_bytes, (std::vector<int64_t>{500, 200, 0}));
+  recording.add(0, sample_of(1500, 50));
+  recording.add(1, sample_of(1200, 70));
+  recording.add(2, sample_of(400, 70));  // below the baseline: zero
+  const Observation observed = result_of(recording);
+  EXPECT_EQ(observed.baseline_bytes, 1000);
+  EXPECT_EQ(observed.peak.memory_bytes, 500);
+  EXPECT_EQ(observed.average.memory_bytes, 100);
+  EXPECT_EQ(observed.average.utilisation, 70);
+  EXPECT_EQ(observed.series.memory_bytes, (std::vector<int64_t>{500, 200, 0}));
 }
 
-TEST(Observation, SeriesOfFewSamplesHasThemAll) {
+TEST(Observation, KeepsAllSamplesOfAShortSeries) {
   Recording recording;
-  for (int i = 0; i < 300; ++i) recording.add(i, of(10 * i, i % 100));
-  const Observation seen = result_of(recording);
-  ASSERT_EQ(seen.series.t_s.size(), 300U);
+  for (int i = 0; i < 300; ++i) recording.add(i, sample_of(10 * i, i % 100));
+  const Observation observed = result_of(recording);
+  ASSERT_EQ(observed.series.t_s.size(), 300U);
   for (size_t i = 0; i < 300; ++i) {
-    EXPECT_EQ(seen.series.t_s[i], static_cast<double>(i));
-    EXPECT_EQ(seen.series.memory_bytes[i], static_cast<int64_t>(10 * i));
-    EXPECT_EQ(seen.series.utilisation[i], static_cast<double>(i % 100));
+    EXPECT_EQ(observed.series.t_s[i], static_cast<double>(i));
+    EXPECT_EQ(observed.series.memory_bytes[i], static_cast<int64_t>(10 * i));
+    EXPECT_EQ(observed.series.utilisation[i], static_cast<double>(i % 100));
   }
 }
 
-TEST(Observation, NeighboursMergeByMaxAndMean) {
+TEST(Observation, MergesAdjacentSamplesByMaximumAndMean) {
   Recording recording;
   for (int i = 0; i < 301; ++i) {
-    recording.add(i, of(i % 2 == 0 ? 1000 + i : 5, i % 2 == 0 ? 10 : 20));
+    recording.add(i,
+                  sample_of(i % 2 == 0 ? 1000 + i : 5, i % 2 == 0 ? 10 : 20));
   }
-  const Observation seen = result_of(recording);
-  ASSERT_EQ(seen.series.t_s.size(), 151U);
+  const Observation observed = result_of(recording);
+  ASSERT_EQ(observed.series.t_s.size(), 151U);
   for (size_t i = 0; i < 150; ++i) {
-    EXPECT_EQ(seen.series.t_s[i], 2.0 * static_cast<double>(i) + 0.5);
-    EXPECT_EQ(seen.series.memory_bytes[i], static_cast<int64_t>(1000 + 2 * i));
-    EXPECT_EQ(seen.series.utilisation[i], 15);
+    EXPECT_EQ(observed.series.t_s[i], 2.0 * static_cast<double>(i) + 0.5);
+    EXPECT_EQ(observed.series.memory_bytes[i],
+              static_cast<int64_t>(1000 + 2 * i));
+    EXPECT_EQ(observed.series.utilisation[i], 15);
   }
-  EXPECT_EQ(seen.series.t_s[150], 300);  // alone
-  EXPECT_EQ(seen.series.memory_bytes[150], 1300);
-  EXPECT_EQ(seen.series.utilisation[150], 10);
+  EXPECT_EQ(observed.series.t_s[150], 300);  // not merged
+  EXPECT_EQ(observed.series.memory_bytes[150], 1300);
+  EXPECT_EQ(observed.series.utilisation[150], 10);
 }
 
-TEST(Observation, NoLengthHasMoreThan300PointsOrLosesASample) {
+TEST(Observation, SeriesNeverExceeds300PointsAndLosesNoSample) {
   Recording recording;
   double sum = 0;
   size_t fewest = Recording::kPoints;
   for (int i = 0; i < 20000; ++i) {
-    recording.add(i, of(i == 7777 ? 1 << 20 : i % 1000, i % 7));
+    recording.add(i, sample_of(i == 7777 ? 1 << 20 : i % 1000, i % 7));
     sum += i > 0 ? i % 7 : 0;
     if (i < 700 || i % 97 == 0) {
-      const Observation seen = result_of(recording);
-      ASSERT_LE(seen.series.t_s.size(), Recording::kPoints);
-      ASSERT_EQ(seen.series.t_s.size(), seen.series.memory_bytes.size());
-      ASSERT_EQ(seen.series.t_s.size(), seen.series.utilisation.size());
-      if (i > 300) fewest = std::min(fewest, seen.series.t_s.size());
+      const Observation observed = result_of(recording);
+      ASSERT_LE(observed.series.t_s.size(), Recording::kPoints);
+      ASSERT_EQ(observed.series.t_s.size(),
+                observed.series.memory_bytes.size());
+      ASSERT_EQ(observed.series.t_s.size(), observed.series.utilisation.size());
+      if (i > 300) fewest = std::min(fewest, observed.series.t_s.size());
     }
   }
-  EXPECT_GE(fewest, 150U);  // and not many fewer
-  const Observation seen = result_of(recording);
-  EXPECT_EQ(seen.samples, 20000);
-  EXPECT_TRUE(std::is_sorted(seen.series.t_s.begin(), seen.series.t_s.end()));
-  EXPECT_EQ(seen.peak.memory_bytes, 1 << 20);
-  EXPECT_EQ(*std::max_element(seen.series.memory_bytes.begin(),
-                              seen.series.memory_bytes.end()),
+  EXPECT_GE(fewest, 150U);  // and the resolution stays high
+  const Observation observed = result_of(recording);
+  EXPECT_EQ(observed.samples, 20000);
+  EXPECT_TRUE(
+      std::is_sorted(observed.series.t_s.begin(), observed.series.t_s.end()));
+  EXPECT_EQ(observed.peak.memory_bytes, 1 << 20);
+  EXPECT_EQ(*std::max_element(observed.series.memory_bytes.begin(),
+                              observed.series.memory_bytes.end()),
             1 << 20);
-  EXPECT_NEAR(*seen.average.utilisation, sum / 19999, 1e-9);
+  EXPECT_NEAR(*observed.average.utilisation, sum / 19999, 1e-9);
 }
 
-TEST(Observation, PointsWithoutAValueTakeTheirNeighbours) {
+TEST(Observation, FillsMissingValuesFromAdjacentPoints) {
   Recording recording;
-  recording.add(0, of(1));
-  recording.add(1, of(1, 30));
-  recording.add(2, of(1));
-  recording.add(3, of(1, 60));
-  recording.add(4, of(1));
+  recording.add(0, sample_of(1));
+  recording.add(1, sample_of(1, 30));
+  recording.add(2, sample_of(1));
+  recording.add(3, sample_of(1, 60));
+  recording.add(4, sample_of(1));
   EXPECT_EQ(result_of(recording).series.utilisation,
             (std::vector<double>{30, 30, 30, 60, 60}));
 }
 
-TEST(Observation, JsonIsAsDocumented) {
+TEST(Observation, WritesTheDocumentedJson) {
   Recording recording(100);
-  DeviceSample sample = of(150, 12.345);
+  DeviceSample sample = sample_of(150, 12.345);
   sample.clock_mhz = 1755;
   recording.add(0, sample);
   recording.add(0.5004, sample);
-  Observation seen = result_of(recording);
-  seen.source = "nvml";
-  seen.interval_ms = 50;
-  seen.seconds = 0.5004;
-  seen.cost = 0.001;
-  const auto json = nlohmann::json::parse(to_json(seen));
+  Observation observed = result_of(recording);
+  observed.source = "nvml";
+  observed.interval_ms = 50;
+  observed.seconds = 0.5004;
+  observed.cost = 0.001;
+  const auto json = nlohmann::json::parse(to_json(observed));
   const auto expected = nlohmann::json::parse(R"({
     "observed": {
       "source": "nvml", "interval_ms": 50.0, "samples": 2, "seconds": 0.5004,
@@ -221,7 +225,7 @@ TEST(Observation, JsonIsAsDocumented) {
   EXPECT_EQ(json, expected) << json.dump(2);
 }
 
-TEST(Observation, JsonOfNothing) {
+TEST(Observation, WritesJsonWithoutSamples) {
   const auto json = nlohmann::json::parse(to_json(Observation()));
   EXPECT_TRUE(json["observed"]["baseline"]["memory_bytes"].is_null());
   EXPECT_TRUE(json["observed"]["average"]["memory_bytes"].is_null());

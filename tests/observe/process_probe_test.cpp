@@ -18,7 +18,7 @@ using testing::sleep_ms;
 
 constexpr int64_t kMb = 1000000;
 
-/// Not by the clock that the probe reads.
+/// CPU time from another source than the probe's.
 double process_cpu_s() {
   rusage used{};
   getrusage(RUSAGE_SELF, &used);
@@ -27,7 +27,7 @@ double process_cpu_s() {
              static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 }
 
-/// Straight from the system, so that it is gone with the object.
+/// Memory from mmap, which is returned to the system by the destructor.
 class Block {
  public:
   explicit Block(size_t bytes)
@@ -45,7 +45,7 @@ class Block {
   void* data_;
 };
 
-TEST(ProcessProbe, MemoryFollows) {
+TEST(ProcessProbe, ReportsMemoryChanges) {
   const auto probe = make_probe("cpu");
   EXPECT_EQ(probe->source(), "process");
   const auto before = probe->sample().memory_bytes;
@@ -61,7 +61,7 @@ TEST(ProcessProbe, MemoryFollows) {
   EXPECT_NEAR(static_cast<double>(*after - *before), 0, 10.0 * kMb);
 }
 
-TEST(ProcessProbe, TheObserverSeesAPeakInTheMiddle) {
+TEST(ProcessProbe, ObserverFindsAPeakBetweenTheEnds) {
   Observer observer("cpu", {.interval_ms = 10});
   observer.begin();
   {
@@ -69,16 +69,16 @@ TEST(ProcessProbe, TheObserverSeesAPeakInTheMiddle) {
     sleep_ms(200);
   }
   sleep_ms(200);
-  const Observation seen = observer.end();
-  ASSERT_TRUE(seen.peak.memory_bytes && seen.average.memory_bytes);
-  EXPECT_NEAR(static_cast<double>(*seen.peak.memory_bytes), 200.0 * kMb,
+  const Observation observed = observer.end();
+  ASSERT_TRUE(observed.peak.memory_bytes && observed.average.memory_bytes);
+  EXPECT_NEAR(static_cast<double>(*observed.peak.memory_bytes), 200.0 * kMb,
               0.05 * 200 * kMb);
-  EXPECT_LT(*seen.average.memory_bytes, 180 * kMb);
-  EXPECT_GT(*seen.average.memory_bytes, 50 * kMb);
-  EXPECT_LT(seen.series.memory_bytes.back(), 20 * kMb);
+  EXPECT_LT(*observed.average.memory_bytes, 180 * kMb);
+  EXPECT_GT(*observed.average.memory_bytes, 50 * kMb);
+  EXPECT_LT(observed.series.memory_bytes.back(), 20 * kMb);
 }
 
-TEST(ProcessProbe, ABusyThreadIsOneCore) {
+TEST(ProcessProbe, ABusyThreadUsesOneCore) {
   const auto probe = make_probe("cpu");
   const double cores = process_limits().cores;
   probe->restart();
@@ -93,7 +93,7 @@ TEST(ProcessProbe, ABusyThreadIsOneCore) {
   const auto busy = probe->sample().utilisation;
   const double used_s = process_cpu_s() - cpu_before;
   ASSERT_TRUE(busy.has_value());
-  // Other processes may have had the core for most of the time.
+  // Other processes may have used the core most of the time.
   EXPECT_NEAR(*busy, 100 * used_s / wall_s / cores, 2);
   EXPECT_GT(*busy, 10 / cores);
   EXPECT_LT(*busy, 115 / cores);
@@ -101,10 +101,10 @@ TEST(ProcessProbe, ABusyThreadIsOneCore) {
   sleep_ms(500);
   const auto idle = probe->sample().utilisation;
   ASSERT_TRUE(idle.has_value());
-  EXPECT_LT(*idle, 10) << "of the time since the sample before";
+  EXPECT_LT(*idle, 10) << "measured since the previous sample";
 }
 
-TEST(ProcessProbe, RestartForgetsWhatWasBefore) {
+TEST(ProcessProbe, RestartResetsUtilisation) {
   const auto probe = make_probe("cpu");
   const auto until =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
@@ -115,20 +115,20 @@ TEST(ProcessProbe, RestartForgetsWhatWasBefore) {
   EXPECT_LT(probe->sample().utilisation.value_or(100), 10);
 }
 
-TEST(ProcessProbe, WhatIsVisibleIsSampled) {
+TEST(ProcessProbe, SamplesEveryAvailableValue) {
   const auto probe = make_probe("cpu");
-  const ProbeAvailability visible = probe->visible();
+  const ProbeAvailability availability = probe->availability();
   probe->restart();
   sleep_ms(20);
   const DeviceSample sample = probe->sample();
-  EXPECT_TRUE(visible.memory.seen);
-  EXPECT_TRUE(visible.utilisation.seen);
-  EXPECT_EQ(visible.memory.seen, sample.memory_bytes.has_value());
-  EXPECT_EQ(visible.utilisation.seen, sample.utilisation.has_value());
-  EXPECT_EQ(visible.power.seen, sample.power_w.has_value());
-  EXPECT_EQ(visible.clock.seen, sample.clock_mhz.has_value());
-  for (const Availability& sight : {visible.power, visible.clock}) {
-    EXPECT_EQ(sight.seen, sight.reason.empty());
+  EXPECT_TRUE(availability.memory.available);
+  EXPECT_TRUE(availability.utilisation.available);
+  EXPECT_EQ(availability.memory.available, sample.memory_bytes.has_value());
+  EXPECT_EQ(availability.utilisation.available, sample.utilisation.has_value());
+  EXPECT_EQ(availability.power.available, sample.power_w.has_value());
+  EXPECT_EQ(availability.clock.available, sample.clock_mhz.has_value());
+  for (const Availability& value : {availability.power, availability.clock}) {
+    EXPECT_EQ(value.available, value.reason.empty());
   }
   if (sample.clock_mhz) {
     EXPECT_GT(*sample.clock_mhz, 100);

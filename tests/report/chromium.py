@@ -1,4 +1,4 @@
-"""Drives a headless Chromium over its debugging pipe; standard library only."""
+"""Controls a headless Chromium through its debugging pipe, using only the standard library."""
 import base64
 import json
 import os
@@ -12,13 +12,13 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def find():
-    """The browser's path, or None."""
+    """The path of the browser, or None."""
     named = os.environ.get("REPRISE_BROWSER")
     return named or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """One browser with one page. Commands go to its fd 3, answers come from 4."""
+    """A browser with one page. Commands are written to fd 3, replies are read from fd 4."""
 
     def __init__(self, path):
         self.profile = tempfile.mkdtemp(prefix="reprise-chromium-")
@@ -26,7 +26,7 @@ class Browser:
         self.read, from_browser = os.pipe()
 
         def connect():
-            # Out of the way first: the pipes may themselves be 3 or 4.
+            # Duplicated first, since the pipes may themselves be 3 or 4.
             a, b = os.dup(to_browser), os.dup(from_browser)
             high = [os.dup2(a, 60), os.dup2(b, 61)]
             os.dup2(high[0], 3)
@@ -96,7 +96,7 @@ class Browser:
             self.events.append(message)
 
     def evaluate(self, expression):
-        """The value of a JavaScript expression; a promise is waited for."""
+        """Evaluates a JavaScript expression; awaits promises."""
         answer = self.send("Runtime.evaluate", expression=expression,
                            returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
@@ -110,7 +110,7 @@ class Browser:
                   height=height, deviceScaleFactor=1, mobile=phone)
         self.send("Emulation.setEmulatedMedia", features=[
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-        # One document that differs in its fragment alone would not be loaded again.
+        # A URL that differs only in its fragment would not reload the document.
         for address in ("about:blank", url):
             self.events.clear()
             self.send("Page.navigate", url=address)
@@ -120,7 +120,7 @@ class Browser:
                 self.events.append(self.message(deadline))
 
     def settle(self):
-        """Waits until the page has had time for two frames."""
+        """Waits until the page has rendered two frames."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => "
                       "requestAnimationFrame(() => done(true))))")
 
@@ -133,7 +133,7 @@ class Browser:
             file.write(base64.b64decode(data))
 
     def complaints(self):
-        """Errors and warnings on the console, exceptions, requests that leave."""
+        """Errors and warnings on the console, exceptions, and network requests."""
         found = []
         for event in self.events:
             method, params = event.get("method"), event.get("params", {})

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes made-up results of studies, always the same, for the report's tests.
+"""Writes synthetic, deterministic results of studies for the tests of reports.
 
     make_results.py OUT [--series POINTS] [--size quick|full]
 
 OUT gets one directory per study: mnist on two devices, checkpoints twice on one,
 steps, frontier and deep. The figures follow a simple model of memory and time,
-with noise, so that a page made of them looks like one of a real study.
+with noise, so that the page resembles that of a real study.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class Writer:
-    """One results.jsonl; a study's record, then its runs."""
+    """Writes one results.jsonl: the record of a study, then its runs."""
 
     def __init__(self, folder, device, points, seed):
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class Writer:
 def figures(model, device, optimizer, recompute, micro, accumulate, sample_ms,
             parts, kept, peak_at, samples=60000, precision="fp32",
             parameters=133_650, time_s=None):
-    """What `reprise train --format json` prints. `parts`: bytes a category."""
+    """The output of `reprise train --format json`. `parts`: bytes per category."""
     samples_per_s = 1000.0 / sample_ms
     whole = micro * accumulate
     peak = sum(parts.values())
@@ -198,12 +198,12 @@ def mnist(folder, device, points, size, seed, torn):
         if not gpu:
             found["dataset_bytes"] = 47_842_944
         if side == 448 and (batch, recompute) == (4, "none") and not gpu:
-            # What would be recommended without it.
+            # Would be recommended if it had no warning.
             found["warnings"] = ["54 % of the time is spent on denormal numbers"]
             found["samples_per_s"] *= 3
         writer.run(case, found, utilisation=use, predicted=predicted)
     if torn:
-        # The same case again: the last one counts.
+        # A duplicate of the case: the last one counts.
         first_case = {"model": "cnn-basic", "image_size": 112, "batch": 4,
                       "accumulate": 1, "optimizer": "sgd", "recompute": "none",
                       "norm": "batch", "seconds": 20}
@@ -219,7 +219,7 @@ def mnist(folder, device, points, size, seed, torn):
 
 def checkpoints(folder, device, points, seed):
     writer = Writer(folder, device, points, seed)
-    published = {  # strategy: kept, time, peak as printed there
+    published = {  # strategy: published kept memory, time and peak
         "none": (1, 1, 3.3e9, 38), "checkpoints:0": (0.003, 3.65, 465e6, 139),
         "checkpoints:2": (0.086, 2.55, 578e6, 97),
         "checkpoints:4": (0.147, 2.00, 759e6, 76),
@@ -309,7 +309,7 @@ def steps(folder, device, points, seed):
                              precision=row[4], parameters=335_143_938,
                              time_s=ms * 512 / 1000)
             if system != "reprise":
-                # Another system's figures have no categories.
+                # The figures of other systems have no categories.
                 record["memory"] = record["peak_at"] = None
                 record["kept_bytes"] = None
             writer.run(case_of(row), record, label=row[0], system=system,
@@ -373,17 +373,17 @@ def frontier(folder, device, points, seed):
 
 
 def deep(folder, device, points, seed):
-    """A chain of equal stages, where recomputation does lower the peak."""
+    """A chain of equal stages, in which recomputation lowers the peak."""
     writer = Writer(folder, device, points, seed)
     writer.study("deep", "A deep MLP", "Where all stages are alike, how far does "
                  "the peak fall?", ["grid", "frontier"], 48)
-    # Another model, whose size is on another axis.
+    # Another model, whose size is given by another axis.
     for side in (56, 112):
         for name in ("none", "all"):
             parts = {"parameters": 500_000, "gradients": 500_000, "optimizer": 0,
                      "activations": 700 * side * side, "workspace": 900_000,
                      "data": 8 * side * side}
-            # Three repeats of the same speed: what differs is noise.
+            # Three repeats of the same speed, so that differences are noise.
             for repeat in (1, 2, 3):
                 writer.run({"model": "cnn-basic", "image_size": side, "batch": 8,
                             "lr": 0.001, "optimizer": "sgd", "recompute": name},
@@ -415,7 +415,7 @@ def deep(folder, device, points, seed):
                                        if name == "none" else
                                        ("recompute", f"layer{depth - 1}")),
                                utilisation=92, with_series=False)
-    # Among several processes.
+    # Trained by several ranks.
     for ranks in (1, 2, 4):
         for name in ("none", "sqrt"):
             for accumulate in (1, 4):

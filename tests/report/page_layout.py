@@ -1,4 +1,4 @@
-"""What a report's page shows and where: each check yields texts of what is wrong."""
+"""Checks of the content and layout of a page. Each check yields descriptions of problems."""
 import csv
 import io
 import time
@@ -20,7 +20,7 @@ TABLES = """[...document.querySelectorAll('.scroll')]
   .filter(s => s.clientWidth > 0 && s.scrollWidth > s.clientWidth + 1)
   .map(s => `${s.closest('section').id}: ${s.scrollWidth} in ${s.clientWidth} px`)"""
 
-# Two texts of one plot that cover each other by more than their margins.
+# Pairs of texts in one plot that overlap by more than their margins.
 COVERED = """(() => {
   const figure = document.querySelector('#verdict figure.plot');
   const texts = [...figure.querySelectorAll('.mark-text.role-mark text')]
@@ -33,7 +33,7 @@ COVERED = """(() => {
 def first_screen(browser):
     headline, chart, height = browser.evaluate(FIRST_SCREEN)
     deadline = time.monotonic() + 10
-    while chart is None and time.monotonic() < deadline:  # drawn when it is in view
+    while chart is None and time.monotonic() < deadline:  # drawn when it comes into view
         browser.settle()
         headline, chart, height = browser.evaluate(FIRST_SCREEN)
     if headline is None or headline > height:
@@ -45,7 +45,7 @@ def first_screen(browser):
 
 
 def headline(found):
-    """The verdict's sentence, from its figures."""
+    """The sentence of a verdict, computed from its figures."""
     both = found["base"], found["pick"]
 
     def setting(side):
@@ -65,7 +65,7 @@ def headline(found):
 
     size = f" at {found['size']}" if found["size"] else ""
     if found["keep"]:
-        return f"Keep {setting(both[0])}{size}: no other setting gives a better trade"
+        return f"Keep {setting(both[0])}{size}: no other setting gives a better trade-off"
     return (f"Use {setting(both[1])}: {change('peak', 'lower', 'peak')}, "
             f"{change('time', 'more', 'time')}{size}")
 
@@ -80,7 +80,7 @@ def headlines(browser, computed, verdicts):
 
 
 def axes(browser):
-    """Time starts at zero; no legend is cut off. All plots are drawn."""
+    """Time axes start at zero, no legend is cut off, and all plots are drawn."""
     found = 0
     for name, title, labels in browser.evaluate(AXES):
         if title.startswith("time") or title == "× none":
@@ -102,7 +102,7 @@ def tables(browser):
 
 
 def outcomes(browser, wanted):
-    """Each outcome has its own table, with all of its runs."""
+    """Every outcome has a table with all of its runs."""
     shown = dict(browser.evaluate(
         "[...document.querySelectorAll('table.outcome')].map(t => "
         "[t.dataset.status, t.querySelectorAll('tbody tr').length])"))
@@ -113,7 +113,7 @@ def outcomes(browser, wanted):
 
 
 def provenance(browser, studies, runs):
-    """Each study has a title of its own, its devices, versions and dates."""
+    """Every study has a unique title and shows its devices, versions and dates."""
     titles = browser.evaluate("[...document.querySelectorAll('section[id^=study-] h2')]"
                               ".map(n => n.textContent)")
     if len(set(titles)) != len(studies):
@@ -127,8 +127,8 @@ def provenance(browser, studies, runs):
                    if "reprise" in r["versions"]}
         if not any(all(w in line for w in wanted) and "run " in line for line in lines):
             yield f"{key}: no line has all of {sorted(wanted)}"
-    if "Page made on" not in browser.evaluate("document.querySelector('.about').textContent"):
-        yield "the page does not say when it was made"
+    if "Page created on" not in browser.evaluate("document.querySelector('.about').textContent"):
+        yield "the page does not say when it was created"
 
 
 def saved_rows(text):
@@ -136,11 +136,11 @@ def saved_rows(text):
 
 
 def exports(saved, verdicts):
-    """Every plot's CSV is a table; the trade-off's has the verdict's figures."""
+    """The CSV of every plot is a table; that of the trade-off has the verdict's figures."""
     for plot in saved:
         lines = list(csv.reader(io.StringIO(plot["csv"], newline="")))
         if len(lines) < 2 or any(len(line) != len(lines[0]) for line in lines):
-            yield f"{plot['name']}: no table as CSV"
+            yield f"{plot['name']}: the CSV is not a table"
     trades = [saved_rows(p["csv"]) for p in saved if "trade-off" in p["name"]]
     if len(trades) != len(verdicts):
         yield f"{len(verdicts)} verdicts have {len(trades)} tables"

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Tests a report's page in headless Chromium.
+"""Tests the page of a report in headless Chromium.
 
-    page_test.py --reprise COMMAND           makes results and a page, tests it
-    page_test.py --page FILE RESULTS…        tests a page that is there
-    --shots DIR                              also saves pictures of it there
+    page_test.py --reprise COMMAND           creates results and a page, and tests it
+    page_test.py --page FILE RESULTS...      tests an existing page
+    --shots DIR                              also saves screenshots
 
 Every plot has marks; filters, scales and the theme change what is drawn; a run's
-series opens; figures equal those that recompute.py finds; the first screen has the
-verdict and its chart; nothing is requested, nothing complains, nothing is wider than
+series opens; figures equal those of recompute.py; the first screen shows the verdict and
+its chart; there are no network requests and no console messages; nothing is wider than
 a phone.
 """
 import argparse
@@ -25,7 +25,7 @@ import recompute
 
 HERE = pathlib.Path(__file__).resolve().parent
 MOST_BYTES = 4_000_000
-SKIPPED = 77  # as CTest is told
+SKIPPED = 77  # CTest's SKIP_RETURN_CODE
 failures = []
 
 
@@ -36,7 +36,7 @@ def check(condition, text):
 
 
 def check_all(found, where):
-    """`found`: texts of what is wrong."""
+    """Reports the problems in `found`."""
     for text in found:
         check(False, f"{where}: {text}")
 
@@ -48,7 +48,7 @@ def close(a, b):
 
 
 def same(found, wanted, where):
-    """All that `wanted` has is in `found`, and equal."""
+    """Checks that `found` contains everything in `wanted`."""
     if isinstance(wanted, dict):
         check(isinstance(found, dict), f"{where}: expected figures, got {found}")
         for key, value in wanted.items():
@@ -64,7 +64,7 @@ def same_keys(found, wanted, where):
 
 
 def compare_computed(page, wanted):
-    """The page's figures, by name, with those found apart from it."""
+    """Compares the figures of the page with independently computed ones."""
     same(page["counts"], wanted["counts"], "counts")
     check(page["points"] == wanted["points"], "how many points")
     check(page["warned"] == wanted["warned"], "how many runs have warnings")
@@ -132,7 +132,7 @@ def size_of(axes):
 
 
 def compare_written(browser, computed):
-    """Every figure in words and tables is the one computed, to its last digit."""
+    """Every figure in texts and tables equals the computed one, to the last digit."""
     shown = browser.evaluate(
         "[...document.querySelectorAll('[data-figure]')].map(n => "
         "[n.dataset.figure, n.dataset.format, n.textContent])")
@@ -188,7 +188,7 @@ def check_quiet(browser, url, where):
 
 
 def check_filters(browser):
-    """Each value alone shows fewer runs or as many, and all come back."""
+    """Selecting a value never shows more runs, and resetting shows all again."""
     counted = "document.querySelectorAll('#runs tbody tr').length"
     whole, drawn = browser.evaluate(counted), draw_all(browser)
     chips = browser.evaluate("[...document.querySelectorAll('.chip')].map(c => "
@@ -198,7 +198,7 @@ def check_filters(browser):
     for axis, value in chips:
         first.setdefault(axis, value)
     changed = 0
-    drawing = list(first)[:5]  # plots take their time; the other axes' are alike
+    drawing = list(first)[:5]  # drawing is slow; the other axes behave alike
     for axis, value in first.items():
         browser.evaluate(CLICK.format(f'.chip[data-axis="{axis}"][data-value="{value}"]'))
         left = browser.evaluate(counted)
@@ -234,7 +234,7 @@ def check_sorting(browser):
 
 
 def check_run(browser, shots):
-    """A run opens with its series, its command, and closes."""
+    """A run opens with its series and its command, and closes again."""
     browser.evaluate("[...document.querySelectorAll('#runs button.open')]"
                      ".find(b => b.textContent === 'series').click()")
     browser.settle()
@@ -250,7 +250,7 @@ def check_run(browser, shots):
 
 
 def check_tip(browser):
-    """A mark that is pointed at says what it is."""
+    """Hovering over a mark shows a tooltip."""
     place = browser.evaluate("""(() => {
       const mark = document.querySelector('figure.plot .mark-symbol.role-mark path');
       mark.scrollIntoView({block: 'center'});
@@ -264,10 +264,10 @@ def check_tip(browser):
 
 
 def check_zoom(browser):
-    """Ctrl and the wheel change the axis, a double click brings it back."""
+    """Ctrl and the wheel zoom the axis; a double-click resets it."""
     find = ("[...document.querySelectorAll('figure.plot')]"
             ".find(f => f.dataset.plot.includes('frontier'))")
-    # Labels that leave and come back stand in another order.
+    # Labels that disappear and reappear have another order.
     ticks = (f"[...{find}.querySelectorAll('.role-axis-label text')]"
              ".map(t => t.textContent).sort().join()")
     x, y = browser.evaluate(f"""(() => {{ const f = {find};
@@ -290,7 +290,7 @@ def check_zoom(browser):
 
 
 def check_saved(browser, verdicts):
-    """Every plot as a picture, with its title in it, and as a table."""
+    """Every plot can be exported as an image with its title, and as a table."""
     saved = browser.evaluate("reprise.savedPlots()")
     check(len(saved) == browser.evaluate("document.querySelectorAll('figure.plot').length"),
           "not every plot can be saved")
@@ -301,13 +301,13 @@ def check_saved(browser, verdicts):
 
 
 def check_print(browser):
-    """Plots that nobody has scrolled to are on paper as well."""
+    """Plots that were never in view are printed too."""
     answer = browser.send("Page.printToPDF", preferCSSPageSize=True)
     check(len(answer["data"]) > 100_000, "the printout is too small to have its plots")
 
 
 def check_explained(browser):
-    """A plot of utilisation says what it shows."""
+    """A utilisation plot explains what it shows."""
     notes = browser.evaluate(
         "[...document.querySelectorAll('figure[data-plot*=utilisation]')]"
         ".map(f => (f.querySelector('.note') || {textContent: ''}).textContent)")
@@ -320,7 +320,7 @@ def check_phone(browser, where):
 
 
 def take_shots(browser, shots, name):
-    """The page in pieces, as far as one can be looked at."""
+    """Screenshots of the page, section by section."""
     if not shots:
         return
     width, height = browser.evaluate("[innerWidth, document.documentElement.scrollHeight]")
@@ -391,7 +391,7 @@ def test_page(path, results, shots):
 
 
 def test_odd(reprise, work):
-    """Results that have hardly begun, or lack what others have."""
+    """Incomplete results, and results with missing values."""
     study = {"type": "study", "study": "odd", "title": "Odd </script>", "views":
              ["grid", "steps", "checkpoints", "frontier"], "runs": 3,
              "reference": None, "question": None}
@@ -426,7 +426,7 @@ def test_odd(reprise, work):
 
 
 def test_parts(reprise, work, study):
-    """Every second run in a directory of its own: one study, as it is in one."""
+    """A study split over two directories gives the same page as one directory."""
     lines = (study / "results.jsonl").read_text().splitlines(keepends=True)
     runs = [line for line in lines if json.loads(line)["type"] == "run"]
     others = [line for line in lines if line not in runs]
@@ -451,8 +451,8 @@ def main():
     parser.add_argument("results", nargs="*", type=pathlib.Path)
     args = parser.parse_args()
     if not chromium.find():
-        print("Chromium is not here; on Debian: apt-get install chromium", file=sys.stderr)
-        # Skipped only if whoever runs the tests asked to install nothing.
+        print("Chromium is missing; on Debian: apt-get install chromium", file=sys.stderr)
+        # Skipped only if REPRISE_SETUP=off; otherwise a missing browser is a failure.
         return SKIPPED if os.environ.get("REPRISE_SETUP") == "off" else 1
     if args.shots:
         args.shots.mkdir(parents=True, exist_ok=True)
@@ -464,7 +464,7 @@ def main():
         subprocess.run([sys.executable, HERE / "make_results.py", work], check=True)
         studies = [work / name for name in ("mnist-gpu", "mnist-cpu", "checkpoints",
                                             "steps", "frontier", "deep", "checkpoints-again")]
-        # All studies in one page; and one study, whose page is another.
+        # One page with all studies, and one with a single study.
         for name, results in (("all.html", studies), ("one.html", studies[:1])):
             subprocess.run([args.reprise, "report", *results, "-o", work / name],
                            check=True)
@@ -479,7 +479,7 @@ def main():
 
 
 def test_plots(reprise, work, study):
-    """What --plots saves are pictures and tables."""
+    """--plots saves images and tables."""
     subprocess.run([reprise, "report", study, "--plots", work / "plots"], check=True)
     saved = sorted((work / "plots").iterdir())
     check(len(saved) >= 9, f"only {len(saved)} files are saved")

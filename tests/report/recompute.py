@@ -1,8 +1,7 @@
-"""The figures of a report's page, computed from results.jsonl once more.
+"""Independent computation of the figures of a page from results.jsonl.
 
-Written apart from the page's own code: nothing is shared but docs/results.md and
-the meaning of the words. `expected(paths)` gives what the page must state, with
-names for keys instead of places in lists.
+Shares no code with the page; both follow docs/results.md. `expected(paths)` returns the
+figures that the page must show, keyed by names instead of list indices.
 """
 import decimal
 import json
@@ -19,7 +18,7 @@ CHOICES = verdict.CHOICES
 
 
 def read(paths):
-    """Records of whole lines, each with its directory's name."""
+    """The records of all complete lines, each with the name of its directory."""
     for path in map(pathlib.Path, paths):
         file = path / "results.jsonl" if path.is_dir() else path
         for line in file.read_bytes().split(b"\n")[:-1]:
@@ -28,8 +27,8 @@ def read(paths):
 
 
 def load(paths):
-    """(studies by name, runs); the last run of an id. A study of which two directories
-    have the same run on one device has the directory in its name."""
+    """(studies by name, runs); the last run of an id counts. If two directories of a study
+    have the same run on one device, its name contains the directory."""
     studies, runs, places = {}, {}, {}
     records = list(read(paths))
     for record in records:
@@ -55,7 +54,7 @@ def load(paths):
 
 
 def settings(run):
-    """All that distinguishes a case, with what was really run."""
+    """The axes that identify a case, with the values that were actually run."""
     figures = run["figures"] or {}
     case = dict(run["case"])
     for name, key in (("batch", "micro_batch"), ("accumulate", "accumulate"),
@@ -80,7 +79,7 @@ def middle(values):
 
 
 class Point:
-    """Repeats of one case."""
+    """Groups the repeats of each case."""
 
     def __init__(self, runs):
         first = runs[0]
@@ -164,7 +163,7 @@ def dearer(before, after):
 
 
 def pairs_of(points):
-    """(without, with) that differ in recomputation alone."""
+    """Pairs (without, with) that differ only in recomputation."""
     found = []
     for point in points:
         if point.way() in (None, "none"):
@@ -184,7 +183,7 @@ def moment(points):
         return None
     counts = {m: known.count(m) for m in known}
     most = max(counts.values())
-    # Of equals the first by name.
+    # Among equals, the first by name.
     best = min((m for m in counts if counts[m] == most),
                key=lambda m: natural(f"{m[0]} of {m[1]}" if m[1] else m[0]))
     return {"phase": best[0], "stage": best[1], "n": most, "of": len(known)}
@@ -209,7 +208,7 @@ def pair_figures(pairs):
 
 
 def levers(points):
-    """Against the largest micro-batch that keeps everything, at one global batch."""
+    """Comparisons with the largest micro-batch without recomputation at one global batch."""
     cases = {"recompute": [], "micro-batch": [], "both": [], "planned": []}
     groups = {}
     for p in points:
@@ -248,7 +247,7 @@ def levers(points):
 
 
 def budgets(points, views):
-    """{budget: {row's own values: (fastest, its peak)}}."""
+    """{budget: {values of the row: (fastest, its peak)}}."""
     usable = [p for p in points if p.peak is not None and p.speed is not None]
     first = math.ceil(math.log2(min(p.peak for p in usable)))
     last = math.ceil(math.log2(max(p.peak for p in usable)))
@@ -273,7 +272,7 @@ def budgets(points, views):
 
 
 def front(points):
-    """Those that no other is at least as good as in both."""
+    """The Pareto-optimal points in peak and time."""
     kept = set()
     for p in points:
         if p.peak is None or p.speed is None:
@@ -286,7 +285,7 @@ def front(points):
 
 
 def grid(points):
-    """Medians over what is on no axis: {what: {axes: (value, n)}}."""
+    """Medians over all axes that are not shown: {figure: {axes: (value, n)}}."""
     sizes = {}
     for model in {p.case["model"] for p in points}:
         counts = {name: len({p.case[name] for p in points if name in p.case
@@ -307,7 +306,7 @@ def grid(points):
                 groups.setdefault(key, []).append(p)
         out[what] = {}
         for key, alike in groups.items():
-            # The range of repeats, if the value is that of one case.
+            # The range of the repeats if the value belongs to one case.
             repeats = alike[0].repeats[value] if len(alike) == 1 else []
             out[what][key] = {"value": middle(getattr(p, value) for p in alike),
                               "n": len(alike),
@@ -317,7 +316,7 @@ def grid(points):
 
 
 def matching(reference, case, label):
-    """The published row of that name, or of none, with those values."""
+    """The published row with that label, or without one, and with those values."""
     for row in (reference or {}).get("rows", []):
         if row.get("label") is not None and label is not None:
             fits = row["label"] == label
@@ -329,7 +328,7 @@ def matching(reference, case, label):
 
 
 def checkpoints(study, points):
-    """{(device, all but recomputation, way): figures}."""
+    """{(device, all axes but recomputation, strategy): figures}."""
     out = {}
     for p in points:
         alike = [q for q in points if q.device == p.device and q.system == p.system
@@ -438,10 +437,10 @@ def expected(paths):
     return out
 
 
-# How a figure is written: the page's formats, in decimal arithmetic.
+# The number formats of the page, in decimal arithmetic.
 
 def fixed(value, digits):
-    """As JavaScript's toFixed: of two that are as near, the larger."""
+    """JavaScript's toFixed(): rounds ties up."""
     exact = decimal.Decimal(value)
     return str(exact.quantize(decimal.Decimal(1).scaleb(-digits),
                               decimal.ROUND_HALF_UP))

@@ -28,7 +28,7 @@ class Report : public ::testing::Test {
     return path;
   }
 
-  /// The page's records, as its script reads them.
+  /// The records in the page, as its script reads them.
   json records(const std::vector<json>& lines) {
     std::string text;
     for (const json& line : lines) text += line.dump() + "\n";
@@ -37,7 +37,7 @@ class Report : public ::testing::Test {
     return parsed(html_).at("records");
   }
 
-  /// What stands in the place of results.
+  /// The JSON that replaces the placeholder.
   static json parsed(const std::string& html) {
     const size_t from = html.find("before ") + 7;
     return json::parse(html.substr(from, html.find(" after") - from));
@@ -74,13 +74,13 @@ TEST_F(Report, NamesTheDirectoryOfEachRun) {
   paths[1] += "/";
   const json page = parsed(make_report(paths, options_));
   const json& found = page.at("records");
-  ASSERT_EQ(found.size(), 3);  // of one id, but of three directories
+  ASSERT_EQ(found.size(), 3);  // the same id in three directories
   EXPECT_EQ(found[0]["source"], "one");
   EXPECT_EQ(found[1]["source"], std::string(folder_ / "two/same"));
   EXPECT_EQ(found[2]["source"], std::string(folder_ / "three/same"));
 }
 
-TEST_F(Report, SaysWhenItWasMade) {
+TEST_F(Report, RecordsTheTimeOfCreation) {
   write("results.jsonl", run("a").dump() + "\n");
   std::tm parts{};
   const std::string made =
@@ -89,7 +89,7 @@ TEST_F(Report, SaysWhenItWasMade) {
   EXPECT_LT(std::abs(std::difftime(timegm(&parts), std::time(nullptr))), 60);
 }
 
-TEST_F(Report, CannotEndItsScript) {
+TEST_F(Report, EscapesTextThatWouldEndTheScript) {
   json line = run("a");
   line["reason"] = "</script><!-- é";
   EXPECT_EQ(records({line})[0]["reason"], "</script><!-- é");
@@ -103,7 +103,7 @@ TEST_F(Report, KeepsNumbersExactly) {
   EXPECT_EQ(records({line})[0]["figures"], line["figures"]);
 }
 
-TEST_F(Report, ThinsSeriesButKeepsPeaks) {
+TEST_F(Report, DownsamplesSeriesButKeepsPeaks) {
   json line = run("a");
   json& series = line["series"];
   for (int i = 0; i < 90; ++i) {
@@ -122,7 +122,7 @@ TEST_F(Report, ThinsSeriesButKeepsPeaks) {
   EXPECT_EQ(records({line})[0]["series"], series);
 }
 
-TEST_F(Report, RefusesWhatIsNoPage) {
+TEST_F(Report, RejectsFilesThatAreNoPage) {
   write("results.jsonl", run("a").dump() + "\n");
   options_.page = write("other.html", "nothing");
   EXPECT_THROW(make_report({folder_.path()}, options_), c10::Error);
@@ -132,12 +132,12 @@ TEST_F(Report, RefusesWhatIsNoPage) {
   EXPECT_THROW(make_report({folder_.path()}, options_), Error);
 }
 
-TEST_F(Report, RefusesNoResults) {
+TEST_F(Report, RejectsAnEmptyListOfResults) {
   EXPECT_THROW(make_report({}, options_), c10::Error);
   EXPECT_THROW(make_report({folder_.path()}, options_), c10::Error);
 }
 
-TEST_F(Report, HasAPageOrSaysWhyNot) {
+TEST_F(Report, HasABuiltInPageOrGivesTheReason) {
   write("results.jsonl", run("a").dump() + "\n");
   try {
     const std::string page = make_report({folder_.path()});
@@ -148,7 +148,7 @@ TEST_F(Report, HasAPageOrSaysWhyNot) {
   }
 }
 
-TEST_F(Report, NamesAMissingBrowser) {
+TEST_F(Report, ReportsAMissingBrowser) {
   EXPECT_THROW(save_plots(options_.page, folder_.path(), "no-such-browser"),
                c10::Error);
 }

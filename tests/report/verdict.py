@@ -1,6 +1,6 @@
-"""The setting that a report's page recommends, computed from the points once more.
+"""Independent computation of the setting that a page recommends.
 
-Written from docs/report.md, apart from the page's own code.
+Follows docs/report.md and shares no code with the page.
 """
 CHOICES = ("recompute", "memory", "batch", "accumulate", "global_batch", "steps",
            "epochs", "seconds")
@@ -16,7 +16,7 @@ def within_noise(a, b, name):
 
 
 def works(study, points):
-    """Lists of points that do the same work, as the study's views define it."""
+    """Groups points that do the same work, as defined by the views of the study."""
     free = CHOICES + (TECHNIQUES if "steps" in study["views"] else ())
     groups = {}
     for p in points:
@@ -26,7 +26,7 @@ def works(study, points):
 
 
 def judge(group):
-    """The page's statements on one work, or None."""
+    """The statements of the page on one work, or None."""
     fit = [p for p in group if not p.warnings]
     plain = [p for p in fit if p.way() == "none" and "memory" not in p.case]
     if not plain or len(fit) < 2:
@@ -63,7 +63,7 @@ def side(p):
 
 
 def verdicts(studies, points):
-    """{(study, device, model): statements, the first on top}."""
+    """{(study, device, model): statements, in the order of the page}."""
     groups = {}
     for p in points:
         if p.system == "reprise":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Kills a study with SIGKILL at random moments and goes on with --resume until it
-# ends: the set of records must be that of a study that was never stopped, with no
-# run twice and no training left behind. Then an interrupt.
+# Kills a study with SIGKILL at random times and resumes it until it ends. The records must
+# equal those of an undisturbed study, without duplicates, and no training may outlive the
+# study. Then does the same with SIGINT.
 #
 #   kill_test.sh REPRISE [KILLS]
 set -euo pipefail
@@ -20,8 +20,8 @@ fail() {
   echo "kill_test: $*" >&2
   exit 1
 }
-# ids DIR: one line a record of a run, without times and without the peak, which
-# holds as much of the data as was read ahead.
+# ids DIR: one line per run, without times and without the peak, which depends on how much
+# data was read ahead.
 ids() {
   python3 - "$1/results.jsonl" <<'PY'
 import json, sys
@@ -33,7 +33,7 @@ for line in open(sys.argv[1]):
               f["loss"], f["steps"], f["kept_bytes"])
 PY
 }
-# Not a function: a job of its own would stand between us and the process.
+# An array and not a function, which would run in a subshell.
 study=("$reprise" study many.yaml --device cpu --no-estimate --no-report)
 
 begin=$(date +%s%N)
@@ -45,7 +45,7 @@ ids whole | sort >expected
 done_kills=0
 attempts=0
 while [ $done_kills -lt "$kills" ]; do
-  # A new directory each time: nothing is left to kill in a study that has ended.
+  # A new directory per attempt, since a finished study cannot be killed.
   out=killed$attempts
   attempts=$((attempts + 1))
   before=$done_kills
@@ -58,16 +58,16 @@ while [ $done_kills -lt "$kills" ]; do
     grep -q "^reprise:" log && fail "$(cat log)"
     sleep 0.2
     for training in $(pgrep -f -- "$reprise train .*--random-samples 61"); do
-      # Another run of this test may have trainings of its own.
+      # Ignore the trainings of other instances of this test.
       [ "$(readlink "/proc/$training/cwd")" != "$work" ] || fail "a training outlived its study"
     done
     [ $done_kills -lt "$kills" ] || { "${study[@]}" --out "$out" --resume >/dev/null 2>&1; break; }
   done
-  # A record that is there twice would show.
-  ids "$out" | sort | cmp -s - expected || fail "other records than without a stop"
-  # It ended before its kill: the machine is faster than when it was timed.
+  # Duplicates would show here.
+  ids "$out" | sort | cmp -s - expected || fail "the records differ from an undisturbed study"
+  # The study ended before it was killed.
   if [ $done_kills -eq $before ]; then
-    [ $attempts -lt 40 ] || fail "no kill came in time in $attempts attempts"
+    [ $attempts -lt 40 ] || fail "the study always ended before it was killed ($attempts attempts)"
     whole_ms=$((whole_ms / 2 + 1))
   fi
 done
@@ -78,7 +78,7 @@ touch log
 "${study[@]}" --out interrupted >/dev/null 2>log &
 pid=$!
 while [ "$(grep -c peak log || true)" -lt 2 ]; do
-  kill -0 $pid 2>/dev/null || fail "it ended by itself: $(cat log)"
+  kill -0 $pid 2>/dev/null || fail "the study ended by itself: $(cat log)"
   sleep 0.02
 done
 kill -INT $pid
@@ -86,7 +86,7 @@ status=0
 wait $pid || status=$?
 [ $status = 130 ] || fail "status $status after SIGINT"
 grep -q "go on with: reprise study many.yaml --device cpu --out interrupted --resume" log ||
-  fail "no word on how to go on: $(cat log)"
+  fail "no hint on how to resume: $(cat log)"
 "${study[@]}" --out interrupted --resume >/dev/null 2>&1
-ids interrupted | sort | cmp -s - expected || fail "other records after an interrupt"
+ids interrupted | sort | cmp -s - expected || fail "the records differ after SIGINT"
 echo "SIGINT: the same records"

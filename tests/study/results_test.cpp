@@ -22,7 +22,7 @@ void write(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-TEST(Results, GivesStudiesFirstAndTheLastOfAnId) {
+TEST(Results, ReturnsStudiesFirstAndTheLastRunOfAnId) {
   const TemporaryDirectory base;
   write(base.path() + "/results.jsonl",
         run("a", 1) + "\n" + R"({"type":"study","study":"x"})" + "\n" +
@@ -42,11 +42,11 @@ TEST(Results, MergesSeveralFiles) {
       (std::vector<std::string>{run("a", 1), run("b", 2), run("c", 2)}));
 }
 
-TEST(Results, LeavesOutATornLastLine) {
+TEST(Results, IgnoresAnIncompleteLastLine) {
   const TemporaryDirectory base;
   const std::string path = base.path() + "/results.jsonl";
   const std::string whole = run("a", 1) + "\n" + run("b", 2) + "\n";
-  // At every byte a write could have been cut off.
+  // Truncated at every byte.
   for (size_t length = 0; length <= whole.size(); ++length) {
     write(path, whole.substr(0, length));
     const size_t lines = length < run("a", 1).size() + 1 ? 0
@@ -56,7 +56,7 @@ TEST(Results, LeavesOutATornLastLine) {
   }
 }
 
-TEST(Results, NamesTheLineThatIsNone) {
+TEST(Results, ReportsTheLineThatIsNotAResult) {
   const TemporaryDirectory base;
   write(base.path() + "/results.jsonl", run("a", 1) + "\nnonsense\n");
   const auto error = testing::error_of([&] { read_results({base.path()}); });
@@ -67,7 +67,7 @@ TEST(Results, NamesTheLineThatIsNone) {
             std::string::npos);
 }
 
-TEST(Results, AppendsAndCutsOffATornLine) {
+TEST(Results, AppendsAfterTruncatingAnIncompleteLine) {
   const TemporaryDirectory base;
   const std::string folder = base.path() + "/deep/study";
   {

@@ -18,8 +18,7 @@ namespace {
 using nlohmann::json;
 using testing::TemporaryDirectory;
 
-/// A program in the place of the command: notes how it was called, and does what
-/// the value of --model says.
+/// A fake command that logs its arguments and behaves according to --model.
 constexpr const char* kProgram = R"sh(#!/bin/sh
 echo "$*" >> "$(dirname "$0")/calls"
 case "$*" in
@@ -81,7 +80,7 @@ class Setting {
   TemporaryDirectory base_;
 };
 
-TEST(Runner, RecordsEveryEndAndGoesOn) {
+TEST(Runner, RecordsFailuresAndContinues) {
   Setting setting;
   setting.options.timeout_s = 2;
   setting.options.memory_limit = int64_t{400} << 20;
@@ -89,9 +88,9 @@ TEST(Runner, RecordsEveryEndAndGoesOn) {
       "runs: [{model: [fine, full, wrong, crash, mute, slow, eater, "
       "careless]}]");
   const StudyOutcome outcome = run_study(study, setting.options);
-  EXPECT_EQ(outcome.now.done, 1);
-  EXPECT_EQ(outcome.now.oom, 2);
-  EXPECT_EQ(outcome.now.failed, 5);
+  EXPECT_EQ(outcome.completed.done, 1);
+  EXPECT_EQ(outcome.completed.oom, 2);
+  EXPECT_EQ(outcome.completed.failed, 5);
   const auto runs = setting.runs();
   ASSERT_EQ(runs.size(), 8u);
   std::map<std::string, json> by_model;
@@ -120,11 +119,11 @@ TEST(Runner, RecordsEveryEndAndGoesOn) {
   EXPECT_EQ(reason("slow"), "took longer than 2 s");
   EXPECT_EQ(status("eater"), "failed");
   EXPECT_NE(reason("eater").find("MemoryError"), std::string::npos);
-  // A crash at the limit of its memory is told from any other.
+  // A crash at the memory limit counts as out of memory.
   EXPECT_EQ(status("careless"), "oom") << reason("careless");
 }
 
-TEST(Runner, TheCommandRepeatsTheRun) {
+TEST(Runner, RecordsTheCommandOfARun) {
   Setting setting;
   const Study study = Setting::study(
       "repeats: 2\nruns: [{model: fine, batch: 4, nesterov: 'true'}]");
@@ -134,13 +133,13 @@ TEST(Runner, TheCommandRepeatsTheRun) {
   EXPECT_EQ(runs[0]["command"],
             "reprise train --model fine --batch 4 --nesterov --device cpu "
             "--no-eval --observe --out none --format json");
-  // A repeat begins with other weights.
+  // A repeat uses another seed.
   EXPECT_EQ(runs[1]["command"],
             "reprise train --model fine --batch 4 --nesterov --device cpu "
             "--seed 2 --no-eval --observe --out none --format json");
 }
 
-TEST(Runner, ResumesWithNothingRunTwice) {
+TEST(Runner, ResumesWithoutRepeatingRuns) {
   Setting setting;
   const Study study =
       Setting::study("runs: [{model: [fine, wrong], batch: [1, 2, 3]}]");
@@ -151,57 +150,59 @@ TEST(Runner, ResumesWithNothingRunTwice) {
   const size_t before = setting.runs().size();
   EXPECT_GT(before, 0u);
   EXPECT_LT(before, 6u);
-  // Once more without --resume is refused.
+  // A second call without --resume is rejected.
   setting.options.stop = {};
   EXPECT_NE(testing::error_of([&] {
               run_study(study, setting.options);
-            }).find("has results: --resume goes on"),
+            }).find("already has results; use --resume"),
             std::string::npos);
   setting.options.resume = true;
   const StudyOutcome second = run_study(study, setting.options);
-  EXPECT_EQ(second.before.total(), static_cast<int>(before));
-  EXPECT_EQ(second.now.total(), static_cast<int>(6 - before));
+  EXPECT_EQ(second.existing.total(), static_cast<int>(before));
+  EXPECT_EQ(second.completed.total(), static_cast<int>(6 - before));
   EXPECT_EQ(setting.runs().size(), 6u);
   const int calls = setting.calls();
   const StudyOutcome third = run_study(study, setting.options);
-  EXPECT_EQ(third.now.total(), 0);
+  EXPECT_EQ(third.completed.total(), 0);
   EXPECT_EQ(setting.calls(), calls);
-  // What failed is run again only where that is asked for.
+  // Failed runs are repeated only with `retry`.
   setting.options.retry = true;
-  EXPECT_EQ(run_study(study, setting.options).now.failed, 3);
+  EXPECT_EQ(run_study(study, setting.options).completed.failed, 3);
   EXPECT_EQ(setting.runs().size(), 6u);
 }
 
-TEST(Runner, PartsMakeAWhole) {
+TEST(Runner, PartsCoverAllRuns) {
   Setting setting;
   const Study study = Setting::study("runs: [{model: fine, batch: [1, 2, 3]}]");
   setting.options.parts = 2;
   setting.options.resume = true;
   setting.options.part = 2;
-  EXPECT_EQ(run_study(study, setting.options).now.done, 1);
+  EXPECT_EQ(run_study(study, setting.options).completed.done, 1);
   setting.options.part = 1;
-  EXPECT_EQ(run_study(study, setting.options).now.done, 2);
+  EXPECT_EQ(run_study(study, setting.options).completed.done, 2);
   EXPECT_EQ(setting.runs().size(), 3u);
 }
 
-TEST(Runner, SkipsWhatIsFarTooLarge) {
+TEST(Runner, SkipsRunsThatCannotFit) {
   Setting setting;
   const Study study = Setting::study("runs: [{model: fine, batch: [1, 2, 3]}]");
   setting.options.device_memory = 1000;
   const auto outcome = run_study(
       study, setting.options,
       {TrainingPrediction{2000, 1}, TrainingPrediction{1100, 1}, std::nullopt});
-  EXPECT_EQ(outcome.now.skipped, 1);
-  EXPECT_EQ(outcome.now.done, 2);
+  EXPECT_EQ(outcome.completed.skipped, 1);
+  EXPECT_EQ(outcome.completed.done, 2);
   const auto runs = setting.runs();
   EXPECT_EQ(runs[0]["status"], "skipped");
   EXPECT_EQ(runs[0]["predicted"]["peak_bytes"], 2000);
   EXPECT_EQ(setting.calls(), 2);
 }
 
-TEST(Runner, TellsTheTimeLeft) {
+TEST(Runner, EstimatesTheRemainingTime) {
   struct Listener : StudyListener {
-    void run_started(const Run& run) override { left.push_back(run.left_s); }
+    void run_started(const Run& run) override {
+      left.push_back(run.remaining_s);
+    }
     std::vector<double> left;
   };
   Setting setting;
@@ -212,7 +213,7 @@ TEST(Runner, TellsTheTimeLeft) {
   run_study(study, setting.options);
   ASSERT_EQ(listener.left.size(), 3u);
   EXPECT_NEAR(listener.left[0], 36, 1e-9);  // 3 × (10 + 2)
-  // The stand-in ends at once, so that the rest is expected to as well.
+  // The fake command ends immediately, so the estimate shrinks.
   EXPECT_LT(listener.left[1], 5);
   EXPECT_LT(listener.left[2], listener.left[1] + 1);
 }

@@ -28,7 +28,7 @@ std::string error_in(const std::string& text) {
   return testing::error_of([&] { read(text); });
 }
 
-TEST(StudyFile, MultipliesTheListsOfEachBlock) {
+TEST(StudyFile, ExpandsTheProductOfTheListsInABlock) {
   const Study study = read(R"(
 title: A title
 views: [grid, frontier]
@@ -54,7 +54,7 @@ runs:
   EXPECT_EQ(study.constant, std::vector<std::string>{"data"});
 }
 
-TEST(StudyFile, BoundsProductsByAnotherAxis) {
+TEST(StudyFile, LimitsProductsDependingOnAnotherFlag) {
   const Study study = read(R"(
 runs:
   - model: a
@@ -75,7 +75,7 @@ runs:
   EXPECT_EQ(count["20"], 3);
 }
 
-TEST(StudyFile, VariantsHaveLabels) {
+TEST(StudyFile, LabelsVariants) {
   const Study study = read(R"(
 shared: {model: a}
 runs:
@@ -87,10 +87,10 @@ runs:
   ASSERT_EQ(study.runs.size(), 2u);
   EXPECT_EQ(study.runs[0].label, "as it is");
   EXPECT_EQ(study.runs[1].value("batch"), "1");
-  EXPECT_EQ(study.runs[1].words(), "smaller, a, 1 × 4");
+  EXPECT_EQ(study.runs[1].description(), "smaller, a, 1 × 4");
 }
 
-TEST(StudyFile, GivesACoarsePictureFirst) {
+TEST(StudyFile, OrdersACoarseGridFirst) {
   const Study study = read(R"(
 repeats: 2
 runs:
@@ -109,7 +109,7 @@ runs:
   EXPECT_EQ(order, expected);
 }
 
-TEST(StudyFile, EachRunIsThereOnce) {
+TEST(StudyFile, RemovesDuplicateRuns) {
   const Study study = read(R"(
 runs:
   - {model: a, batch: [1, 2]}
@@ -118,7 +118,7 @@ runs:
   EXPECT_EQ(study.runs.size(), 3u);
 }
 
-TEST(StudyFile, IdsFollowValuesRepeatAndDevice) {
+TEST(StudyFile, IdsDependOnValuesRepeatStudyAndDevice) {
   StudyRun run;
   run.values = {{"model", "a"}, {"batch", "4"}};
   StudyRun other = run;
@@ -134,7 +134,7 @@ TEST(StudyFile, IdsFollowValuesRepeatAndDevice) {
   EXPECT_EQ(run.id("s", "cpu").size(), 16u);
 }
 
-TEST(StudyFile, RefusesWhatIsWrongWithItsLine) {
+TEST(StudyFile, ReportsErrorsWithTheLineNumber) {
   EXPECT_EQ(error_in("runs:\n  - model: a\n    bacth: 4\n"),
             "[study] line 3: unknown key 'bacth'; did you mean batch?");
   EXPECT_EQ(error_in("rnus:\n  - model: a\n"),
@@ -164,16 +164,16 @@ TEST(StudyFile, RefusesWhatIsWrongWithItsLine) {
             std::string::npos);
 }
 
-TEST(StudyFile, RefusesKeysThatAreThereTwice) {
+TEST(StudyFile, RejectsDuplicateKeys) {
   EXPECT_EQ(error_in("title: a\nruns:\n  - model: a\ntitle: b\n"),
-            "[study] line 4: the key 'title' is there twice; remove one");
+            "[study] line 4: the key 'title' occurs twice; remove one");
   EXPECT_EQ(error_in("runs:\n  - {model: a, batch: 2, batch: 4}\n"),
-            "[study] line 2: the key 'batch' is there twice; remove one");
+            "[study] line 2: the key 'batch' occurs twice; remove one");
   EXPECT_EQ(error_in("shared:\n  steps: 1\n  steps: 2\nruns:\n  - model: a\n"),
-            "[study] line 3: the key 'steps' is there twice; remove one");
+            "[study] line 3: the key 'steps' occurs twice; remove one");
 }
 
-TEST(StudyFile, RefusesFilesWithoutEnd) {
+TEST(StudyFile, RejectsRecursiveAndExplodingAliases) {
   EXPECT_NE(error_in("reference: &x [*x]\nruns:\n  - model: a\n"), "");
   std::string bombs = "reference:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n";
   for (char c = 'b'; c < 'i'; ++c) {
@@ -187,7 +187,7 @@ TEST(StudyFile, RefusesFilesWithoutEnd) {
             std::string::npos);
 }
 
-TEST(StudyFile, RefusesNumbersOutOfRange) {
+TEST(StudyFile, RejectsNumbersOutOfRange) {
   const auto expect = [](const std::string& line, const char* part) {
     const std::string text = error_in(line + "\nruns:\n  - model: a\n");
     EXPECT_NE(text.find(part), std::string::npos) << line << ": " << text;
@@ -203,7 +203,7 @@ TEST(StudyFile, RefusesNumbersOutOfRange) {
   expect("repeats: [1]", "expected repeats: a number");
 }
 
-TEST(StudyFile, OnlyNamesTheValuesThatRunsHave) {
+TEST(StudyFile, OnlyListsTheExistingValues) {
   const char* text = "runs:\n  - {model: [mlp, gpt2], batch: 1}\n";
   Study study = read(text);
   EXPECT_NE(
@@ -215,10 +215,10 @@ TEST(StudyFile, OnlyNamesTheValuesThatRunsHave) {
               study.only("depth", "2");
             }).find("no run sets depth"),
             std::string::npos);
-  EXPECT_EQ(study.runs.size(), 2u);  // nothing has changed
+  EXPECT_EQ(study.runs.size(), 2u);  // unchanged
 }
 
-TEST(StudyFile, SetsAndSelects) {
+TEST(StudyFile, SetsFlagsAndSelectsRuns) {
   Study study = read("runs:\n  - {model: [a, b], batch: [1, 2], epochs: 2}\n");
   study.only("model", "b");
   EXPECT_EQ(study.runs.size(), 2u);
@@ -232,9 +232,9 @@ TEST(StudyFile, SetsAndSelects) {
   EXPECT_THROW(study.only("model", "c"), c10::Error);
 }
 
-/// The bounds of the published study give 82 triples, for two optimizers, without
-/// and with recomputation.
-TEST(StudyFile, TheWholeExperimentHasAllItsRuns) {
+/// The published experiment has 82 triples for two optimizers, with and without
+/// recomputation.
+TEST(StudyFile, MnistStudyCoversThePublishedExperiment) {
   const Study study = open_study("mnist", kFlags);
   EXPECT_EQ(study.runs.size(), 82u * 2 * 2);
   std::set<std::string> triples;
@@ -245,7 +245,7 @@ TEST(StudyFile, TheWholeExperimentHasAllItsRuns) {
   EXPECT_EQ(triples.size(), 82u);
 }
 
-TEST(StudyFile, AllThatComeAlongAreRead) {
+TEST(StudyFile, ReadsAllBuiltInStudies) {
   std::set<std::string> names;
   for (const auto& [name, text] : shipped_studies()) {
     names.insert(name);
@@ -254,7 +254,7 @@ TEST(StudyFile, AllThatComeAlongAreRead) {
     EXPECT_FALSE(study.question.empty());
     EXPECT_FALSE(study.views.empty());
     EXPECT_GT(study.runs.size(), 5u);
-    // A published row that no run answers to would stand alone.
+    // Every published row must correspond to a run.
     const json reference = json::parse(study.reference);
     if (!reference.is_object()) continue;
     for (const json& row : reference["rows"]) {

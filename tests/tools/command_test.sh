@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the command as its user would; checks output, errors and exit status.
+# Runs the command and checks its output, errors and exit status.
 set -u
 . "$(dirname "$0")/expect.sh"
 
@@ -55,7 +55,7 @@ expect 2 verify --model resnet18 --nested
 has err "nested"
 
 expect 0 verify --device "$device" --model tiny-cnn --recompute all --nested --format json
-python3 - "$work/out" <<'PY' || fail "JSON is not as documented"
+python3 - "$work/out" <<'PY' || fail "the JSON differs from the documentation"
 import json, sys
 data = json.load(open(sys.argv[1]))
 assert data["same"] is True
@@ -67,12 +67,12 @@ assert result["compared"]["gradients"]["tensors"] == 54
 PY
 
 expect 0 devices
-has out "observer sees"
+has out "observable"
 has out cpu
 has out utilisation
 expect 2 devices --format xml
 expect 0 devices --format json
-python3 - "$work/out" <<'PY' || fail "JSON is not as documented"
+python3 - "$work/out" <<'PY' || fail "the JSON differs from the documentation"
 import json, sys
 cpu = json.load(open(sys.argv[1]))["devices"][0]
 assert cpu["device"] == cpu["kind"] == "cpu"

@@ -1,11 +1,11 @@
-# Sourced by tests of the command, with its path as their first argument.
+# Sourced by the tests of the command. The first argument is the path of the command.
 reprise=$1
 device=${REPRISE_TEST_DEVICE:-cpu}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
 
-# expect STATUS ARGS…: runs it into $work/out and $work/err.
+# expect STATUS ARGS...: runs the command with its output in $work/out and $work/err.
 expect() {
   local want=$1 got
   shift

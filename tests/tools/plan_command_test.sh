@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `reprise plan` and `reprise profile` as their user runs them.
+# Tests `reprise plan` and `reprise profile`.
 set -u
 . "$(dirname "$0")/expect.sh"
 export XDG_CACHE_HOME=$work/cache
@@ -8,7 +8,7 @@ small=(--model mlp --depth 3 --width 32 --data random --random-samples 64
   --device "$device" --workers 1)
 one_line() { [ "$(grep -c . "$work/err")" -le 2 ] || fail "more than one line"; }
 
-# --- plan: a budget that everything fits into
+# --- plan: a sufficient budget
 expect 0 plan --help
 has out "--largest"
 has out "--memory"
@@ -21,7 +21,7 @@ has out "The chain of"
 has err "measuring"
 lacks out "measuring"
 expect 0 plan "${small[@]}" --global-batch 16 --memory 1GiB --format json
-python3 - "$work/out" <<'PY' || fail "JSON is not as documented"
+python3 - "$work/out" <<'PY' || fail "the JSON differs from the documentation"
 import json, sys
 plan = json.load(open(sys.argv[1]))
 assert plan["feasible"] is True and plan["budget"] == 2**30
@@ -40,7 +40,7 @@ for key in ("recompute", "schedule", "alternatives", "frontier", "references",
 assert "measured" not in plan
 PY
 
-# --- what is given stays
+# --- given values are kept
 expect 0 plan "${small[@]}" --batch 4 --accumulate 2 --recompute all --precision fp32 \
   --memory 1GiB --format json
 python3 - "$work/out" <<'PY' || fail "a given size or strategy was changed"
@@ -50,21 +50,21 @@ assert (plan["micro_batch"], plan["accumulate"], plan["global_batch"]) == (4, 2,
 assert plan["recompute"] == "all" and plan["precision"] == "fp32"
 PY
 
-# --- one that nothing fits into
+# --- a budget that is too small
 expect 1 plan "${small[@]}" --global-batch 16 --memory 1KiB
 has out "Nothing fits into 1.00 KiB (1024 bytes): the smallest plan needs"
 expect 1 plan "${small[@]}" --global-batch 16 --memory 1KiB --format json
-python3 - "$work/out" <<'PY' || fail "JSON is not as documented"
+python3 - "$work/out" <<'PY' || fail "the JSON differs from the documentation"
 import json, sys
 plan = json.load(open(sys.argv[1]))
 assert plan["feasible"] is False and plan["smallest_bytes"] > 1024
 PY
 
-# --- the largest
+# --- the largest batch
 memory=2MiB
-[ "$device" = cpu ] || memory=128MiB  # cuBLAS takes some for itself
+[ "$device" = cpu ] || memory=128MiB  # includes cuBLAS workspaces
 expect 0 plan "${small[@]}" --largest batch --memory $memory --precision fp32 --format json
-python3 - "$work/out" ${memory%MiB} <<'PY' || fail "JSON is not as documented"
+python3 - "$work/out" ${memory%MiB} <<'PY' || fail "the JSON differs from the documentation"
 import json, sys
 largest = json.load(open(sys.argv[1]))
 assert largest["axis"] == "batch"
@@ -72,7 +72,7 @@ assert largest["value"] >= largest["plain"] > 0
 assert largest["peak_bytes"] <= int(sys.argv[2]) * 2**20
 PY
 
-# --- wrong input, one clear line each
+# --- invalid input is reported in one line
 expect 2 plan --memory lots
 has err "8GiB"
 one_line
@@ -104,7 +104,7 @@ has out "other micro-batches"
 has out "together"
 has out "The peak of a window"
 expect 0 profile "${small[@]}" --batch 4 --format json
-python3 - "$work/out" <<'PY' || fail "JSON is not as documented"
+python3 - "$work/out" <<'PY' || fail "the JSON differs from the documentation"
 import json, sys
 profile = json.load(open(sys.argv[1]))
 phases = profile["phases"]

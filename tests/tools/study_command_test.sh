@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The study and report commands as a user calls them.
+# Tests `reprise study` and `reprise report`.
 . "$(dirname "$0")/expect.sh"
 cd "$work" || exit 1
 cat >small.yaml <<'YAML'
@@ -29,16 +29,16 @@ has out mnist
 expect 0 study small.yaml --dry-run
 has out '5 runs'
 has out 'batch 8'
-[ ! -e reprise-studies ] || fail "a dry run has written something"
+[ ! -e reprise-studies ] || fail "a dry run created files"
 
 expect 0 study small.yaml --device "$device"
 has out '5 done'
 has out 'reprise-studies/small/report.html'
 has err 'A small one'
 has err 'about'
-grep -q '</html>' reprise-studies/small/report.html || fail "no whole page"
+grep -q '</html>' reprise-studies/small/report.html || fail "the page is incomplete"
 results reprise-studies/small/results.jsonl >whole
-python3 - <<'PY' || fail "a record is not as docs/results.md says"
+python3 - <<'PY' || fail "a record differs from docs/results.md"
 import json, shlex
 records = [json.loads(l) for l in open("reprise-studies/small/results.jsonl")]
 assert records[0]["type"] == "study" and records[0]["runs"] == 5
@@ -50,7 +50,7 @@ for r in records[1:]:
     assert shlex.split(r["command"])[:2] == ["reprise", "train"]
 PY
 
-# The command of a record repeats it.
+# The recorded command repeats a run.
 command=$(python3 -c 'import json
 for l in open("reprise-studies/small/results.jsonl"):
     r = json.loads(l)
@@ -59,7 +59,7 @@ eval "set -- ${command#reprise}"
 expect 0 "$@"
 has out '"peak_bytes"'
 
-# Without --resume nothing is touched, with it nothing is run twice.
+# Without --resume, existing results are not changed; with it, no run is repeated.
 expect 2 study small.yaml --device "$device"
 has err '--resume goes on'
 before=$(cksum <reprise-studies/small/results.jsonl)
@@ -68,10 +68,10 @@ has out '0 done'
 [ "$before" = "$(cksum <reprise-studies/small/results.jsonl)" ] ||
   fail "results have changed"
 
-# Two parts are the whole.
+# Two parts together cover all runs.
 expect 0 study small.yaml --device "$device" --out parts --part 1/2 --no-estimate --no-report
 expect 0 study small.yaml --device "$device" --out parts --part 2/2 --resume --no-estimate
-results parts/results.jsonl | cmp -s - whole || fail "the parts are not the whole"
+results parts/results.jsonl | cmp -s - whole || fail "the parts do not cover all runs"
 
 # --set and --only.
 expect 0 study small.yaml --device "$device" --only batch=8 --set steps=2 --out few --no-estimate --no-report
@@ -79,7 +79,7 @@ has out '2 done'
 expect 0 report parts few -o both.html
 has out 'both.html'
 
-# A run that may not have the memory it needs is a result.
+# A run that exceeds the memory limit is recorded as a result.
 if [ "$device" = cpu ]; then
   cat >hungry.yaml <<'YAML'
 shared: {model: mlp, depth: 4, width: 16, data: random, steps: 2, threads: 1, workers: 1}
@@ -92,7 +92,7 @@ YAML
   has out '2 done, 1 did not fit'
 fi
 
-# A study in which every run fails has failed; one other result and it has not.
+# A study fails if and only if all of its runs fail.
 cat >failing.yaml <<'YAML'
 shared: {model: mlp, depth: 4, width: 16, data: random, random-samples: 64, steps: 2, threads: 1, workers: 1}
 runs:
@@ -104,16 +104,16 @@ has err 'every run has failed'
 sed -i 's/"every:99"/["every:99", sqrt]/' failing.yaml
 expect 0 study failing.yaml --device "$device" --no-estimate --no-report --resume
 has out '2 done, 0 did not fit, 0 failed'
-# Results that cannot be shown.
+# Output that cannot be written.
 last="a study into a full disk"
 "$reprise" study failing.yaml --device "$device" --resume --no-estimate --no-report \
   >/dev/full 2>"$work/err"
-[ $? = 1 ] || fail "another exit status than 1"
+[ $? = 1 ] || fail "expected exit status 1"
 has err 'cannot write to standard output'
 
-# What is wrong is said before anything is run.
+# Errors are reported before any run starts.
 expect 2 study nosuch
-has err 'neither a file nor one of'
+has err 'neither a file nor a built-in study'
 printf 'runs:\n  - {model: mlp, bacth: 4}\n' >wrong.yaml
 expect 2 study wrong.yaml
 has err 'line 2: unknown key'
@@ -131,5 +131,5 @@ expect 2 study small.yaml --only batch=5
 has err 'no run has batch 5'
 expect 2 report nosuch
 has err 'results: cannot read nosuch: No such file'
-[ ! -e reprise-studies/wrong ] || fail "a wrong study has left something"
+[ ! -e reprise-studies/wrong ] || fail "an invalid study created files"
 finish study_command

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `reprise train` as its user runs it: summary, comparison, saved runs, errors.
+# Tests `reprise train`: summary, comparison, saved runs and errors.
 set -u
 . "$(dirname "$0")/expect.sh"
 
@@ -23,7 +23,7 @@ for file in config.json metrics.jsonl summary.json tensorboard; do
   [ -e "$work/a/$file" ] || fail "no $file in the run directory"
 done
 expect 0 train "${small[@]}" --out "$work/b" --recompute all --format json
-python3 - "$work/out" "$work/b/summary.json" <<'PY' || fail "JSON is not as documented"
+python3 - "$work/out" "$work/b/summary.json" <<'PY' || fail "the JSON differs from the documentation"
 import json, sys
 shown, kept = (json.load(open(path)) for path in sys.argv[1:])
 assert shown == kept
@@ -39,11 +39,11 @@ has out "×"
 expect 2 train --compare "$work/a/summary.json" "$work/nowhere.json"
 has err "nowhere.json"
 
-# --- within a budget
+# --- a memory budget
 planned=(--model mlp --depth 2 --width 32 --data random --random-samples 64
   --global-batch 16 --device "$device" --workers 1)
 expect 0 train "${planned[@]}" --memory 4GiB --out "$work/planned" --format json
-python3 - "$work/out" "$work/planned/config.json" <<'PY' || fail "the plan is not as documented"
+python3 - "$work/out" "$work/planned/config.json" <<'PY' || fail "the plan differs from the documentation"
 import json, sys
 summary, config = (json.load(open(path)) for path in sys.argv[1:])
 assert config["recompute"] == "optimal" and config["memory_limit"] == 4 << 30
@@ -59,18 +59,18 @@ expect 0 train "${planned[@]}" --memory 4GiB --recompute all --out none
 lacks out "predicted"
 expect 2 train "${planned[@]}" --recompute optimal --out "$work/c"
 has err "optimal needs --memory"
-[ ! -e "$work/c" ] || fail "a refused run left a directory"
+[ ! -e "$work/c" ] || fail "a rejected run created a directory"
 
-# --- weights out and in
+# --- saving and loading weights
 expect 0 train "${small[@]}" --weights "$work/a.safetensors" --out none --steps 1
 expect 2 train "${small[@]}" --width 16 --weights "$work/a.safetensors" --out "$work/c"
 has err "shape"
-[ ! -e "$work/c" ] || fail "a refused run left a directory"
+[ ! -e "$work/c" ] || fail "a rejected run created a directory"
 head -c 200 "$work/a.safetensors" >"$work/cut.safetensors"
 expect 2 train "${small[@]}" --weights "$work/cut.safetensors" --out "$work/c"
 has err "cut.safetensors"
 
-# --- going on
+# --- resuming
 expect 0 train --resume "$work/a" --epochs 2
 has err "continues after update 4 of 8"
 expect 2 train --resume "$work/a" --model cnn-basic
@@ -82,12 +82,12 @@ has err "holds no run"
 expect 2 train "${small[@]}" --out "$work/a"
 has err "holds a run already"
 
-# --- a directory that cannot be made; a disk that is full
+# --- a directory that cannot be created, and a full disk
 : >"$work/x"
 expect 2 train "${small[@]}" --out "$work/x/run"
 has err "cannot make the directory"
-# A limit on the size of files stands for a full disk: the first states fit, the
-# training goes on without later ones, and says so.
+# A limit on the file size simulates a full disk: the first states fit, and the training
+# continues without saving and reports it.
 expect 0 train "${small[@]}" --out "$work/full" --steps 2
 before=$(ls "$work"/full/state-*)
 last="train on a full disk"
@@ -98,11 +98,11 @@ last="train on a full disk"
 ) >"$work/out" 2>"$work/err" && fail "exit status 0, expected 1"
 has err "not saved: "
 has err "File too large"
-[ "$(ls "$work"/full/state-*)" = "$before" ] || fail "the last good state is gone"
+[ "$(ls "$work"/full/state-*)" = "$before" ] || fail "the last valid state was lost"
 expect 0 train --resume "$work/full" --steps 6
 has err "continues after update 2 of 6"
 
-# --- an interrupt saves, and its status is a shell's; output that cannot be written
+# --- SIGINT saves a state and exits with status 130; output that cannot be written
 : >"$work/err"
 "$reprise" train "${small[@]}" --epochs 100000 --out "$work/int" >"$work/out" 2>"$work/err" &
 pid=$!
@@ -113,16 +113,16 @@ wait $pid
 status=$?
 [ $status = 130 ] || fail "exit status $status, expected 130"
 has err "stopped; go on with: reprise train --resume $work/int"
-ls "$work"/int/state-* >/dev/null || fail "an interrupt has saved nothing"
+ls "$work"/int/state-* >/dev/null || fail "SIGINT did not save a state"
 last="a summary into a full disk"
 "$reprise" train "${small[@]}" --steps 1 --out none >/dev/full 2>"$work/err"
-[ $? = 1 ] || fail "another exit status than 1"
+[ $? = 1 ] || fail "expected exit status 1"
 has err "cannot write to standard output"
-# With json, wrong usage is an object too.
+# With --format json, usage errors are JSON objects too.
 expect 2 train "${small[@]}" --recompute every:99 --out none --format json
-python3 -c 'import json, sys; e = json.load(open(sys.argv[1])); assert "every:99" in e["error"] and not e["out_of_memory"]' "$work/out" || fail "no JSON of the failure"
+python3 -c 'import json, sys; e = json.load(open(sys.argv[1])); assert "every:99" in e["error"] and not e["out_of_memory"]' "$work/out" || fail "the error is not reported as JSON"
 
-# --- wrong input, one clear line each
+# --- invalid input is reported in one line
 one_line() { [ "$(grep -c . "$work/err")" -le 2 ] || fail "more than one line"; }
 expect 2 train --model gtp2
 has err "gpt2"
@@ -148,7 +148,7 @@ printf 'not an idx file at all' >"$work/bad-images-idx3-ubyte"
 expect 2 train --model cnn-basic --data "$work/bad-images-idx3-ubyte" --out "$work/c"
 has err "bad-images-idx3-ubyte"
 one_line
-[ ! -e "$work/c" ] || fail "a refused run left a directory"
+[ ! -e "$work/c" ] || fail "a rejected run created a directory"
 expect 2 train --recompte sqrt
 has err "did you mean --recompute?"
 expect 2 train "${small[@]}" --recompute every:99

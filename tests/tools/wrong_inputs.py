@@ -1,7 +1,7 @@
-"""Command lines that are wrong, with the status and parts of the message that answer
-them. `{x}` is a file made by make_files(); {small} a training that starts in no time.
+"""Invalid command lines with the expected exit status and error message. `{x}` is a file
+created by make_files(); {small} are the flags of a training that starts quickly.
 
-Each case: arguments as a shell splits them, status, parts of standard error."""
+Each case has the arguments in shell syntax, the status, and texts of standard error."""
 import json
 import pathlib
 
@@ -9,7 +9,7 @@ SMALL = "--model mlp --depth 2 --width 32 --data random --random-samples 64 --wo
 
 
 def make_files(at: pathlib.Path) -> dict[str, str]:
-    """Makes what the cases name; returns their paths by name."""
+    """Creates the files that the cases use; returns their paths by name."""
     (at / "folder").mkdir()
     (at / "notes.txt").write_text("To be or not to be, that is the question.\n")
     (at / "empty").write_bytes(b"")
@@ -69,7 +69,7 @@ def make_files(at: pathlib.Path) -> dict[str, str]:
 
 
 def whole(flag: str, *values: str) -> list[tuple[str, int, str]]:
-    """Values that are no whole number in the flag's range."""
+    """Values that are not a whole number in the range of the flag."""
     return [(f"{flag} {v}", 2, f"{flag.split()[-1]}: expected a whole number from") for v in values]
 
 
@@ -111,7 +111,7 @@ CASES: list[tuple] = [
     ("devices --fromat json", 2, "did you mean --format?", "See: reprise devices --help"),
     ("launch --rank 2 -- train", 2, "unknown flag --rank for launch"),
     ("launch -n 2 train --model mlp", 2, "flags of train come after --"),
-    # --- named choices, each misspelled
+    # --- misspelled choices
     ("train --model mpl", 2, "--model: unknown name 'mpl'; did you mean mlp?"),
     ("train --model gtp2", 2, "did you mean gpt2?"),
     ("train --model resnet5", 2, "did you mean resnet50?"),
@@ -277,7 +277,7 @@ CASES: list[tuple] = [
     ("train --model cnn-basic --image-size 100 --data random --out none", 2,
      "--model cnn-basic: cannot take image size 100"),
     ("train --model gpt2 --depth 1 --width 8 --heads 1 --data mnist --out none", 2,
-     "--data: expected tokens for this model"),
+     "--data: this model takes tokens"),
     ("plan --measure --largest batch", 2, "--measure: trains by a plan"),
     ("profile {small} --heads 2", 2, "--model mlp: has no option heads"),
     ("plan {small} --memory 1GiB --norm group", 2, "--model mlp: has no option norm"),
@@ -340,13 +340,13 @@ CASES: list[tuple] = [
     ("study {good.yaml} --device cpu --no-estimate --out {under-file}", 2, "--out: cannot make"),
     ("study {good.yaml} --device cpu --no-estimate --out /proc/x", 2, "--out: cannot write in"),
     # --- studies
-    ("study quikc", 2, "'quikc' is neither a file nor one of", "did you mean quick?"),
+    ("study quikc", 2, "'quikc' is neither a file nor a built-in study", "did you mean quick?"),
     ("study mnits", 2, "did you mean mnist?"),
-    ("study {nofile}", 2, "is neither a file nor one of"),
+    ("study {nofile}", 2, "is neither a file nor a built-in study"),
     ("study {folder}", 2, "expected a study file", "is a directory"),
     ("study {empty}", 2, "expected keys such as title and runs"),
-    ("study {twice.yaml}", 2, "line 4: the key 'title' is there twice"),
-    ("study {twice-in-block.yaml}", 2, "line 2: the key 'batch' is there twice"),
+    ("study {twice.yaml}", 2, "line 4: the key 'title' occurs twice"),
+    ("study {twice-in-block.yaml}", 2, "line 2: the key 'batch' occurs twice"),
     ("study {torn.yaml}", 2, "line 1:"),
     ("study {tabs.yaml}", 2, "line 2:"),
     ("study {scalar.yaml}", 2, "expected keys such as title and runs"),
@@ -381,7 +381,7 @@ CASES: list[tuple] = [
     ("study {good.yaml} --part 1/2x", 2, "--part: expected I/N"),
     ("study {good.yaml} --part half", 2, "--part: expected I/N with I from 1 to N, such as 1/2"),
     ("study {good.yaml} --out ''", 2, "--out: expected a path"),
-    # --- launch finds what its ranks would
+    # --- launch reports errors before it starts the ranks
     ("launch -n 2", 2, "-- train"),
     ("launch -- train", 2, "--ranks is required"),
     ("launch -n 2 -- trian", 2, "after --: expected train, got 'trian'; did you mean train?"),
@@ -393,7 +393,7 @@ CASES: list[tuple] = [
     ("launch -n 2 -- train {small} --shard optimiser", 2, "did you mean optimizer?"),
 ]
 
-# Only for those who may not read everything.
+# Only if the user is not root, who may read everything.
 UNREADABLE: list[tuple] = [
     ("train {small} --weights {locked}", 2, "--weights: cannot read", "Permission denied"),
     ("train --model mlp --data {locked}", 2, "--data: cannot read", "Permission denied"),

@@ -1,5 +1,5 @@
-"""Every wrong input is answered at once, with the right status, in one short paragraph
-that names the flag and the name that was meant, and without words of the program's own.
+"""Checks that every invalid input is reported quickly, with the right exit status, in one
+short paragraph that names the flag and the nearest name, without internal names.
 
     wrong_inputs_test.py REPRISE [FILTER]
 """
@@ -14,10 +14,10 @@ import tempfile
 
 from wrong_inputs import CASES, UNREADABLE, make_files
 
-MOST_SECONDS = 60  # of one case, on a busy machine
+MAX_SECONDS = 60  # per case, on a busy machine
 MOST_LINES = 3
 MOST_LETTERS = 500
-# What no user has typed: names of C++ functions and types, texts of libraries.
+# Texts that must not reach users: names of C++ functions and types, messages of libraries.
 FORBIDDEN = re.compile(
     r"::|\bstd\b|\bc10\b|[A-Za-z_]\w*\(|Exception raised from|int64|nlohmann|"
     r"json\.exception|yaml-cpp|terminate called|INTERNAL ASSERT|Could not convert|"
@@ -27,15 +27,15 @@ FORBIDDEN = re.compile(
 
 
 def wrong_with(command, case, files, folder):
-    """What is wrong with the answer to a case; empty: nothing."""
+    """The problems with the output of a case; empty if there are none."""
     text, status, *parts = case
     text = re.sub(r"\{([^}]+)\}", lambda name: files[name[1]], text)
     words = [command, *shlex.split(text)]
     try:
         ran = subprocess.run(words, capture_output=True, text=True, errors="replace",
-                             timeout=MOST_SECONDS, cwd=folder, stdin=subprocess.DEVNULL)
+                             timeout=MAX_SECONDS, cwd=folder, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return [f"not answered within {MOST_SECONDS} s"]
+        return [f"not answered within {MAX_SECONDS} s"]
     answer = ran.stderr
     problems = []
     if ran.returncode != status:
@@ -53,7 +53,7 @@ def wrong_with(command, case, files, folder):
 
 
 def check_statuses(command, folder):
-    """Output that cannot be written is a failure in every subcommand."""
+    """Every subcommand fails if its output cannot be written."""
     problems = []
     for words in (["--help"], ["--version"], ["devices"], ["study", "--list"],
                   ["train", "--help"], ["devices", "--format", "json"]):

@@ -20,7 +20,7 @@ void add_devices(CLI::App& app, Action& action) {
                   kStatuses);
   devices->callback([format, &action] {
     action = [format] {
-      const auto found = list_devices(Ask::kLibTorch);
+      const auto found = list_devices(DeviceQuery::kLibTorch);
       if (*format == "json") {
         std::cout << to_json(found) << std::endl;
       } else {

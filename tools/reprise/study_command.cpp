@@ -62,7 +62,7 @@ TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
     const std::string error = (*field_check("--ranks"))(ranks);
     if (!error.empty()) {
       throw CLI::ValidationError(
-          fmt::format("{}: ranks: {}", run.words(), error));
+          fmt::format("{}: ranks: {}", run.description(), error));
     }
   }
   const int64_t processes = ranks.empty() ? 1 : std::stoll(ranks);
@@ -72,13 +72,13 @@ TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
     return parse_train_flags(words, processes);
   } catch (const CLI::ParseError& error) {
     throw CLI::ValidationError(
-        fmt::format("{}: {}", run.words(), error.what()));
+        fmt::format("{}: {}", run.description(), error.what()));
   } catch (const c10::Error& error) {
     throw CLI::ValidationError(
-        fmt::format("{}: {}", run.words(), user_message(error)));
+        fmt::format("{}: {}", run.description(), user_message(error)));
   } catch (const Error& error) {
     throw CLI::ValidationError(
-        fmt::format("{}: {}", run.words(), user_message(error)));
+        fmt::format("{}: {}", run.description(), user_message(error)));
   }
 }
 
@@ -239,8 +239,8 @@ std::string resume_command(const StudyFlags& flags,
 
 void print_outcome(const StudyFlags& flags, const StudyOptions& options,
                    const StudyOutcome& outcome, const std::string& report) {
-  const StudyCounts& a = outcome.now;
-  const StudyCounts& b = outcome.before;
+  const StudyCounts& a = outcome.completed;
+  const StudyCounts& b = outcome.existing;
   if (flags.format == "json") {
     const auto counts = [](const StudyCounts& c) {
       return ordered_json{{"done", c.done},
@@ -252,7 +252,7 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
                               {"stopped", outcome.stopped},
                               {"now", counts(a)},
                               {"before", counts(b)},
-                              {"doubtful", outcome.doubtful},
+                              {"doubtful", outcome.with_warnings},
                               {"report", report.empty() ? ordered_json(nullptr)
                                                         : ordered_json(report)}}
                      .dump(2)
@@ -265,11 +265,11 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
       a.done, a.oom, a.failed, a.skipped,
       b.total() > 0 ? fmt::format("; {} were there before", b.total()) : "",
       options.directory);
-  if (outcome.doubtful > 0) {
+  if (outcome.with_warnings > 0) {
     std::cout << fmt::format(
         "{} of {} runs were timed by something else than training; the report "
         "marks them\n",
-        outcome.doubtful, a.done);
+        outcome.with_warnings, a.done);
   }
   if (!report.empty()) std::cout << "report   " << report << "\n";
   std::cout << std::flush;
@@ -280,8 +280,8 @@ int status_of(const StudyOutcome& outcome, const std::string& no_report) {
   if (!no_report.empty()) {
     std::cerr << "reprise: no page: " << no_report << "\n";
   }
-  const int failed = outcome.now.failed + outcome.before.failed;
-  const int all = outcome.now.total() + outcome.before.total();
+  const int failed = outcome.completed.failed + outcome.existing.failed;
+  const int all = outcome.completed.total() + outcome.existing.total();
   const bool all_failed = failed > 0 && failed == all;
   if (all_failed) {
     std::cerr << "reprise: every run has failed; results.jsonl has the "
@@ -340,7 +340,8 @@ int study_with(const StudyFlags& flags) {
   progress.end();
   std::string report;
   std::string no_report;  // why
-  if (!flags.no_report && outcome.now.total() + outcome.before.total() > 0) {
+  if (!flags.no_report &&
+      outcome.completed.total() + outcome.existing.total() > 0) {
     report = (fs::path(options.directory) / "report.html").string();
     try {
       write_report({options.directory}, report);

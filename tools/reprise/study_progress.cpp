@@ -62,7 +62,7 @@ std::string estimate_table(const Study& study, const StudyOptions& options,
     text += fmt::format("{:>4}  {:>10}  {:>10}  {}{}\n", i + 1,
                         one ? format_bytes(one->peak_bytes) : "-",
                         one ? fmt::format("{:.1f} ms", one->step_ms) : "-",
-                        study.runs[i].words(study.constant),
+                        study.runs[i].description(study.constant),
                         over_memory(one, options) ? "  (will not fit)" : "");
   }
   return text + words_of(estimate(study, options, all, predictions)) + "\n";
@@ -96,12 +96,12 @@ void StudyProgress::end() {
 void StudyProgress::run_started(const Run& run) {
   if (!terminal_) return;
   fmt::print(stderr, "\r\033[K{}/{}  {}  left {}", run.number, run.total,
-             run.words, duration(run.left_s));
+             run.description, duration(run.remaining_s));
   std::fflush(stderr);
   open_ = true;
 }
 
-void StudyProgress::run_ended(const Ended& e) {
+void StudyProgress::run_ended(const RunResult& e) {
   std::string text =
       fmt::format("{:>{}}/{}  ", e.run.number,
                   std::to_string(e.run.total).size(), e.run.total);
@@ -112,8 +112,8 @@ void StudyProgress::run_ended(const Ended& e) {
   } else {
     text += fmt::format("{}: {}", e.status, e.reason);
   }
-  line(fmt::format("{}  {}  left {}", text, e.run.words,
-                   duration(e.run.left_s)));
+  line(fmt::format("{}  {}  left {}", text, e.run.description,
+                   duration(e.run.remaining_s)));
   for (const auto& warning : e.warnings) {
     line(fmt::format("      time is doubtful: {}", warning));
   }

@@ -27,7 +27,7 @@ class StudyProgress final : public StudyListener {
   void end();
 
   void run_started(const Run& run) override;
-  void run_ended(const Ended& ended) override;
+  void run_ended(const RunResult& ended) override;
 
  private:
   void line(const std::string& text);

@@ -84,7 +84,7 @@ void continue_from(const TrainConfig& saved, CLI::App& app,
 /// each gets a device of its own, as far as there are enough.
 std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
                                       TrainConfig& config) {
-  const auto place = place_from_environment();
+  const auto place = rank_info_from_environment();
   if (!place) return nullptr;
   if (config.device == "cuda") {
     config.device = fmt::format(
@@ -93,11 +93,12 @@ std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
             std::max(1, static_cast<int>(torch::cuda::device_count())));
   }
   RankGroupOptions options;
-  options.place = *place;
+  options.rank_info = *place;
   options.device = device_of(config.device);
   options.backend = flags.backend;
   options.timeout_s = flags.rank_timeout_s;
-  options.same = {{"reprise", version()}, {"LibTorch", libtorch_version()}};
+  options.must_match = {{"reprise", version()},
+                        {"LibTorch", libtorch_version()}};
   return RankGroup::join(options);
 }
 
@@ -296,7 +297,7 @@ int train_as_rank(TrainFlags& flags, CLI::App& app) {
 void print_failure(const std::string& what, bool out_of_memory) {
   try {
     // Standard output is the first rank's, whoever launched it.
-    const auto place = place_from_environment();
+    const auto place = rank_info_from_environment();
     if (place && place->rank != 0) return;
   } catch (const c10::Error&) {
     // A variable that is wrong may be what failed.

@@ -1,10 +1,10 @@
-// What the memory at the peak was for, and which moment set it.
+// Memory at the peak by category, and the operation at which the peak occurs.
 
 const CATEGORIES = ["parameters", "gradients", "optimizer", "activations", "workspace", "data"];
 const allBars = new Set();
 
-/** One setting per size and optimizer if there are too many: the one that needs most
- *  without recomputation, with all ways to recompute beside it. */
+/** Keeps one setting per size and optimizer if there are too many: the one with the highest
+ *  peak without recomputation, together with its variants that recompute. */
 function chosenBars(points) {
   const pairing = SETTING_AXES.filter((axis) => axis !== "batch" && axis !== "accumulate");
   const alike = [...groupBy(points, (p) => axesKey(p.axes, pairing)).values()];
@@ -28,14 +28,14 @@ function categoriesView(study, points, rerender) {
     const bars = many && !allBars.has(key) ? chosenBars(here) : here;
     const shown = varyingAxes(here);
     const order = (p) => [p.axes.model, sizeText(p.axes), p.axes.optimizer, p.axes.precision];
-    // Steps that have names stay in their order.
+    // Named steps keep their order.
     if (!bars.some((p) => p.label)) bars.sort((a, b) => compareNatural(order(a).join(), order(b).join()) ||
       b.axes.batch - a.axes.batch || (a.axes.accumulate ?? 1) - (b.axes.accumulate ?? 1) ||
       (b.axes.recompute === "none") - (a.axes.recompute === "none") ||
       compareNatural(a.axes.recompute, b.axes.recompute));
     node.append(plot({
       name: slug(study.key, "categories", device),
-      title: "Memory at the peak by what it is for",
+      title: "Memory at the peak by category",
       context: device,
       height: 70 + bars.length * 20,
       spec: (page) => categoriesSpec(bars, shown, page),
@@ -46,7 +46,7 @@ function categoriesView(study, points, rerender) {
     if (many) {
       node.append(el("p", { class: "note" },
         allBars.has(key) ? `All ${here.length} settings. `
-          : `For each size the setting that needs most: ${bars.length} of ${here.length} settings. `,
+          : `For each size, the setting with the highest peak: ${bars.length} of ${here.length} settings. `,
         el("button", { type: "button", class: "small", onclick: () => {
           if (!allBars.delete(key)) allBars.add(key);
           rerender();
@@ -76,7 +76,7 @@ function categoriesSpec(bars, shown, { width, narrow, colours }) {
     text: momentText(p.peak_at) ?? "",
   }));
   const most = Math.max(...totals.map((t) => t.x));
-  // Beside the bars on a wide page; on a phone above them, or no room is left.
+  // Next to the bars on a wide page; above them on a phone.
   const labelWidth = narrow ? 0 : Math.min(260, 8 + 6.3 * Math.max(...labels.map((l) => l.length)));
   const room = narrow ? 1.02 : 1.28;
   const y = { field: "bar", type: "nominal", sort: labels, title: null,

@@ -1,4 +1,4 @@
-// What each number of checkpoints keeps and costs, with published figures.
+// Memory and time by number of checkpoints, compared with published figures.
 
 function checkpointsView(study, computed, at) {
   const node = el("div", {});
@@ -26,7 +26,7 @@ function checkpointTable(rows, at, source) {
     ["step_ms", "time per step", "ms"],
     ["time_ratio", "× none", "number"],
     ["time_published", "published", "number"],
-    ["dataset", "dataset, beside the peak", "bytes"],
+    ["dataset", "dataset, not in the peak", "bytes"],
   ].filter(([key]) => has(key));
   return el("div", {},
     table([{ title: "recomputation" },
@@ -42,7 +42,7 @@ function checkpointTable(rows, at, source) {
     source ? el("p", { class: "note" }, `Source of the published figures: ${source}.`) : null);
 }
 
-/** " (4.40 s to 4.48 s)" of a step's repeats; null if they read the same. */
+/** " (4.40 s to 4.48 s)" for the repeats of a step; null if both read the same. */
 function stepRange(row, at) {
   if (row.step_low == null || millisecondsText(row.step_low) === millisecondsText(row.step_high)) return null;
   return el("span", { class: "range" }, " (", figure(`${at}.step_low`, row.step_low, "ms"), " to ",
@@ -88,7 +88,7 @@ function checkpointPlots(study, { axes, rows }, words) {
     plot({ name: name("time-by-checkpoints"), title: "Time per step, × none",
       context: `${words}, ${axes.device}`,
       rows: csv,
-      note: rows.some((row) => row.time_low != null) ? "Upright bars span the repeats." : null,
+      note: rows.some((row) => row.time_low != null) ? "Vertical bars show the range of the repeats." : null,
       spec: spec("time_ratio", [["time_ratio", "measured", "number"],
         ["time_published", "published", "number"]], "× none") }),
   ];

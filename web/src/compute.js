@@ -1,27 +1,27 @@
-// Every figure that the page states, as plain functions of the points. The result
-// is written into the page as well, so that it can be checked.
+// Pure functions that compute every figure on the page from the points. The result is
+// also written into the page, so that it can be checked.
 
 const fall = (before, after) =>
   (before == null || after == null || before === 0 ? null : 1 - after / before);
-/** More time for the same samples: 0.25 is a quarter more. */
+/** The relative increase of time for the same samples: 0.25 is 25 % more. */
 const paid = (before, after) =>
   (before == null || after == null ? null : before / after - 1);
 
-/** Whether two points differ in a figure by no more than its repeats do: their ranges
- *  overlap. Null if neither was repeated, so that nothing is known of the noise. */
+/** Whether the difference of two points is within the noise: the ranges of their repeats
+ *  overlap. Null if neither was repeated. */
 function withinNoise(a, b, name) {
   const [x, y] = [a.ranges[name], b.ranges[name]];
   if (!x || !y || (x.n < 2 && y.n < 2)) return null;
   return Math.max(x.min, y.min) <= Math.min(x.max, y.max);
 }
 
-/** The lowest and the highest of a figure's repeats; empty if there is one run. */
+/** The minimum and maximum over the repeats of a figure; empty for a single run. */
 function repeatRange(point, name) {
   const range = point.ranges[name];
   return range && range.n > 1 ? { low: range.min, high: range.max } : {};
 }
 
-/** Each point that recomputes with the one that does not and is otherwise alike. */
+/** Pairs each point that recomputes with the point that differs in recomputation only. */
 function pairsOf(points) {
   const pairs = [];
   const without = SETTING_AXES.filter((axis) => axis !== "batch" && axis !== "accumulate");
@@ -44,7 +44,7 @@ function pairsOf(points) {
   return pairs;
 }
 
-/** The moment that sets the peak most often: {phase, stage, n, of}. */
+/** The operation at which the peak occurs most often: {phase, stage, n, of}. */
 function commonMoment(points) {
   const known = points.filter((p) => momentText(p.peak_at));
   if (known.length === 0) return null;
@@ -68,8 +68,8 @@ function pairSummary(pairs) {
   };
 }
 
-/** Ways to need less at one global batch, each against the largest micro-batch
- *  without recomputation; of several settings the one with the lowest peak. */
+/** Ways to lower the peak at one global batch, compared with the largest micro-batch without
+ *  recomputation. If a way has several settings, the one with the lowest peak counts. */
 const LEVERS = {
   recompute: (p, base) => p.axes.memory == null &&
     p.axes.recompute !== "none" && p.axes.batch === base.axes.batch,
@@ -121,7 +121,7 @@ function leversOf(points) {
   });
 }
 
-/** Powers of two from the lowest peak to the highest, at most six of them. */
+/** Powers of two between the lowest and the highest peak; at most six. */
 function budgetSteps(peaks) {
   if (peaks.length === 0) return [];
   const first = Math.ceil(Math.log2(Math.min(...peaks)));
@@ -133,8 +133,8 @@ function budgetSteps(peaks) {
   return [0, 1, 2, 3, 4, 5].map((i) => all[Math.round(i * step)]);
 }
 
-/** The fastest point inside each budget, one row per size of the work. In a study of
- *  single techniques the optimizer is one of the choices. */
+/** The fastest point within each budget, one row per problem size. In a study of single
+ *  techniques, the optimizer is one of the choices. */
 function bestInBudgets(points, views) {
   const usable = points.filter((p) => p.peak != null && p.samples_per_s != null);
   const budgets = budgetSteps(usable.map((p) => p.peak));
@@ -164,7 +164,7 @@ function bestInBudgets(points, views) {
   };
 }
 
-/** What the summary says of each study, device and model. */
+/** The summary of each study, device and model. */
 function summariesOf(studies, points) {
   const out = [];
   for (const study of studies) {
@@ -204,7 +204,7 @@ function summaryOf(study, device, model, points) {
   };
 }
 
-/** Points that no other beats in both peak and time, by peak. */
+/** The Pareto-optimal points in peak and time, sorted by peak. */
 function paretoOf(points) {
   const sorted = points
     .filter((p) => p.peak != null && p.samples_per_s != null)
@@ -217,8 +217,7 @@ function paretoOf(points) {
   return front;
 }
 
-/** The lines of a study's plots, as lineRows() has them, with the axis that each
- *  model's size is on. */
+/** The lines of a study's plots (see lineRows()), with the axis for the size of each model. */
 function gridRows(points, axes, value) {
   return valuesOf(points, "model").flatMap((model) => {
     const own = points.filter((p) => p.axes.model === model);
@@ -229,8 +228,8 @@ function gridRows(points, axes, value) {
   });
 }
 
-/** Lines of plots: the median over all that is not on an axis; `low` and `high` of a
- *  single case's repeats. */
+/** The lines of plots: the median over all axes that are not shown; `low` and `high` are the
+ *  range of the repeats if there is only one case. */
 function lineRows(points, axes, value) {
   const usable = points.filter((p) => p[value] != null);
   return [...groupBy(usable, (p) => JSON.stringify(axes.map((a) => p.axes[a] ?? null))).values()]
@@ -242,15 +241,15 @@ function lineRows(points, axes, value) {
     }));
 }
 
-/** The axis that a model's lines are for: the size with most values. */
+/** The size axis of a model's lines: the one with the most values. */
 function sizeAxis(points) {
   const counts = SIZE_AXES.map((axis) => [axis, valuesOf(points, axis).length]);
   counts.sort((a, b) => b[1] - a[1]);
   return counts[0][1] > 0 ? counts[0][0] : "model";
 }
 
-/** The row of published figures that a run can stand beside: it has the run's name,
- *  or names no other, and its values. */
+/** The published row that corresponds to a run: it has the label of the run or no label, and
+ *  the same values. */
 function publishedFor(reference, { axes, label }) {
   const isFor = (row) => {
     const values = Object.entries(row.case || {});
@@ -261,14 +260,14 @@ function publishedFor(reference, { axes, label }) {
   return ((reference && reference.rows) || []).find(isFor) || null;
 }
 
-/** The range of a point's time ratio over its repeats. */
+/** The range of the time ratio of a point over its repeats. */
 function timeRatioRange(base, point) {
   const { low, high } = repeatRange(point, "samples_per_s");
   if (low == null || !base || !base.samples_per_s) return {};
   return { time_low: base.samples_per_s / high, time_high: base.samples_per_s / low };
 }
 
-/** A table of ways to recompute for each thing that is otherwise alike. */
+/** One table of recomputation strategies for each combination of the other axes. */
 function checkpointTables(study, points) {
   const groups = groupBy(points, (p) => axesKey(p.axes, ["recompute", "memory"]));
   return [...groups.values()].filter((group) => group.length > 1).map((group) => {
@@ -300,8 +299,8 @@ function checkpointTables(study, points) {
   });
 }
 
-/** Rows by label, one column per source: systems measured, then what is published. A
- *  run that is not done has its status there. */
+/** Rows by label with one column per source: measured systems first, then published figures.
+ *  A run that is not done shows its status. */
 function stepTables(study, runs) {
   const out = [];
   const points = [...pointsOf(runs), ...runs.filter((run) => run.status !== "done")];
@@ -315,7 +314,7 @@ function stepTables(study, runs) {
       const published = (study.reference && study.reference.rows) || [];
       const labels = [];
       const add = (label) => labels.includes(label) || labels.push(label);
-      // Rows have the order of the reference, then that of the runs.
+      // Rows follow the order of the reference, then that of the runs.
       const used = new Set(here.map(nameOf));
       published.filter((row) => used.has(row.label)).forEach((row) => add(row.label));
       here.forEach((p) => add(nameOf(p)));
@@ -325,7 +324,7 @@ function stepTables(study, runs) {
         const found = here.find((p) => p.axes.system === system && nameOf(p) === label);
         if (found && found.status) return { status: found.status };
         return found && {
-          // Of a pass over the data: runs may have been cut short.
+          // Per epoch, since runs may have been cut short.
           time_s: found.epoch_s ?? found.time_s,
           samples_per_s: found.samples_per_s,
           peak: found.peak,
@@ -364,7 +363,7 @@ function stepSource(name, rows) {
   };
 }
 
-/** All that the page states, for the whole of its data. */
+/** All figures of the page, for all runs. */
 function computeAll(data) {
   const points = pointsOf(data.runs);
   const counts = { done: 0, oom: 0, failed: 0, skipped: 0 };
@@ -409,8 +408,7 @@ function computeAll(data) {
   };
 }
 
-/** Points that can be compared in time and memory: one device, model and size, in
- *  their order. */
+/** Groups of points that are comparable in time and memory: one device, model and size. */
 function frontGroups(points) {
   const groups = [...groupBy(points, (p) =>
     JSON.stringify([p.axes.device, p.axes.model, sizeText(p.axes)])).entries()];

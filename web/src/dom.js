@@ -1,6 +1,6 @@
-// Small helpers that make elements.
+// Helpers that create DOM elements.
 
-/** el("p", {class: "x"}, "text", child…); null children are left out. */
+/** el("p", {class: "x"}, "text", child, ...); null children are skipped. */
 function el(name, attributes = {}, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -12,31 +12,31 @@ function el(name, attributes = {}, ...children) {
   return node;
 }
 
-/** A figure that is in the computed results under `path`, with its format. */
+/** A computed figure stored under `path`, with its format. */
 function figure(path, value, format) {
   if (value == null) return el("span", { class: "none" }, "–");
   return el("span", { "data-figure": path, "data-format": format }, FORMATS[format](value));
 }
 
-/** Whether lowest and highest are worth writing: not if they read the same. */
+/** Whether a range should be shown: not if both ends read the same. */
 function hasRange(values, format) {
   return values.n > 1 && FORMATS[format](values.min) !== FORMATS[format](values.max);
 }
 
-/** "−91 % (−94 to −89 %)" of a spread. */
+/** "−91 % (−94 to −89 %)" for a spread. */
 function spreadFigure(path, values, format) {
   if (!values) return el("span", { class: "none" }, "–");
   const middle = figure(`${path}.median`, values.median, format);
   if (!hasRange(values, format)) return middle;
-  // A fall is shown as the change it is, so its largest comes first.
+  // A reduction is shown as a negative change, so the largest comes first.
   const ends = format === "fall" ? ["max", "min"] : ["min", "max"];
   return el("span", {}, middle, el("span", { class: "range" }, " (",
     figure(`${path}.${ends[0]}`, values[ends[0]], format), " to ",
     figure(`${path}.${ends[1]}`, values[ends[1]], format), ")"));
 }
 
-/** A table in a box of its own that scrolls sideways. `columns`: {title, number};
- *  `rows`: lists of cells. */
+/** A table in a box that scrolls horizontally. `columns`: {title, number}; `rows`: lists of
+ *  cells. */
 function table(columns, rows, attributes = {}, box = "scroll") {
   const cell = (tag, column, content, extra = {}) =>
     el(tag, { class: column.number ? "number" : null, ...extra }, content ?? "–");
@@ -52,5 +52,5 @@ function section(id, title, ...children) {
   return el("section", { id }, el("h2", {}, title), ...children);
 }
 
-/** Marks a difference that is no larger than that between repeats. */
+/** Marks a difference that is within the noise. */
 const noiseMark = () => el("span", { class: "noise" }, " no measurable difference");

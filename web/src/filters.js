@@ -1,4 +1,4 @@
-// Which runs the views show: a value of an axis can be switched off.
+// Filters: each value of an axis can be switched off.
 
 function makeFilters(runs, onchange) {
   const off = new Map();
@@ -26,7 +26,7 @@ function makeFilters(runs, onchange) {
         const button = el("button", { type: "button", class: "chip", "aria-pressed": "true",
           "data-axis": axis, "data-value": value, onclick: () => {
             const hidden = off.get(axis);
-            // The first click on a row shows that value alone, which is wanted most often.
+            // The first click on a row selects that value only, which is the most common use.
             if (hidden.size === 0) values.filter((v) => v !== value).forEach((v) => hidden.add(v));
             else if (hidden.has(value)) hidden.delete(value);
             else hidden.add(value);
@@ -51,6 +51,6 @@ function makeFilters(runs, onchange) {
     el("summary", {}, el("b", {}, "Filter"), " ", count),
     el("div", { class: "rows" }, axes.map(row), el("div", { class: "axis" }, reset, scale),
       el("p", { class: "note" }, "The first click on a value shows it alone; further clicks add " +
-        "or remove values. Verdict and summary are those of all runs.")));
+        "or remove values. Verdict and summary always cover all runs.")));
   return { node, changed };
 }

@@ -1,22 +1,22 @@
-// Numbers as people read them: three figures and a unit.
+// Number formatting: three significant digits and a unit.
 
 const MINUS = "\u2212";
 const NO_BREAK = "\u00a0";
 
-/** Three figures: 1.23, 12.3, 123, 1234. */
+/** Three significant digits: 1.23, 12.3, 123, 1234. */
 function figures3(x) {
   const size = Math.abs(x);
   const text = size.toFixed(size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
   return (x < 0 && Number(text) !== 0 ? MINUS : "") + text;
 }
 
-/** As format_bytes() of the library: 94760128 → 90.4 MiB. */
+/** Same format as format_bytes() in the library: 94760128 → 90.4 MiB. */
 function bytesText(bytes) {
   if (Math.abs(bytes) < 1024) return `${Math.round(bytes)}${NO_BREAK}B`;
   let value = bytes / 1024;
   const units = ["KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
-  // 999.5 would print as a fourth figure; let the next unit have it.
+  // 999.5 would print as 1000; use the next unit.
   while (Math.abs(value) >= 999.5 && unit + 1 < units.length) {
     value /= 1024;
     ++unit;
@@ -24,36 +24,35 @@ function bytesText(bytes) {
   return figures3(value) + NO_BREAK + units[unit];
 }
 
-/** A fraction as percent: 0.071 → 7.1 %, 0.71 → 71 %; 0.996 is not all: 99.6 %. */
+/** A fraction in percent: 0.071 → 7.1 %, 0.71 → 71 %; 0.996 is not rounded to 100 %: 99.6 %. */
 function percentText(fraction) {
   const size = Math.abs(100 * fraction);
   const text = size.toFixed(size < 9.95 || (size >= 99 && size < 100) ? 1 : 0);
   return `${fraction < 0 && Number(text) !== 0 ? MINUS : ""}${text}${NO_BREAK}%`;
 }
 
-/** With its sign, for changes. */
+/** A change in percent, with its sign. */
 function changeText(fraction) {
   const text = percentText(fraction);
   return fraction > 0 && !text.startsWith("0.0") ? `+${text}` : text;
 }
 
-/** What something fell by, as the change it is: 0.93 → −93 %. */
+/** A reduction as a negative change: 0.93 → −93 %. */
 function fallText(fraction) {
   return changeText(-fraction);
 }
 
-/** A change in words: its amount and one of two words; "unchanged" if it rounds to
- *  nothing. */
+/** A change as an amount and one of two words; "unchanged" if it rounds to zero. */
 function inWords(fraction, above, below) {
   const amount = percentText(Math.abs(fraction));
   if (amount.startsWith("0.0")) return "unchanged";
   return `${amount} ${fraction > 0 ? above : below}`;
 }
 
-/** What something fell by: 0.39 → 39 % lower. */
+/** A reduction: 0.39 → 39 % lower. */
 const lowerText = (fraction) => inWords(fraction, "lower", "higher");
 
-/** What was paid for it: 0.25 → 25 % more. */
+/** An increase: 0.25 → 25 % more. */
 const moreText = (fraction) => inWords(fraction, "more", "less");
 
 function secondsText(seconds) {
@@ -89,7 +88,7 @@ const FORMATS = {
   count: (n) => String(n),
 };
 
-/** A size as users write it: 8GiB, 8000MB, 2g. Null if it is none. */
+/** Parses a size such as 8GiB, 8000MB or 2g. Null if it is invalid. */
 function parseBytes(text) {
   const found = /^\s*([0-9.eE+]+)\s*([kmgt]?)(i?b?)\s*$/i.exec(String(text));
   if (!found) return null;
@@ -98,7 +97,7 @@ function parseBytes(text) {
   return Math.round(Number(found[1]) * base ** power);
 }
 
-/** Orders text by the numbers in it: every:2 before every:10. */
+/** Compares texts by the numbers in them: every:2 before every:10. */
 function compareNatural(a, b) {
   return String(a).localeCompare(String(b), "en", { numeric: true });
 }
@@ -111,7 +110,7 @@ function slug(...words) {
     .replace(/^-|-$/g, "");
 }
 
-/** A time of the records (UTC, ISO 8601) for people: 16 Nov 2026, 23:05 UTC. */
+/** Formats a time of the records (UTC, ISO 8601): 16 Nov 2026, 23:05 UTC. */
 function dateText(iso) {
   const date = new Date(iso);
   if (!iso || Number.isNaN(date.getTime())) return null;
@@ -121,7 +120,7 @@ function dateText(iso) {
     `${two(date.getUTCHours())}:${two(date.getUTCMinutes())}${NO_BREAK}UTC`;
 }
 
-/** Rows ({name: value}) as CSV (RFC 4180), with a column for every name. */
+/** Formats rows ({name: value}) as CSV (RFC 4180), with one column per name. */
 function csvText(rows) {
   const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   const cell = (value) => {

@@ -1,9 +1,9 @@
-// Time against memory: one point per case, and the line that joins the best.
+// Time against memory: one point per case, and a line through the Pareto-optimal ones.
 
 function frontierView(study, points) {
   const usable = points.filter((p) => p.peak != null && p.samples_per_s != null);
   const node = el("div", { class: "plots" });
-  // One plot per size: times of different sizes have no common axis that starts at zero.
+  // One plot per size: different sizes cannot share a time axis that starts at zero.
   for (const group of frontGroups(usable)) {
     if (group.length < 2) continue;
     const { device, model } = group[0].axes;
@@ -24,9 +24,9 @@ function frontierView(study, points) {
 }
 
 function frontierNote(points) {
-  return ["Lower and further left is better. The line joins the settings that no other beats in both.",
-    points.some((p) => p.runs.length > 1) ? "Upright bars span the repeats." : "",
-    points.some((p) => p.axes.memory != null) ? "Upright dotted lines are budgets." : "",
+  return ["Lower and further left is better. The line connects the Pareto-optimal settings.",
+    points.some((p) => p.runs.length > 1) ? "Vertical bars show the range of the repeats." : "",
+    points.some((p) => p.axes.memory != null) ? "Vertical dotted lines are budgets." : "",
     points.some((p) => p.warnings.length) ? "Hollow points have warnings." : ""].filter(Boolean).join(" ");
 }
 
@@ -58,7 +58,7 @@ function frontierRow(p, unit, shown) {
   };
 }
 
-/** Budgets that were asked for, as upright rules with their size. */
+/** Requested budgets as vertical rules with labels. */
 function budgetLayers(points, unit, x, colours) {
   const budgets = [...new Set(points.map((p) => p.axes.memory && parseBytes(p.axes.memory))
     .filter(Boolean))].map((bytes) => ({ x: bytes / unit.bytes, budget: bytesText(bytes) }));
@@ -81,7 +81,7 @@ function frontierSpec(points, { width, narrow, colours }) {
   const y = { field: "ms", ...timeAxis("time per sample, ms", rows.map((row) => row.high ?? row.ms)) };
   const color = { field: "way", type: "nominal", sort: ways, title: "recomputation",
     scale: { domain: ways }, legend: { columns: legendColumns(ways, width) } };
-  // The shape tells systems apart, else optimizers.
+  // The shape distinguishes systems or, if there is only one, optimizers.
   const axis = ["system", "optimizer"].find((name) => valuesOf(points, name).length > 1);
   const kinds = axis ? valuesOf(points, axis) : [];
   const shape = !axis ? null : { field: axis, type: "nominal", sort: kinds, title: axisName(axis),

@@ -1,11 +1,12 @@
-// Memory, utilisation and time against batch and accumulation, without and with
-// recomputation side by side, for each device, model, optimizer and number of ranks.
+// Memory, utilisation and time by batch and accumulation, with and without
+// recomputation
+// side by side, for each device, model, optimizer and number of ranks.
 
 const MEMORY_KINDS = {
   peak: "peak of tensors",
   kept: "kept after the forward",
   reserved: "reserved by the allocator",
-  seen: "seen by the observer, its baseline taken off",
+  seen: "measured by the observer, minus its baseline",
 };
 let memoryKind = "peak";
 
@@ -15,7 +16,7 @@ function gridView(study, runs, points, rerender) {
   const node = el("div", {});
   const kinds = Object.keys(MEMORY_KINDS).filter((kind) => points.some((p) => p[kind] != null));
   if (!kinds.includes(memoryKind)) memoryKind = kinds[0] || "peak";
-  const choose = el("select", { "aria-label": "Memory that is shown", class: "memory-kind",
+  const choose = el("select", { "aria-label": "Memory shown", class: "memory-kind",
     onchange: (event) => {
       memoryKind = event.target.value;
       rerender();
@@ -55,8 +56,8 @@ function gridPlots(grid) {
       title: "Memory against micro-batch",
       context: words,
       note: memoryKind === "peak" && grid.runs.some((run) => run.status !== "done")
-        ? "A cross is a run that was not finished (out of memory, failed or skipped), at the " +
-          "peak predicted for it." : null,
+        ? "A cross is an unfinished run (out of memory, failed or skipped), at its " +
+          "predicted peak." : null,
       height: 330,
       spec: (page) => memorySpec(grid, page),
       rows: () => gridCsv(lineRows(points, [size, "recompute", "batch"], memoryKind), `${memoryKind}_bytes`),
@@ -80,7 +81,7 @@ function gridPlots(grid) {
       name: name(`time-${value}`),
       title: `Time per epoch at ${valueText(size, value)}`,
       context: words,
-      note: here.some((p) => p.runs.length > 1) ? "Upright bars span the repeats." : null,
+      note: here.some((p) => p.runs.length > 1) ? "Vertical bars show the range of the repeats." : null,
       height: 330,
       spec: (page) => timeSpec(here, page),
       rows: () => gridCsv(lineRows(here, ["recompute", "batch", "accumulate"], "epoch_s"), "epoch_s"),
@@ -89,7 +90,7 @@ function gridPlots(grid) {
   return el("div", { class: "plots" }, figures);
 }
 
-/** One panel per way to recompute, with the same axes. */
+/** One panel per recomputation strategy, with shared axes. */
 function sideBySide(points, page, layers) {
   const ways = valuesOf(points, "recompute").map(wayText);
   const size = facetSize(page, ways.length);
@@ -111,21 +112,21 @@ function linesOf(encoding, bars = false) {
   ];
 }
 
-/** Lines of a plot for CSV: their axes, the figure, the repeats and how many cases. */
+/** The lines of a plot for CSV: axes, value, range of the repeats and number of cases. */
 function gridCsv(rows, name) {
   return rows.map(({ value, n, low, high, ...axes }) => ({ ...axes, [name]: value,
     ...(low == null ? {} : { [`${name}_low`]: low, [`${name}_high`]: high }), cases: n }));
 }
 
-/** What utilisation means depends on who measured it. */
+/** The meaning of utilisation depends on its source. */
 function utilisationNote(points) {
   const sources = new Set(points.flatMap((p) => p.runs)
     .map((run) => run.record.observed && run.record.observed.source));
   return sources.has("nvml")
-    ? "The share of the training time in which the GPU ran at least one kernel (NVML). 100 % means " +
-      "that it never waited for the host, not that all of it was busy."
-    : "The share of all cores' time that the process used during the training. Below 100 %, cores " +
-      "waited: for data, for memory, or because the work was too small to share.";
+    ? "The fraction of the training time in which the GPU ran at least one kernel (NVML). 100 % means " +
+      "that it never waited for the CPU, not that all of its units were busy."
+    : "The fraction of the CPU time of all cores that the process used during the training. Below 100 %, cores " +
+      "waited for data or memory, or the work was too small to distribute.";
 }
 
 function memorySpec(grid, page) {

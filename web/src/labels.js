@@ -1,10 +1,10 @@
-// Where the labels of a plot's points go, so that none covers a point or another.
+// Placement of point labels, so that no label covers a point or another label.
 
 const LABEL_HEIGHT = 14;
 const CHARACTER = 6.6;
 const POINT = 6;
 
-/** The places beside a point that are tried, best first: {align, dx, dy}. */
+/** Candidate positions next to a point, best first: {align, dx, dy}. */
 const PLACES = [
   { align: "left", dx: 9, dy: 0 },
   { align: "right", dx: -9, dy: 0 },
@@ -16,7 +16,7 @@ const PLACES = [
   { align: "right", dx: -7, dy: 13 },
 ];
 
-/** Places further away, for points that must have a label. */
+/** Positions further away, for points that must have a label. */
 const FAR_PLACES = [
   { align: "right", dx: -4, dy: -28 },
   { align: "right", dx: -4, dy: 28 },
@@ -24,7 +24,7 @@ const FAR_PLACES = [
   { align: "left", dx: 4, dy: 28 },
 ];
 
-/** A place outside the ring around a point that must have its label. */
+/** A position outside the ring around a point that must have a label. */
 const beside = (point, place) => (point.must ? { ...place, dx: 1.5 * place.dx, dy: 1.25 * place.dy } : place);
 
 function labelBox({ x, y, label }, { align, dx, dy }) {
@@ -37,7 +37,7 @@ function labelBox({ x, y, label }, { align, dx, dy }) {
 const overlap = (a, b) =>
   a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
 
-/** Whether a line from `a` to `b` ({x, y}) runs through a box. */
+/** Whether the line from `a` to `b` ({x, y}) intersects a box. */
 function crosses(box, [a, b]) {
   const steps = Math.ceil(Math.hypot(b.x - a.x, b.y - a.y) / 4);
   for (let i = 0; i <= steps; ++i) {
@@ -48,9 +48,9 @@ function crosses(box, [a, b]) {
   return false;
 }
 
-/** Labels for `points` ({x, y, label, must} in pixels, the most important first), each
- *  with its place, which covers no line, box, point or other label. A point without
- *  such a place has no label, unless it must have one: then lines may be covered. */
+/** Places labels for `points` ({x, y, label, must} in pixels, the most important first) such
+ *  that they cover no line, box, point or other label. A point without a free position has
+ *  no label, unless `must` is set: its label may cover lines. */
 function placeLabels(points, { width, height, lines, boxes }) {
   const taken = [...points.map(({ x, y }) =>
     ({ left: x - POINT, right: x + POINT, top: y - POINT, bottom: y + POINT })), ...boxes];

@@ -1,8 +1,8 @@
-// Puts the page together.
+// Assembles the page.
 
 const VIEW_TITLES = {
   grid: "Memory, utilisation and time",
-  checkpoints: "How many checkpoints",
+  checkpoints: "Number of checkpoints",
   steps: "BEFORE / AFTER",
   frontier: "Time against memory",
 };
@@ -14,18 +14,18 @@ const computed = computeAll(data);
 document.body.append(el("script", { type: "application/json", id: "computed" },
   JSON.stringify(computed).replace(/</g, "\\u003c")));
 
-/** The views of one study, of the runs that the filters leave. */
+/** The views of one study, for the runs that pass the filters. */
 function studyViews(study, runs, rerender) {
   const own = runs.filter((run) => run.axes.study === study.key);
   const points = pointsOf(own);
   const parts = [];
-  // A view that cannot show these runs has no heading either.
+  // A view that cannot show these runs has no heading.
   const part = (title, node) => node.childElementCount && parts.push(
     el("div", { class: "view" }, el("h3", { class: "view-title" }, title), node));
-  if (own.length === 0) return [el("p", { class: "note" }, "The filters leave no run of this study.")];
-  if (points.length === 0) return [el("p", { class: "note" }, "No run of this study is done.")];
+  if (own.length === 0) return [el("p", { class: "note" }, "No run of this study passes the filters.")];
+  if (points.length === 0) return [el("p", { class: "note" }, "No run of this study has finished.")];
   const all = own.length === data.runs.filter((run) => run.axes.study === study.key).length;
-  // Under a filter the tables are of what is shown, and so not those computed above.
+  // With filters, tables are recomputed for the visible runs.
   const at = (view) => (all
     ? `${view}.${computed[view].findIndex((c) => c.study === study.key)}` : "filtered");
   if (study.views.includes("steps")) {
@@ -41,7 +41,7 @@ function studyViews(study, runs, rerender) {
   return parts;
 }
 
-/** What the page is of: the study, or how many; each study's section says more. */
+/** The title of the page: the study, or the number of studies. */
 function aboutPage() {
   const several = data.studies.length > 1;
   const [study] = data.studies;
@@ -49,7 +49,7 @@ function aboutPage() {
   return el("div", { class: "about" },
     study ? el("p", {}, el("b", {}, several ? `${data.studies.length} studies` : study.name),
       ` · ${provenanceText(several ? null : study, data.runs)}`) : null,
-    made ? el("p", {}, `Page made on ${made}.`) : null);
+    made ? el("p", {}, `Page created on ${made}.`) : null);
 }
 
 function makePage() {
@@ -73,22 +73,22 @@ function makePage() {
   const runsOf = (study) => data.runs.filter((run) => run.axes.study === study.key);
   const idOf = (study) => `study-${slug(study.key)}`;
   const links = [["summary", "Summary"], ...data.studies.map((s) => [idOf(s), s.name]),
-    ["unfinished", "Not done, warnings"], ["all-runs", "All runs"]];
+    ["unfinished", "Unfinished, warnings"], ["all-runs", "All runs"]];
   main.replaceChildren(
     aboutPage(),
     verdictSection(data, computed),
     el("nav", {}, links.map(([id, text]) => el("a", { href: `#${id}` }, text))),
     summarySection(data, computed),
     filters.node,
-    el("p", { class: "note help" }, "Plots: point at a mark for its figures, drag to move, Ctrl and " +
-      "the wheel to zoom, double click to go back; a click on a point of time against memory opens its run."),
+    el("p", { class: "note help" }, "Plots: hover over a mark for its figures, drag to pan, Ctrl and " +
+      "the wheel to zoom, double-click to reset; click a point of time against memory to open its run."),
     ...bodies.map(({ study, node }) => section(idOf(study), study.name,
       el("p", { class: "provenance" }, provenanceText(study, runsOf(study))),
       study.question ? el("p", { class: "question" }, study.question) : null, node)),
-    section("unfinished", "Runs that are not done, and warnings", unfinished),
+    section("unfinished", "Unfinished runs and warnings", unfinished),
     section("all-runs", "All runs", el("p", { class: "note" },
-      "A heading sorts. Each run opens with the command that repeats it and what the observer saw."), runs),
-    el("footer", {}, el("p", {}, "Made from results.jsonl alone. Drawn with " +
+      "Click a heading to sort. Each run opens with the command that repeats it and its observations."), runs),
+    el("footer", {}, el("p", {}, "Created from results.jsonl only. Drawn with " +
       `Vega ${vega.version} and Vega-Lite ${vegaLite.version} (BSD 3-Clause), whose notices are in ` +
       "this page's source.")));
   filters.changed();
@@ -126,8 +126,8 @@ window.addEventListener("resize", () => {
   resizing = setTimeout(redrawDrawn, 150);
 });
 
-/** For tests, and for the command that saves plots: report.html#plots writes all
- *  of them into the page. */
+/** For tests and for the command that saves plots: report.html#plots writes all plots into
+ *  the document. */
 window.reprise = { drawAll, savedPlots, openRun, computed };
 if (window.location.hash === "#plots") {
   savedPlots().then((saved) => document.body.append(el("script",

@@ -1,5 +1,6 @@
-// Drawing with Vega-Lite. A plot is drawn when it comes near the screen, at once
-// (Vega's own work is synchronous), so that a printout can have them all.
+// Drawing with Vega-Lite. A plot is drawn synchronously when it comes near the
+// viewport, so
+// that all plots can be drawn before printing.
 
 const palettes = {
   light: {
@@ -56,10 +57,9 @@ const drawSoon = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "600px" });
 
-/** A plot's figure. `spec({width, narrow, colours})` gives a Vega-Lite specification,
- *  `rows()` the figures that it draws, for CSV; `name` becomes the file's name when it
- *  is saved, `context` says what all of it is of, `saved` says so in the saved file
- *  if the page says it elsewhere. */
+/** A figure with a plot. `spec({width, narrow, colours})` returns a Vega-Lite specification,
+ *  `rows()` the data for CSV. `name` is the file name for saving, `context` describes the
+ *  data, and `saved` is added to the saved file if the page shows it elsewhere. */
 function plot({ name, title, context, saved, note, height = 300, spec, rows, onclick }) {
   const body = el("div", { class: "drawing", style: `min-height:${height}px` });
   const save = (kind) => el("button", { type: "button", class: "small",
@@ -104,7 +104,7 @@ function drawPlot(it, width) {
       .run();
   };
   make();
-  // How wide labels are is known once they are drawn.
+  // The width of labels is known only after drawing.
   const drawn = it.view.scenegraph().root.bounds;
   const slack = width - 8 - (drawn.x2 - drawn.x1);
   if (slack > 6 || slack < 0) {
@@ -118,7 +118,7 @@ function drawPlot(it, width) {
   it.body.style.minHeight = "";
 }
 
-/** Forgets plots that are no longer in the page. */
+/** Drops plots that are no longer in the page. */
 function dropPlots(inside) {
   for (const it of [...plots]) if (inside.contains(it.node)) it.drop();
 }
@@ -131,7 +131,7 @@ function redrawDrawn() {
   for (const it of plots) if (it.view) it.draw();
 }
 
-/** "light" or "dark": all that is drawn is drawn again. */
+/** Sets the theme, "light" or "dark", and redraws all plots. */
 function setTheme(name) {
   theme = name;
   document.documentElement.dataset.theme = name;
@@ -157,7 +157,7 @@ function showTip(handler, event, item, value) {
   tip.style.top = `${Math.max(4, y)}px`;
 }
 
-/** A view of its own, with the title that the page has above the plot. */
+/** A separate view that includes the title shown above the plot. */
 function savedView(it) {
   it.draw();
   const title = { title: { text: it.title, subtitle: it.context || "" } };
@@ -175,7 +175,7 @@ async function savePlot(it, kind) {
   link.remove();
 }
 
-/** Every plot as {name, svg, png, csv}; png in base 64. */
+/** Every plot as {name, svg, png, csv}; png is base64. */
 async function savedPlots() {
   const saved = [];
   for (const it of plots) {

@@ -1,13 +1,13 @@
-// Where figures come from: versions, devices and dates.
+// Provenance of the figures: versions, devices and dates.
 
-/** "Reprise 0.1.0, LibTorch 2.11.0"; null if nothing is known. */
+/** "Reprise 0.1.0, LibTorch 2.11.0"; null if unknown. */
 function versionsText(versions) {
   const names = { libtorch: "LibTorch", reprise: "Reprise" };
   const words = Object.entries(versions || {}).map(([name, version]) => `${names[name] || name} ${version}`);
   return words.length ? words.join(", ") : null;
 }
 
-/** The first and the last time that runs were started; null if none says so. */
+/** The first and last start time of runs; null if unknown. */
 function startedText(runs) {
   const times = runs.map((run) => run.record.started).filter((t) => dateText(t)).sort();
   if (times.length === 0) return null;
@@ -16,8 +16,8 @@ function startedText(runs) {
   return day(first) === day(last) ? `run on ${day(first)}` : `run from ${day(first)} to ${day(last)}`;
 }
 
-/** "mnist-h200 · NVIDIA H200 · run on 15 Nov 2026 · Reprise 0.1.0, LibTorch 2.11.0":
- *  tells studies of one title apart. Without a study that of the whole page. */
+/** "mnist-h200 · NVIDIA H200 · run on 15 Nov 2026 · Reprise 0.1.0, LibTorch 2.11.0", to
+ *  distinguish studies with the same title. Without a study, describes the whole page. */
 function provenanceText(study, runs) {
   const versions = [...new Set(runs.map((run) => versionsText(run.record.versions)).filter(Boolean))];
   return [study && study.sources.filter(Boolean).join(", "), valuesOf(runs, "device").join(", "), startedText(runs), versions.join("; ")]

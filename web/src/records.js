@@ -1,13 +1,14 @@
-// Records of results.jsonl as runs with axes, and runs of one case as points.
+// Converts records of results.jsonl into runs with axes, and repeats of a run into
+// points.
 
-/** Axes in the order in which people look for them. */
+/** Axes in the order in which they are shown. */
 const AXES = [
   "study", "device", "system", "model", "image_size", "seq", "depth", "width",
   "norm", "data", "batch", "accumulate", "ranks", "global_batch", "optimizer", "recompute",
   "precision", "memory",
 ];
 
-/** How each is called. */
+/** Display names of the axes. */
 const AXIS_NAMES = {
   image_size: "image size",
   seq: "sequence",
@@ -18,10 +19,10 @@ const AXIS_NAMES = {
   memory: "budget",
 };
 
-/** What says how large the work is, rather than how it is done. */
+/** Axes for the size of the problem, as opposed to the settings. */
 const SIZE_AXES = ["image_size", "seq", "depth", "width"];
 
-/** How the work is done: what may differ between two runs that are compared. */
+/** Axes for the settings: those that may differ between two compared runs. */
 const SETTING_AXES = [
   "recompute", "memory", "batch", "accumulate", "global_batch", "steps", "epochs", "seconds",
 ];
@@ -37,9 +38,9 @@ function axisName(axis) {
   return AXIS_NAMES[axis] || axis.replace(/_/g, " ");
 }
 
-/** One record of a run, flat. Values that the case leaves open come from the figures;
- *  the micro-batch is the one that was run, even if the case asked for another.
- *  `study` is the study's key, `prefix` makes ids of several directories differ. */
+/** Flattens one record of a run. Values that the case leaves open are taken from the figures;
+ *  the micro-batch is the actual one, even if the case requested another. `study` is the key
+ *  of the study; `prefix` makes the ids of several directories unique. */
 function runOf(record, study, prefix) {
   const figures = record.figures || {};
   const observed = record.observed || {};
@@ -48,15 +49,15 @@ function runOf(record, study, prefix) {
   if (micro != null) axes.batch = micro;
   const accumulate = figures.accumulate ?? axes.accumulate;
   if (accumulate != null) axes.accumulate = accumulate;
-  // A budget without a strategy leaves the schedule to the planner; what it chose
-  // would be another one for each budget.
+  // A budget without a strategy leaves the schedule to the planner, which may choose another
+  // one for each budget.
   if (axes.memory != null && axes.recompute == null) axes.recompute = "planned";
   for (const axis of ["model", "optimizer", "recompute", "precision"]) {
     if (axes[axis] == null && figures[axis] != null) axes[axis] = figures[axis];
   }
   if (axes.batch != null && axes.accumulate == null) axes.accumulate = 1;
   axes.ranks = figures.ranks ?? axes.ranks ?? 1;
-  // It follows from the other two, and would only be one filter more.
+  // It follows from the other two and would only add a filter.
   if (axes.batch != null) delete axes.global_batch;
   axes.study = study;
   axes.system = record.system || "reprise";
@@ -79,7 +80,7 @@ function runOf(record, study, prefix) {
       time_s: number(figures.time_s),
       dataset: number(figures.dataset_bytes) || null,
     },
-    // What an update is of: a plan's micro-batches need not divide it.
+    // Samples per update: the micro-batches of a plan need not divide it.
     global_batch: number(figures.global_batch) ?? number(record.case && record.case.global_batch) ??
       (axes.batch == null ? null : axes.batch * axes.accumulate * axes.ranks),
     warnings: Array.isArray(figures.warnings) ? figures.warnings.map(String) : [],
@@ -88,9 +89,9 @@ function runOf(record, study, prefix) {
   };
 }
 
-/** Names the study of a record. Directories that have one study on different devices,
- *  with different systems or with different runs are parts of it. If two have the same
- *  run, the study was made again, and the directory becomes part of the name. */
+/** The name of a record's study. Directories with the same study on different devices, with
+ *  different systems or with different runs are shown together. If two directories contain
+ *  the same run, the study was repeated, and the directory becomes part of the name. */
 function studyKeys(records) {
   const places = new Map();
   for (const record of records.filter((r) => r.type === "run")) {
@@ -104,8 +105,8 @@ function studyKeys(records) {
   return ({ study, source }) => (again.has(study) ? `${study} (${source})` : study);
 }
 
-/** {studies, runs} of all records; of runs with one id in one study the last counts. A
- *  study has a `key` and a `name`, neither of which another study has. */
+/** {studies, runs} of all records; the last run with a given id in a study counts. The `key`
+ *  and the `name` of a study are unique. */
 function readRecords(records) {
   const keyOf = studyKeys(records);
   const studies = new Map();
@@ -124,7 +125,7 @@ function readRecords(records) {
       });
     } else if (record.type === "run") {
       const prefix = key === record.study ? "" : `${record.source}/`;
-      // A run that was made again keeps its place.
+      // A repeated run keeps its position.
       runs.set(prefix + record.id, runOf(record, key, prefix));
       if (!studies.has(key)) {
         studies.set(key, { study: record.study, key, title: record.study, views: [],
@@ -148,7 +149,7 @@ function median(values) {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-/** {median, min, max, n}, or null of nothing. */
+/** {median, min, max, n}; null for an empty list. */
 function spread(values) {
   const known = values.filter((x) => x != null);
   if (known.length === 0) return null;
@@ -170,7 +171,7 @@ function groupBy(items, keyOf) {
   return groups;
 }
 
-/** A key of all axes but those named. */
+/** A key of all axes except the given ones. */
 function axesKey(axes, without = []) {
   return JSON.stringify(
     Object.keys(axes)
@@ -180,9 +181,9 @@ function axesKey(axes, without = []) {
   );
 }
 
-/** Runs that are done, repeats of one case together: the median of every figure, and
- *  in `ranges` the lowest and the highest; what set the peak is from the repeat with
- *  the highest peak. */
+/** Groups the repeats of each finished case into a point: the median of every figure, with the
+ *  minimum and maximum in `ranges`. The operation at the peak is that of the repeat with the
+ *  highest peak. */
 function pointsOf(runs) {
   const done = runs.filter((run) => run.status === "done" && run.record.figures);
   const points = [];
@@ -209,14 +210,14 @@ function pointsOf(runs) {
   return points;
 }
 
-/** The values that an axis has, in order; "none" is the first way to recompute. */
+/** The sorted values of an axis; "none" is the first recomputation strategy. */
 function valuesOf(items, axis) {
   const values = new Set(items.map((item) => item.axes[axis]).filter((v) => v != null));
   return [...values].sort((a, b) =>
     (b === "none") - (a === "none") || compareNatural(a, b));
 }
 
-/** Axes that have more than one value. */
+/** Axes with more than one value. */
 function varyingAxes(items) {
   const known = new Set(items.flatMap((item) => Object.keys(item.axes)));
   const ordered = [...AXES.filter((axis) => known.has(axis)),
@@ -224,8 +225,8 @@ function varyingAxes(items) {
   return ordered.filter((axis) => valuesOf(items, axis).length > 1);
 }
 
-/** Axes to filter by. Of those that people do not look for first, such as the rate,
- *  only what a study varies: between studies most things differ. */
+/** Axes with filters. Minor axes, such as the learning rate, are included only if a single
+ *  study varies them. */
 function filterAxes(runs) {
   const within = new Set([...groupBy(runs, (run) => run.axes.study).values()].flatMap(varyingAxes));
   return varyingAxes(runs).filter((axis) => AXES.includes(axis) || within.has(axis));
@@ -241,7 +242,7 @@ function valueText(axis, value) {
   return String(value);
 }
 
-/** How large the work is: "448 px", "depth 64"; empty if it is not known. */
+/** The size of the problem: "448 px", "depth 64"; empty if unknown. */
 function sizeText(axes) {
   return SIZE_AXES.filter((axis) => axes[axis] != null)
     .map((axis) => valueText(axis, axes[axis])).join(", ");
@@ -253,7 +254,7 @@ function batchText(axes) {
   return `${axes.batch}${NO_BREAK}×${NO_BREAK}${axes.accumulate ?? 1}${ranks}`;
 }
 
-/** How the work was done, as far as it differs between `axesShown`. */
+/** The settings, restricted to the axes in `axesShown`. */
 function settingText(axes, axesShown) {
   const words = [];
   const size = sizeText(Object.fromEntries(
@@ -268,13 +269,13 @@ function settingText(axes, axesShown) {
   return words.join(" · ");
 }
 
-/** "the backward of block1"; null if it is not known. */
+/** "the backward of block1"; null if unknown. */
 function momentText(peakAt) {
   if (!peakAt || !peakAt.phase) return null;
   return peakAt.stage ? `${peakAt.phase} of ${peakAt.stage}` : peakAt.phase;
 }
 
-/** What a row of a CSV file says of its case. */
+/** The columns that describe the case in a CSV row. */
 function caseColumns(axes) {
   return Object.fromEntries(AXES.filter((axis) => axes[axis] != null).map((axis) => [axis, axes[axis]]));
 }

@@ -1,6 +1,6 @@
-// Every run, sortable; one run with what the observer saw.
+// The sortable table of all runs, and the details of one run with its observations.
 
-/** Columns of long names, which may have several lines. */
+/** Columns with long names, which may wrap. */
 const WRAPPED = ["setting", "study", "device", "system"];
 let allRuns = new Map();
 let sortBy = { key: "order", down: false };
@@ -19,7 +19,7 @@ function runColumns(runs) {
   const figureColumn = (key, title, format) => ({ title, key, number: true,
     value: (run) => run.figures[key], show: (run) =>
       (run.figures[key] == null ? "–" : FORMATS[format](run.figures[key])) });
-  // Studies have axes of their own: together they would be mostly empty columns.
+  // One table per study: combined, most columns would be empty.
   const shown = studyAxes(runs);
   const setting = (run) => [run.label, settingText(run.axes, shown.get(run.axes.study))]
     .filter(Boolean).join(": ");
@@ -82,7 +82,7 @@ function runsView(runs) {
 
 function copyText(text, button) {
   const done = () => { button.textContent = "Copied"; };
-  // A page from the disk has no clipboard in some browsers.
+  // Some browsers have no clipboard for file:// pages.
   const byHand = () => {
     const area = el("textarea", {}, text);
     button.after(area);
@@ -95,7 +95,7 @@ function copyText(text, button) {
   else byHand();
 }
 
-/** Facts of several ranks; none of one. */
+/** Facts about the ranks; none for a single rank. */
 function rankRows(run) {
   const figures = run.record.figures || {};
   if (!(run.axes.ranks > 1)) return [];
@@ -109,7 +109,7 @@ function rankRows(run) {
   ];
 }
 
-/** Opens one run: its command, its figures, and its series if it has one. */
+/** Opens one run: its command, its figures, and its series if there is one. */
 function openRun(id) {
   const run = allRuns.get(id);
   const dialog = document.getElementById("run");
@@ -124,7 +124,7 @@ function openRun(id) {
     ["warning", run.warnings.length ? run.warnings.join("; ") : null],
     ["predicted peak", record.predicted && bytesText(record.predicted.peak_bytes)],
     ["peak", run.figures.peak, bytesText], ["what sets it", momentText(run.peak_at)],
-    ["dataset, beside the peak", run.figures.dataset, bytesText],
+    ["dataset, not in the peak", run.figures.dataset, bytesText],
     ["kept after the forward", run.figures.kept, bytesText],
     ["reserved", run.figures.reserved, bytesText],
     ["seen by the observer", run.figures.seen, bytesText],
@@ -150,7 +150,7 @@ function openRun(id) {
     dialog.append(node);
     node.plot.draw();
   } else {
-    dialog.append(el("p", { class: "note" }, "The observer has no series of this run."));
+    dialog.append(el("p", { class: "note" }, "The observer recorded no series for this run."));
   }
 }
 
@@ -164,7 +164,7 @@ function seriesPlot(run) {
   const source = observed ? `${observed.source}, every ${observed.interval_ms} ms` : "";
   return plot({
     name: slug("series", run.id),
-    title: "What the observer saw",
+    title: "Observations",
     context: source,
     height: kinds.length * 130,
     rows: () => series.t_s.map((t, i) => ({ t_s: t,

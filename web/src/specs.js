@@ -1,20 +1,20 @@
-// Parts of Vega-Lite specifications that several plots have.
+// Parts of Vega-Lite specifications shared by several plots.
 
-/** Drag moves, Ctrl and the wheel zooms (a wheel alone scrolls the page), a double
- *  click goes back. */
+/** Drag to pan, Ctrl and the wheel to zoom (the wheel alone scrolls the page), double-click to
+ *  reset. */
 const ZOOM = {
   name: "zoom",
   select: { type: "interval", zoom: "wheel![event.ctrlKey || event.metaKey]" },
   bind: "scales",
 };
 
-/** {bytes, name} in which ticks are round numbers: GiB if the largest value has one. */
+/** The unit {bytes, name} for an axis: GiB if the largest value has at least one. */
 function unitFor(values) {
   const gib = Math.max(...values) >= 2 ** 30;
   return gib ? { bytes: 2 ** 30, name: "GiB" } : { bytes: 2 ** 20, name: "MiB" };
 }
 
-/** Labels of an axis in `unit`; what is below one has the next smaller unit. */
+/** Labels of an axis in `unit`; values below one use the next smaller unit. */
 function unitLabel(unit, below = true) {
   const smaller = unit.name === "GiB" ? "MiB" : "KiB";
   const plain = `format(datum.value, '~r') + ' ${unit.name}'`;
@@ -31,7 +31,7 @@ const powersAxis = (title, values) => ({
   axis: { values, format: "d", grid: false },
 });
 
-/** An axis of memory in `unit`. */
+/** A memory axis in `unit`. */
 const memoryAxis = (title, unit) => ({
   type: "quantitative",
   title,
@@ -41,7 +41,7 @@ const memoryAxis = (title, unit) => ({
 
 const tips = (...names) => names.map((name) => ({ field: name, type: "nominal" }));
 
-/** An axis' label expression that has long names in several lines. */
+/** A label expression that wraps long names. */
 function wrappedLabels(names, characters) {
   const lines = Object.fromEntries(names.map((name) => [name, name.split(" ").reduce((all, word) => {
     const last = all[all.length - 1];
@@ -52,13 +52,13 @@ function wrappedLabels(names, characters) {
   return `${JSON.stringify(lines)}[datum.label]`;
 }
 
-/** How wide each of `n` plots side by side is; on a phone they stand in a column. */
+/** The width of each of `n` plots side by side; they are stacked on a phone. */
 function facetSize({ width, narrow }, n, left = 64) {
   const columns = narrow ? 1 : Math.min(n, 2);
   return { columns, width: Math.max(120, Math.floor((width - left - 24 * columns) / columns)) };
 }
 
-/** Colour and shape by one ordered value. */
+/** Encodes one ordered value as color and shape. */
 function byColourAndShape(field, title, values) {
   return {
     color: { field, type: "nominal", title, sort: values, scale: { domain: values } },
@@ -66,20 +66,20 @@ function byColourAndShape(field, title, values) {
   };
 }
 
-/** How many columns a legend of these labels has, so that none leaves the plot. */
+/** The number of legend columns such that the legend fits the plot. */
 function legendColumns(labels, width) {
   const widest = 34 + 6.4 * Math.max(1, ...labels.map((label) => String(label).length));
   return Math.max(1, Math.min(labels.length, Math.floor(width / widest)));
 }
 
-/** Upright bars from `low` to `high` of rows that have both: the range of repeats. */
+/** Vertical bars from `low` to `high` for rows that have both: the range of repeats. */
 function repeatBars(x, y, color, mark = {}) {
   const known = { filter: "isValid(datum.low) && isValid(datum.high)" };
   return { transform: [known], mark: { type: "rule", strokeWidth: 1.5, clip: true, ...mark },
     encoding: { x, y: { ...y, field: "low" }, y2: { field: "high" }, ...(color ? { color } : {}) } };
 }
 
-/** Points of runs, hollow if they have warnings. */
+/** Points of runs; hollow if they have warnings. */
 function runPoints(data, encoding, size) {
   const mark = { type: "point", clip: true, size, cursor: "pointer" };
   return [
@@ -89,8 +89,7 @@ function runPoints(data, encoding, size) {
   ];
 }
 
-/** An axis of times from zero, so that heights are times, to a little above the highest
- *  of `values`. */
+/** A time axis that starts at zero and ends slightly above the largest of `values`. */
 const timeAxis = (title, values) => ({ type: "quantitative", title,
   scale: { domain: [0, 1.07 * Math.max(...values)], nice: false },
   axis: { format: "~r", tickCount: 6 } });

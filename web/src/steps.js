@@ -1,4 +1,4 @@
-// One measure after another: BEFORE and AFTER, and all of them in a table.
+// A sequence of techniques: BEFORE and AFTER, and all of them in a table.
 
 function stepsView(study, computed, at) {
   const node = el("div", {});
@@ -15,7 +15,7 @@ function stepsView(study, computed, at) {
   return node;
 }
 
-/** Two rows of one source against each other. */
+/** Compares two rows of one source. */
 function beforeAfter({ labels, sources }) {
   const body = el("div", {});
   const select = (name, options, chosen) => el("select", { class: name, "aria-label": name,

@@ -1,4 +1,4 @@
-// What was found, in words and figures; all of it computed, of all runs.
+// The summary in words and figures, computed from all runs.
 
 function summarySection(data, computed) {
   const { counts } = computed;
@@ -13,14 +13,14 @@ function summarySection(data, computed) {
       ` of ${data.runs.length} runs are done`,
       unfit.map((status, i) => [i === 0 ? "; " : ", ",
         figure(`counts.${status}`, counts[status], "count"), ` ${names[status]}`]).flat(),
-      ".", ...warned, " A pair is two runs that differ in recomputation alone; ranges are from the " +
+      ".", ...warned, " A pair is two runs that differ only in recomputation; ranges are from the " +
       "lowest to the highest; time is for the same number of samples. The peak is that of " +
-      "tensors on the device; kept is what is held for the backward after the forward."),
+      "tensors on the device; kept is the memory held for the backward after the forward."),
     cards);
 }
 
-/** The way to recompute that the sentence is about: the one that lowers the peak most,
- *  of equals the one that keeps least. */
+/** The strategy that the sentence describes: the one that lowers the peak most or, among
+ *  equals, keeps least. */
 function mainStrategy(summary) {
   const middle = (values) => (values ? values.median : -Infinity);
   return summary.strategies
@@ -42,7 +42,7 @@ function summaryCard(data, summary, path, closed) {
         ...leverWords(summary, path)));
   } else {
     node.append(el("p", {}, ...leverWords(summary, path),
-      leverWords(summary, path).length ? "" : "No run has a partner that differs in recomputation alone."));
+      leverWords(summary, path).length ? "" : "No two runs differ only in recomputation."));
   }
   const tables = [strategyTable(summary, path), sizeTable(summary, path),
     leverTable(summary, path), budgetTable(summary, path)].filter(Boolean);
@@ -54,13 +54,13 @@ function summaryCard(data, summary, path, closed) {
   return node;
 }
 
-/** Whether most pairs that were repeated differ in time by no more than the repeats. */
+/** Whether the time difference of most repeated pairs is within the noise. */
 const mostlyNoise = (pairs) => pairs.repeated > 0 && 2 * pairs.within_noise > pairs.repeated;
 
 function tiles(main, path) {
   const tile = (name, key, words, signed) => {
     if (!main[key]) return null;
-    // A fall is written as the change that it is, so its largest comes first.
+    // A reduction is written as a negative change, so the largest comes first.
     const [first, last] = signed === "fall" ? ["max", "min"] : ["min", "max"];
     const end = (which) => figure(`${path}.${key}.${which}`, main[key][which], signed);
     const noise = key === "time" && mostlyNoise(main);
@@ -78,7 +78,7 @@ function tiles(main, path) {
   ].filter(Boolean))];
 }
 
-/** "87 % (median of 44 pairs; 82 % to 93 %)", an amount without a sign. */
+/** "87 % (median of 44 pairs; 82 % to 93 %)": an amount without a sign. */
 function amount(path, values, n) {
   const parts = [figure(`${path}.median`, values.median, "percent")];
   const range = hasRange(values, "percent") ? [figure(`${path}.min`, values.min, "percent"), " to ",
@@ -143,14 +143,14 @@ function momentWords(main, path) {
     ...times(after, "with_at")];
 }
 
-/** Why a peak stays although much less is kept. */
+/** Explains why the peak does not fall although much less is kept. */
 function whyWords(main) {
   const { without_at: before, with_at: after } = main;
   const same = before && after && momentText(before) === momentText(after);
   if (!same || before.phase !== "backward" || !before.stage || !main.kept ||
       main.peak.median >= main.kept.median / 2) return "";
   return `That stage's own backward needs its activations and their gradients ` +
-    `whether they were kept or made again, so recomputation cannot lower it; ` +
+    `whether they were kept or recomputed, so recomputation cannot lower it; ` +
     `fewer samples at a time can. `;
 }
 
@@ -168,7 +168,7 @@ function tradeWords(at, peak, time) {
 }
 
 function leverWords(summary, path) {
-  // The choice between the two; the table has their combination.
+  // Only these two are compared; the table also has their combination.
   const single = summary.levers.map((lever, i) => ({ ...lever, at: `${path}.levers.${i}` }))
     .filter((lever) => ["recompute", "micro-batch"].includes(lever.lever));
   if (single.length === 0) return [];
@@ -210,7 +210,7 @@ function pairCells(row, path) {
 
 function strategyTable(summary, path) {
   if (summary.strategies.length < 2) return null;
-  return el("div", {}, el("h4", {}, "By way of recomputing"),
+  return el("div", {}, el("h4", {}, "By strategy"),
     table([{ title: "recomputation" }, ...PAIR_COLUMNS], summary.strategies.map((row, i) =>
       [row.recompute, ...pairCells(row, `${path}.strategies.${i}`)])));
 }
@@ -227,10 +227,10 @@ function sizeTable(summary, path) {
 function leverTable(summary, path) {
   if (summary.levers.length === 0) return null;
   return el("div", {}, el("h4", {}, "What lowers the peak at one global batch"),
-    el("p", { class: "note" }, "Against the largest micro-batch without recomputation; of " +
-      "several settings the one with the lowest peak."),
+    el("p", { class: "note" }, "Compared with the largest micro-batch without recomputation; of " +
+      "several settings, the one with the lowest peak is shown."),
     table([{ title: "lever" }, { title: "cases", number: true }, { title: "peak", number: true },
-      { title: "time", number: true }, { title: "the most" }],
+      { title: "time", number: true }, { title: "largest reduction" }],
     summary.levers.map((lever, i) => {
       const at = `${path}.levers.${i}`;
       const { most } = lever;
@@ -247,7 +247,7 @@ function budgetTable(summary, path) {
   const { budgets, rows } = summary.best;
   if (budgets.length === 0) return null;
   return el("div", {}, el("h4", {}, "The fastest setting that fits a budget"),
-    el("p", { class: "note" }, "Among the runs made: samples/s, the setting " +
+    el("p", { class: "note" }, "Among the runs of this study: samples/s, the setting " +
       "(micro-batch × accumulation), its peak."),
     table([{ title: "" }, ...budgets.map((b) => ({ title: bytesText(b), number: true }))],
       rows.map((row, i) => [row.row || "all", ...row.cells.map((cell, j) => {

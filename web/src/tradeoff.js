@@ -1,10 +1,11 @@
-// Peak against time of settings that do the same work, with and without
-// recomputation in one panel.
+// Peak against time of settings with the same work, with and without recomputation in
+// one
+// panel.
 
 const wayName = (way) => (way === "none" ? "without recomputation"
   : way === "planned" ? "planned for a budget" : `recomputation: ${way}`);
 
-/** What tells a point from the others of its work. */
+/** What distinguishes a point from the other points of its work. */
 function pointName(p, points) {
   const varies = (axis) => new Set(points.map((q) => q.axes[axis])).size > 1;
   const ways = new Set(points.map((q) => q.axes.recompute)).size;
@@ -33,7 +34,7 @@ function tradeoffRows({ points, base, pick }, unit) {
       ...(speeds.n > 1 ? { low: ms(speeds.max), high: ms(speeds.min) } : {}),
       way: wayName(p.axes.recompute),
       batch: p.axes.batch,
-      // Lines join micro-batches of one kind; a plan has its own for each budget.
+      // Lines connect micro-batches of one kind; every budget of a plan is a point of its own.
       line: p.axes.memory != null ? JSON.stringify(p.axes)
         : JSON.stringify([p.axes.recompute, ...TECHNIQUE_AXES.map((axis) => p.axes[axis])]),
       role: p === pick ? "recommended" : p === base ? "baseline" : "",
@@ -50,7 +51,7 @@ function tradeoffRows({ points, base, pick }, unit) {
 
 const LIMIT_TEXT = `${moreText(MOST_TIME - 1)} time than the baseline`;
 
-/** The limit's text: at the right end of its line, or at the left if a point is there. */
+/** The label of the limit: at the right end of its line, or at the left if a point is there. */
 function limitBox(points, y, width) {
   const wide = CHARACTER * LIMIT_TEXT.length;
   const box = (left) => ({ left, right: left + wide, top: y - 16, bottom: y });
@@ -61,7 +62,7 @@ function limitBox(points, y, width) {
   return covers(right) && !covers(left) ? left : right;
 }
 
-/** {labels, limit}: the points' labels and the limit's text in pixels. The recommended
+/** {labels, limit}: the labels of the points and of the limit, in pixels. The recommended
  *  setting and the baseline come first. */
 function tradeoffLabels(rows, most, limit, width, height) {
   const order = ["recommended", "baseline", ""];

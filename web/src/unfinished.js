@@ -1,15 +1,15 @@
-// Runs that are not done, by what happened to them, and runs with warnings.
+// Runs that are not done, by outcome, and runs with warnings.
 
 const OUTCOMES = [
   { id: "not-fit", status: "oom", title: "Did not fit",
     note: "These runs ran out of memory." },
   { id: "skipped", status: "skipped", title: "Skipped",
-    note: "These runs were not started: their predicted peak is larger than the memory." },
+    note: "These runs were not started: their predicted peak exceeds the memory." },
   { id: "failed", status: "failed", title: "Failed",
-    note: "These runs ended with an error that is not a lack of memory." },
+    note: "These runs ended with an error other than out of memory." },
 ];
 
-/** A link to a run, and its study and device if there are several. */
+/** A link to a run, with its study and device if there are several. */
 function runCells(run, shown, several) {
   return [
     el("button", { type: "button", class: "link", onclick: () => openRun(run.id) },
@@ -41,7 +41,7 @@ function warningTable(runs, all) {
   ]), { class: "outcome", "data-status": "warned" }, "scroll tall");
 }
 
-/** A part for each outcome that occurs. */
+/** One section per outcome that occurs. */
 function unfinishedView(runs) {
   const parts = OUTCOMES.map((outcome) => ({ ...outcome,
     runs: runs.filter((run) => run.status === outcome.status) })).filter((o) => o.runs.length > 0);
@@ -50,7 +50,7 @@ function unfinishedView(runs) {
     el("h3", { id }, title), el("p", { class: "note" }, note), outcomeTable(own, runs, status)]);
   if (warned.length > 0) {
     nodes.push(el("h3", { id: "warnings" }, "Warnings"), el("p", { class: "note" },
-      "These runs are done, but their figures may not describe the setting. The verdict leaves them out."),
+      "These runs are done, but their figures may not describe the setting. The verdict excludes them."),
     warningTable(warned, runs));
   }
   return nodes.length > 0 ? nodes : [el("p", {}, "All runs are done, without warnings.")];

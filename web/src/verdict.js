@@ -1,21 +1,24 @@
-// The setting that the page recommends. All of it is pure functions of the points.
+// The recommended setting, computed by pure functions of the points.
 //
-// Settings are compared if they do the same work: all that is not a setting is alike,
-// and so is the global batch. The baseline is the largest micro-batch without
-// recomputation. The recommendation is the setting with the smallest product of peak
-// and time: a product falls if memory falls by a larger factor than time grows.
+// Settings are comparable if they do the same work: everything except the settings,
+// including
+// the global batch, is equal. The baseline is the largest micro-batch without
+// recomputation.
+// The recommendation minimizes the product of peak and time, which falls if memory
+// falls by a
+// larger factor than time grows.
 
-/** A setting that takes more than this × the baseline's time is not recommended. */
+/** A setting slower than this factor × the baseline is not recommended. */
 const MOST_TIME = 1.5;
-/** The product must be this much smaller, or the baseline is as good. */
+/** The minimum relative reduction of the product; otherwise the baseline is recommended. */
 const LEAST_GAIN = 0.05;
 
-/** Axes that settings of one work may differ in. */
+/** Axes in which settings of the same work may differ. */
 function choiceAxes(study) {
   return [...SETTING_AXES, ...(study.views.includes("steps") ? TECHNIQUE_AXES : [])];
 }
 
-/** Points of one study, device and model as lists of the same work. */
+/** Groups the points of one study, device and model by work. */
 function sameWork(study, points) {
   const usable = points.filter((p) => p.axes.batch != null && p.axes.recompute != null &&
     p.peak > 0 && p.samples_per_s > 0);
@@ -25,7 +28,7 @@ function sameWork(study, points) {
 
 const isPlain = (p) => p.axes.recompute === "none" && p.axes.memory == null;
 
-/** How a point compares with the baseline. */
+/** Compares a point with the baseline. */
 function comparison(base, point) {
   return {
     peak: fall(base.peak, point.peak),
@@ -36,15 +39,15 @@ function comparison(base, point) {
   };
 }
 
-/** Whether the repeats leave a difference in favour of the point. */
+/** Whether the point is better by more than the noise. */
 function isGain({ peak, time, peak_noise, time_noise, product }) {
   const lower = peak > 0 && !peak_noise;
   const faster = time < 0 && !time_noise;
   return product <= 1 - LEAST_GAIN && (lower || faster);
 }
 
-/** {base, pick, …} of settings that do the same work; null without a baseline or
- *  anything to compare it with. `pick` is the baseline if nothing is better. */
+/** {base, pick, ...} for settings with the same work; null without a baseline or another
+ *  setting. `pick` is the baseline if no setting is better. */
 function verdictOf(points) {
   const trusted = points.filter((p) => p.warnings.length === 0);
   const plain = trusted.filter(isPlain);
@@ -59,7 +62,7 @@ function verdictOf(points) {
   return { points, base, pick, warned: points.length - trusted.length, ...comparison(base, pick) };
 }
 
-/** What the page states of one point of a verdict. */
+/** The figures that the page shows for one point of a verdict. */
 function verdictPoint(p) {
   return {
     batch: batchText(p.axes),
@@ -73,16 +76,16 @@ function verdictPoint(p) {
   };
 }
 
-/** The verdicts of one study, device and model. First comes the work with most settings
- *  to choose from, of equals the one whose baseline needs most memory. */
+/** The verdicts of one study, device and model. The work with the most settings comes first
+ *  or, among equals, the one whose baseline has the highest peak. */
 function verdictCases(study, points) {
   const found = sameWork(study, points).map(verdictOf).filter(Boolean);
   const choices = (v) => v.points.length - v.warned;
   return found.sort((a, b) => choices(b) - choices(a) || b.base.peak - a.base.peak);
 }
 
-/** What the page states of a verdict: `size`, `optimizer` and `global_batch` say what
- *  the work is. */
+/** The figures that the page shows for a verdict; `size`, `optimizer` and `global_batch`
+ *  identify the work. */
 function statedVerdict({ base, pick, points, warned, peak, time, peak_noise, time_noise }) {
   return {
     size: sizeText(base.axes),
@@ -103,7 +106,7 @@ function statedVerdict({ base, pick, points, warned, peak, time, peak_noise, tim
   };
 }
 
-/** Those of all studies, devices and models that have one. */
+/** The verdicts of all studies, devices and models that have one. */
 function verdictsOf(studies, points) {
   return verdictGroups(studies, points).map(({ study, device, model, cases }) => ({
     study: study.key,
@@ -113,7 +116,7 @@ function verdictsOf(studies, points) {
   }));
 }
 
-/** The same with the points themselves, for the chart. */
+/** The same verdicts with their points, for the chart. */
 function verdictGroups(studies, points) {
   return studies.flatMap((study) => {
     const own = points.filter((p) => p.axes.study === study.key && p.axes.system === "reprise");

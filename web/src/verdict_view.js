@@ -1,7 +1,7 @@
-// The verdicts: what to use, in one sentence, and the chart that shows why.
+// The verdicts: the recommended setting in one sentence, and the chart behind it.
 
-/** "16 × 8 without recomputation", "a plan for 3GiB (8 × 4)"; with what else the
- *  study chose between. */
+/** "16 × 8 without recomputation", "a plan for 3GiB (8 × 4)", followed by the other choices of
+ *  the study. */
 function settingWords(point, others) {
   const varies = (name) => others.some((other) => other[name] !== point[name]);
   const extra = TECHNIQUE_AXES.filter((name) => point[name] != null && varies(name))
@@ -12,7 +12,7 @@ function settingWords(point, others) {
   return [way, ...extra].join(", ");
 }
 
-/** "448 px, adam, global batch 128": what all settings of a case have in common. */
+/** "448 px, adam, global batch 128": the values that all settings of a case share. */
 function workWords(found, study) {
   const techniques = study.views.includes("steps") ? []
     : [found.optimizer, found.precision === "fp32" ? null : found.precision];
@@ -30,20 +30,20 @@ function headline(found, at) {
   const both = [found.base, found.pick];
   const size = found.size ? ` at ${found.size}` : "";
   if (found.keep) {
-    return [`Keep ${settingWords(found.base, both)}${size}: no other setting gives a better trade`];
+    return [`Keep ${settingWords(found.base, both)}${size}: no other setting gives a better trade-off`];
   }
   return [`Use ${settingWords(found.pick, both)}: `,
     ...changeWords(found, at, "peak", "lower", "peak"), ", ",
     ...changeWords(found, at, "time", "more", "time"), size];
 }
 
-/** "peak 164 MiB instead of 513 MiB": a figure of the pick and of the baseline. */
+/** "peak 164 MiB instead of 513 MiB": a figure of the recommendation and of the baseline. */
 function insteadOf(found, at, key, format) {
   return [figure(`${at}.pick.${key}`, found.pick[key], format), " instead of ",
     figure(`${at}.base.${key}`, found.base[key], format)];
 }
 
-/** What was compared with what. */
+/** What was compared. */
 function basisWords(found, at, study) {
   const parts = [];
   if (!found.keep) {
@@ -64,13 +64,13 @@ function basisWords(found, at, study) {
   return parts;
 }
 
-const RULE = "Recommended is the setting with the smallest product of peak and time, of those that " +
+const RULE = "The recommended setting has the smallest product of peak and time among those that " +
   `take at most ${moreText(MOST_TIME - 1)} time than the baseline: the largest micro-batch without ` +
   `recomputation. If the product is less than ${100 * LEAST_GAIN}${NO_BREAK}% smaller, or the difference is ` +
-  "within the repeats, the baseline stays.";
+  "within the noise, the baseline is recommended.";
 
-/** One card: the verdict of a study, device and model. `group` has the points,
- *  `stated` the figures under `path`. */
+/** The card of one study, device and model. `group` has the points, `stated` the figures under
+ *  `path`. */
 function verdictCard(group, stated, path, several) {
   const { study, device, model, cases } = group;
   const body = el("div", {});
@@ -101,7 +101,7 @@ function tradeoffPlot({ study, device, model }, verdict, words, i) {
     name: slug(study.key, "trade-off", device, model, i === 0 ? "" : words),
     title: "Peak memory against time",
     note: "Lower and further left is better." + (verdict.points.some((p) => p.runs.length > 1)
-      ? " Upright bars span the repeats." : "") + (verdict.warned ? " Hollow points have warnings." : ""),
+      ? " Vertical bars show the range of the repeats." : "") + (verdict.warned ? " Hollow points have warnings." : ""),
     saved: `${model}, ${words}, ${device}`,
     height: 330,
     spec: (page) => tradeoffSpec(verdict, page),

@@ -9,65 +9,75 @@
 
 namespace reprise {
 
-/// Samples together, as the loader hands them over: on the CPU, images as bytes
-/// in their own size, tokens as int64.
+/// A batch of samples. The loader returns batches on the CPU, with images as
+/// bytes at their original size and tokens as int64.
 struct Batch {
-  torch::Tensor
-      inputs;  ///< (N, C, h, w) uint8, or float once enlarged; or (N, T) int64
+  /// (N, C, H, W) uint8 images, or float after prepare(); or (N, T) int64 tokens.
+  torch::Tensor inputs;
   torch::Tensor targets;  ///< (N) int64, or (N, T) int64
-  int64_t samples = 0;
-  int64_t count = 0;  ///< what the loss is summed over: samples, or tokens
+  int64_t samples = 0;    ///< N
+  int64_t count = 0;      ///< number of terms in the loss: samples or tokens
 };
 
-/// Samples by number. Reading is thread-safe.
+/// A map-style dataset. The const members are thread-safe.
 class Dataset {
  public:
   virtual ~Dataset() = default;
+  /// Number of samples.
   virtual int64_t size() const = 0;
+  /// Reads the samples with the given indices into one batch. Throws c10::Error
+  /// if an index is out of range or a sample cannot be read.
   virtual Batch get(const std::vector<int64_t>& indices) const = 0;
-  /// What sample `index` adds to a batch's count, without reading it.
+  /// The contribution of sample `index` to Batch::count, without reading it.
   virtual int64_t count(int64_t /*index*/) const { return 1; }
-  /// Mean and deviation of the pixels, of values from 0 to 1.
+  /// Mean and standard deviation of the pixels, scaled to [0, 1].
   virtual double mean() const { return 0; }
-  virtual double deviation() const { return 1; }
-  /// What it holds in memory, for accounting.
+  virtual double stddev() const { return 1; }
+  /// Tensors that the dataset keeps in memory, for memory accounting.
   virtual std::vector<torch::Tensor> tensors() const { return {}; }
-  /// Such as "mnist, 60000 images of 1×28×28, 10 classes".
+  /// Description for logs, such as "mnist, 60000 images of 1×28×28, 10 classes".
   virtual std::string description() const = 0;
 };
 
 enum class Split { kTrain, kTest };
 
 struct DataOptions {
-  /// "mnist" or "fashion-mnist", looked for in $REPRISE_DATA, then in
-  /// ${XDG_CACHE_HOME:-~/.cache}/reprise, then where Debian puts them;
-  /// "random"; or a path: an IDX file of training images (plain or gzipped; its
-  /// labels and the test images beside it under the usual names,
-  /// train-labels-idx1-… and t10k-images-idx3-…), a text file (bytes are tokens),
-  /// a .bin file of uint16 tokens (nanoGPT's headerless form or llm.c's with its
-  /// header of 256 int32).
+  /// The dataset to open:
+  ///
+  /// - "mnist" or "fashion-mnist", searched in $REPRISE_DATA, then in
+  ///   ${XDG_CACHE_HOME:-~/.cache}/reprise, then in /usr/share/datasets;
+  /// - "random";
+  /// - the path of an IDX file of training images, plain or gzipped. Its labels
+  ///   and the test images are found next to it under the usual names
+  ///   (train-labels-idx1-..., t10k-images-idx3-...);
+  /// - the path of a .bin file of uint16 tokens, without a header as written by
+  ///   nanoGPT, or with the header of 256 int32 that llm.c writes;
+  /// - the path of a text file, whose bytes are the tokens.
   std::string name{};
   Split split = Split::kTrain;
-  /// What the model wants of a sample.
-  bool tokens = false;           ///< a sequence, not an image
-  bool classify = false;         ///< a sequence with a class (random data only)
-  int64_t seq = 0;               ///< tokens a sample
-  int64_t vocab = 0;             ///< of the model; tokens must be below
-  int64_t classes = 0;           ///< of the model; labels must be below
-  int64_t channels = 1;          ///< grey images are repeated to 3 on demand
-  int64_t random_samples = 512;  ///< size of "random"
-  int64_t random_side = 28;      ///< of a random image, before it is enlarged
-  uint64_t seed = 1;             ///< of "random"
-  double test_part = 0.1;        ///< of a text or token file: its end
+  // The kind of samples that the model takes.
+  bool tokens = false;           ///< sequences instead of images
+  bool classify = false;         ///< one class per sequence; "random" only
+  int64_t seq = 0;               ///< tokens per sample
+  int64_t vocab = 0;             ///< vocabulary size of the model
+  int64_t classes = 0;           ///< number of classes of the model
+  int64_t channels = 1;          ///< 3 repeats the channel of grayscale images
+  int64_t random_samples = 512;  ///< number of samples of "random"
+  int64_t random_side = 28;      ///< side length of images of "random"
+  uint64_t seed = 1;             ///< seed of "random"
+  /// Fraction of a text or token file used for testing, taken from its end.
+  double test_fraction = 0.1;
 };
 
-/// Images are read into memory, tokens are mapped. Sample i of text or tokens is
-/// tokens i·seq to i·seq + seq: as inputs all but the last, as targets all but
-/// the first. "random" is noise that depends on seed, split and number alone.
+/// Opens a dataset. Images are read into memory; token files are mapped. Sample i
+/// of text or tokens spans tokens i·seq to i·seq + seq: all but the last are the
+/// inputs, all but the first are the targets. A sample of "random" depends only
+/// on the seed, the split and its index.
 ///
-/// Throws c10::Error with one clear line: missing file (with what to do), corrupt
-/// or truncated IDX, labels that do not match, a token or class out of range, a
-/// text too short for one sample.
+/// Throws c10::Error with a one-line message if a file is missing (it says how to
+/// get it), corrupt or truncated, if the numbers of images and labels differ, if
+/// a token or label is out of range for the model, or if a file is too short for
+/// one sample.
 std::shared_ptr<const Dataset> open_dataset(const DataOptions& options);
 
 }  // namespace reprise

@@ -8,7 +8,7 @@
 
 namespace reprise {
 
-/// Where a loader stands: so many samples of so many-th epoch are handed out.
+/// The position of a loader: `sample` samples of epoch `epoch` were returned.
 struct LoaderPosition {
   int64_t epoch = 0;
   int64_t sample = 0;
@@ -16,76 +16,82 @@ struct LoaderPosition {
 };
 
 struct LoaderOptions {
-  int64_t batch = 1;
-  /// Samples a window; 0: none. Windows begin at multiples of it in an epoch, so
-  /// a position alone tells the place in a window. A window's last batch is what
-  /// is left of it: 10 as 3, 3, 3 and 1. An epoch's last window may be short.
+  int64_t batch = 1;  ///< samples per batch
+  /// Samples per accumulation window; 0: no windows. Windows start at multiples
+  /// of this value in an epoch, so that a position also determines the place
+  /// within a window. The last batch of a window may be smaller: a window of 10
+  /// has batches of 3, 3, 3 and 1. The last window of an epoch may be smaller.
   int64_t window = 0;
-  /// Which part of each window is handed out, of how many: windows are divided into
-  /// `shares` runs of samples as equal as they can be, the first ones a sample
-  /// larger. With others than the defaults a window is needed.
-  int share = 0;
-  int shares = 1;
+  /// Which shard of every window this loader returns, and the number of shards.
+  /// Shards are contiguous and differ in size by at most one sample; the first
+  /// ones are larger. Sharding requires windows.
+  int shard = 0;
+  int num_shards = 1;
   bool shuffle = true;
   uint64_t seed = 1;
-  int workers = 4;   ///< threads; 0: read on the caller's thread
-  int queue = 0;     ///< batches read ahead; 0: two a worker
-  bool pin = false;  ///< hand over in pinned memory (CUDA)
-  /// Applied to each batch on the worker, such as enlarging images there. Called
-  /// by several threads at once, without gradients; operators run on the worker
-  /// alone.
+  int workers = 4;   ///< worker threads; 0: read on the calling thread
+  int queue = 0;     ///< batches read ahead; 0: two per worker
+  bool pin = false;  ///< return batches in pinned memory (CUDA)
+  /// Applied to every batch on the worker thread, for example to resize images.
+  /// Called by several threads at once, in no-grad mode. Operators inside it run
+  /// on that thread only.
   std::function<void(Batch&)> transform{};
 };
 
-/// Hands out batches in an order that depends on the seed and the epoch alone,
-/// not on the number of workers. The last batch of a window and of an epoch may be
-/// smaller; batches never span either. Workers go on into the next epoch while the caller
-/// finishes this one. One caller at a time; the destructor waits for the workers
-/// to end the batches they are at.
+/// Returns the batches of a dataset in an order that depends only on the seed and
+/// the epoch, not on the number of workers. The last batch of a window or an
+/// epoch may be smaller; no batch spans two windows or epochs. Workers read ahead
+/// into the next epoch.
 ///
-/// An exception of a worker is thrown by `next()` in its place in the order, and
-/// again by each call after that: what cannot be read is never skipped. The
-/// constructor throws c10::Error on options that make no sense and on a position
-/// outside the dataset.
+/// Must be used by one thread at a time. The destructor waits for the workers to
+/// finish their current batches.
+///
+/// If a worker throws, next() rethrows the exception at the position of that
+/// batch, and again in every later call: no batch is ever skipped.
 class Loader {
  public:
+  /// Throws c10::Error if an option is invalid or the position lies outside of
+  /// the dataset.
   Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options,
          LoaderPosition position = {});
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// The next batch; nothing at the end of an epoch, once: the call after that
-  /// begins the next one.
+  /// Returns the next batch. At the end of an epoch it returns nullopt once; the
+  /// following call starts the next epoch.
   std::optional<Batch> next();
 
-  /// What was handed out, not what was read ahead. A loader made with it, the
-  /// same data, batch size, window and seed hands out what this one would have;
-  /// with another batch size it goes on at the same sample. With several shares it
-  /// knows whole windows only: the window's beginning until pass_window(). A loader
-  /// made with a position within a window hands out a share of what is left of it.
+  /// The position after the last returned batch; batches read ahead do not
+  /// count. A loader created with this position and the same dataset, window and
+  /// seed continues at the same sample, even with another batch size. With
+  /// several shards, the position is the start of the current window until
+  /// advance_window(). A loader created with a position inside a window shards
+  /// the remainder of that window.
   LoaderPosition position() const;
 
-  /// Batches left in this epoch, and what the next `batches` of them count
-  /// together (samples or tokens), without waiting for them.
+  /// Number of batches left in this epoch.
   int64_t batches_left() const;
+  /// The sum of Batch::count over the next `batches` batches of this epoch,
+  /// without reading them.
   int64_t count_ahead(int64_t batches) const;
 
-  /// What is left of the window at hand; at an epoch's end, nothing.
+  /// The remainder of the current window; all zero at the end of an epoch.
   struct Window {
-    int64_t batches = 0;      ///< to be handed out here
-    int64_t count = 0;        ///< of these, samples or tokens
-    int64_t total_count = 0;  ///< of all shares
-    int64_t samples = 0;      ///< of all shares
+    int64_t batches = 0;      ///< batches of this shard
+    int64_t count = 0;        ///< sum of Batch::count of this shard
+    int64_t total_count = 0;  ///< sum of Batch::count of all shards
+    int64_t samples = 0;      ///< samples of all shards
   };
   Window window_ahead() const;
-  /// After a window's batches, of which a share may have none: the next window is at
-  /// hand. Without shares next() does that by itself.
-  void pass_window();
-  /// Whether all of this epoch is handed out, to all shares.
-  bool epoch_ends() const;
+  /// Moves to the next window. Needed only with several shards, after all batches
+  /// of this shard, of which there may be none. Otherwise next() does it.
+  void advance_window();
+  /// Whether all shards have returned all samples of this epoch.
+  bool epoch_done() const;
 
-  /// Seconds that `next()` has waited for workers or, without them, has read.
+  /// Total seconds that next() has waited for workers or, without workers, has
+  /// spent on reading.
   double waited_s() const;
 
  private:

@@ -11,13 +11,13 @@ namespace reprise {
 
 using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
-/// A file in the safetensors format (8 bytes of header length, a JSON header,
-/// raw little-endian tensors), open for reading. Only the header is read until
-/// a tensor is asked for.
+/// A safetensors file opened for reading: 8 bytes of header length, a JSON header
+/// and raw little-endian tensors. The constructor reads the header only; read()
+/// reads one tensor.
 ///
-/// Every error is a c10::Error that names the file and, where there is one, the
-/// tensor: truncated, header that is not JSON, overlapping or missing bytes,
-/// unknown type, bytes that do not fit the shape.
+/// Errors are c10::Error and name the file and, if applicable, the tensor. They
+/// cover truncated files, headers that are not JSON, overlapping tensors, bytes
+/// that belong to no tensor, unknown types, and sizes that do not match the shape.
 class SafeTensors {
  public:
   explicit SafeTensors(std::string path);
@@ -25,18 +25,18 @@ class SafeTensors {
   struct Entry {
     torch::ScalarType type;
     std::vector<int64_t> shape;
-    uint64_t begin = 0;  // from the first byte after the header
-    uint64_t end = 0;
+    uint64_t begin = 0;  ///< first byte, counted from the end of the header
+    uint64_t end = 0;    ///< one past the last byte
   };
 
   const std::string& path() const { return path_; }
-  /// By name, in the order of names.
+  /// The tensors in the file, sorted by name.
   const std::map<std::string, Entry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const {
     return metadata_;
   }
 
-  /// A new CPU tensor.
+  /// Reads a tensor into new CPU memory.
   torch::Tensor read(const std::string& name) const;
 
  private:
@@ -46,8 +46,9 @@ class SafeTensors {
   uint64_t data_begin_ = 0;
 };
 
-/// Writes `tensors` (any device; made contiguous one at a time) atomically. Throws
-/// reprise::Error if the file cannot be written.
+/// Writes `tensors` atomically: on failure, an existing file at `path` is unchanged.
+/// Tensors may be on any device. Throws c10::Error if a type is not supported, or a
+/// name occurs twice or is not UTF-8; reprise::Error if the file cannot be written.
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -19,32 +19,39 @@ class Work;
 }
 
 struct RankGroupOptions {
-  RankInfo place{};
-  torch::Device device{torch::kCPU};  ///< of the tensors that are reduced
-  /// gloo, nccl; empty: nccl on CUDA where it was built in and no two ranks share a
-  /// device, else gloo.
+  RankInfo rank_info{};
+  /// Device of the tensors that all_reduce(), all_to_all() and all_gather() take.
+  torch::Device device{torch::kCPU};
+  /// "gloo" or "nccl". If empty, nccl is used on CUDA if this build has it and
+  /// every rank on this machine has a device of its own; otherwise gloo.
   std::string backend;
-  /// Seconds without a sign of life after which a rank counts as gone; 0.5 or more.
+  /// Seconds without a heartbeat after which a rank is considered dead. At least
+  /// 0.5.
   double timeout_s = 60;
-  /// Seconds that all ranks may take to arrive.
+  /// Seconds that join() waits for all ranks.
   double join_timeout_s = 300;
-  /// What all ranks must have in common, by name: versions, configuration.
-  std::map<std::string, std::string> same{};
-  /// Called on a thread of its own when another rank is gone, stuck or has failed.
-  /// Must end the process: whatever waits for that rank cannot be woken. Default:
-  /// prints one line to standard error and exits with status 1.
+  /// Values that must be equal on all ranks, by name, such as versions and
+  /// configuration.
+  std::map<std::string, std::string> must_match{};
+  /// Called on a background thread when another rank is dead, stuck or has
+  /// failed. It must end the process, because calls that wait for that rank
+  /// cannot be interrupted. The default prints one line to standard error and
+  /// exits with status 1.
   std::function<void(const std::string&)> on_fault{};
 };
 
-/// The processes of one training. Every call that all ranks take part in (all but
-/// rank(), size() and fail()) is made by all of them in the same order, by one thread
-/// at a time. A call that waits for the others ends, one way or another, within the
-/// time-out after one of them has died: see `on_fault`.
+/// The group of processes that run one training.
+///
+/// All members except rank(), size(), backend(), heartbeat(), pause_watchdog()
+/// and fail() are collective: every rank must call them in the same order, from
+/// one thread at a time. If a rank dies, a collective call on the other ranks
+/// ends within the time-out; see RankGroupOptions::on_fault.
 class RankGroup {
  public:
-  /// Waits for all ranks. Throws c10::Error, on every rank, where one has not arrived
-  /// or differs in `same`, with its number. From now on this process ignores SIGPIPE,
-  /// unless it has a handler: connections to ranks that are gone are errors.
+  /// Waits for all ranks and connects them. Throws c10::Error on every rank if a
+  /// rank does not arrive in time or differs in `must_match`; the message names
+  /// the rank. Sets SIGPIPE to be ignored unless the process has a handler, so
+  /// that a broken connection is reported as an error.
   static std::shared_ptr<RankGroup> join(const RankGroupOptions& options);
   ~RankGroup();
   RankGroup(const RankGroup&) = delete;
@@ -52,52 +59,60 @@ class RankGroup {
 
   int rank() const;
   int size() const;
+  /// The backend in use: "gloo" or "nccl".
   const std::string& backend() const;
 
-  /// Throws c10::Error, on every rank, where a rank's values differ from rank 0's.
+  /// Throws c10::Error on every rank if the values of any rank differ from those
+  /// of rank 0.
   void require_same(const std::map<std::string, std::string>& values);
 
-  /// Of each number the largest, or the sum, over all ranks. Through the host, on
-  /// connections of its own: waits for no device.
+  /// Return the element-wise maximum or sum over all ranks. They use a separate
+  /// CPU connection and never synchronize with the device.
   std::vector<int64_t> all_reduce_max(std::vector<int64_t> values);
   std::vector<double> all_reduce_sum(std::vector<double> values);
 
-  /// The `own` (n) of all ranks into `all` (ranks, n): doubles on the host, contiguous.
-  /// Allocates no tensor, so that it cannot fail on one rank alone.
+  /// Gathers `own` (n) of every rank into `all` (ranks, n). Both are contiguous
+  /// double tensors on the CPU. Allocates no tensor, so that it cannot run out of
+  /// memory on one rank only.
   void gather(const torch::Tensor& own, const torch::Tensor& all);
 
-  /// Rank 0's text; what the others give is ignored.
+  /// Returns the text of rank 0; the argument of other ranks is ignored.
   std::string broadcast_text(const std::string& text);
 
-  /// Rank 0's values, into the tensors of all others; on any device. Ranks have
-  /// tensors of the same types and sizes.
+  /// Copies the values of rank 0 into the tensors of all other ranks. The tensors
+  /// may be on any device; types and sizes must be equal on all ranks.
   void broadcast(const std::vector<torch::Tensor>& tensors);
 
-  /// The same, for what others do not know the shapes of: their list is replaced by
-  /// one on the host.
+  /// Replaces the list of every other rank by a copy of rank 0's list, on the
+  /// CPU. Other ranks need not know names or shapes.
   using NamedList = std::vector<std::pair<std::string, torch::Tensor>>;
   void broadcast_named(NamedList& tensors);
 
-  /// Collectives on the device's tensors, contiguous, by the backend. They run beside
-  /// the caller; wait() with the group's.
-  compat::Work sum(const torch::Tensor& tensor);
+  /// Start asynchronous collectives on contiguous tensors on the group's device,
+  /// using the group's backend. The tensors must stay alive until wait()
+  /// returns. all_reduce() sums in place.
+  compat::Work all_reduce(const torch::Tensor& tensor);
   compat::Work all_to_all(const torch::Tensor& output,
                           const torch::Tensor& input);
   compat::Work all_gather(const torch::Tensor& output,
                           const torch::Tensor& input);
+  /// Waits for a collective of this group. Throws c10::Error if it failed.
   void wait(compat::Work& work);
 
-  /// This rank's work has come a step further, as it must within each time-out from
-  /// now on; pause_watchdog(): no longer, until the next step.
+  /// Reports progress of this rank and starts its watchdog: from now on, the
+  /// other ranks treat it as stuck if the next heartbeat takes longer than the
+  /// time-out. Time spent in collective calls is not counted.
   void heartbeat();
+  /// Stops the watchdog until the next heartbeat.
   void pause_watchdog();
 
-  /// Tells the others that this rank ends with an error. May be called at any time,
-  /// and again; never throws.
+  /// Tells the other ranks that this rank ends with an error. Thread-safe; may
+  /// be called more than once; never throws.
   void fail(const std::string& what) noexcept;
 
-  /// At a good end: waits until all ranks are there. Nothing else may be called after
-  /// that. Without it the destructor's end looks like a death to the others.
+  /// Waits until all ranks have called leave(). No other member may be called
+  /// afterwards. If the group is destroyed without it, the other ranks consider
+  /// this rank dead.
   void leave();
 
  private:

@@ -6,36 +6,43 @@
 
 namespace reprise {
 
-/// Which of how many processes this one is, and where they meet.
+/// The position of this process among the ranks, and the address of the
+/// rendezvous store.
 struct RankInfo {
-  int rank = 0;
-  int ranks = 1;
-  int local_rank = 0;              ///< among those of this machine
-  int local_ranks = 1;             ///< on this machine
-  std::string host = "127.0.0.1";  ///< where the store is
-  int port = 29500;
-  /// Whether rank 0 holds the store; false: the launcher does.
-  bool serve = true;
-  /// Sets one start apart from another in a launcher's store.
-  std::string start;
-  std::string launcher;  ///< "torchrun", "Open MPI", "Slurm", "PMI"
+  int rank = 0;              ///< global rank, 0 <= rank < world_size
+  int world_size = 1;        ///< number of ranks
+  int local_rank = 0;        ///< rank among the ranks on this machine
+  int local_world_size = 1;  ///< number of ranks on this machine
+  std::string store_host = "127.0.0.1";
+  int store_port = 29500;
+  /// If true, rank 0 serves the store. If false, the launcher serves it.
+  bool rank0_serves_store = true;
+  /// Prefix of the keys in a store that the launcher serves. It distinguishes
+  /// restarts of the same job.
+  std::string run_id;
+  std::string launcher;  ///< "torchrun", "Open MPI", "Slurm" or "PMI"
 };
 
-/// What the launcher says in the environment; nothing where none does. In this order:
+/// Reads the launcher's environment variables. Returns nullopt if no launcher
+/// has set any. Launchers are tried in this order:
 ///
-/// - RANK and WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT:
-///   torchrun and `reprise launch`
-/// - OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE: mpirun of Open MPI
-/// - PMI_RANK and PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: other MPIs
-/// - SLURM_PROCID and SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_NODELIST: srun, where
-///   the step has more than one task
+/// - torchrun and `reprise launch`: RANK, WORLD_SIZE, LOCAL_RANK,
+///   LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+/// - Open MPI's mpirun: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+/// - other MPIs: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+/// - srun, if the step has more than one task: SLURM_PROCID, SLURM_NTASKS,
+///   SLURM_LOCALID, SLURM_STEP_NODELIST
 ///
-/// MASTER_ADDR and MASTER_PORT count with every launcher. Without them the address is
-/// the first machine of Slurm's list, else this machine's own loopback, and the port
-/// is made from the job's number, so that two jobs do not meet. Throws c10::Error,
-/// with the variable's name, where one is missing or no such number.
-std::optional<RankInfo> place_from_environment(
+/// MASTER_ADDR and MASTER_PORT are respected with every launcher. Without them,
+/// the address is the first node in Slurm's list or the loopback address, and
+/// the port is derived from the job id so that concurrent jobs use different
+/// ports. Throws c10::Error that names the variable if one is missing or
+/// malformed.
+///
+/// `variable` returns the value of an environment variable, or null if it is not
+/// set. The second overload reads the environment of this process.
+std::optional<RankInfo> rank_info_from_environment(
     const std::function<const char*(const char*)>& variable);
-std::optional<RankInfo> place_from_environment();
+std::optional<RankInfo> rank_info_from_environment();
 
 }  // namespace reprise

@@ -13,39 +13,41 @@
 namespace reprise {
 
 struct ReducerOptions {
-  int64_t bucket_bytes = int64_t{25}
-                         << 20;  ///< of gradients that travel together
-  /// Gradients travel as bfloat16: half the bytes. Each rank adds up a part of the
-  /// values of all in single precision, and rounds the sum once more to send it back.
+  /// Maximum size of a bucket in bytes. A larger gradient has its own bucket.
+  int64_t bucket_bytes = int64_t{25} << 20;
+  /// Sends gradients as bfloat16, which halves the traffic. Each rank sums its
+  /// share of the values in the parameters' precision and rounds the sums once
+  /// more to send them.
   bool bf16 = false;
-  /// Each rank gets the sum of its share of the values only; see pieces().
+  /// Each rank receives only the sums for its shard of the values; see shards().
   bool shard = false;
 };
 
-/// Adds up the gradients of all ranks, once a window, in flat buckets that start on
-/// their way while the backward that ends the window still runs.
+/// Sums the gradients of all ranks once per accumulation window. Gradients are
+/// copied into flat buckets, which are reduced while the last backward of the
+/// window is still running.
 ///
-///     GradientReducer reducer(group, parameters, first_stages, options);
-///     // of the window's last micro-batch:
+///     GradientReducer reducer(group, parameters, options);
+///     // For the last micro-batch of the window:
 ///     Execution execution(chain, schedule, {.cuts = reducer.cuts(),
 ///         .final_from = [&](int stage) { reducer.final_from(stage); }});
-///     …
+///     ...
 ///     reducer.backward_ended();
-///     reducer.finish(loss_sum);          // waits; `.grad` are the sums
+///     reducer.finish(loss_sum);  // Waits; `.grad` now holds the sums.
 ///
-/// Parameters are taken in the order in which a backward ends with them, that of the
-/// last stages first; a bucket starts as soon as its last one is final. So all ranks
-/// start the same buckets in the same order, whatever they compute, and a rank that
-/// has no micro-batch takes part by finish() alone.
+/// Buckets follow the order in which the backward completes parameters, last
+/// stage first. A bucket starts as soon as all of its gradients are final, so all
+/// ranks start the same buckets in the same order. A rank without a micro-batch
+/// takes part by calling finish() only.
 ///
-/// A parameter without a gradient on this rank counts as zeros; one that has none on
-/// any rank has none afterwards. One thread at a time.
+/// A parameter without a gradient on this rank counts as zero. A parameter
+/// without a gradient on any rank has none afterwards. Not thread-safe.
 class GradientReducer {
  public:
   struct Parameter {
     std::string name;
     torch::Tensor tensor;
-    int first_stage = 0;  ///< that uses it
+    int first_stage = 0;  ///< first stage that uses the parameter
   };
 
   GradientReducer(std::shared_ptr<RankGroup> group,
@@ -55,63 +57,67 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  /// Stages at which the chain's graph should be cut, so that buckets start early.
+  /// Stages at which the chain's autograd graph should be cut so that buckets
+  /// start early.
   const std::vector<int>& cuts() const;
 
-  /// All gradients whose first stage is `stage` or later are final: starts buckets.
-  /// With `keep_gradients` off their tensors are released.
+  /// Declares the gradients of all parameters whose first stage is `stage` or
+  /// later to be final, and starts their buckets. Releases these gradients unless
+  /// keep_gradients() is on.
   void final_from(int stage);
 
-  /// The device's work of this window is done: what is under way from now on is
-  /// waited for.
+  /// Declares the backward of this window to be complete. Communication after
+  /// this call is counted as exposed.
   void backward_ended();
 
-  /// Starts what has not started, waits, and puts the sums into `.grad`, of the
-  /// parameters or, with `shard`, of the pieces; the parameters' are gone then.
-  /// Returns the sum of `loss`, a scalar on the device, over all ranks.
+  /// Starts the remaining buckets, waits for all of them and stores the sums in
+  /// `.grad` of the parameters or, with `shard`, of the shards; the gradients of
+  /// the parameters are then released. Returns the sum over all ranks of `loss`,
+  /// a scalar on the device.
   torch::Tensor finish(const torch::Tensor& loss);
 
-  /// Takes part in a window that this rank could not compute: what has not started
-  /// goes on its way as zeros. All ranks must learn that the sums are worth nothing.
-  void give_up();
+  /// Completes a window that this rank could not compute. The remaining buckets
+  /// are sent as zeros. The caller must tell all ranks to discard the sums.
+  void abandon_window();
 
-  /// `.grad` stay where they are, and get the sums there. Off by default: they become
-  /// views of the buckets.
+  /// If on, `.grad` tensors keep their storage and receive the sums in place. If
+  /// off, which is the default, they become views of the buckets.
   void keep_gradients(bool keep);
 
-  /// With `shard`: this rank's share of the parameters, as views, a name a parameter.
-  /// Their `.grad` are set by finish(). After their update share_pieces() brings all
-  /// parameters up to date on all ranks.
-  const std::vector<std::pair<std::string, torch::Tensor>>& pieces() const;
-  void share_pieces();
+  /// With `shard`: this rank's shard of the parameters, as views, at most one per
+  /// parameter. finish() sets their `.grad`. Empty without `shard`.
+  const std::vector<std::pair<std::string, torch::Tensor>>& shards() const;
+  /// Collective. Copies the updated shards of all ranks into the parameters.
+  void all_gather_parameters();
 
-  /// Tensors by the names of pieces and of their sizes, as whole ones of the
-  /// parameters' shapes on the host of rank 0; the others get an empty list. `kinds`
-  /// are prefixes that every rank knows; a kind that no rank has values of is left
-  /// out.
+  /// Collective, with `shard`. Gathers optimizer state kept per shard into full
+  /// tensors with the shapes of the parameters, on the CPU of rank 0. Other ranks
+  /// get an empty list. A state is named prefix + parameter name; `prefixes` must
+  /// be equal on all ranks. A prefix for which no rank has values is left out.
   using NamedList = std::vector<std::pair<std::string, torch::Tensor>>;
-  NamedList whole(const NamedList& of_pieces,
-                  const std::vector<std::string>& kinds);
-  /// The other way: of whole tensors the parts that belong to this rank's pieces.
-  /// Names that are no parameter's pass through.
-  NamedList parts(const NamedList& whole,
-                  const std::vector<std::string>& kinds) const;
+  NamedList gather_full(const NamedList& shard_values,
+                        const std::vector<std::string>& prefixes);
+  /// The inverse of gather_full(): returns this rank's shards of full tensors.
+  /// Entries that do not belong to a parameter are returned unchanged.
+  NamedList select_shards(const NamedList& full,
+                          const std::vector<std::string>& prefixes) const;
 
+  /// Number of buckets.
   int64_t buckets() const;
-  /// Most that is held besides the gradients themselves, at one moment.
+  /// Maximum bytes held in addition to the gradients.
   int64_t extra_bytes() const;
 
   struct Counters {
     int64_t windows = 0;
-    int64_t calls = 0;  ///< collectives that carried gradients to be added up
-    int64_t bytes = 0;  ///< of these gradients, as they travelled
-    /// Seconds in which some were under way, and of these, after backward_ended().
-    /// Gloo alone.
+    int64_t calls = 0;  ///< collectives that reduced gradients
+    int64_t bytes = 0;  ///< gradient bytes sent by these collectives
+    /// Seconds during which a collective was in progress, and the part of them
+    /// after backward_ended(). Measured with Gloo only.
     double busy_s = 0;
     double exposed_s = 0;
   };
   const Counters& counters() const;
-  /// Of the window at hand: collectives started so far.
+  /// Number of buckets started in the current window.
   int64_t started() const;
 
  private:

@@ -9,41 +9,46 @@
 
 namespace reprise {
 
-/// A device and what the observer can see of it.
+/// A device and the values that the observer can read from it.
 struct DeviceInfo {
-  std::string name;          ///< such as "NVIDIA H200"
-  std::string kind;          ///< "cpu" or "cuda"
-  int index = 0;             ///< the N of cuda:N
-  int64_t memory_bytes = 0;  ///< in all, what others use included; 0: unknown
-  std::optional<int> cores;  ///< that may be used; on CUDA CUDA cores
-  std::optional<std::string> driver;  ///< CUDA
-  bool usable = true;                 ///< this LibTorch can train on it
-  ProbeAvailability visible;
+  std::string name;  ///< such as "NVIDIA H200"
+  std::string kind;  ///< "cpu" or "cuda"
+  int index = 0;     ///< N of cuda:N
+  /// Total memory, including memory used by other processes; 0: unknown.
+  int64_t memory_bytes = 0;
+  std::optional<int> cores;           ///< usable CPU cores, or CUDA cores
+  std::optional<std::string> driver;  ///< driver version (CUDA)
+  bool usable = true;                 ///< whether this LibTorch supports it
+  ProbeAvailability availability;
 };
 
-/// Whether CUDA may be started in this process to learn of devices. A process
-/// that forks must not have done so.
-enum class Ask {
-  kNvml,     ///< NVML alone: CUDA stays as it is, and so do children
-  kLibTorch  ///< where there is no NVML, LibTorch
+/// How CUDA devices are found. A process that has initialized CUDA cannot use it
+/// in forked children.
+enum class DeviceQuery {
+  kNvml,     ///< NVML only; does not initialize CUDA
+  kLibTorch  ///< LibTorch if NVML is not available; initializes CUDA
 };
 
-/// The CPU, then the CUDA devices in the order of CUDA's numbers. By NVML alone
-/// the numbers are those of the bus, and CUDA_VISIBLE_DEVICES is followed; CUDA
-/// numbers different models by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
-std::vector<DeviceInfo> list_devices(Ask ask = Ask::kNvml);
+/// Lists the CPU and then the CUDA devices in CUDA's order. NVML orders devices
+/// by bus id, and CUDA_VISIBLE_DEVICES is respected. CUDA itself orders different
+/// models by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
+std::vector<DeviceInfo> list_devices(DeviceQuery query = DeviceQuery::kNvml);
 
-/// Of "cpu", "cuda" or "cuda:N". A CUDA device that nobody knows of has a name
-/// made up, no memory, and the reason in `visible`. Throws c10::Error on others.
-DeviceInfo device_info(const std::string& device, Ask ask = Ask::kNvml);
+/// Describes "cpu", "cuda" or "cuda:N". An unknown CUDA device gets a generic
+/// name, no memory size, and the reason in `availability`. Throws c10::Error for
+/// other devices.
+DeviceInfo device_info(const std::string& device,
+                       DeviceQuery query = DeviceQuery::kNvml);
 
-/// {name, kind, memory_bytes, cores, driver}, as in docs/results.md.
+/// JSON object {name, kind, memory_bytes, cores, driver} as documented in
+/// docs/results.md.
 std::string to_json(const DeviceInfo& device);
 
-/// {"devices": […]}, each with device, index, usable, visible and reasons too.
+/// JSON object {"devices": [...]}; each device also has the keys device, index,
+/// usable, visible and reasons.
 std::string to_json(const std::vector<DeviceInfo>& devices);
 
-/// For people.
+/// Human-readable table.
 std::string to_table(const std::vector<DeviceInfo>& devices);
 
 }  // namespace reprise

@@ -9,31 +9,35 @@
 namespace reprise {
 
 struct ObserverOptions {
+  /// Sampling interval in milliseconds, from 1 to 3,600,000.
   double interval_ms = 50;
-  /// Of the training time. Looks that would cost more CPU time are left out;
-  /// those at the ends of a part are not.
+  /// Maximum CPU time of the observer as a fraction of the training time. Samples
+  /// that would exceed it are skipped, except at the ends of an interval.
   double max_cost = 0.01;
 };
 
-/// Looks at a device at a fixed interval, from a thread beside the training:
+/// Samples a device at a fixed interval from a background thread:
 ///
-///     Observer observer("cuda:0");  // the baseline, before the model is there
-///     ...                           // model, data, warming up
+///     Observer observer("cuda:0");  // Takes the baseline before the model exists.
+///     ...                           // Create the model and the data, warm up.
 ///     observer.begin();
+///     ...                           // Train.
 ///     observer.pause();
 ///     evaluate();
 ///     observer.resume();
-///     const Observation seen = observer.end();
+///     ...
+///     const Observation observed = observer.end();
 ///
-/// There is a look at both ends of every part, so that a part shorter than the
-/// interval is seen too. On CUDA wait for the device before begin(), pause() and
-/// end(), or work goes on on the wrong side of them. The thread calls nothing of
-/// LibTorch. All members are for one thread at a time.
+/// A sample is taken at both ends of every interval, so that intervals shorter
+/// than the sampling interval are covered. On CUDA, the caller must synchronize
+/// with the device before begin(), pause() and end(). The background thread does
+/// not call LibTorch. Not thread-safe.
 class Observer {
  public:
-  /// `device` as for make_probe(). Takes the baseline: some milliseconds. What
-  /// is in use now is taken off later, so on CUDA the process's own context
-  /// counts as the training's if it does not exist yet.
+  /// `device` is passed to make_probe(). Takes the baseline, which lasts some
+  /// milliseconds. The memory in use now is subtracted from later samples. If
+  /// this process has no CUDA context yet, the context counts as memory of the
+  /// training. Throws c10::Error if an option is out of range.
   explicit Observer(const std::string& device, ObserverOptions options = {});
   explicit Observer(std::unique_ptr<DeviceProbe> probe,
                     ObserverOptions options = {});
@@ -42,21 +46,22 @@ class Observer {
   Observer(const Observer&) = delete;
   Observer& operator=(const Observer&) = delete;
 
-  /// Once more; only before begin().
+  /// Takes the baseline again. Throws c10::Error after begin().
   void take_baseline();
 
-  /// The training part starts. Once; throws c10::Error otherwise.
+  /// Starts the observation. Throws c10::Error if called twice.
   void begin();
 
-  /// What follows is no training, until resume(). False where nothing changed:
-  /// outside of begin() and end(), or aside already.
+  /// Excludes the time until resume() from the training. Both return false if
+  /// they have no effect: outside of begin() and end(), or if already paused or
+  /// not paused.
   bool pause();
   bool resume();
 
-  /// The training part is over; the thread is gone. Where the device tells of
-  /// its utilisation late, waits for it, 1.2 s at most, which is not the
-  /// training's time. Throws c10::Error before begin(); may be called again, with
-  /// the same answer.
+  /// Ends the observation and stops the thread. If the device reports its
+  /// utilisation with a delay, waits up to 1.2 s for it; this time is not counted
+  /// as training. Throws c10::Error before begin(). Later calls return the same
+  /// result.
   Observation end();
 
  private:

@@ -6,78 +6,81 @@
 #include <string>
 #include <vector>
 
-/// What can be read of a device from outside, beside a training.
 namespace reprise {
 
-/// Utilisation over a stretch of the training that a device measured by itself
-/// and told later.
+/// Utilisation over an interval of the training, measured by the device and
+/// reported with a delay.
 struct PastUtilisation {
-  double from_s = 0, to_s = 0;  ///< training time: that of the parts, added up
+  /// Training time in seconds, which excludes the paused intervals.
+  double from_s = 0, to_s = 0;
   double percent = 0;
 };
 
-/// One look at a device. What cannot be seen, or has nothing new since the last
-/// look, is empty.
+/// One sample of a device. A value is empty if it is not available or not new
+/// since the previous sample.
 struct DeviceSample {
-  std::optional<int64_t> memory_bytes;  ///< in use
-  std::optional<double> utilisation;    ///< percent, since the look before
+  std::optional<int64_t> memory_bytes;  ///< memory in use
+  std::optional<double> utilisation;    ///< percent, since the previous sample
   std::optional<double> power_w;
   std::optional<double> clock_mhz;
-  std::vector<PastUtilisation> past = {};  ///< new; any part's so far
+  /// Delayed values that have arrived since the previous sample.
+  std::vector<PastUtilisation> past = {};
 };
 
-/// Whether something can be seen, and why not.
+/// Whether a value can be read and, if not, why.
 struct Availability {
-  bool seen = false;
-  std::string reason;  ///< empty where it is seen
+  bool available = false;
+  std::string reason;  ///< empty if available
 };
 
 struct ProbeAvailability {
   Availability memory, utilisation, power, clock;
 };
 
-/// Reads one device. From any thread, but from one at a time.
+/// Reads the state of one device. May be used from any thread, by one at a time.
 class DeviceProbe {
  public:
   virtual ~DeviceProbe() = default;
 
-  /// "nvml" or "process".
+  /// The source of the values: "nvml" or "process".
   virtual std::string source() const = 0;
 
-  /// Does not throw for what cannot be read.
+  /// Takes one sample. Does not throw for values that cannot be read.
   virtual DeviceSample sample() = 0;
 
-  /// A training part begins: utilisation counts from here on.
+  /// Starts an interval of the training. Utilisation is measured from here on.
   virtual void restart() {}
 
-  /// The part is over: what follows is not the training's. The next look is
-  /// still taken for the part.
+  /// Ends the interval. The next sample still belongs to it.
   virtual void stop() {}
 
-  /// After the last stop(). Asks once more, and says whether the device may
-  /// still tell of the parts later.
-  virtual bool more_to_come() { return false; }
+  /// To be called after the last stop(). Polls the device once, and returns
+  /// whether delayed values for the training may still arrive.
+  virtual bool has_pending() { return false; }
 
-  /// What came since the last look, and what has to do where nothing came. Once,
-  /// when nobody waits any longer.
-  virtual std::vector<PastUtilisation> rest() { return {}; }
+  /// Returns the delayed values that have arrived since the last sample, or
+  /// estimates for those that have not. To be called once, at the end.
+  virtual std::vector<PastUtilisation> take_pending() { return {}; }
 
-  /// Looks at everything once.
-  virtual ProbeAvailability visible() = 0;
+  /// Tries to read every value once.
+  virtual ProbeAvailability availability() = 0;
 };
 
-/// For "cpu": this process. Memory is what is resident, utilisation is in
-/// percent of all cores that the process may use, power is that of the whole
-/// processor (RAPL; most systems show it to root alone), the clock is the mean
-/// of its cores.
+/// Creates the probe of a device.
 ///
-/// For "cuda" or "cuda:N": the whole device through NVML, other processes
-/// included. The library is loaded at run time: libnvidia-ml.so.1, or the file
-/// that the environment's REPRISE_NVML names. Where there is none the probe sees
-/// nothing and says why. Asks CUDA which device N is; that starts the driver,
-/// but takes no memory on the device. Do not fork and use CUDA afterwards.
+/// For "cpu", it reads this process: the resident memory, the utilisation in
+/// percent of all cores that the process may use, the power of the whole
+/// processor (RAPL, which most systems restrict to root), and the mean clock of
+/// the cores.
 ///
-/// Throws c10::Error on other devices.
+/// For "cuda" or "cuda:N", it reads the whole device through NVML, including
+/// other processes. The library is loaded at run time from libnvidia-ml.so.1 or
+/// from the file named by the environment variable REPRISE_NVML. If it is
+/// missing, no value is available and the reason says so. Asks CUDA for the bus
+/// id of device N, which initializes the driver but allocates no device memory;
+/// CUDA cannot be used in child processes forked afterwards.
+///
+/// Throws c10::Error for other devices.
 std::unique_ptr<DeviceProbe> make_probe(const std::string& device);
 
 }  // namespace reprise

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-/// A study: which trainings to run, as a YAML file says it.
+/// A study is a set of trainings described by a YAML file:
 ///
 ///     title: Memory and time of a small CNN
 ///     views: [grid]
@@ -19,28 +19,29 @@
 ///         at-most:
 ///           - {of: [batch, accumulate], limit: 16}
 ///
-/// Every block of `runs` gives the product of its lists. Keys are the flags of
-/// `reprise train`. docs/studies.md has all of it.
+/// Every block of `runs` expands to the Cartesian product of its lists. Keys are the
+/// flags of `reprise train`. docs/studies.md documents the format.
 namespace reprise {
 
 struct StudyRun {
-  /// Flags without their dashes and their values, in the file's order.
+  /// Flags without dashes, and their values, in the order of the file.
   std::vector<std::pair<std::string, std::string>> values;
-  std::string label;  ///< for people; empty: none
-  int repeat = 1;
+  std::string label;  ///< human-readable; may be empty
+  int repeat = 1;     ///< number of the repeat, starting at 1
 
-  /// The value of a flag; empty where it is not set.
+  /// The value of a flag, or "" if it is not set.
   std::string value(std::string_view flag) const;
 
-  /// The values as a JSON object: names with _ for -, numbers as numbers.
+  /// The values as a JSON object, with underscores instead of dashes in the names.
   std::string case_json() const;
 
-  /// The same for the same values, repeat, study and device, whatever the order.
+  /// Identifier that depends on the values, the repeat, the study and the device, but
+  /// not on the order of the values.
   std::string id(const std::string& study, const std::string& device) const;
 
-  /// "cnn-basic, image-size 112, 4 × 2, …": for people, without what `common`
-  /// names.
-  std::string words(const std::vector<std::string>& common = {}) const;
+  /// Human-readable description, such as "cnn-basic, image-size 112, 4 × 2". Omits the
+  /// flags in `common`.
+  std::string description(const std::vector<std::string>& common = {}) const;
 };
 
 struct Study {
@@ -48,29 +49,32 @@ struct Study {
   std::string title;
   std::string question;
   std::vector<std::string> views;
-  std::string reference = "null";  ///< published figures, as JSON
-  std::string text;                ///< the file
-  double timeout_s = 0;            ///< of one run; 0: none given
-  /// In the order to run: a coarse picture of all axes first, then what lies
-  /// between; first repeats first.
+  std::string reference = "null";  ///< published results, as JSON
+  std::string text;                ///< content of the file
+  double timeout_s = 0;            ///< per run; 0: not set
+  /// The runs in execution order: a coarse grid of all axes first, then the values in
+  /// between. All first repeats come before the second ones.
   std::vector<StudyRun> runs;
-  std::vector<std::string> constant;  ///< flags that all runs set alike
+  std::vector<std::string> constant;  ///< flags with the same value in all runs
 
-  /// Sets a flag of all runs. Of steps, epochs and seconds a run has one alone.
+  /// Sets a flag of all runs. Setting one of steps, epochs and seconds removes the
+  /// other two.
   void set(const std::string& flag, const std::string& value);
-  /// Leaves the runs whose flag has this value. Throws c10::Error where none has.
+  /// Keeps only the runs in which `flag` has this value. Throws c10::Error if there are
+  /// none.
   void only(const std::string& flag, const std::string& value);
 };
 
-/// `flags`: the keys that runs may have. Throws c10::Error with the line, and for
-/// an unknown key the nearest known one.
+/// Parses a study. `flags` are the keys that runs may have. Throws c10::Error with the
+/// line number; for an unknown key, the message suggests the nearest known one.
 Study read_study(const std::string& text, const std::string& name,
                  const std::vector<std::string>& flags);
 
-/// Studies that come with the library: name and text.
+/// Name and text of the built-in studies.
 const std::vector<std::pair<std::string, std::string>>& shipped_studies();
 
-/// A path, or the name of a shipped study. Throws c10::Error where it is neither.
+/// Opens a study by path or by the name of a built-in study. Throws c10::Error if there
+/// is no such study.
 Study open_study(const std::string& path_or_name,
                  const std::vector<std::string>& flags);
 

@@ -136,7 +136,7 @@ PrepareOptions prepare_of(const TrainConfig& config, const Model& model,
   PrepareOptions options;
   options.image_size = is_token_task(model.task) ? 0 : model.options.image_size;
   options.mean = data.mean();
-  options.deviation = data.deviation();
+  options.stddev = data.stddev();
   options.pixel_targets = model.task == Task::kPixels;
   options.channels_last = config.layout == "channels-last";
   return options;

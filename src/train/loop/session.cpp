@@ -66,7 +66,7 @@ Session::Session(const TrainConfig& given,
   if (group_) join_ranks();
   optimizer_ = config_.shard.empty() || !group_
                    ? optimizer_of(config_, model_)
-                   : make_optimizer(config_.optimizer, reducer_->pieces());
+                   : make_optimizer(config_.optimizer, reducer_->shards());
   prepare_ = prepare_of(config_, model_, *train_data_);
 
   leave_out_dataset();
@@ -209,8 +209,8 @@ void Session::open_loader() {
   loading.batch = config_.batch;
   loading.window = config_.global_batch;
   if (group_) {
-    loading.share = group_->rank();
-    loading.shares = group_->size();
+    loading.shard = group_->rank();
+    loading.num_shards = group_->size();
   }
   loader_ = std::make_unique<Loader>(train_data_, loading, state_.position);
 }

@@ -32,10 +32,10 @@ bool Session::evaluates() const {
 
 void Session::evaluate_if_due() {
   if (!evaluates()) return;
-  const bool epoch_ends = loader_->epoch_ends();
+  const bool epoch_done = loader_->epoch_done();
   const bool due = config_.eval_every > 0
                        ? state_.step % config_.eval_every == 0
-                       : epoch_ends;
+                       : epoch_done;
   if (due || at_end()) evaluate();
 }
 
@@ -83,8 +83,8 @@ Session::Tested Session::evaluate_once(int64_t batch_size) {
   loading.batch = batch_size;
   if (group_ && test_data_->size() >= group_->size()) {
     loading.window = batch_size * group_->size();
-    loading.share = group_->rank();
-    loading.shares = group_->size();
+    loading.shard = group_->rank();
+    loading.num_shards = group_->size();
   } else if (group_ && group_->rank() > 0) {
     return {};  // less than a sample for each
   }

@@ -188,7 +188,7 @@ void Session::train_window_together() {
       drop_window();
       graphs_.drop_for_memory();
       if (device_.is_cuda()) compat::empty_cuda_cache();
-      reducer_->give_up();
+      reducer_->abandon_window();
     }
     group_->pause_watchdog();
     if (group_->all_reduce_max({error ? 1 : 0}).at(0) == 0) break;
@@ -206,7 +206,7 @@ void Session::train_window_together() {
     }
     warn(text + "; starts again");
   }
-  loader_->pass_window();
+  loader_->advance_window();
   state_.position = loader_->position();
   state_.samples += window_rest_;
   samples_here_ += window_rest_;
@@ -224,7 +224,7 @@ bool Session::ready_gradients(torch::Tensor& norm) {
     within_update([&] { norm = accumulator_.clip(config_.clip); });
     return true;
   }
-  const auto pieces = values(reducer_->pieces());
+  const auto pieces = values(reducer_->shards());
   within_update([&] { finite = scaler_.unscale(pieces); });
   if (config_.precision == "fp16") {
     finite = group_->all_reduce_max({finite ? 0 : 1}).at(0) == 0;
@@ -245,8 +245,8 @@ bool Session::ready_gradients(torch::Tensor& norm) {
 void Session::step_optimizer(double rate) {
   within_update([&] { optimizer_->step(rate); });
   if (!group_ || config_.shard.empty()) return;
-  for (auto [name, piece] : reducer_->pieces()) piece.mutable_grad().reset();
-  reducer_->share_pieces();
+  for (auto [name, piece] : reducer_->shards()) piece.mutable_grad().reset();
+  reducer_->all_gather_parameters();
 }
 
 void Session::within_update(const std::function<void()>& piece) {
@@ -273,7 +273,7 @@ void Session::agree_after_window() {
 NamedTensors Session::optimizer_state() {
   if (!group_ || config_.shard.empty()) return optimizer_->state();
   NamedTensors own = optimizer_->state();
-  NamedTensors list = reducer_->whole(own, kinds_of(config_.optimizer));
+  NamedTensors list = reducer_->gather_full(own, kinds_of(config_.optimizer));
   // Counters are the same wherever a part of a parameter is.
   const std::map<std::string, torch::Tensor> by_name(own.begin(), own.end());
   std::vector<int64_t> counts;
@@ -295,9 +295,9 @@ NamedTensors Session::optimizer_state() {
 
 void Session::load_optimizer(NamedTensors state) {
   if (group_ && !config_.shard.empty()) {
-    state = reducer_->parts(state, kinds_of(config_.optimizer));
+    state = reducer_->select_shards(state, kinds_of(config_.optimizer));
     std::set<std::string> here;
-    for (const auto& item : reducer_->pieces()) here.insert(item.first);
+    for (const auto& item : reducer_->shards()) here.insert(item.first);
     std::erase_if(state, [&](const auto& item) {
       return item.first.starts_with("step.") &&
              here.count(item.first.substr(5)) == 0;

@@ -98,7 +98,7 @@ bool Session::try_window() {
 void Session::begin_window() {
   accumulator_.keep_gradients(graphs_.active());
   if (state_.micro > 0 && !group_) return;  // goes on
-  while (loader_->epoch_ends()) loader_->next();
+  while (loader_->epoch_done()) loader_->next();
   const Loader::Window window = loader_->window_ahead();
   if (state_.micro == 0) {
     state_.total_count = static_cast<double>(window.total_count);

@@ -8,17 +8,20 @@
 
 namespace reprise::detail {
 
-/// When collectives were under way, told by the backend's threads.
-class Timeline {
+/// Measures how long collectives were in progress. Thread-safe: the backend's
+/// threads report to it. Covered by tests/distributed/reducer_test.cpp.
+class BusyTime {
  public:
   using Clock = std::chrono::steady_clock;
 
+  /// Adds an interval in which a collective was in progress.
   void note(Clock::time_point begin, Clock::time_point end) {
     const std::lock_guard lock(mutex_);
     spans_.emplace_back(begin, end);
   }
 
-  /// Seconds that any was, in all and after `mark`. Forgets them.
+  /// Returns the seconds during which at least one collective was in progress, in
+  /// total and after `mark`, and clears the intervals.
   std::pair<double, double> take(Clock::time_point mark) {
     std::vector<std::pair<Clock::time_point, Clock::time_point>> spans;
     {

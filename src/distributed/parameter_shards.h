@@ -1,0 +1,69 @@
+#pragma once
+
+#include "compat/process_group.h"
+#include "distributed/bucket_layout.h"
+
+#include <reprise/distributed/group.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace reprise::detail {
+
+/// This rank's share of every bucket, as views of the parameters. Used when the
+/// optimizer is sharded. Covered by tests/distributed/reducer_test.cpp.
+class ParameterShards {
+ public:
+  using NamedList = GradientReducer::NamedList;
+
+  /// `layout` must outlive the object.
+  ParameterShards(std::shared_ptr<RankGroup> group, const BucketLayout& layout);
+
+  /// Views of the parameters, with the parameters' names.
+  const NamedList& list() const { return list_; }
+
+  /// Sets the shards' gradients from `sum`, this rank's share of bucket `b`. A
+  /// shard whose entry is not `used` by any rank gets no gradient.
+  void set_gradients(size_t b, const torch::Tensor& sum,
+                     const std::vector<bool>& used);
+
+  /// Copies the shards of all ranks into the parameters.
+  void all_gather();
+
+  /// See GradientReducer.
+  NamedList gather_full(const NamedList& shard_values,
+                        const std::vector<std::string>& prefixes);
+  NamedList select_shards(const NamedList& full,
+                          const std::vector<std::string>& prefixes) const;
+
+ private:
+  struct Shard {
+    size_t bucket = 0;
+    size_t entry = 0;
+    int64_t from = 0;  // offset in the parameter
+    int64_t size = 0;
+    int64_t at = 0;  // offset in this rank's share of the bucket
+  };
+  using ByName = std::map<std::string, torch::Tensor>;
+  using Values = std::vector<std::pair<int64_t, torch::Tensor>>;
+
+  Values values_in(size_t b, const std::string& prefix,
+                   const ByName& by_name) const;
+  std::pair<torch::Tensor, compat::Work> gather(
+      const BucketLayout::Bucket& bucket, const Values& values);
+  void scatter(const BucketLayout::Bucket& bucket, const torch::Tensor& all);
+  void gather_bucket(const std::string& prefix, size_t b, const ByName& by_name,
+                     NamedList& result);
+  bool is_parameter_state(const std::string& name,
+                          const std::vector<std::string>& prefixes) const;
+
+  std::shared_ptr<RankGroup> group_;
+  const BucketLayout& layout_;
+  std::vector<Shard> shards_;  // in the order of list_
+  NamedList list_;
+};
+
+}  // namespace reprise::detail
