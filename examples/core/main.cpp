@@ -1,10 +1,9 @@
-// Trains a model of its own, a torch::nn::Module that is no Sequential, within a memory
-// budget and with reprise::core alone:
+// Trains a user-defined torch::nn::Module within a memory budget. Uses reprise::core only:
 //
-//   1. checkpoint() saves the memory of one block inside an ordinary forward.
-//   2. A Chain runs the whole model by the fastest schedule that fits a budget.
-//   3. An Accumulator adds up micro-batches of different sizes.
-//   4. linear_cross_entropy() computes the loss without the whole matrix of logits.
+//   1. checkpoint() recomputes the activations of a block inside an ordinary forward.
+//   2. Chain and Solver run the model with the fastest schedule that fits the budget.
+//   3. Accumulator adds up the gradients of micro-batches of different sizes.
+//   4. linear_cross_entropy() computes the loss without storing all logits.
 #include <reprise/core.h>
 
 #include <torch/torch.h>
@@ -56,7 +55,7 @@ struct LanguageModelImpl : torch::nn::Module {
     register_module("head", head);
   }
 
-  /// With `recompute`, what the blocks save for the backward is recomputed there.
+  /// If `recompute` is true, the activations of the blocks are recomputed in the backward.
   Tensor forward(const Tensor& tokens, const Tensor& targets, bool recompute) {
     Tensor x = embedding(tokens);
     for (auto& block : blocks) {
@@ -71,8 +70,8 @@ struct LanguageModelImpl : torch::nn::Module {
         .loss;
   }
 
-  /// The same model as a chain of {x, targets}: the targets are handed on to the last
-  /// stage. The stages share the modules of this model.
+  /// The model as a chain on {x, targets}. The targets are passed to the last stage. The
+  /// stages share the modules of this model.
   reprise::Chain chain() {
     std::vector<reprise::Stage> stages;
     stages.push_back(reprise::make_stage("embedding", embedding).on_first());
@@ -101,7 +100,7 @@ struct MicroBatch {
   Tensor tokens, targets;
 };
 
-/// Counts upwards from a random token: something that can be learned.
+/// Sequences that count upwards from a random token.
 MicroBatch draw(int64_t samples) {
   const Tensor first = torch::randint(kVocabulary, {samples, 1}, torch::kLong);
   const Tensor tokens = (first + torch::arange(kLength + 1)) % kVocabulary;
@@ -109,7 +108,7 @@ MicroBatch draw(int64_t samples) {
           tokens.slice(1, 1).contiguous()};
 }
 
-/// The loss, then all gradients; leaves none behind.
+/// Returns the loss and all gradients, and clears the gradients of the model.
 std::vector<Tensor> gradients(LanguageModel& model, const MicroBatch& batch,
                               bool recompute) {
   torch::manual_seed(1);  // the same dropout in both cases
@@ -133,8 +132,8 @@ bool equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   return true;
 }
 
-/// The fastest schedule for a budget halfway between the least memory that the chain can
-/// run in and what it needs without recomputation.
+/// Returns the fastest schedule for a budget halfway between the smallest memory of any
+/// schedule and the memory without recomputation.
 reprise::Schedule plan(const reprise::Chain& chain, const MicroBatch& batch) {
   const reprise::Solver solver(
       reprise::measure_stage_costs(chain, {batch.tokens, batch.targets}));
@@ -150,8 +149,9 @@ reprise::Schedule plan(const reprise::Chain& chain, const MicroBatch& batch) {
   return solution->schedule;
 }
 
-/// One update from micro-batches of 4, 4 and 2 samples. Returns the mean loss per token.
-/// `peak_bytes`: highest rise of a micro-batch, once the parameters have gradients.
+/// Runs one update with micro-batches of 4, 4 and 2 samples and returns the mean loss per
+/// token. Raises `peak_bytes` to the peak of the micro-batches after the first one, which
+/// allocates the gradients of the parameters.
 double train_window(const reprise::Chain& chain,
                     const reprise::Schedule& schedule,
                     reprise::Accumulator& accumulator,
