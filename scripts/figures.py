@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Updates the tables in README.md and docs from docs/results, and checks consistency.
+"""Generates the tables of README.md and docs from docs/results, and checks them.
 
     scripts/figures.py            rewrites the tables between the markers
     scripts/figures.py --check    changes nothing; exits with status 1 if a table differs from
-                                  the results, if two results contradict each other, if the page
-                                  shows other runs than the results, or if a section quotes a
-                                  measurement without the command that repeats it
+                                  the results, if two results contradict each other, if the
+                                  page shows other runs than the results contain, or if a
+                                  section quotes a measurement without its command
 
-A table is placed between the lines `<!-- figures: NAME -->` and `<!-- end -->`; NAME is one of
-the functions in TABLES.
+A table is enclosed by the lines `<!-- figures: NAME -->` and `<!-- end -->`, where NAME is a
+key of TABLES.
 """
 import argparse
 import json
@@ -28,7 +28,7 @@ def speed():
 
 
 def records(name, kind="run"):
-    """The runs of a study; if several have the same id, the last one."""
+    """The records of a study; the last one of each run id."""
     lines = (RESULTS / name / "results.jsonl").read_text().splitlines()
     every = [json.loads(line) for line in lines]
     found = {}
@@ -44,7 +44,7 @@ def done(name, system="reprise"):
 
 
 def rate_text(rate):
-    """At least three significant digits, and all digits of an integer."""
+    """At least three digits, and all digits of an integer."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
@@ -68,20 +68,20 @@ def speed_table():
         rows.append([line["training"], rate_text(ours["rate"]), gib_text(ours["peak_gib"]),
                      line["peer"], rate_text(theirs["rate"]), gib_text(theirs["peak_gib"]),
                      ratio_text(ours["rate"] / theirs["rate"])])
-    return table((["training", "ours", "peak", "peer", "", "peak", "ours / peer"],
+    return table((["training", "Reprise", "peak", "peer", "speed", "peak", "ratio"],
                   ["---", "--:", "--:", "---", "--:", "--:", "--:"]), rows)
 
 
-# Case and label of each row; the first row of a group names the group.
+# Cases and their labels. The first row of each unit names the unit.
 SHORT = [
     ("bert-bf16-1x4", "BERT-Large, bf16, 1 × 4"),
-    ("bert-bf16-1x4-budget", "the same within the memory of HF's checkpointing"),
+    ("bert-bf16-1x4-budget", "BERT-Large, bf16, 1 × 4, in the memory of HF's checkpointing"),
     ("bert-fp32-1x4", "BERT-Large, fp32, 1 × 4"),
     ("gpt2-1x32", "GPT-2 124M, bf16, 1 × 32"),
     ("gpt2-32x1-half", "GPT-2 124M, 32 × 1, in half of eager's memory"),
     ("xl-8x1", "GPT-2 1.5B, 8 × 1, in the memory of checkpointing"),
     ("cnn-blocks-112-1x64", "five convolutions, 112², 1 × 64"),
-    ("cnn-blocks-3584-4x1", "the same, 3584², 4 × 1"),
+    ("cnn-blocks-3584-4x1", "five convolutions, 3584², 4 × 1"),
 ]
 
 
@@ -105,7 +105,7 @@ def compilers_table():
     rows = [[one["training"], rate_text(one["rate"]), gib_text(one["peak_gib"]),
              rate_text(one["ours"]), ratio_text(one["ours"] / one["rate"])]
             for one in speed()["compilers"]]
-    return table((["", "per second", "peak", "ours", "ours / it"],
+    return table((["training", "peer", "peak", "Reprise", "ratio"],
                   ["---", "--:", "--:", "--:", "--:"]), rows)
 
 
@@ -120,7 +120,7 @@ def bert_table():
         rows.append(cells)
     order = [variant["label"] for variant in bert_variants()]
     rows.sort(key=lambda cells: order.index(cells[0]))
-    return table((["", "Reprise", "", "HF Trainer", ""],
+    return table((["", "Reprise", "peak", "HF Trainer", "peak"],
                   ["---", "--:", "--:", "--:", "--:"]), rows)
 
 
@@ -153,14 +153,14 @@ def checkpoints_table():
 
 
 def changes(pairs, figure):
-    """Relative changes in percent, as `median (minimum to maximum)`."""
+    """Relative changes in percent: median, smallest, largest."""
     values = sorted(100 * (after[figure] / before[figure] - 1) for before, after in pairs)
     middle = statistics.median(values)
     return middle, values[0], values[-1]
 
 
 def mnist_pairs():
-    """Pairs of runs that differ only in recomputation."""
+    """Pairs of the same setting without and with recomputation."""
     runs = {}
     for run in done("mnist-h200"):
         key = json.dumps({k: v for k, v in run["case"].items() if k != "recompute"},
@@ -182,13 +182,14 @@ def mnist_text():
         where = f"the {at['phase']} of `{at['stage']}`" if at["stage"] else f"the {at['phase']}"
         blocks[where] = blocks.get(where, 0) + 1
     most, count = max(blocks.items(), key=lambda item: item[1])
-    return (f"{len(done('mnist-h200'))} runs, {len(pairs)} settings without and with "
-            f"recomputation. What is kept after the\n"
-            f"forward falls by {-kept[0]:.0f} % (median; {-kept[2]:.0f} to {-kept[1]:.0f} %), a "
-            f"step takes {time[0]:.0f} % longer ({time[1]:.0f} to {time[2]:.0f} %;\n"
-            f"half of the settings {low:.0f} to {high:.0f} %).\n"
-            f"The peak changes by {peak[0]:.1f} % ({peak[1]:.1f} to {peak[2]:.1f} %): {most} "
-            f"sets it in\n{count} of {len(pairs)} settings.")
+    return (f"{len(done('mnist-h200'))} runs: {len(pairs)} settings, each without and with "
+            f"recomputation. Recomputation reduces\n"
+            f"the memory kept after the forward by {-kept[0]:.0f} % (median; {-kept[2]:.0f} to "
+            f"{-kept[1]:.0f} %) and makes a step\n"
+            f"{time[0]:.0f} % longer ({time[1]:.0f} to {time[2]:.0f} %; {low:.0f} to "
+            f"{high:.0f} % for the middle half of the settings).\n"
+            f"The peak changes by {peak[0]:.1f} % ({peak[1]:.1f} to {peak[2]:.1f} %): it is set "
+            f"by {most}\nin {count} of {len(pairs)} settings.")
 
 
 def sources_table():
@@ -219,14 +220,14 @@ def documents():
 
 
 def filled(text):
-    """The text with all tables updated from the results."""
+    """The text with every table regenerated from the results."""
     def fill(match):
         return match[1] + TABLES[match[2]]() + match[4]
     return BLOCK.sub(fill, text)
 
 
-# Settings that were measured twice: a line of speed.json, and a study with its case. Speeds
-# may differ by a tenth, as between machines of the same kind.
+# Settings that two results contain: a line of speed.json, a study and the case in it. Speeds
+# may differ by SAME_WITHIN; machines of the same type differ by a tenth.
 SAME = [
     ("bert-bf16-1x4", "bert-h200", {"precision": "bf16", "batch": "1", "recompute": None}),
     ("bert-bf16-1x4-all", "bert-h200",
@@ -258,21 +259,21 @@ def contradictions():
 
 
 def page_contradictions():
-    """Checks that the page shows exactly the runs of the results."""
+    """Differences between the runs of the page and those of the results."""
     page = (RESULTS / "report.html").read_text()
     for name in ("mnist-h200", "bert-h200", "checkpoints-cpu"):
         for run in records(name):
             if run["id"] not in page:
-                yield f"report.html does not have run {run['id']} of {name}"
+                yield f"report.html lacks run {run['id']} of {name}"
                 break
     ids = {run["id"] for name in ("mnist-h200", "bert-h200", "checkpoints-cpu")
            for run in records(name)}
     for other in set(re.findall(r'"id": ?"([0-9a-f]{16})"', page)) - ids:
-        yield f"report.html has run {other}, which no committed result has"
+        yield f"report.html has run {other}, which no result contains"
         break
 
 
-# A measurement: a number with a unit of speed or time, or a ratio.
+# A measurement: a number with a unit of speed or time, or a relative change.
 MEASURED = re.compile(r"\d[\d.,]* ?(?:samples/s|images/s|tokens/s|img/s|TFLOP/s|TB/s|ms\b|µs\b"
                       r"|times (?:as fast|its)|% (?:more|less|lower|faster|slower|longer))")
 COMMAND = re.compile(r"(?:\./|\b)(?:reprise (?:train|plan|study|profile|verify|report|launch)"
@@ -280,9 +281,9 @@ COMMAND = re.compile(r"(?:\./|\b)(?:reprise (?:train|plan|study|profile|verify|r
 
 
 def sections(text):
-    """The heading and text of each section, including code."""
+    """Heading and text of each section, including code."""
     parts = re.split(r"^(#+ .*)$", text, flags=re.M)
-    yield "the beginning", parts[0]
+    yield "introduction", parts[0]
     yield from zip(parts[1::2], parts[2::2])
 
 
@@ -312,8 +313,8 @@ def main():
         if new == text:
             continue
         if arguments.check:
-            wrong.append(f"{path.relative_to(ROOT)} has other figures than docs/results; "
-                         "scripts/figures.py puts them in")
+            wrong.append(f"{path.relative_to(ROOT)} differs from docs/results; run "
+                         "scripts/figures.py")
         else:
             path.write_text(new)
             print(f"{path.relative_to(ROOT)} rewritten")

@@ -1,5 +1,5 @@
-// Cuts the activation memory of a plain torch::nn::Sequential, and shows that
-// the gradients are the same.
+// Reduces the activation memory of a torch::nn::Sequential and checks that the gradients
+// do not change.
 #include <reprise/reprise.h>
 
 #include <torch/torch.h>

@@ -15,7 +15,7 @@ namespace reprise {
 /// the fourth being smaller than what single precision rounds off. Sums leave the tensor
 /// cores, which cut them off instead of rounding, after 32 terms. The error is below
 /// that of the library's products, which round after each term, and the speed about
-/// twice theirs; see docs/lean.md.
+/// twice theirs; see docs/ops.md.
 ///
 /// An infinite value gives NaN, as does one within 1/4096 of the largest.
 ///

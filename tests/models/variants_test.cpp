@@ -235,7 +235,7 @@ TEST(Variants, FiguresReachThePlanner) {
 
   const StageCosts& block = figures.stages.at(1);
   ASSERT_EQ(block.variants.size(), 2u);
-  // Of the plain one's kept bytes besides the input; see docs/lean.md.
+  // Of the plain one's kept bytes besides the input; see docs/ops.md.
   EXPECT_LT(block.variants[0].saved_bytes, block.saved_bytes * 9 / 10);
   EXPECT_LT(block.variants[1].saved_bytes, block.variants[0].saved_bytes);
 

@@ -65,7 +65,7 @@ struct LinearCrossEntropy {
 /// Loss and gradients equal the plain ones in all bits where one chunk is enough,
 /// and by columns as far as a product's rows and columns do not depend on how many
 /// others are computed with them; that is up to the library and the processor,
-/// and otherwise they agree to rounding: see docs/lean.md. No second derivative.
+/// and otherwise they agree to rounding: see docs/ops.md. No second derivative.
 /// Throws c10::Error on shapes that do not fit.
 LinearCrossEntropy linear_cross_entropy(
     const torch::Tensor& hidden, const torch::Tensor& weight,
