@@ -2,7 +2,6 @@
 // end in time and say whose fault it was, what was saved is whole, and going on ends
 // as if nothing had been. faults.sh repeats it as often as one likes.
 #include "ranked_runs.h"
-#include "train/loop/session.h"
 
 #include <random>
 
@@ -76,10 +75,9 @@ void train_to_fault(Fault fault, const Fate& fate, const std::string& name) {
     directory.emplace(
         RunDirectory::create(child_folder() + "/" + name, config));
   }
-  detail::Session session(config, nullptr, {}, group);
+  Trainer trainer(make_inputs(config), config, {.ranks = group});
   if (group->rank() == fate.victim) {
-    torch::Tensor weight =
-        session.cost_parts().model.root->parameters().front();
+    torch::Tensor weight = trainer.model().root->parameters().front();
     const auto backward = std::make_shared<int64_t>(0);
     weight.register_hook([&, backward](const torch::Tensor&) {
       if (++*backward == fate.backward) strike(fault, fate);
@@ -87,7 +85,7 @@ void train_to_fault(Fault fault, const Fate& fate, const std::string& name) {
   }
   TrainRun run;
   run.directory = directory ? &*directory : nullptr;
-  session.run(run);
+  trainer.run(run);
 }
 
 void resume(int64_t ranks, const std::string& name) {

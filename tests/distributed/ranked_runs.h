@@ -51,7 +51,7 @@ inline TrainResult train(const std::shared_ptr<RankGroup>& group,
     directory.emplace(part.resume ? RunDirectory::open(path)
                                   : RunDirectory::create(path, part.config));
   }
-  Training training(part.config, nullptr, {}, group);
+  Trainer trainer(make_inputs(part.config), part.config, {.ranks = group});
   TrainRun run;
   run.directory = directory ? &*directory : nullptr;
   run.resume = part.resume;
@@ -59,7 +59,7 @@ inline TrainResult train(const std::shared_ptr<RankGroup>& group,
   run.stop = [&] { return group->rank() == part.stop_rank && --left == 0; };
   std::optional<AllocationFailure> failure;
   if (group->rank() == part.failing_rank) failure.emplace(part.failing_after);
-  const TrainResult result = training.run(run);
+  const TrainResult result = trainer.run(run);
   if (failure) {
     EXPECT_TRUE(failure->happened());
   }
