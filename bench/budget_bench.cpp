@@ -249,7 +249,9 @@ void train(TrainConfig config, const PlanningOptions& planning,
   TrainResult result;
   try {
     config.resolve();
-    result = reprise::Training(config, nullptr, planning).run();
+    result = reprise::Trainer(reprise::make_inputs(config), config,
+                              {.planning = planning})
+                 .run();
   } catch (const c10::Error& error) {
     if (std::string(error.msg()).find(" channel") != std::string::npos) {
       --totals.trained;

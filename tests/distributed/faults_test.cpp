@@ -2,7 +2,6 @@
 // must end in time and name the faulty rank, the saved states must be valid, and the
 // resumed run must end with the same state. faults.sh runs more rounds.
 #include "ranked_runs.h"
-#include "train/loop/session.h"
 
 #include <random>
 
@@ -79,10 +78,9 @@ void train_to_fault(Fault fault, const FaultPlan& plan,
     directory.emplace(
         RunDirectory::create(child_folder() + "/" + name, config));
   }
-  detail::Session session(config, nullptr, {}, group);
+  Trainer trainer(make_inputs(config), config, {.ranks = group});
   if (group->rank() == plan.victim) {
-    torch::Tensor weight =
-        session.cost_parts().model.root->parameters().front();
+    torch::Tensor weight = trainer.model().root->parameters().front();
     const auto backward = std::make_shared<int64_t>(0);
     weight.register_hook([&, backward](const torch::Tensor&) {
       if (++*backward == plan.backward) inject(fault, plan);
@@ -90,7 +88,7 @@ void train_to_fault(Fault fault, const FaultPlan& plan,
   }
   TrainRun run;
   run.directory = directory ? &*directory : nullptr;
-  session.run(run);
+  trainer.run(run);
 }
 
 void resume(int64_t ranks, const std::string& name) {

@@ -229,7 +229,7 @@ TEST(NormSync, GraphsAreRefused) {
     const detail::RecordedInstead instead(
         [] { return std::unique_ptr<detail::Recorded>(); });
     const auto group = RankGroup::join(group_options());
-    Training training(config, nullptr, {}, group);
+    Trainer trainer(make_inputs(config), config, {.ranks = group});
   });
   for (const auto& end : ends) {
     EXPECT_EQ(end.status, 3);

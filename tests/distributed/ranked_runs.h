@@ -52,16 +52,15 @@ inline TrainResult train(const std::shared_ptr<RankGroup>& group,
                           ? RunDirectory::open(path)
                           : RunDirectory::create(path, options.config));
   }
-  Training training(options.config, nullptr, {}, group);
+  Trainer trainer(make_inputs(options.config), options.config, {.ranks = group});
   TrainRun run;
   run.directory = directory ? &*directory : nullptr;
   run.resume = options.resume;
   int left = options.stop_after;
   run.stop = [&] { return group->rank() == options.stop_rank && --left == 0; };
   std::optional<AllocationFailure> failure;
-  if (group->rank() == options.failing_rank)
-    failure.emplace(options.failing_after);
-  const TrainResult result = training.run(run);
+  if (group->rank() == part.failing_rank) failure.emplace(part.failing_after);
+  const TrainResult result = trainer.run(run);
   if (failure) {
     EXPECT_TRUE(failure->happened());
   }

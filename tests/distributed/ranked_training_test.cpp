@@ -197,8 +197,8 @@ TEST(RankedTraining, ResumesInTheMiddleOfAWindow) {
     how.directory = &directory;
     int left = 7;  // micro-batches: five in the first window
     how.stop = [&] { return left-- == 0; };
-    Training training(config);
-    ASSERT_TRUE(training.run(how).stopped);
+    Trainer trainer(make_inputs(config), config);
+    ASSERT_TRUE(trainer.run(how).stopped);
   }
   InRanks how{.ranks = 2};
   how.folder = folder.path();
@@ -301,7 +301,7 @@ TEST(RankedTraining, RejectsOptimizersThatCannotBeSharded) {
     config.optimizer.name = "adafactor";
     config.shard = "optimizer";
     const auto group = RankGroup::join(group_options());
-    Training training(config, nullptr, {}, group);
+    Trainer trainer(make_inputs(config), config, {.ranks = group});
   });
   for (const auto& end : ends) {
     EXPECT_EQ(end.status, 3);
@@ -314,7 +314,7 @@ TEST(RankedTraining, RejectsADifferentModelByName) {
     TrainConfig config = config_of(2);
     if (child_rank() == 1) config.model_options.width = 17;
     const auto group = RankGroup::join(group_options());
-    Training training(config, nullptr, {}, group);
+    Trainer trainer(make_inputs(config), config, {.ranks = group});
   });
   for (const auto& end : ends) {
     EXPECT_EQ(end.status, 3);
@@ -354,8 +354,9 @@ TEST(RankedTraining, UsesOnePlanOnAllRanks) {
     const int stages = make_model("mlp", config.model_options).chain.size();
     // The plan of rank 0 is used by all ranks.
     auto planner = std::make_unique<Shrinking>(group->rank() == 0 ? stages : 1);
-    Training training(config, std::move(planner), {}, group);
-    const auto result = training.run();
+    Trainer trainer(make_inputs(config), config,
+                    {.planner = std::move(planner), .ranks = group});
+    const auto result = trainer.run();
     EXPECT_EQ(result.summary.micro_batch, 1);
     EXPECT_EQ(result.summary.accumulate, 5);
     EXPECT_EQ(result.summary.recompute, "all");

@@ -253,7 +253,8 @@ TEST(Budget, WhereNothingFitsNothingIsWritten) {
   auto config = open_size(1);
   config.resolve();
   EXPECT_NE(error_of([&] {
-              Training(config, std::make_unique<Impossible>());
+              Trainer(make_inputs(config), config,
+                      {.planner = std::make_unique<Impossible>()});
             }).find("at least 5 GiB"),
             std::string::npos);
 }

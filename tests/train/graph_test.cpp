@@ -164,11 +164,11 @@ TEST(Graph, OnNeedsACudaDevice) {
   config.graph = "on";
   config.resolve();
   EXPECT_NE(error_of([&] {
-              Training{config};
+              Trainer(make_inputs(config), config);
             }).find("[--graph] on needs a CUDA device"),
             std::string::npos);
   config.graph = "auto";
-  EXPECT_EQ(Training(config).run({}).summary.graph, "off");
+  EXPECT_EQ(Trainer(make_inputs(config), config).run({}).summary.graph, "off");
 }
 
 TEST(Graph, IsMadeAtTheSecondSightOfAShapeAndNotForEver) {

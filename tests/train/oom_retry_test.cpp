@@ -159,7 +159,7 @@ Ended run_failing_before(TrainConfig config, int at) {
     return false;
   };
   Ended ended;
-  ended.result = Training(config).run(how);
+  ended.result = Trainer(make_inputs(config), config).run(how);
   const auto saved = directory.newest([](const auto&) { FAIL(); });
   ended.tensors = saved->tensors;
   ended.tensors.emplace_back(
@@ -203,7 +203,8 @@ TEST(OomRetry, GivesUpWithTheLastGoodStateOnDisk) {
     }
     return false;
   };
-  const std::string error = error_of([&] { Training(config).run(how); });
+  const std::string error =
+      error_of([&] { Trainer(make_inputs(config), config).run(how); });
   EXPECT_NE(error.find("8 times in a row update 3 ran out of memory: CUDA out "
                        "of memory. (for the test)"),
             std::string::npos)
@@ -216,7 +217,7 @@ TEST(OomRetry, GivesUpWithTheLastGoodStateOnDisk) {
   EXPECT_EQ(saved->state.micro, 0);
   how.resume = true;
   how.stop = {};
-  EXPECT_EQ(Training(config).run(how).summary.steps, 4);
+  EXPECT_EQ(Trainer(make_inputs(config), config).run(how).summary.steps, 4);
   Ended ended;
   ended.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
   ended.metrics = read_text(directory.metrics_path());

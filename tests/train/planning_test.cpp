@@ -1,7 +1,8 @@
 #include "compat/cuda.h"
 #include "host_store.h"
-#include "train/loop/session.h"
+#include "train/budget/training_costs.h"
 #include "train/runs.h"
+#include "train/step/train_setup.h"
 
 #include <reprise/recompute/host_memory.h>
 #include <reprise/train/planning.h>
@@ -155,10 +156,10 @@ TEST(Planning, OffersTheHostNoMoreThanItHolds) {
   config.host_memory = "off";  // here it is another one
   config.batch = 4;
   config.resolve();
-  const detail::Session session(config);
+  const detail::TrainSetup setup = detail::make_setup(config);
   const auto offered = [&](int64_t limit) {
     const auto store = std::make_shared<testing::CountingStore>(limit);
-    auto parts = session.cost_parts();
+    detail::TrainSetup parts = setup;
     HostOptions options;
     options.min_bytes = 1;
     parts.model.chain = with_host_variants(parts.model.chain, store, options);
@@ -280,7 +281,8 @@ TEST(Planning, RefusesABudgetThatNothingFits) {
   TrainConfig config = config_of("gpt2");
   config.memory_limit = 1 << 20;
   config.resolve();
-  const auto error = testing::error_of([&] { Training training(config); });
+  const auto error =
+      testing::error_of([&] { Trainer trainer(make_inputs(config), config); });
   EXPECT_NE(error.find("nothing fits into 1.00 MiB (1048576 bytes); the "
                        "smallest plan needs"),
             std::string::npos)

@@ -86,7 +86,8 @@ TEST(Profile, KeptBytesAreTheTrainings) {
   for (const char* recompute : {"none", "all", "sqrt"}) {
     const TrainConfig config = profiled(recompute);
     const TrainingProfile profile = profile_training(config);
-    const TrainSummary summary = Training(config).run().summary;
+    const TrainSummary summary =
+        Trainer(make_inputs(config), config).run().summary;
     EXPECT_EQ(profile.kept_bytes, summary.kept_bytes) << recompute;
     int64_t by_stage = 0;
     for (const auto& stage : profile.stages) by_stage += stage.kept_bytes;

@@ -85,11 +85,13 @@ inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
     how.resume = i > 0;
     how.listener = listener;
     how.stop = [&left] { return left-- == 0; };
-    Training training(directory.config(), planner ? planner() : nullptr);
+    const TrainConfig saved = directory.config();
+    Trainer trainer(make_inputs(saved), saved,
+                    {.planner = planner ? planner() : nullptr});
     {
       std::optional<AllocationFailure> failure;
       if (i == failing.part) failure.emplace(failing.after);
-      ended.result = training.run(how);
+      ended.result = trainer.run(how);
       if (failure) ended.allocations = failure->counted();
     }
     EXPECT_EQ(ended.result.stopped, i < stops.size());

@@ -1,6 +1,6 @@
 #include "base/file.h"
 #include "runs.h"
-#include "train/loop/metrics.h"
+#include "train/store/metrics.h"
 
 #include <reprise/memory/meter.h>
 
@@ -191,7 +191,7 @@ TEST(Trainer, ABadConfigurationIsRefusedBeforeAnythingIsWritten) {
     change(config);
     return error_of([&] {
       config.resolve();
-      Training{config};
+      Trainer(make_inputs(config), config);
     });
   };
   EXPECT_NE(refused([](auto& c) { c.model = "gpt3"; }).find("gpt2"),

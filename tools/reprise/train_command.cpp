@@ -237,7 +237,8 @@ int train_with(TrainFlags& flags, CLI::App& app,
     observer.emplace(config.device, ObserverOptions{flags.observe_ms});
   }
   // Whatever is wrong shows before a file is touched.
-  Training training(config, nullptr, planning, ranks);
+  Trainer trainer(make_inputs(config), config,
+                  {.planning = planning, .ranks = ranks});
   if (!first) {
   } else if (!flags.resume.empty()) {
     directory->set_config(config);
@@ -263,7 +264,7 @@ int train_with(TrainFlags& flags, CLI::App& app,
       run.tensorboard =
           (directory ? directory->path() + "/" : "") + "tensorboard";
     }
-    result = training.run(run);
+    result = trainer.run(run);
     if (progress.begun()) seen = observer->end();
   }
   if (directory) {

@@ -2,6 +2,7 @@
 
 #include <reprise/distributed/group.h>
 #include <reprise/train/config.h>
+#include <reprise/train/inputs.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/run_directory.h>
 #include <reprise/train/summary.h>
@@ -11,10 +12,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace reprise {
 namespace detail {
-class Session;
+class TrainLoop;
 }
 
 /// What happened, told to whoever shows it. Called on the training thread.
@@ -78,47 +80,61 @@ struct TrainResult {
   bool save_failed = false;  ///< the last attempt; earlier states are whole
 };
 
-/// A training, ready to run.
-///
-///     TrainConfig config;
-///     config.model = "gpt2";
-///     config.resolve();
-///     Training training(config);
-///     TrainResult result = training.run();
-///
-/// The same configuration gives the same numbers; continued from a saved state,
-/// wherever it was taken, the same as without a stop (on the CPU in every bit).
-/// Where an allocation fails, in a window, an evaluation or a save, that piece
-/// starts again, and ends with the same numbers as long as the micro-batch stays;
-/// after eight failures in a row run() throws c10::Error, with all complete
-/// updates saved.
-class Training {
- public:
-  /// `config` must be resolved. Makes the model and opens the data; writes
-  /// nothing. Throws c10::Error where the configuration cannot be run: model and
-  /// its options, weights, data, strategy, device, precision.
-  ///
-  /// With `recompute` "optimal" the micro-batch (where it is open) and the schedule
-  /// are planned here, by `planner` or, where that is null, by one that measures
-  /// this model; a continued run should be given the configuration of its
-  /// directory, which has the micro-batch that was decided. `planning.progress` is
-  /// told what is being measured meanwhile.
-  ///
-  /// With `ranks`, all of its processes make the same training and run it together;
-  /// `config.ranks` is their number. Rank 0 plans, saves, and loads what is resumed.
-  explicit Training(const TrainConfig& config,
-                    std::unique_ptr<BudgetPlanner> planner = nullptr,
-                    const PlanningOptions& planning = {},
-                    std::shared_ptr<RankGroup> ranks = nullptr);
-  ~Training();
-  Training(const Training&) = delete;
-  Training& operator=(const Training&) = delete;
+/// What a trainer can be given besides its model, data and options.
+struct TrainerOptions {
+  /// Decides what runs within the budget. Null: one that measures this model is made if
+  /// the options ask for a plan.
+  std::unique_ptr<BudgetPlanner> planner{};
+  /// How the trainer's own planner measures; `progress` is told what it is doing.
+  PlanningOptions planning{};
+  /// All processes of the group make the same trainer and run it together; the options'
+  /// `ranks` is their number. Rank 0 plans, saves, and reads what is resumed. Null: this
+  /// process alone.
+  std::shared_ptr<RankGroup> ranks{};
+};
 
-  /// Once.
+/// Trains a model on data within a memory budget.
+///
+///     TrainInputs inputs{model, {"own data", dataset}};
+///     TrainConfig options;
+///     options.global_batch = 64;
+///     options.memory_limit = parse_bytes("8GiB");
+///     options.resolve();
+///     Trainer trainer(std::move(inputs), options);
+///     TrainResult result = trainer.run();
+///
+/// Equal inputs, options and states of the random generators give equal numbers. A run
+/// resumed from a saved state, wherever it was saved, gives the numbers of a run that
+/// never stopped (on the CPU bit by bit). If an allocation fails in a window, an evaluation
+/// or a save, that part is repeated and ends with the same numbers as long as the
+/// micro-batch stays; after eight failures in a row run() throws c10::Error, with all
+/// complete updates saved.
+class Trainer {
+ public:
+  /// Moves the model to the options' device and plans the training if the options ask for
+  /// it; writes nothing to disk. `options` must be resolved. Throws c10::Error if they
+  /// cannot be run: strategy, device, precision, budget.
+  ///
+  /// With `recompute` "optimal" the micro-batch (if it is open) and the schedule are
+  /// planned here. A resumed run should be given the options of its run directory, which
+  /// has the micro-batch that was decided.
+  Trainer(TrainInputs inputs, const TrainConfig& options,
+          TrainerOptions with = {});
+  ~Trainer();
+  Trainer(Trainer&&) noexcept;
+  Trainer& operator=(Trainer&&) noexcept;
+
+  /// The model on its device.
+  const Model& model() const;
+
+  /// Trains to the end, or until `run.stop` says so. To be called once.
   TrainResult run(const TrainRun& run = {});
 
+  /// Milliseconds of each window of a run of at most 1,000 windows; waits for the device.
+  std::vector<double> window_ms() const;
+
  private:
-  std::unique_ptr<detail::Session> session_;
+  std::unique_ptr<detail::TrainLoop> loop_;
 };
 
 }  // namespace reprise

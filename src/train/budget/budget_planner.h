@@ -1,6 +1,6 @@
 #pragma once
 
-#include "train/budget/training_costs.h"
+#include "train/step/train_setup.h"
 
 #include <reprise/train/planning.h>
 
@@ -8,8 +8,8 @@
 
 namespace reprise::detail {
 
-/// Plans for a session with its own model: what it measures leaves no mark.
+/// Plans a training with its own model, which is unchanged afterwards.
 std::unique_ptr<BudgetPlanner> make_budget_planner(
-    CostParts parts, PlanRequest request, const PlanningOptions& options = {});
+    TrainSetup setup, PlanRequest request, const PlanningOptions& options = {});
 
 }  // namespace reprise::detail

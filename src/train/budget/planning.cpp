@@ -2,7 +2,6 @@
 #include "plan/plan_format.h"
 #include "train/budget/budget_planner.h"
 #include "train/budget/training_costs.h"
-#include "train/loop/session.h"
 
 #include <reprise/base/bytes.h>
 #include <reprise/train/planning.h>
@@ -17,9 +16,9 @@
 namespace reprise {
 namespace {
 
-using detail::CostParts;
-using detail::Session;
+using detail::make_setup;
 using detail::TrainingCosts;
+using detail::TrainSetup;
 
 TrainingCosts::Options cost_options(const PlanningOptions& options) {
   TrainingCosts::Options result;
@@ -64,14 +63,14 @@ PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
 /// tight, without: the memory may do more elsewhere.
 class CopyChoice {
  public:
-  CopyChoice(CostParts parts, TrainingCosts::Options options)
-      : free_(parts.config.weight_copies == "auto" && parts.device.is_cuda()),
-        parts_(std::move(parts)),
+  CopyChoice(TrainSetup setup, TrainingCosts::Options options)
+      : free_(setup.options.weight_copies == "auto" && setup.device.is_cuda()),
+        setup_(std::move(setup)),
         options_(std::move(options)),
-        usual_(parts_, options_) {}
+        usual_(setup_, options_) {}
 
   PlanResult plan(const PlanRequest& request) {
-    const compat::FlushDenormals flush(parts_.device);
+    const compat::FlushDenormals flush(setup_.device);
     PlanResult result = choose(request);
     // The training takes what it needs itself, and no more.
     usual_.release_workspaces();
@@ -88,9 +87,9 @@ class CopyChoice {
     if (!free_ || !half || request.memory == 0) return with;
     if (!each_) {
       if (!tight) return with;
-      CostParts parts = parts_;
-      parts.config.weight_copies = "each";
-      each_ = std::make_unique<TrainingCosts>(std::move(parts), options_);
+      TrainSetup setup = setup_;
+      setup.options.weight_copies = "each";
+      each_ = std::make_unique<TrainingCosts>(std::move(setup), options_);
     }
     PlanResult without = make_plan(request, *each_);
     const auto worse = [&](const PlanResult& result) {
@@ -105,17 +104,17 @@ class CopyChoice {
   }
 
   bool free_;
-  CostParts parts_;
+  TrainSetup setup_;
   TrainingCosts::Options options_;
   TrainingCosts usual_;
   std::unique_ptr<TrainingCosts> each_;
 };
 
-class SessionPlanner final : public BudgetPlanner {
+class MeasuringPlanner final : public BudgetPlanner {
  public:
-  SessionPlanner(CostParts parts, PlanRequest request,
-                 const PlanningOptions& options)
-      : costs_(std::move(parts), cost_options(within(options, request))),
+  MeasuringPlanner(TrainSetup setup, PlanRequest request,
+                   const PlanningOptions& options)
+      : costs_(std::move(setup), cost_options(within(options, request))),
         request_(std::move(request)) {}
 
   Decision decide() override {
@@ -245,17 +244,16 @@ Axis axis_of(const std::string& name, const TrainConfig& config) {
 /// Measures memory at one value of an axis.
 class Trial {
  public:
-  Trial(const TrainConfig& config, const PlanningOptions& options)
-      : session_(plain(config)) {
+  Trial(const TrainConfig& config, const PlanningOptions& options) {
     TrainingCosts::Options measuring;
-    CostParts parts = session_.cost_parts();
+    TrainSetup setup = make_setup(plain(config));
     // As a training within the budget would choose.
-    if (parts.config.weight_copies == "auto" && parts.device.is_cuda()) {
-      parts.config.weight_copies = "each";
+    if (setup.options.weight_copies == "auto" && setup.device.is_cuda()) {
+      setup.options.weight_copies = "each";
     }
     measuring.memory_only = true;
     measuring.progress = options.progress;
-    costs_.emplace(std::move(parts), measuring);
+    costs_.emplace(std::move(setup), measuring);
   }
 
   PlanResult plan(const PlanRequest& request) {
@@ -263,7 +261,6 @@ class Trial {
   }
 
  private:
-  Session session_;
   std::optional<TrainingCosts> costs_;
 };
 
@@ -356,16 +353,14 @@ class LargestSearch {
 }  // namespace
 
 std::unique_ptr<BudgetPlanner> detail::make_budget_planner(
-    CostParts parts, PlanRequest request, const PlanningOptions& options) {
-  return std::make_unique<SessionPlanner>(std::move(parts), std::move(request),
-                                          options);
+    TrainSetup setup, PlanRequest request, const PlanningOptions& options) {
+  return std::make_unique<MeasuringPlanner>(std::move(setup),
+                                            std::move(request), options);
 }
 
 struct TrainingPlanner::Impl {
   Impl(const TrainConfig& config, const PlanningOptions& options)
-      : session(plain(config)),
-        costs(session.cost_parts(), cost_options(options)) {}
-  Session session;
+      : costs(make_setup(plain(config)), cost_options(options)) {}
   CopyChoice costs;
 };
 
@@ -386,37 +381,6 @@ PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
   PlanningOptions within = options;
   if (within.memory == 0) within.memory = request.memory;
   return TrainingPlanner(config, within).plan(request);
-}
-
-PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
-                             int64_t memory, int windows) {
-  TORCH_CHECK(windows > 0, "[measure_plan] expected 1 window or more, got ",
-              windows);
-  TrainConfig fixed = config;
-  fixed.memory_limit = memory;
-  fixed.evaluate = false;
-  if (!plan.graph) fixed.graph = "off";
-  fixed.batch = plan.micro_batch;
-  fixed.accumulate = plan.accumulate;
-  fixed.global_batch = plan.global_batch;
-  fixed.precision = plan.precision;
-  fixed.recompute = plan.schedule.to_text();
-  if (!plan.weight_copies.empty()) fixed.weight_copies = plan.weight_copies;
-  fixed.epochs = 0;
-  fixed.steps = detail::kWarmUpWindows + windows;
-  fixed.resolve();
-  Session session(fixed);
-  const TrainResult result = session.run({});
-  std::vector<double> ms = session.window_ms();
-  ms.erase(ms.begin(),
-           ms.begin() + std::min<std::ptrdiff_t>(
-                            static_cast<std::ptrdiff_t>(ms.size()) - 1,
-                            detail::kWarmUpWindows));
-  std::sort(ms.begin(), ms.end());
-  const auto at = [&](double share) {
-    return ms[static_cast<size_t>(share * static_cast<double>(ms.size() - 1))];
-  };
-  return {result.summary.peak_bytes, at(0.5), (at(0.75) - at(0.25)) / 2};
 }
 
 Largest find_largest(const TrainConfig& config, const std::string& axis,

@@ -1,6 +1,5 @@
 #include "plan/evaluator.h"
 #include "train/budget/training_costs.h"
-#include "train/loop/session.h"
 
 #include <reprise/train/prediction.h>
 
@@ -14,7 +13,7 @@ namespace reprise {
 namespace {
 
 using detail::Evaluator;
-using detail::Session;
+using detail::make_setup;
 using detail::TrainingCosts;
 
 /// The same for trainings that one model's measurements serve.
@@ -46,11 +45,11 @@ std::set<int64_t> sizes_to_measure(const std::set<int64_t>& sizes) {
 class Group {
  public:
   Group(const TrainConfig& config, const PlanningOptions& options)
-      : session_(common_part(config)), precision_(config.precision) {
+      : precision_(config.precision) {
     TrainingCosts::Options measuring;
     measuring.memory_only = true;
     measuring.progress = options.progress;
-    costs_.emplace(session_.cost_parts(), measuring);
+    costs_.emplace(make_setup(common_part(config)), measuring);
   }
 
   void measure(const std::set<int64_t>& sizes) {
@@ -79,7 +78,6 @@ class Group {
   }
 
  private:
-  Session session_;
   std::string precision_;
   std::optional<TrainingCosts> costs_;
 };

@@ -7,9 +7,8 @@
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
 #include "compat/side_stream.h"
-#include "train/loop/metrics.h"
-#include "train/loop/model_state_guard.h"
-#include "train/loop/session.h"
+#include "train/budget/model_state_guard.h"
+#include "train/store/metrics.h"
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/base/error.h>
@@ -54,11 +53,11 @@ void make_dearer(KeptRunCosts& host, const KeptRunCosts& plain) {
 /// Leaves the variant on the host to the stages that spend most time for each byte, as
 /// long as all of them together fit into the store; of the others, and where it moves
 /// nothing, it is like the plain run.
-void limit_host_bytes(const CostParts& parts, ChainCosts& figures) {
-  if (!parts.host) return;
+void limit_host_bytes(const TrainSetup& setup, ChainCosts& figures) {
+  if (!setup.host) return;
   // The rest is for micro-batches of other sizes, such as a window's last.
-  const int64_t limit = parts.host->limit_bytes() / 4 * 3;
-  const Chain& chain = parts.model.chain;
+  const int64_t limit = setup.host->limit_bytes() / 4 * 3;
+  const Chain& chain = setup.model.chain;
   struct Offer {
     StageCosts* stage;
     KeptRunCosts* run;
@@ -93,8 +92,8 @@ void limit_host_bytes(const CostParts& parts, ChainCosts& figures) {
 
 }  // namespace
 
-TrainingCosts::TrainingCosts(CostParts parts, Options options)
-    : parts_(std::move(parts)), options_(std::move(options)) {}
+TrainingCosts::TrainingCosts(TrainSetup setup, Options options)
+    : setup_(std::move(setup)), options_(std::move(options)) {}
 
 const CostProfile& TrainingCosts::profile(const std::string& precision) {
   const auto stream = trained_stream();
@@ -102,15 +101,15 @@ const CostProfile& TrainingCosts::profile(const std::string& precision) {
 }
 
 std::string TrainingCosts::graph() const {
-  const TrainConfig& config = parts_.config;
+  const TrainConfig& config = setup_.options;
   const bool waits = config.sync_norm && config.ranks > 1;
-  const bool can = parts_.device.is_cuda() && !waits &&
-                   compat::cuda_graph_unavailable_reason().empty();
+  const bool can =
+      setup_.device.is_cuda() && !waits && compat::cuda_graph_unavailable_reason().empty();
   return can ? config.graph : "off";
 }
 
 compat::GraphStreamScope TrainingCosts::trained_stream() const {
-  return {parts_.device, graph() != "off"};
+  return {setup_.device, graph() != "off"};
 }
 
 CostProfile& TrainingCosts::entry(const std::string& precision) {
@@ -139,7 +138,7 @@ bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
     profile.add(std::move(size));
   } catch (const c10::Error& error) {
     if (!is_out_of_memory(error)) throw;
-    if (parts_.device.is_cuda()) compat::empty_cuda_cache();
+    if (setup_.device.is_cuda()) compat::empty_cuda_cache();
     return false;
   }
   if (!options_.memory_only) keep(profile);
@@ -164,12 +163,12 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
 }
 
 std::string TrainingCosts::key_of(const std::string& precision) const {
-  const TrainConfig& c = parts_.config;
-  const ModelOptions& m = parts_.model.options;
+  const TrainConfig& c = setup_.options;
+  const ModelOptions& m = setup_.model.options;
   const auto& o = c.optimizer;
   size_t variants = 0;
-  for (int i = 0; i < parts_.model.chain.size(); ++i) {
-    variants += parts_.model.chain[i].variants().size();
+  for (int i = 0; i < setup_.model.chain.size(); ++i) {
+    variants += setup_.model.chain[i].variants().size();
   }
   const std::string sharded =
       (c.shard.empty() ? "" : fmt::format(" 1/{}", c.ranks)) +
@@ -180,11 +179,11 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
       "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
       "{} momentum {}{}{} | {} threads {} | copies {} graph {} {}{}{} | "
       "LibTorch {}",
-      kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
+      kFormat, setup_.model.name, variants, m.depth, m.width, m.heads,
       m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
-      precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
+      precision, c.data, setup_.dataset_bytes, c.workers, c.resize, o.name,
       o.momentum, c.quantize_embeddings ? " quantized embeddings" : "", sharded,
-      parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
+      setup_.device.is_cuda() ? compat::cuda_device_name(setup_.device.index())
                               : "cpu",
       at::get_num_threads(), c.weight_copies, c.graph, c.layout,
       c.tf32                         ? " tf32"
@@ -195,20 +194,20 @@ std::string TrainingCosts::key_of(const std::string& precision) const {
 
 std::unique_ptr<WeightCopies> TrainingCosts::copies(
     const std::string& precision) const {
-  return weight_copies_of(parts_.config, precision, parts_.model,
-                          parts_.device);
+  return weight_copies_of(setup_.options, precision, setup_.model,
+                          setup_.device);
 }
 
 std::vector<std::string> TrainingCosts::stage_names() const {
   std::vector<std::string> names;
-  for (int i = 0; i < parts_.model.chain.size(); ++i) {
-    names.push_back(parts_.model.chain[i].name());
+  for (int i = 0; i < setup_.model.chain.size(); ++i) {
+    names.push_back(setup_.model.chain[i].name());
   }
   return names;
 }
 
 void TrainingCosts::measure_fixed(CostProfile& profile) {
-  const Chain& chain = parts_.model.chain;
+  const Chain& chain = setup_.model.chain;
   const auto n = static_cast<size_t>(chain.size());
   profile.gradient_bytes.assign(n, 0);
   profile.held_twice_bytes.assign(n, 0);
@@ -227,7 +226,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   const auto made = copies(profile.precision);
   std::set<const void*> small;
   for (const auto& p :
-       MicroStep::small_of(parts_.device, values(parts_.parameters))) {
+       MicroStep::small_of(setup_.device, setup_.parameter_list)) {
     // As SmallGradients: copies have their layers add to the sum.
     if (!WeightCopies::has(p)) small.insert(p.unsafeGetTensorImpl());
   }
@@ -238,7 +237,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
       for (const auto& p : module->parameters()) {
         const void* key = p.unsafeGetTensorImpl();
         if (!p.requires_grad() || !seen.insert(key).second) continue;
-        const int64_t bytes = bytes_on(p, parts_.device);
+        const int64_t bytes = bytes_on(p, setup_.device);
         profile.gradient_bytes[static_cast<size_t>(i)] += bytes;
         if (uses[key] > 1 || small.contains(key)) {
           profile.held_twice_bytes[static_cast<size_t>(i)] += bytes;
@@ -246,68 +245,68 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
       }
     }
   }
-  for (const auto& p : parts_.model.root->parameters()) {
-    const int64_t bytes = bytes_on(p, parts_.device);
+  for (const auto& p : setup_.model.root->parameters()) {
+    const int64_t bytes = bytes_on(p, setup_.device);
     profile.fixed.parameters += bytes;
     if (p.requires_grad()) profile.fixed.gradients += bytes;
   }
-  for (const auto& b : parts_.model.root->buffers()) {
+  for (const auto& b : setup_.model.root->buffers()) {
     // Twice: a session copies them to start a window again.
-    profile.fixed.parameters += 2 * bytes_on(b, parts_.device);
+    profile.fixed.parameters += 2 * bytes_on(b, setup_.device);
   }
   if (made) {
     for (const auto& copy : made->copies()) {
-      profile.fixed.parameters += bytes_on(copy, parts_.device);
+      profile.fixed.parameters += bytes_on(copy, setup_.device);
     }
   }
   measure_update(profile);
 }
 
 void TrainingCosts::measure_update(CostProfile& profile) {
-  const ModelStateGuard undisturbed(parts_.model, parts_.device,
-                                    /*parameters=*/true);
-  for (const auto& [name, parameter] : parts_.parameters) {
+  const ModelStateGuard guard(setup_.model, setup_.device,
+                              /*parameters=*/true);
+  for (const auto& [name, parameter] : setup_.parameters) {
     torch::Tensor p = parameter;
     p.mutable_grad() = torch::zeros_like(p);
   }
-  const auto optimizer = optimizer_of(parts_.config, parts_.model);
-  const auto parameters = values(parts_.parameters);
+  const auto optimizer = optimizer_of(setup_.options, setup_.model);
+  const auto parameters = setup_.parameter_list;
   // With what a session's update has on the device besides the optimizer's own.
   const auto update = [&] {
     torch::Tensor norm;
-    if (parts_.config.clip > 0) {
+    if (setup_.options.clip > 0) {
       norm = gradient_norm(parameters);
-      clip_gradients(parameters, norm, parts_.config.clip);
+      clip_gradients(parameters, norm, setup_.options.clip);
     }
-    const torch::Tensor loss = torch::zeros({}, parts_.device);
+    const torch::Tensor loss = torch::zeros({}, setup_.device);
     optimizer->step(0);
   };
-  MemoryMeter meter(parts_.device);
+  MemoryMeter meter(setup_.device);
   update();
   for (const auto& tensor : optimizer->held()) {
-    profile.fixed.optimizer += bytes_on(tensor, parts_.device);
+    profile.fixed.optimizer += bytes_on(tensor, setup_.device);
   }
   // The first step makes the state, and may take more besides it than later ones.
   const int64_t first_bytes =
       meter.peak_increase_bytes() - profile.fixed.optimizer;
-  if (!parts_.config.shard.empty()) {
-    profile.fixed.optimizer /= parts_.config.ranks;
+  if (!setup_.options.shard.empty()) {
+    profile.fixed.optimizer /= setup_.options.ranks;
   }
   meter.restart();
   profile.update_ms =
-      time_of(parts_.device, options_.memory_only ? 1 : 3, update);
+      time_of(setup_.device, options_.memory_only ? 1 : 3, update);
   profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
 }
 
 int64_t TrainingCosts::held_by_training() const {
-  return MicroStep::held_bytes(parts_.device) + Metrics::kDeviceBytes;
+  return MicroStep::held_bytes(setup_.device) + Metrics::kDeviceBytes;
 }
 
 void TrainingCosts::measure_workspace(CostProfile& profile,
                                       const SizeCosts& size) {
   // All that is neither model nor data when nothing runs, and not the size's.
   const auto made = copies(profile.precision);
-  const int64_t rest = live_bytes(parts_.device) - profile.fixed.parameters -
+  const int64_t rest = live_bytes(setup_.device) - profile.fixed.parameters -
                        size.workspace_bytes - size.graph_workspace_bytes;
   profile.fixed.workspace = std::max<int64_t>(0, rest) + held_by_training();
 }
@@ -315,46 +314,46 @@ void TrainingCosts::measure_workspace(CostProfile& profile,
 Batch TrainingCosts::make_batch(int64_t samples) const {
   std::vector<int64_t> indices;
   for (int64_t i = 0; i < samples; ++i) {
-    indices.push_back(i % parts_.data->size());
+    indices.push_back(i % setup_.data.train->size());
   }
-  return parts_.data->get(indices);
+  return setup_.data.train->get(indices);
 }
 
 int64_t TrainingCosts::bytes_of(const Batch& batch) const {
-  return bytes_on(batch.inputs, parts_.device) +
-         bytes_on(batch.targets, parts_.device);
+  return bytes_on(batch.inputs, setup_.device) +
+         bytes_on(batch.targets, setup_.device);
 }
 
 bool TrainingCosts::workers_prepare() const {
-  return parts_.device.is_cpu() && parts_.config.resize == "workers";
+  return setup_.device.is_cpu() && setup_.options.resize == "workers";
 }
 
 int64_t TrainingCosts::ahead_bytes(const Batch& raw,
                                    const Batch& prepared) const {
-  if (parts_.device.is_cuda()) return 0;
-  return 2 * parts_.config.workers *
+  if (setup_.device.is_cuda()) return 0;
+  return 2 * setup_.options.workers *
          bytes_of(workers_prepare() ? prepared : raw);
 }
 
 void TrainingCosts::release_workspaces() {
-  compat::release_workspaces(parts_.device);
+  compat::release_workspaces(setup_.device);
 }
 
 SizeCosts TrainingCosts::measure_size(const std::string& precision,
                                       int64_t micro_batch) {
-  if (!parts_.device.is_cuda()) {
+  if (!setup_.device.is_cuda()) {
     return trace_size(precision, micro_batch, tracing());
   }
   // What other sizes, or whatever ran before, had libraries take is not this one's.
-  const bool released = compat::release_workspaces(parts_.device);
+  const bool released = compat::release_workspaces(setup_.device);
   // A block that is left over from another size may be larger than what is asked for.
   compat::empty_cuda_cache();
   // What stays of a run is a library's, taken in the midst of a stage; it is no part of
   // it. And blocks are found as in a training that has run for a while.
   const auto taken_by_a_run = [&] {
-    const int64_t before = live_bytes(parts_.device);
+    const int64_t before = live_bytes(setup_.device);
     trace_size(precision, micro_batch, {});
-    return std::max<int64_t>(0, live_bytes(parts_.device) - before);
+    return std::max<int64_t>(0, live_bytes(setup_.device) - before);
   };
   int64_t workspace_bytes = taken_by_a_run();
   int64_t graph_workspace_bytes = 0;
@@ -378,15 +377,14 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
 
 StageCostOptions TrainingCosts::tracing() const {
   StageCostOptions options;
-  const auto small =
-      MicroStep::small_of(parts_.device, values(parts_.parameters));
+  const auto small = MicroStep::small_of(setup_.device, setup_.parameter_list);
   if (!small.empty()) {
     options.around_backward = [small] {
       return std::make_shared<SmallGradients>(small);
     };
   }
   if (options_.memory_only) return options;
-  options.repeats = parts_.device.is_cuda() ? 5 : 2;
+  options.repeats = setup_.device.is_cuda() ? 5 : 2;
   options.min_total_ms = 40;
   options.max_repeats = 15;
   return options;
@@ -398,29 +396,29 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
   SizeCosts size;
   size.micro_batch = micro_batch;
   Batch batch;
-  const MemoryMeter meter(parts_.device);
+  const MemoryMeter meter(setup_.device);
   const Batch raw = make_batch(micro_batch);
   const auto prepare_batch = [&] {
     batch = raw;
-    move_to(batch, parts_.device);
-    prepare(batch, parts_.prepare);
+    move_to(batch, setup_.device);
+    prepare(batch, setup_.data.prepare);
   };
   prepare_batch();
   size.prepare_bytes = meter.peak_increase_bytes() + ahead_bytes(raw, batch);
-  if (!options_.memory_only && parts_.config.resize == "device") {
-    size.other_ms = time_of(parts_.device, 3, prepare_batch);
+  if (!options_.memory_only && setup_.options.resize == "device") {
+    size.other_ms = time_of(setup_.device, 3, prepare_batch);
   }
   size.data_bytes = bytes_of(batch) + ahead_bytes(raw, batch);
   if (workers_prepare()) {
     // Each of them does at any moment what is done here before a micro-batch.
-    size.data_bytes += parts_.config.workers * meter.peak_increase_bytes();
-    size.prepare_bytes += parts_.config.workers * meter.peak_increase_bytes();
+    size.data_bytes += setup_.options.workers * meter.peak_increase_bytes();
+    size.prepare_bytes += setup_.options.workers * meter.peak_increase_bytes();
   }
   const auto made = copies(precision);
-  const compat::AutocastGuard autocast(autocast_of(precision, parts_.device));
-  size.chain_costs = measure_stage_costs(
-      parts_.model.chain, {batch.inputs, batch.targets}, tracing);
-  limit_host_bytes(parts_, size.chain_costs);
+  const compat::AutocastGuard autocast(autocast_of(precision, setup_.device));
+  size.chain_costs = measure_stage_costs(setup_.model.chain,
+                                     {batch.inputs, batch.targets}, tracing);
+  limit_host_bytes(setup_, size.chain_costs);
   return size;
 }
 
@@ -445,12 +443,12 @@ void TrainingCosts::load_kept(CostProfile& profile) const {
     // A chain may be divided in another way since.
     if (kept.key == profile.key && kept.stages == stage_names()) {
       for (const TriedSchedule& one : kept.tried) {
-        Schedule::parse("tried", parts_.model.chain.size(), one.schedule);
+        Schedule::parse("tried", setup_.model.chain.size(), one.schedule);
       }
       profile = std::move(kept);
       // The host may have less memory to spare than it had then.
       for (SizeCosts& size : profile.sizes) {
-        limit_host_bytes(parts_, size.chain_costs);
+        limit_host_bytes(setup_, size.chain_costs);
       }
     }
   } catch (const c10::Error&) {

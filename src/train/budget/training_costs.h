@@ -1,15 +1,11 @@
 #pragma once
 
 #include "compat/cuda_graph.h"
+#include "train/budget/schedule_timer.h"
+#include "train/step/train_setup.h"
 
-#include <reprise/data/dataset.h>
-#include <reprise/data/prepare.h>
-#include <reprise/memory/host_store.h>
-#include <reprise/models/model.h>
-#include <reprise/ops/weight_copies.h>
 #include <reprise/plan/planner.h>
 #include <reprise/recompute/stage_costs.h>
-#include <reprise/train/config.h>
 
 #include <functional>
 #include <map>
@@ -18,20 +14,6 @@
 #include <string>
 
 namespace reprise::detail {
-
-/// What a session has that measuring its costs needs. The model is used as it
-/// stands; parameters, gradients, buffers and random generators are afterwards
-/// as they were before.
-struct CostParts {
-  TrainConfig config;
-  torch::Device device;
-  Model model;
-  NamedTensors parameters;
-  std::shared_ptr<const Dataset> data;
-  PrepareOptions prepare;
-  int64_t dataset_bytes = 0;  // resident in host memory, outside of all counts
-  std::shared_ptr<HostStore> host{};  // null: nothing is kept there
-};
 
 /// Measures the costs of a training, and keeps them on disk for the next time.
 class TrainingCosts final : public CostSource {
@@ -43,7 +25,9 @@ class TrainingCosts final : public CostSource {
     std::function<void(const std::string&)> progress{};
   };
 
-  TrainingCosts(CostParts parts, Options options);
+  /// Uses the model as it stands; parameters, gradients, buffers and random generators are
+  /// unchanged afterwards.
+  TrainingCosts(TrainSetup setup, Options options);
 
   const CostProfile& profile(const std::string& precision) override;
   bool measure(const std::string& precision, int64_t micro_batch) override;
@@ -77,20 +61,12 @@ class TrainingCosts final : public CostSource {
             const Schedule& schedule, bool first) const;
   bool fits_graph(const CostProfile& profile, const SizeCosts& size,
                   const Schedule& schedule) const;
-  /// How a row of micro-batches is timed.
-  struct RowTiming {
-    bool warm_up = true;  // run some before
-    int rows = 3;         // of which the median counts
-  };
   /// Milliseconds of a micro-batch in the midst of others. Nothing if there is no
   /// room for it.
   std::optional<double> run_schedule(const CostProfile& profile,
                                      const SizeCosts& size,
                                      const Schedule& schedule, bool graph,
-                                     const RowTiming& timing);
-  double time_of_row(const CostProfile& profile, int64_t micro_batch,
-                     const Schedule& schedule, bool accumulate, bool graph,
-                     const RowTiming& timing);
+                                     const ScheduleTimer::Timing& timing);
   Batch make_batch(int64_t samples) const;
   int64_t bytes_of(const Batch& batch) const;  // on the device
   /// Whether worker threads enlarge images, in the memory that is counted.
@@ -102,7 +78,7 @@ class TrainingCosts final : public CostSource {
   void load_kept(CostProfile& profile) const;
   void keep(const CostProfile& profile) const;
 
-  CostParts parts_;
+  TrainSetup setup_;
   Options options_;
   std::map<std::string, CostProfile> profiles_;
 };

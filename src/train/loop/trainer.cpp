@@ -1,4 +1,4 @@
-#include "train/loop/session.h"
+#include "train/loop/train_loop.h"
 
 #include <reprise/train/trainer.h>
 
@@ -6,17 +6,25 @@
 
 namespace reprise {
 
-Training::Training(const TrainConfig& config,
-                   std::unique_ptr<BudgetPlanner> planner,
-                   const PlanningOptions& planning,
-                   std::shared_ptr<RankGroup> ranks)
-    : session_(std::make_unique<detail::Session>(config, std::move(planner),
-                                                 planning, std::move(ranks))) {}
+Trainer::Trainer(TrainInputs inputs, const TrainConfig& options,
+                 TrainerOptions with)
+    : loop_(std::make_unique<detail::TrainLoop>(
+          detail::make_setup(std::move(inputs), options), std::move(with))) {}
 
-Training::~Training() = default;
+Trainer::~Trainer() = default;
+Trainer::Trainer(Trainer&&) noexcept = default;
+Trainer& Trainer::operator=(Trainer&&) noexcept = default;
 
-TrainResult Training::run(const TrainRun& run) {
-  return session_->run(run);
+const Model& Trainer::model() const {
+  return loop_->model();
+}
+
+TrainResult Trainer::run(const TrainRun& run) {
+  return loop_->run(run);
+}
+
+std::vector<double> Trainer::window_ms() const {
+  return loop_->window_ms();
 }
 
 }  // namespace reprise

@@ -1,10 +1,13 @@
 #include "compat/cuda.h"
 #include "compat/denormals.h"
-#include "train/loop/components.h"
 #include "train/profile/window_profile.h"
+#include "train/step/batch_source.h"
+#include "train/step/gradients.h"
+#include "train/step/ranks.h"
+#include "train/step/step_runner.h"
+#include "train/step/train_setup.h"
+#include "train/step/window_exchange.h"
 
-#include <reprise/accumulate/accumulator.h>
-#include <reprise/data/loader.h>
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
@@ -12,6 +15,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -21,7 +26,7 @@ namespace {
 
 constexpr int kWarmUpUpdates = 2;
 constexpr int kMostTries = 32;  // of fp16, whose first scales overflow
-constexpr int kTraceRepeats = 3;
+constexpr int kCostRepeats = 3;
 
 /// Divides the time into phases without gaps.
 class PhaseLog {
@@ -72,6 +77,10 @@ class PhaseObserver : public ExecutionObserver {
 
   /// Logs into `log` until the next call; null: nowhere.
   void log_into(PhaseLog* log) { log_ = log; }
+  /// Called once, when the last stage's forward is done.
+  void on_forward_done(std::function<void()> call) {
+    forward_done_ = std::move(call);
+  }
 
   void before(const Op& op) override {
     if (log_ != nullptr && is_forward(op.kind) && op.stage == last_stage_) {
@@ -81,45 +90,37 @@ class PhaseObserver : public ExecutionObserver {
   }
   void after(const Op& op) override {
     if (next_ != nullptr) next_->after(op);
+    if (forward_done_ && is_forward(op.kind) && op.stage == last_stage_) {
+      std::exchange(forward_done_, nullptr)();
+    }
   }
 
  private:
   int last_stage_;
   WindowProfile* next_;
   PhaseLog* log_ = nullptr;
+  std::function<void()> forward_done_;
 };
 
 class Profiler {
  public:
   explicit Profiler(const TrainConfig& config)
-      : config_(config),
-        device_(check_device(config)),
+      : device_(check_device(config)),
         log_(device_),
-        model_(logged_model()),
-        data_(logged_data()),
-        parameters_(named(model_.root->named_parameters())),
-        parameter_list_(values(parameters_)),
-        autocast_(autocast_of(config.precision, device_)),
-        prepare_(prepare_of(config, model_, *data_)),
-        optimizer_(optimizer_of(config, model_)),
-        scaler_(scaler_of(config)),
-        accumulator_(parameter_list_),
-        schedule_(schedule_of(config, model_, *data_, device_)),
-        kept_(parameter_list_),
+        setup_(logged_setup(config)),
+        ranks_(make_ranks(nullptr)),
+        exchange_(make_window_exchange(*ranks_, setup_)),
+        runner_(setup_, *exchange_, schedule_of(setup_), {.graph = "off"}),
+        source_(setup_, *ranks_),
+        gradients_(setup_, *ranks_, *exchange_),
+        optimizer_(optimizer_of(setup_.options, setup_.model)),
+        kept_(setup_.parameter_list),
         ledger_(device_) {
-    loading_.batch = config.batch;
-    loading_.window = config.global_batch;
-    loading_.seed = config.seed;
-    loading_.workers = 0;
-    loading_.pin = device_.is_cuda();
     claim_memory();
   }
 
   TrainingProfile run() {
     const compat::FlushDenormals flush(device_);
-    // The phase "data" shows the dataset; no training needs it to be resident.
-    log_.end();
-    exclude_from_count(data_->tensors());
     log_.begin("optimizer state");
     for (int i = 0; i < kWarmUpUpdates; ++i) {
       updated_window([this] { return plain_window(nullptr); });
@@ -134,8 +135,8 @@ class Profiler {
     TrainingProfile result = described();
     log_.end();
     result.phases = log_.take();
-    look(result);
-    // Looking takes time of its own; the window before shows what it really is.
+    observe(result);
+    // Observing takes time of its own; the window before shows the true times.
     const size_t first = result.phases.size() - timed.size();
     for (size_t i = 0; i < timed.size(); ++i) {
       result.phases[first + i].ms = timed[i].ms;
@@ -145,29 +146,34 @@ class Profiler {
   }
 
  private:
-  Model logged_model() {
+  TrainSetup logged_setup(const TrainConfig& config) {
     log_.begin("model");
-    return build_model(config_, device_, host_store_of(config_, device_));
-  }
-
-  std::shared_ptr<const Dataset> logged_data() {
+    const auto host = host_store_of(config, device_);
+    TrainInputs inputs{make_train_model(config), {}};
+    place_model(inputs.model, config, device_, host);
     log_.begin("data");
-    return open_data(config_, model_, Split::kTrain);
+    inputs.data = open_train_data(config, inputs.model);
+    // Only the phase "data" shows the dataset: no training needs it to be resident.
+    log_.end();
+    TrainSetup setup = assemble_setup(std::move(inputs), config, device_, host);
+    // Batches are read where they are used, so that each phase shows its own memory.
+    setup.options.workers = 0;
+    return setup;
   }
 
   void claim_memory() {
     ledger_.claim(Category::kData, [this] {
-      return std::vector<torch::Tensor>{batch_.inputs, batch_.targets};
+      return std::vector<torch::Tensor>{source_.current().inputs,
+                                        source_.current().targets};
     });
-    ledger_.claim_model(parameter_list_, model_.root->buffers());
-    ledger_.claim(Category::kParameters, [this] {
-      return copies_ ? copies_->copies() : std::vector<torch::Tensor>();
-    });
+    ledger_.claim_model(setup_.parameter_list, setup_.model.root->buffers());
+    ledger_.claim(Category::kParameters,
+                  [this] { return runner_.weight_copies(); });
     ledger_.claim(Category::kOptimizer, [this] { return optimizer_->held(); });
     ledger_.claim_kept(kept_);
   }
 
-  /// A window that was skipped, since its gradient overflowed, shows nothing.
+  /// Repeats a window whose gradient overflowed: without an update it shows nothing.
   template <class Window>
   void updated_window(Window&& window) {
     for (int i = 0; i < kMostTries; ++i) {
@@ -178,24 +184,23 @@ class Profiler {
   }
 
   bool plain_window(PhaseLog* log) {
-    PhaseObserver observer(model_.chain.size() - 1, nullptr);
-    Execution execution(model_.chain, schedule_,
-                        ExecutionOptions{.observer = &observer});
-    return train_window(execution, observer, log, nullptr);
+    PhaseObserver observer(setup_.model.chain.size() - 1, nullptr);
+    runner_.observe(observer, nullptr, /*separate_graphs=*/false);
+    const bool updated = train_window(observer, log, nullptr);
+    runner_.unobserve();
+    return updated;
   }
 
-  void look(TrainingProfile& result) {
+  void observe(TrainingProfile& result) {
     std::optional<WindowProfile> profile;
     std::vector<TrainingProfile::Phase> phases;
     updated_window([&] {
       PhaseLog log(device_);
       profile.emplace(device_, ledger_, kept_);
-      PhaseObserver observer(model_.chain.size() - 1, &*profile);
-      Execution execution(
-          model_.chain, schedule_,
-          ExecutionOptions{
-              .meter = &kept_, .observer = &observer, .separate_graphs = true});
-      const bool updated = train_window(execution, observer, &log, &*profile);
+      PhaseObserver observer(setup_.model.chain.size() - 1, &*profile);
+      runner_.observe(observer, &kept_, /*separate_graphs=*/true);
+      const bool updated = train_window(observer, &log, &*profile);
+      runner_.unobserve();
       phases = log.take();
       return updated;
     });
@@ -204,136 +209,104 @@ class Profiler {
     result.kept_bytes = profile->kept_bytes();
     result.peak_phase = profile->phase();
     if (profile->stage() >= 0) {
-      result.peak_stage = model_.chain[profile->stage()].name();
+      result.peak_stage = setup_.model.chain[profile->stage()].name();
     }
     result.memory = profile->memory();
   }
 
-  /// True where it ended with an update.
-  bool train_window(Execution& execution, PhaseObserver& observer,
-                    PhaseLog* log, WindowProfile* profile) {
+  /// True if it ended with an update.
+  bool train_window(PhaseObserver& observer, PhaseLog* log,
+                    WindowProfile* profile) {
     if (log != nullptr) log->begin("batch");
-    if (copies_) {
-      copies_->refresh();
-    } else {
-      copies_ = weight_copies_of(config_, config_.precision, model_, device_);
-    }
-    // From the first sample each time: windows at an epoch's end may be short.
-    std::optional<Loader> loader;
-    loader.emplace(data_, loading_);
-    const int64_t batches =
-        std::min(config_.accumulate, loader->batches_left());
-    accumulator_.begin(static_cast<double>(loader->count_ahead(batches)));
-    for (int64_t i = 0; i < batches; ++i) {
+    runner_.refresh_weight_copies();
+    // From the first sample each time: windows at the end of an epoch may be short.
+    source_.open({});
+    const Loader::Window window = source_.window_ahead();
+    gradients_.begin(static_cast<double>(window.total_count),
+                     static_cast<double>(window.total_count));
+    for (int64_t i = 0; !gradients_.complete(); ++i) {
       if (log != nullptr && i == 1) log->begin("other micro-batches");
-      take_batch(*loader, profile);
-      train_batch(execution, observer, i == 0 ? log : nullptr, profile);
+      if (profile != nullptr) profile->begin("data");
+      const Batch& batch = source_.next();
+      if (profile != nullptr) profile->end();
+      PhaseLog* first = i == 0 ? log : nullptr;
+      observer.log_into(first);
+      if (first != nullptr) first->begin("forward");
+      observer.on_forward_done([this, first, profile] {
+        if (profile != nullptr && first != nullptr) {
+          kept_by_stage_ = kept_.live_by_stage();
+        }
+        if (first != nullptr) first->begin("backward");
+      });
+      runner_.run(batch,
+                  {.weight = gradients_.weigh(static_cast<double>(batch.count)),
+                   .profile = profile});
     }
     if (log != nullptr) log->begin("update");
     const bool updated = update(profile);
-    loader.reset();
+    source_.close();
     if (log != nullptr) log->end();
     return updated;
   }
 
-  void take_batch(Loader& loader, WindowProfile* profile) {
-    if (profile != nullptr) profile->begin("data");
-    auto batch = loader.next();
-    TORCH_INTERNAL_ASSERT(batch.has_value());
-    batch_ = std::move(*batch);
-    move_to(batch_, device_);
-    prepare(batch_, prepare_);
-    if (profile != nullptr) profile->end();
-  }
-
-  void train_batch(Execution& execution, PhaseObserver& observer, PhaseLog* log,
-                   WindowProfile* profile) {
-    const double weight =
-        accumulator_.weigh(static_cast<double>(batch_.count)) * scaler_.scale();
-    observer.log_into(log);
-    if (log != nullptr) log->begin("forward");
-    Tensors outputs;
-    {
-      const compat::AutocastGuard autocast(autocast_);
-      outputs = execution.forward({batch_.inputs, batch_.targets});
-    }
-    if (profile != nullptr) profile->forward_done();
-    if (profile != nullptr && log != nullptr) {
-      kept_by_stage_ = kept_.live_by_stage();
-    }
-    if (log != nullptr) log->begin("backward");
-    Tensors gradients(1);
-    gradients[0] = torch::full_like(outputs[0], weight);
-    execution.backward(std::move(gradients));
-  }
-
   bool update(WindowProfile* profile) {
     if (profile != nullptr) profile->begin("update");
-    const bool finite = scaler_.unscale(parameter_list_);
-    if (finite && config_.clip > 0) accumulator_.clip(config_.clip);
-    accumulator_.update([&] {
-      if (copies_) copies_->expire();
-      if (finite) optimizer_->step(/*lr=*/0);
-    });
-    scaler_.update();
+    const auto ready = gradients_.make_ready(
+        [](const std::function<void()>& part) { part(); });
+    runner_.expire_weight_copies();
+    gradients_.update(ready.finite, [this] { optimizer_->step(/*lr=*/0); });
     if (profile != nullptr) profile->end();
-    batch_ = {};
-    return finite;
+    source_.release();
+    return ready.finite;
   }
 
   TrainingProfile described() const {
+    const TrainConfig& options = setup_.options;
     TrainingProfile result;
-    result.model = model_.name;
-    result.data = config_.data;
+    result.model = setup_.model.name;
+    result.data = setup_.data.name;
     result.device = device_.str();
-    result.precision = config_.precision;
-    result.optimizer = config_.optimizer.name;
-    result.recompute = schedule_.name();
-    result.parameters = parameter_count(model_);
-    result.micro_batch = config_.batch;
-    result.accumulate = config_.accumulate;
-    result.dataset_bytes = storage_bytes(data_->tensors());
+    result.precision = options.precision;
+    result.optimizer = options.optimizer.name;
+    result.recompute = runner_.schedule().name();
+    result.parameters = parameter_count(setup_.model);
+    result.micro_batch = options.batch;
+    result.accumulate = options.accumulate;
+    result.dataset_bytes = storage_bytes(setup_.data.train->tensors());
     return result;
   }
 
   void add_stages(TrainingProfile& result) {
-    Loader loader(data_, loading_);
-    take_batch(loader, nullptr);
-    const compat::AutocastGuard autocast(autocast_);
-    const ChainCosts figures = measure_stage_costs(
-        model_.chain, {batch_.inputs, batch_.targets}, kTraceRepeats);
-    batch_ = {};
-    kept_by_stage_.resize(figures.stages.size());
-    for (size_t i = 0; i < figures.stages.size(); ++i) {
-      const StageCosts& stage = figures.stages[i];
+    source_.open({});
+    const Batch& batch = source_.next();
+    const compat::AutocastGuard autocast(setup_.autocast);
+    const ChainCosts costs = measure_stage_costs(
+        setup_.model.chain, {batch.inputs, batch.targets}, kCostRepeats);
+    source_.release();
+    kept_by_stage_.resize(costs.stages.size());
+    for (size_t i = 0; i < costs.stages.size(); ++i) {
+      const StageCosts& stage = costs.stages[i];
       int64_t output = 0;
       for (const auto& buffer : stage.outputs) {
         if (buffer.input < 0) output += buffer.bytes;
       }
-      result.stages.push_back({model_.chain[static_cast<int>(i)].name(), output,
-                               kept_by_stage_[i], stage.keep_extra_bytes,
-                               stage.backward_extra_bytes, stage.forward_ms,
-                               stage.backward_ms});
+      result.stages.push_back(
+          {setup_.model.chain[static_cast<int>(i)].name(), output,
+           kept_by_stage_[i], stage.keep_extra_bytes,
+           stage.backward_extra_bytes, stage.forward_ms, stage.backward_ms});
     }
   }
 
-  const TrainConfig config_;
   torch::Device device_;
   PhaseLog log_;
-  Model model_;
-  std::shared_ptr<const Dataset> data_;
-  NamedTensors parameters_;
-  std::vector<torch::Tensor> parameter_list_;
-  compat::AutocastState autocast_;
-  PrepareOptions prepare_;
-  LoaderOptions loading_;
+  TrainSetup setup_;
+  std::unique_ptr<Ranks> ranks_;
+  std::unique_ptr<WindowExchange> exchange_;
+  StepRunner runner_;
+  BatchSource source_;
+  Gradients gradients_;
   std::unique_ptr<Optimizer> optimizer_;
-  GradScaler scaler_;
-  Accumulator accumulator_;
-  std::unique_ptr<WeightCopies> copies_;  // null: not wanted, or not there yet
-  Schedule schedule_;
   KeptMeter kept_;
-  Batch batch_;  // the one in work, for the ledger
   MemoryLedger ledger_;
   std::vector<int64_t> kept_by_stage_;  // of the window's first micro-batch
 };

@@ -35,20 +35,21 @@ void MicroStep::set_weight(double weight) {
 }
 
 void MicroStep::run(Execution& execution, const Tensors& batch,
-                    WindowProfile* profile, bool final_on_the_way) {
+                    const Run& how) {
   TORCH_INTERNAL_ASSERT(weight_on_device_.defined());
   Tensors outputs;
   {
     const compat::AutocastGuard autocast(autocast_);
     outputs = execution.forward(batch);
   }
-  if (profile != nullptr) profile->forward_done();
+  if (how.profile != nullptr) how.profile->forward_done();
   Tensors gradients(1);
   gradients[0] = torch::empty_like(outputs[0]).copy_(weight_on_device_);
-  SmallGradients small(final_on_the_way ? std::vector<torch::Tensor>{}
-                                        : small_);
+  SmallGradients small(how.final_on_the_way ? std::vector<torch::Tensor>{}
+                                            : small_);
   execution.backward(std::move(gradients));
   small.add();
+  if (!how.counts) return;
   if (!loss_.defined()) loss_ = torch::zeros_like(outputs[0]);
   loss_.add_(outputs[0]);
 }

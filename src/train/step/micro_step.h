@@ -31,11 +31,19 @@ class MicroStep {
   /// What the gradient of each micro-batch's loss sum is from now on.
   void set_weight(double weight);
 
-  /// Of `{inputs, targets}`, on the device. `profile` may be null. With
-  /// `final_on_the_way` a gradient is whole when the execution says that it is final,
-  /// not only at the end; the same bits.
-  void run(Execution& execution, const Tensors& batch,
-           WindowProfile* profile = nullptr, bool final_on_the_way = false);
+  struct Run {
+    WindowProfile* profile = nullptr;
+    /// Gradients must be complete as soon as the execution reports them final, not only
+    /// at the end. The results are the same bits.
+    bool final_on_the_way = false;
+    /// Off: the loss is not added to the sum; for a rank that takes part without samples.
+    bool counts = true;
+  };
+  /// Runs `batch`, inputs and targets on the device.
+  void run(Execution& execution, const Tensors& batch, const Run& how);
+  void run(Execution& execution, const Tensors& batch) {
+    run(execution, batch, Run{});
+  }
 
   /// Sum of the losses since the last clear_loss(): a scalar on the device, which
   /// the next micro-batch adds to. Undefined before the first one.

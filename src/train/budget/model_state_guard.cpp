@@ -1,7 +1,6 @@
-#include "train/loop/model_state_guard.h"
+#include "train/budget/model_state_guard.h"
 
 #include "compat/cuda.h"
-#include "train/loop/session.h"
 
 namespace reprise::detail {
 namespace {
@@ -40,12 +39,13 @@ ModelStateGuard::~ModelStateGuard() {
   rng_.restore();
 }
 
-Batches::Batches(const CostParts& parts, int64_t size, Batch any)
+Batches::Batches(const TrainSetup& setup, int64_t size, Batch any)
     : size_(size), any_(std::move(any)) {
-  LoaderOptions loading = loading_of(parts.config, parts.prepare, parts.device);
+  LoaderOptions loading =
+      make_loader_options(setup.options, setup.data.prepare, setup.device);
   loading.batch = size;
-  if (parts.data->size() >= size) {
-    loader_.emplace(parts.data, loading);
+  if (setup.data.train->size() >= size) {
+    loader_.emplace(setup.data.train, loading);
   } else if (loading.transform) {
     loading.transform(any_);
   }

@@ -1,12 +1,12 @@
-#include "train/loop/components.h"
+#include "train/step/train_setup.h"
 
 #include "base/limits.h"
 #include "compat/cuda.h"
 #include "ops/tf32x3_gemm.h"
 #include "recompute/tied_gradients.h"
 
+#include <reprise/memory/meter.h>
 #include <reprise/memory/process_memory.h>
-#include <reprise/models/weights.h>
 #include <reprise/ops/linear.h>
 #include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/stage_costs.h>
@@ -22,12 +22,8 @@
 namespace reprise::detail {
 namespace {
 
-bool is_token_task(Task task) {
-  return task == Task::kLanguage || task == Task::kSequences;
-}
-
-/// The weights of convolutions, in their places.
-void lay_channels_last(Model& model) {
+/// Changes the memory format of the convolutions' weights in place.
+void make_channels_last(Model& model) {
   const torch::NoGradGuard no_grad;
   for (auto& parameter : model.root->parameters()) {
     if (parameter.dim() != 4) continue;
@@ -61,24 +57,59 @@ std::shared_ptr<HostStore> host_store_of(const TrainConfig& config,
   return make_host_store(device.index(), free / 2);
 }
 
-Model build_model(const TrainConfig& config, torch::Device device,
-                  const std::shared_ptr<HostStore>& host) {
-  if (config.threads > 0) at::set_num_threads(config.threads);
-  torch::manual_seed(config.seed);
-  Model model = make_model(config.model, config.model_options);
-  if (!config.weights.empty()) load_weights(model, config.weights);
+void place_model(Model& model, const TrainConfig& options, torch::Device device,
+                 const std::shared_ptr<HostStore>& host) {
   if (device.is_cuda()) {
-    compat::set_cuda_library_options({config.tf32, config.autotune});
-    allow_split_products(config.fp32_products == "auto" && !config.tf32);
+    compat::set_cuda_library_options({options.tf32, options.autotune});
+    allow_split_products(options.fp32_products == "auto" && !options.tf32);
   }
   model.root->to(device);
-  if (config.layout == "channels-last") lay_channels_last(model);
-  if (device.is_cuda() && config.weight_copies != "off") {
+  if (options.layout == "channels-last") make_channels_last(model);
+  if (device.is_cuda() && options.weight_copies != "off" && model.groups) {
     for (const auto& group : model.groups()) pack_contiguous(group);
   }
   model.root->train();
   if (host) model.chain = with_host_variants(model.chain, host);
-  return model;
+}
+
+TrainSetup assemble_setup(TrainInputs placed, const TrainConfig& options,
+                          torch::Device device,
+                          std::shared_ptr<HostStore> host) {
+  TrainSetup setup{.options = options,
+                   .device = device,
+                   .host = std::move(host),
+                   .model = std::move(placed.model),
+                   .data = std::move(placed.data)};
+  setup.parameters = named(setup.model.root->named_parameters());
+  setup.parameter_list = values(setup.parameters);
+  setup.autocast = autocast_of(options.precision, device);
+  setup.data.prepare.channels_last = options.layout == "channels-last";
+  for (const auto& data : {setup.data.train, setup.data.test}) {
+    if (!data) continue;
+    const auto tensors = data->tensors();
+    setup.dataset_bytes += storage_bytes(tensors);
+    exclude_from_count(tensors);
+  }
+  return setup;
+}
+
+TrainSetup make_setup(TrainInputs inputs, const TrainConfig& options) {
+  TORCH_CHECK(inputs.model.root && inputs.data.train,
+              "[Trainer] expected a model and training data");
+  const torch::Device device = check_device(options);
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  auto host = host_store_of(options, device);
+  place_model(inputs.model, options, device, host);
+  TrainSetup setup =
+      assemble_setup(std::move(inputs), options, device, std::move(host));
+  setup.snapshot =
+      std::make_shared<WindowSnapshot>(device, setup.model.root->buffers());
+  setup.snapshot->remember({}, 0);
+  return setup;
+}
+
+TrainSetup make_setup(const TrainConfig& config) {
+  return make_setup(make_inputs(config), config);
 }
 
 NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict) {
@@ -114,36 +145,9 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& config,
   return make_optimizer(options, parameters);
 }
 
-std::shared_ptr<const Dataset> open_data(const TrainConfig& config,
-                                         const Model& model, Split split) {
-  DataOptions options;
-  options.name = config.data;
-  options.split = split;
-  options.tokens = is_token_task(model.task);
-  options.classify = model.task == Task::kSequences;
-  options.seq = model.options.seq;
-  options.vocab = model.options.vocab;
-  // One class of pixels is the background.
-  options.classes = model.options.classes - (model.task == Task::kPixels);
-  options.channels = std::max<int64_t>(model.options.channels, 1);
-  options.random_samples = config.random_samples;
-  options.seed = config.seed;
-  return open_dataset(options);
-}
-
-PrepareOptions prepare_of(const TrainConfig& config, const Model& model,
-                          const Dataset& data) {
-  PrepareOptions options;
-  options.image_size = is_token_task(model.task) ? 0 : model.options.image_size;
-  options.mean = data.mean();
-  options.stddev = data.stddev();
-  options.pixel_targets = model.task == Task::kPixels;
-  options.channels_last = config.layout == "channels-last";
-  return options;
-}
-
-LoaderOptions loading_of(const TrainConfig& config,
-                         const PrepareOptions& prepare, torch::Device device) {
+LoaderOptions make_loader_options(const TrainConfig& config,
+                                  const PrepareOptions& prepare,
+                                  torch::Device device) {
   LoaderOptions loading;
   loading.seed = config.seed;
   loading.workers = config.workers;
@@ -195,28 +199,29 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
                                         options);
 }
 
-Schedule schedule_of(const TrainConfig& config, const Model& model,
-                     const Dataset& data, torch::Device device) {
-  const int stages = model.chain.size();
-  if (config.recompute == "optimal") return make_schedule("none", stages);
-  if (is_schedule_text(config.recompute)) {
-    return make_schedule(config.recompute, stages);
+Schedule schedule_of(const TrainSetup& setup) {
+  const TrainConfig& options = setup.options;
+  const int stages = setup.model.chain.size();
+  if (options.recompute == "optimal") return make_schedule("none", stages);
+  if (is_schedule_text(options.recompute)) {
+    return make_schedule(options.recompute, stages);
   }
-  const Strategy strategy = Strategy::parse(config.recompute);
+  const Strategy strategy = Strategy::parse(options.recompute);
   if (strategy.kind != StrategyKind::kCheckpoints) {
     return make_schedule(strategy, stages);
   }
-  // Two samples: BatchNorm cannot do with one.
+  // Two samples: BatchNorm cannot train on one.
+  const Dataset& data = *setup.data.train;
   Batch batch = data.get({0, std::min<int64_t>(1, data.size() - 1)});
-  move_to(batch, device);
-  prepare(batch, prepare_of(config, model, data));
-  const compat::AutocastGuard autocast(autocast_of(config.precision, device));
+  move_to(batch, setup.device);
+  prepare(batch, setup.data.prepare);
+  const compat::AutocastGuard autocast(setup.autocast);
   return make_schedule(
       strategy, stages,
-      output_bytes(model.chain, {batch.inputs, batch.targets}));
+      output_bytes(setup.model.chain, {batch.inputs, batch.targets}));
 }
 
-LrScheduleOptions rate_of(const TrainConfig& config) {
+LrScheduleOptions lr_schedule_of(const TrainConfig& config) {
   LrScheduleOptions rate = config.rate;
   rate.base = scale_rate(
       rate.base, config.scale_lr, static_cast<double>(config.global_batch),

@@ -1,4 +1,4 @@
-#include "train/loop/metrics.h"
+#include "train/store/metrics.h"
 
 #include <reprise/base/error.h>
 

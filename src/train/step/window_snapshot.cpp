@@ -1,4 +1,4 @@
-#include "train/loop/window_snapshot.h"
+#include "train/step/window_snapshot.h"
 
 #include "compat/foreach.h"
 
@@ -11,6 +11,12 @@ WindowSnapshot::WindowSnapshot(torch::Device device,
     : device_(device), buffers_(std::move(buffers)) {}
 
 void WindowSnapshot::remember(const RunState& state, int64_t samples_here) {
+  remember_tensors();
+  state_ = state;
+  samples_here_ = samples_here;
+}
+
+void WindowSnapshot::remember_tensors() {
   auto rng =
       compat::RngState::capture({torch::empty({0}, torch::device(device_))});
   if (copies_.empty()) {
@@ -22,8 +28,6 @@ void WindowSnapshot::remember(const RunState& state, int64_t samples_here) {
   }
   compat::copy_list(copies_, buffers_);
   rng_ = std::move(rng);
-  state_ = state;
-  samples_here_ = samples_here;
 }
 
 void WindowSnapshot::restore() const {

@@ -10,19 +10,20 @@
 
 namespace reprise::detail {
 
-/// What a window changes before its update, as it was when the window began, so
-/// that the window can be run again. Gradients are not in it: there are none at
-/// a window's start, and those of a window that was continued from disk are
-/// still there.
+/// What a window changes before its update, as it was when the window began, so that the
+/// window can be repeated. Gradients are not included: there are none at a window's start,
+/// and those of a window that was resumed from disk are still there.
 class WindowSnapshot {
  public:
-  /// `buffers`: the model's own; they change in a forward (BatchNorm).
+  /// `buffers` of the model; a forward changes them (BatchNorm).
   WindowSnapshot(torch::Device device, std::vector<torch::Tensor> buffers);
 
-  /// Where it throws, what it held before stays.
+  /// If it throws, the previous snapshot is unchanged.
   void remember(const RunState& state, int64_t samples_here);
+  /// Takes generators and buffers only, for work between windows that runs the model.
+  void remember_tensors();
 
-  /// Puts generators and buffers back. May be called again where it throws.
+  /// Restores generators and buffers. May be called again if it throws.
   void restore() const;
 
   const RunState& state() const { return state_; }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "compat/rng.h"
-#include "train/budget/training_costs.h"
+#include "train/step/train_setup.h"
 
 #include <reprise/data/loader.h>
 
@@ -34,7 +34,7 @@ class ModelStateGuard {
 class Batches {
  public:
   /// `any`: handed out again and again where the data has too few samples.
-  Batches(const CostParts& parts, int64_t size, Batch any);
+  Batches(const TrainSetup& setup, int64_t size, Batch any);
   Batch next();
 
  private:

@@ -1,0 +1,195 @@
+#include "train/budget/budget_keeper.h"
+
+#include "train/budget/budget_planner.h"
+
+#include <reprise/base/bytes.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace reprise::detail {
+
+using nlohmann::json;
+using Decision = BudgetPlanner::Decision;
+
+BudgetKeeper::BudgetKeeper(Parts parts)
+    : parts_(std::move(parts)), window_meter_(parts_.setup.device) {
+  const TrainConfig& options = parts_.setup.options;
+  if (options.graph != "on") {
+    parts_.runner.graphs().set_limit(options.memory_limit);
+  }
+}
+
+void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
+                        const PlanningOptions& options) {
+  if (!planner && parts_.setup.options.recompute != "optimal") return;
+  TORCH_CHECK(parts_.setup.options.memory_limit > 0,
+              "[Trainer] a planner needs a memory_limit above 0");
+  std::optional<Decision> decision;
+  if (parts_.ranks.first()) {
+    planner_ = planner ? std::move(planner)
+                       : make_budget_planner(parts_.setup, request(), options);
+    measuring([&] { decision.emplace(planner_->decide()); });
+  }
+  adopt(*broadcast(std::move(decision)));
+}
+
+int64_t BudgetKeeper::predicted_peak_bytes() const {
+  return decision_->predicted_peak_bytes + parts_.exchange.extra_bytes();
+}
+
+PlanRequest BudgetKeeper::request() const {
+  const TrainConfig& options = parts_.setup.options;
+  PlanRequest request;
+  request.global_batch = options.share();
+  const int64_t extra = parts_.exchange.extra_bytes();
+  request.memory = options.memory_limit - extra;
+  TORCH_CHECK(request.memory > 0, "[--memory] expected more than the ",
+              format_bytes(extra), " that reducing gradients takes, got ",
+              format_bytes(options.memory_limit), "; see --bucket");
+  request.precisions = {options.precision};
+  request.micro_batch = options.batch;  // 0: to be chosen
+  request.explain = false;
+  return request;
+}
+
+void BudgetKeeper::measuring(const std::function<void()>& body) {
+  parts_.setup.snapshot->remember_tensors();
+  const auto alone = parts_.exchange.alone();
+  const auto restore = [this] {
+    parts_.gradients.abandon();
+    parts_.setup.snapshot->restore();
+  };
+  try {
+    body();
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+}
+
+std::optional<Decision> BudgetKeeper::broadcast(
+    std::optional<Decision> own) const {
+  if (!parts_.ranks.group()) return own;
+  std::string text;
+  if (own) {
+    text = json{{"micro_batch", own->micro_batch},
+                {"accumulate", own->accumulate},
+                {"name", own->schedule.name()},
+                {"schedule", own->schedule.to_text()},
+                {"peak_bytes", own->predicted_peak_bytes},
+                {"step_ms", own->predicted_step_ms},
+                {"text", own->text},
+                {"weight_copies", own->weight_copies},
+                {"graph", own->graph}}
+               .dump();
+  }
+  text = parts_.ranks.broadcast_text(text);
+  if (text.empty()) return std::nullopt;
+  const json j = json::parse(text);
+  return Decision{j.at("micro_batch"),
+                  j.at("accumulate"),
+                  Schedule::parse(j.at("name"), parts_.setup.model.chain.size(),
+                                  j.at("schedule").get<std::string>()),
+                  j.at("peak_bytes"),
+                  j.at("step_ms"),
+                  j.at("text"),
+                  j.at("weight_copies"),
+                  j.at("graph")};
+}
+
+void BudgetKeeper::adopt(Decision decision) {
+  TrainConfig& options = parts_.setup.options;
+  const bool other_copies = !decision.weight_copies.empty() &&
+                            decision.weight_copies != options.weight_copies;
+  const bool sizes = decision.micro_batch != options.batch || other_copies;
+  if (other_copies) {
+    parts_.runner.drop_weight_copies();
+    options.weight_copies = decision.weight_copies;
+  }
+  options.batch = decision.micro_batch;
+  options.accumulate = decision.accumulate;
+  parts_.runner.set_schedule(decision.schedule);
+  // Planning has tried more than is needed.
+  if (parts_.setup.host) parts_.setup.host->trim();
+  decision_.emplace(std::move(decision));
+  if (options.graph != "on") fit_graphs();
+  parts_.adopted(sizes);
+}
+
+void BudgetKeeper::fit_graphs() {
+  const int64_t limit = parts_.setup.options.memory_limit;
+  StepGraphs& graphs = parts_.runner.graphs();
+  graphs.set_limit(limit);
+  if (!graphs.active() || decision_->graph) return;
+  graphs.give_up_memory(fmt::format(
+      "the plan, of {} within {}, leaves no room for it; --graph on "
+      "plans for one",
+      format_bytes(predicted_peak_bytes()), format_bytes(limit)));
+}
+
+bool BudgetKeeper::tighten(int64_t over_bytes) {
+  if (!planned()) return false;
+  parts_.runner.drop_weight_copies();  // the planner measures with its own
+  std::optional<Decision> own;
+  if (planner_) own = planner_->tighten(*decision_, over_bytes);
+  auto decision = broadcast(std::move(own));
+  if (!decision) return false;
+  ++replans_;
+  adopt(std::move(*decision));
+  return true;
+}
+
+void BudgetKeeper::begin_window() {
+  if (planned()) window_meter_.restart();
+}
+
+bool BudgetKeeper::end_window(int64_t step) {
+  if (!planned()) return false;
+  const TrainConfig& options = parts_.setup.options;
+  const int64_t limit = options.memory_limit;
+  StepGraphs& graphs = parts_.runner.graphs();
+  const bool many = parts_.ranks.group() != nullptr;
+  const bool optional_graphs = options.graph != "on";
+  const int64_t without = window_meter_.peak_bytes();
+  int64_t peak = std::max(without, graphs.peak_bytes());
+  if (many) {
+    // Each rank decides for itself whether graphs fit; the plan is the same for all.
+    const bool leave_graphs = optional_graphs && graphs.active();
+    peak = parts_.ranks.all_reduce_max({leave_graphs ? without : peak}).at(0);
+    if (leave_graphs && graphs.peak_bytes() > limit) {
+      graphs.give_up_memory("it does not fit into the budget");
+    }
+  }
+  const int64_t over = peak - limit;
+  if (over <= 0 || exhausted_) return false;
+  if (!many && without <= limit && optional_graphs) {
+    graphs.give_up_memory(
+        fmt::format("update {} took {} with it, the budget is {}", step,
+                    format_bytes(peak), format_bytes(limit)));
+    return false;
+  }
+  const int64_t batch = options.batch;
+  graphs.clear();  // their memory is not part of the plan
+  const auto replan = [&] { measuring([&] { exhausted_ = !tighten(over); }); };
+  if (many) {
+    replan();
+  } else {
+    parts_.retry.run("planning", replan);
+  }
+  parts_.warn(fmt::format("update {} took {}, the budget is {}; {}", step,
+                          format_bytes(peak), format_bytes(limit),
+                          exhausted_ ? "nothing smaller is left"
+                                     : "from now on " + decision_->text));
+  return options.batch != batch;
+}
+
+void BudgetKeeper::tighten_after_failure() {
+  if (tighten(0)) parts_.warn("from now on " + decision_->text);
+}
+
+}  // namespace reprise::detail

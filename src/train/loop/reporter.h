@@ -1,0 +1,69 @@
+#pragma once
+
+#include "train/store/metrics.h"
+
+#include <reprise/train/trainer.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+namespace reprise::detail {
+
+/// Reports a training to its listener and its metrics files.
+class Reporter {
+ public:
+  /// Null listener: nobody is told.
+  void set_listener(TrainListener* listener) { listener_ = listener; }
+  TrainListener* listener() const { return listener_; }
+
+  /// Opens the files; see Metrics.
+  void open_metrics(const RunDirectory* directory, int64_t keep_bytes,
+                    const std::string& tensorboard, torch::Device device) {
+    metrics_.emplace(directory, keep_bytes, tensorboard, listener_, device);
+  }
+  Metrics& metrics() { return *metrics_; }
+
+  void started(const TrainListener::Start& start) {
+    if (listener_ != nullptr) listener_->started(start);
+  }
+  void warn(const std::string& text) {
+    if (listener_ != nullptr) listener_->warned(text);
+  }
+  void saved(const std::string& text) {
+    if (listener_ != nullptr) listener_->saved(text);
+  }
+  void evaluated(const TrainListener::Evaluation& evaluation) {
+    if (listener_ != nullptr) listener_->evaluated(evaluation);
+  }
+  void stepped(const TrainListener::Step& step) {
+    if (listener_ != nullptr) listener_->stepped(step);
+  }
+
+  /// Training proper begins: from now on training() is passed on.
+  void begin_training() {
+    if (running_) return;
+    running_ = true;
+    training(true);
+  }
+  void end_training() {
+    training(false);
+    running_ = false;
+  }
+  /// Training pauses (false) for an evaluation or a save, or continues.
+  void training(bool active) {
+    if (listener_ != nullptr && running_) listener_->training(active);
+  }
+
+  /// Whether the listener's next step is due; starts the next interval.
+  bool step_due(bool now);
+
+ private:
+  TrainListener* listener_ = nullptr;  // not owned
+  std::optional<Metrics> metrics_;
+  bool running_ = false;
+  std::chrono::steady_clock::time_point last_step_ =
+      std::chrono::steady_clock::now();
+};
+
+}  // namespace reprise::detail

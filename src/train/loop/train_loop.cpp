@@ -1,0 +1,369 @@
+#include "train/loop/train_loop.h"
+
+#include "base/splitmix.h"
+#include "compat/cpu_allocator.h"
+#include "compat/cuda_graph.h"
+#include "compat/denormals.h"
+
+#include <reprise/memory/process_memory.h>
+
+#include <fmt/format.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace reprise::detail {
+namespace {
+
+/// Runs of at most so many windows note when each of them ended.
+constexpr int64_t kShortRunWindows = 1000;
+
+}  // namespace
+
+TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
+    : setup_(std::move(setup)),
+      ranks_(make_ranks(std::move(options.ranks))),
+      clock_(setup_.device),
+      exchange_(make_window_exchange(*ranks_, setup_)),
+      runner_(setup_, *exchange_, schedule_of(setup_),
+              {setup_.options.graph,
+               [this](const std::string& text) { reporter_.warn(text); }}),
+      retry_(
+          setup_.device,
+          [this](const std::string& text) { reporter_.warn(text); },
+          [this] { runner_.graphs().drop_for_memory(); }),
+      source_(setup_, *ranks_),
+      gradients_(setup_, *ranks_, *exchange_),
+      optimizer_(
+          exchange_->sharded()
+              ? make_optimizer(setup_.options.optimizer,
+                               exchange_->updated_parameters(setup_.parameters))
+              : optimizer_of(setup_.options, setup_.model)),
+      lr_schedule_(lr_schedule_of(setup_.options)),
+      profiler_(setup_, source_, runner_, *optimizer_),
+      saver_({setup_, *ranks_, *exchange_, runner_, gradients_, *optimizer_,
+              retry_, clock_, reporter_}),
+      evaluator_(setup_, *ranks_, runner_, retry_),
+      budget_({setup_, *ranks_, *exchange_, runner_, gradients_, retry_,
+               [this](const std::string& text) { reporter_.warn(text); },
+               [this](bool sizes) {
+                 profiler_.reset();  // it describes another schedule
+                 if (sizes) saver_.save_config();
+               }}),
+      meter_(setup_.device) {
+  state_.scaler = gradients_.scaler().state();
+  const compat::FlushDenormals flush(setup_.device);
+  const compat::GraphStreamScope stream(setup_.device,
+                                        runner_.graphs().active());
+  budget_.plan(std::move(options.planner), options.planning);
+}
+
+TrainResult TrainLoop::run(const TrainRun& run) {
+  run_ = run;
+  const auto fail = [this](const std::string& what) {
+    ranks_->fail(fmt::format("rank {} failed: {}", ranks_->rank(), what));
+  };
+  try {
+    return run_to_end();
+  } catch (const c10::Error& error) {
+    fail(error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    fail(error.what());
+    throw;
+  }
+}
+
+TrainResult TrainLoop::run_to_end() {
+  const compat::FlushDenormals flush(setup_.device);
+  const compat::GraphStreamScope stream(setup_.device,
+                                        runner_.graphs().active());
+  start();
+  clock_.note_window_end();
+  while (!at_end()) {
+    if (!train_window()) break;
+    clock_.note_window_end();
+    clock_.check_limit();
+    agree_after_window();
+    evaluate_if_due();
+    save_if_due();
+  }
+  return finish();
+}
+
+void TrainLoop::start() {
+  const TrainConfig& options = setup_.options;
+  const int64_t window = options.global_batch;
+  const int64_t windows_per_epoch =  // the last one may be short
+      (setup_.data.train->size() + window - 1) / window;
+  total_steps_ =
+      options.steps > 0 ? options.steps : options.epochs * windows_per_epoch;
+  reporter_.set_listener(run_.listener);
+  saver_.start(run_.directory);
+  const auto resume = [this] {
+    drop_window();  // of an attempt that failed halfway
+    if (const auto saved = saver_.newest()) {
+      saver_.restore(*saved, state_, window_.samples);
+    }
+  };
+  if (run_.resume && ranks_->group()) {
+    resume();
+  } else if (run_.resume) {
+    TORCH_INTERNAL_ASSERT(run_.directory != nullptr);
+    retry_.run("resuming", resume);
+  }
+  if (budget_.planned()) saver_.save_config();
+  source_.open(state_.position);
+  retry_.run("starting", [this] {
+    reporter_.open_metrics(run_.directory, state_.metrics_bytes,
+                           run_.tensorboard, setup_.device);
+  });
+  lr_schedule_.total_steps = total_steps_;
+  meter_.restart();
+  if (setup_.device.is_cpu()) compat::release_cpu_blocks();  // from planning
+  reset_process_peak();
+  describe_start();
+  clock_.start(options.seconds, state_.train_s,
+               total_steps_ <= kShortRunWindows);
+  if (total_steps_ - state_.step <= kWarmUpWindows) reporter_.begin_training();
+  if (state_.evaluation_due && evaluator_.enabled()) evaluate();
+}
+
+void TrainLoop::describe_start() {
+  if (reporter_.listener() == nullptr) return;
+  const TrainConfig& options = setup_.options;
+  const std::string ranks = options.ranks > 1
+                                ? fmt::format(" × {} ranks", options.ranks)
+                                : std::string();
+  const bool even = options.global_batch ==
+                    options.batch * options.accumulate * options.ranks;
+  const std::string total =
+      even ? std::string() : fmt::format(" = {}", options.global_batch);
+  const std::string plan =
+      budget_.planned() ? "; plan: " + budget_.decision()->text : "";
+  reporter_.started(
+      {fmt::format("{}, {} stages, {:.1f} M parameters", setup_.model.name,
+                   setup_.model.chain.size(),
+                   static_cast<double>(parameter_count(setup_.model)) / 1e6),
+       setup_.data.train->description(),
+       fmt::format(
+           "{} × {}{}{} samples per update, {}, {}, recompute {}, on {}",
+           options.batch, options.accumulate, ranks, total,
+           options.optimizer.name, options.precision, runner_.schedule().name(),
+           setup_.device.str()) +
+           plan,
+       state_.step, total_steps_});
+}
+
+bool TrainLoop::at_end() const {
+  return clock_.time_is_up() || state_.step >= total_steps_;
+}
+
+bool TrainLoop::train_window() {
+  if (stop_agreed_) return false;
+  const std::string what = fmt::format("update {}", state_.step + 1);
+  retry_.run(what,
+             [this] { setup_.snapshot->remember(state_, samples_here_); });
+  budget_.begin_window();
+  graph_peak_bytes_ =
+      std::max(graph_peak_bytes_, runner_.graphs().peak_bytes());
+  runner_.graphs().restart_peak();
+  bool complete = false;
+  OomRetry::Recovery recovery;
+  recovery.drop = [this] { drop_window(); };
+  recovery.restore = [this] {
+    drop_window();  // on ranks that had not failed, too
+    budget_.tighten_after_failure();
+    restart_window();
+  };
+  if (ranks_->group()) {
+    recovery.agree = [this](bool failed) {
+      if (failed) exchange_->abort_attempt();
+      ranks_->pause_watchdog();
+      return ranks_->any(failed);
+    };
+  }
+  try {
+    retry_.run(
+        what, [&] { complete = attempt_window(); }, recovery);
+  } catch (const RetriesExhausted&) {
+    // What was trained so far is not lost.
+    if (!out_of_memory_in([this] { restart_window(); })) save();
+    throw;
+  }
+  if (!complete) return false;
+  if (!ranks_->can_stop_in_window()) {
+    // The window counts as a whole, now that no rank has failed.
+    source_.loader().advance_window();
+    state_.position = source_.loader().position();
+    state_.samples += window_.left;
+    samples_here_ += window_.left;
+    update();
+  }
+  if (clock_.window_done(samples_here_, runner_.graphs().captures(),
+                         source_.waited_s())) {
+    reporter_.begin_training();
+  }
+  if (budget_.end_window(state_.step)) source_.open(state_.position);
+  show(false);
+  return true;
+}
+
+bool TrainLoop::attempt_window() {
+  try {
+    exchange_->begin_attempt();
+    runner_.refresh_weight_copies();
+    profiler_.begin_window(clock_.windows(), total_steps_ - state_.step);
+    begin_window();
+    if (!run_micro_batches()) return false;
+    window_.loss = exchange_->finish(runner_.loss());
+  } catch (const c10::Error&) {
+    if (exchange_->failed_elsewhere()) throw FailedOnAnotherRank();
+    throw;
+  }
+  if (ranks_->can_stop_in_window()) update();
+  return true;
+}
+
+bool TrainLoop::run_micro_batches() {
+  while (!gradients_.complete()) {
+    if (ranks_->can_stop_in_window() && told_to_stop()) return false;
+    train_micro_batch();
+  }
+  while (exchange_->needs_empty_micro_batch()) {
+    const Batch batch = source_.any_sample();
+    ranks_->heartbeat();
+    runner_.run_empty(batch);
+  }
+  return true;
+}
+
+void TrainLoop::begin_window() {
+  const bool keep = runner_.graphs().active();
+  gradients_.keep_in_place(keep);
+  const bool whole = !ranks_->can_stop_in_window();
+  if (state_.micro > 0 && !whole) return;  // resumed within the window
+  const Loader::Window ahead = source_.window_ahead();
+  if (state_.micro == 0) {
+    state_.total_count = static_cast<double>(ahead.total_count);
+    runner_.micro_step().clear_loss();
+    window_.samples = 0;
+  }
+  gradients_.begin(state_.total_count, whole ? static_cast<double>(ahead.count)
+                                             : state_.total_count);
+  if (!whole) return;
+  window_.left = ahead.samples;
+  window_.samples += ahead.samples;
+  exchange_->begin_window(ahead, setup_.options.batch, keep);
+  seed_window();
+}
+
+void TrainLoop::seed_window() {
+  // Each rank has its own random numbers, and those of a window do not depend on what
+  // came before it, so that a saved state need not have every rank's.
+  if (ranks_->size() == 1) return;
+  const uint64_t window =
+      splitmix(setup_.options.seed, static_cast<uint64_t>(state_.step));
+  torch::manual_seed(
+      splitmix(window, static_cast<uint64_t>(ranks_->rank()) + 1));
+}
+
+void TrainLoop::train_micro_batch() {
+  const Batch& batch = source_.next();
+  ranks_->heartbeat();
+  StepRunner::Run how;
+  how.weight = gradients_.weigh(static_cast<double>(batch.count));
+  how.last = gradients_.complete();
+  // A profiled window runs without CUDA graphs, and so do those before it.
+  how.profile = profiler_.active();
+  how.allow_graph = how.profile == nullptr && profiler_.seen();
+  runner_.run(batch, how);
+  if (!ranks_->can_stop_in_window()) return;
+  window_.samples += batch.samples;
+  state_.samples += batch.samples;
+  samples_here_ += batch.samples;
+  state_.done_count = gradients_.done_count();
+  state_.position = source_.loader().position();
+  ++state_.micro;
+}
+
+void TrainLoop::drop_window() {
+  gradients_.abandon();
+  source_.release();
+  runner_.micro_step().clear_loss();
+  profiler_.drop_window();
+}
+
+void TrainLoop::restart_window() {
+  drop_window();
+  const WindowSnapshot& snapshot = *setup_.snapshot;
+  if (snapshot.state().micro > 0) {
+    // Resumed from disk within the window; the gradients so far are there.
+    const auto saved = saver_.newest();
+    TORCH_CHECK(saved && saved->state.step == snapshot.state().step &&
+                    saved->state.micro == snapshot.state().micro,
+                "[train] expected the state that was resumed from, to repeat "
+                "its window, got another one or none");
+    saver_.restore(*saved, state_, window_.samples);
+  } else {
+    state_ = snapshot.state();
+    gradients_.scaler().load(state_.scaler);
+    snapshot.restore();
+  }
+  samples_here_ = snapshot.samples_here();
+  source_.open(state_.position);
+}
+
+void TrainLoop::update() {
+  WindowProfile* profile = profiler_.active();
+  std::optional<MemoryMeter> meter;
+  if (profile != nullptr) {
+    profile->begin("update");
+    meter.emplace(setup_.device);
+  }
+  const double lr = rate_at(lr_schedule_, state_.step);
+  const auto guarded = [this](const std::function<void()>& part) {
+    guard_update(part);
+  };
+  const Gradients::Ready ready = gradients_.make_ready(guarded);
+  // Before the update: after it nothing may fail.
+  torch::Tensor loss;
+  guarded([&] { loss = window_.loss / state_.total_count; });
+  if (profile != nullptr) {
+    profiler_.set_denormal_share(gradients_.denormal_share());
+  }
+  runner_.expire_weight_copies();
+  gradients_.update(ready.finite, [&] {
+    guarded([&] { optimizer_->step(lr); });
+    exchange_->share_updated();
+  });
+  if (profile != nullptr) {
+    // CUDA graphs are made after the profiled window, and share no memory with this.
+    runner_.graphs().set_between(meter->peak_increase_bytes());
+    profile->end();
+  }
+  source_.release();
+  state_.scaler = gradients_.scaler().state();
+  state_.micro = 0;
+  state_.done_count = 0;
+  ++state_.step;
+  reporter_.metrics().add(state_.step, loss, ready.norm, lr, window_.samples);
+  profiler_.end_window(ready.finite);
+  if (!ready.finite) {
+    reporter_.warn(
+        fmt::format("update {} skipped: the gradient overflowed; the scale is "
+                    "now {:g}",
+                    state_.step, gradients_.scaler().scale()));
+  }
+}
+
+void TrainLoop::guard_update(const std::function<void()>& part) {
+  if (ranks_->can_stop_in_window()) {
+    part();  // the whole window is repeated
+  } else {
+    retry_.run(fmt::format("the step of update {}", state_.step + 1), part);
+  }
+}
+
+}  // namespace reprise::detail

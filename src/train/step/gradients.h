@@ -1,0 +1,85 @@
+#pragma once
+
+#include "train/step/train_setup.h"
+#include "train/step/window_exchange.h"
+
+#include <reprise/accumulate/accumulator.h>
+#include <reprise/train/scaler.h>
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace reprise::detail {
+
+/// Owner of the `.grad` of a training's parameters: their scale, their life from the first
+/// backward of a window to its update, and what happens to them in between.
+///
+/// Invariants
+/// 1. Between windows no parameter has a gradient, or with keep_in_place() a gradient of
+///    zeros in the same memory.
+/// 2. Within a window `.grad` is the sum over the micro-batches so far of the gradient of
+///    loss sum × scale / total count. Only the backward of MicroStep adds to it; operators
+///    that add directly (WeightCopies), SmallGradients and TiedGradients are parts of that
+///    backward, and have put their sums in place when it returns.
+/// 3. After WindowExchange::finish() `.grad` is the sum over all ranks, or with a sharded
+///    optimizer the shards' is, and the parameters have none.
+/// 4. make_ready() divides by the scale and clips, once. update() then clears.
+class Gradients {
+ public:
+  Gradients(const TrainSetup& setup, Ranks& ranks, WindowExchange& exchange);
+
+  /// See Accumulator::keep_gradients(); CUDA graphs need it.
+  void keep_in_place(bool keep) { accumulator_.keep_gradients(keep); }
+
+  /// Opens a window of `total_count` samples or tokens over all ranks, of which this one
+  /// has `own_count`.
+  void begin(double total_count, double own_count) {
+    accumulator_.begin_share(total_count, own_count);
+  }
+  /// Opens a window of which `done_count` is in the gradients already.
+  void resume(double total_count, double done_count) {
+    accumulator_.resume(total_count, done_count);
+  }
+  /// Notes a micro-batch of `count` and returns the factor of its loss sum.
+  double weigh(double count) {
+    return accumulator_.weigh(count) * scaler_.scale();
+  }
+  bool complete() const { return accumulator_.complete(); }
+  double done_count() const { return accumulator_.done_count(); }
+
+  /// Drops the window and its gradients.
+  void abandon() { accumulator_.abandon(); }
+
+  struct Ready {
+    bool finite = true;  ///< false: the update must be skipped
+    torch::Tensor norm;  ///< before clipping; undefined without clipping
+  };
+  /// Unscales and clips. `guarded` runs each part that allocates.
+  Ready make_ready(
+      const std::function<void(const std::function<void()>&)>& guarded);
+
+  /// Calls `step` if `finite`, clears the gradients, closes the window and adjusts the
+  /// loss scale.
+  void update(bool finite, const std::function<void()>& step);
+
+  /// Share of denormal numbers among the values; on the CPU only.
+  double denormal_share() const;
+
+  GradScaler& scaler() { return scaler_; }
+  const GradScaler& scaler() const { return scaler_; }
+
+ private:
+  double clip_ = 0;
+  bool fp16_ = false;
+  torch::Device device_;
+  std::vector<torch::Tensor> parameters_;
+  Ranks& ranks_;
+  WindowExchange& exchange_;
+  Accumulator accumulator_;
+  GradScaler scaler_;
+};
+
+}  // namespace reprise::detail

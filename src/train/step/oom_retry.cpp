@@ -1,0 +1,68 @@
+#include "train/step/oom_retry.h"
+
+#include "compat/cuda.h"
+
+#include <reprise/memory/out_of_memory.h>
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace reprise::detail {
+
+std::optional<std::string> out_of_memory_in(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const RetriesExhausted&) {
+    throw;  // its text is that of a failure, but no further attempt follows it
+  } catch (const c10::Error& error) {
+    if (!is_out_of_memory(error)) throw;
+    return error.msg().substr(0, error.msg().find('\n'));
+  }
+  return std::nullopt;
+}
+
+OomRetry::OomRetry(c10::Device device, Warn warn, std::function<void()> release)
+    : device_(device), warn_(std::move(warn)), release_(std::move(release)) {}
+
+std::optional<std::string> OomRetry::attempt(
+    const std::string& what, const std::function<void()>& body) const {
+  try {
+    const auto error = out_of_memory_in(body);
+    if (!error) return std::nullopt;
+    return fmt::format("{} ran out of memory: {}", what, *error);
+  } catch (const FailedOnAnotherRank&) {
+    return what + " ran out of memory on another rank";
+  }
+}
+
+void OomRetry::run(const std::string& what, const std::function<void()>& body,
+                   const Recovery& recovery) {
+  for (int failures = 0;;) {
+    auto failure = attempt(what, [&] {
+      if (failures > 0 && !recovery.agree) recovery.restore();
+      body();
+    });
+    if (failure) {
+      // Outside of the handler: what the failed attempt's frames held is free by now.
+      recovery.drop();
+      release_();
+      if (device_.is_cuda()) compat::empty_cuda_cache();
+    }
+    if (recovery.agree) {
+      if (!recovery.agree(failure.has_value())) return;
+      if (!failure) failure = what + " ran out of memory on another rank";
+      recovery.restore();
+    } else if (!failure) {
+      return;
+    }
+    if (++failures == kMaxFailures) {
+      throw RetriesExhausted(
+          {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+          fmt::format("[train] {} times in a row {}", kMaxFailures, *failure));
+    }
+    warn_(*failure + "; starts again");
+  }
+}
+
+}  // namespace reprise::detail

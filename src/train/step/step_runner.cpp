@@ -1,0 +1,99 @@
+#include "train/step/step_runner.h"
+
+#include "compat/side_stream.h"
+
+#include <utility>
+
+namespace reprise::detail {
+
+StepRunner::StepRunner(const TrainSetup& setup, WindowExchange& exchange,
+                       Schedule schedule, Options options)
+    : setup_(setup),
+      exchange_(exchange),
+      schedule_(std::move(schedule)),
+      micro_step_(setup.device, setup.autocast,
+                  MicroStep::small_of(setup.device, setup.parameter_list)),
+      graphs_({.device = setup.device,
+               .mode = std::move(options.graph),
+               .refusal = exchange.syncs_norms()
+                              ? "with --sync-norm ranks wait for each other "
+                                "within the step"
+                              : "",
+               .parameters = setup.parameter_list,
+               .buffers = setup.model.root->buffers(),
+               .warn = std::move(options.warn)}),
+      execution_(make_execution()) {}
+
+Execution StepRunner::make_execution() const {
+  ExecutionOptions options;
+  exchange_.attach(options, /*cuts=*/true);
+  return Execution(setup_.model.chain, schedule_, std::move(options));
+}
+
+void StepRunner::set_schedule(Schedule schedule) {
+  schedule_ = std::move(schedule);
+  execution_ = make_execution();
+  graphs_.drop();
+}
+
+void StepRunner::refresh_weight_copies() {
+  if (copies_) {
+    copies_->refresh();
+  } else {
+    copies_ = weight_copies_of(setup_.options, setup_.options.precision,
+                               setup_.model, setup_.device);
+  }
+}
+
+void StepRunner::expire_weight_copies() {
+  if (copies_) copies_->expire();
+}
+
+void StepRunner::drop_weight_copies() {
+  if (!copies_) return;
+  graphs_.clear();
+  copies_.reset();
+}
+
+std::vector<torch::Tensor> StepRunner::weight_copies() const {
+  return copies_ ? copies_->copies() : std::vector<torch::Tensor>();
+}
+
+void StepRunner::observe(ExecutionObserver& observer, const KeptMeter* kept,
+                         bool separate_graphs) {
+  ExecutionOptions options{
+      .meter = kept, .observer = &observer, .separate_graphs = separate_graphs};
+  exchange_.attach(options, /*cuts=*/false);
+  observed_.emplace(setup_.model.chain, schedule_, std::move(options));
+}
+
+void StepRunner::run(const Batch& batch, const Run& how) {
+  micro_step_.set_weight(how.weight);
+  const Tensors inputs = {batch.inputs, batch.targets};
+  const compat::CaptureExpected capture(graphs_.active());
+  if (observed_ || !how.allow_graph) {
+    graphs_.see(inputs);
+  } else if (graphs_.run(inputs, [this](const Tensors& recorded) {
+               micro_step_.run(execution_, recorded);
+             })) {
+    return;
+  }
+  const WindowExchange::MicroBatch scope(exchange_, how.last);
+  micro_step_.run(observed_ ? *observed_ : execution_, inputs,
+                  {how.profile, /*final_on_the_way=*/scope.reduces()});
+}
+
+void StepRunner::run_empty(const Batch& batch) {
+  const WindowExchange::MicroBatch scope(exchange_, /*last=*/true,
+                                         /*counts=*/false);
+  micro_step_.set_weight(0);
+  micro_step_.run(execution_, {batch.inputs, batch.targets},
+                  {nullptr, scope.reduces(), /*counts=*/false});
+}
+
+Tensors StepRunner::forward(const Batch& batch) {
+  const compat::AutocastGuard autocast(setup_.autocast);
+  return execution_.forward({batch.inputs, batch.targets});
+}
+
+}  // namespace reprise::detail

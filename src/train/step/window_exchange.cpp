@@ -1,0 +1,237 @@
+#include "train/step/window_exchange.h"
+
+#include "base/hash.h"
+#include "distributed/norm_sync.h"
+#include "models/batch_norm.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace reprise::detail {
+namespace {
+
+/// State that an optimizer keeps per value of a parameter, by prefix. Such state can be
+/// divided anywhere.
+std::vector<std::string> state_prefixes(const OptimizerOptions& options) {
+  if (options.name == "sgd") {
+    return options.momentum > 0 ? std::vector<std::string>{"momentum."}
+                                : std::vector<std::string>{};
+  }
+  if (options.name == "adam" || options.name == "adamw") {
+    return {"exp_avg.", "exp_avg_sq."};
+  }
+  TORCH_CHECK(false,
+              "[--shard] optimizer works with sgd, adam and adamw, whose state "
+              "can be divided anywhere, got ",
+              options.name);
+}
+
+std::vector<GradientReducer::Parameter> parameters_by_stage(
+    const Model& model, const NamedTensors& parameters) {
+  std::map<const void*, int> first_stage;
+  for (int i = model.chain.size(); i-- > 0;) {
+    for (const auto& module : model.chain[i].modules()) {
+      for (const auto& parameter : module->parameters()) {
+        first_stage[parameter.unsafeGetTensorImpl()] = i;
+      }
+    }
+  }
+  std::vector<GradientReducer::Parameter> list;
+  std::set<const void*> seen;
+  for (const auto& [name, parameter] : parameters) {
+    const void* key = parameter.unsafeGetTensorImpl();
+    if (!seen.insert(key).second) continue;
+    const auto found = first_stage.find(key);
+    list.push_back(
+        {name, parameter, found == first_stage.end() ? 0 : found->second});
+  }
+  return list;
+}
+
+/// Largest number of channels of the model's BatchNorm layers; 0 if there are none.
+int64_t most_channels(const Model& model) {
+  int64_t most = 0;
+  for (const auto& module : model.root->modules(/*include_self=*/false)) {
+    if (const auto* norm = module->as<BatchNorm2d>()) {
+      most = std::max(most, norm->options.num_features());
+    }
+  }
+  return most;
+}
+
+/// Names, shapes and types of all that is trained.
+std::string digest(const NamedTensors& parameters) {
+  std::string text;
+  for (const auto& [name, tensor] : parameters) {
+    text += fmt::format("{} {} ", name, c10::toString(tensor.scalar_type()));
+    for (const int64_t size : tensor.sizes()) text += fmt::format("{},", size);
+  }
+  return fmt::format("{} parameters {:016x}", parameters.size(), fnv1a(text));
+}
+
+class NoExchange final : public WindowExchange {};
+
+class RankExchange final : public WindowExchange {
+ public:
+  RankExchange(Ranks& ranks, const TrainSetup& setup)
+      : ranks_(ranks), parameters_(setup.parameters) {
+    const TrainConfig& options = setup.options;
+    ReducerOptions reducing;
+    reducing.bucket_bytes = options.bucket_bytes;
+    reducing.bf16 = options.reduce == "bf16";
+    reducing.shard = sharded_ = options.shard == "optimizer";
+    if (sharded_) prefixes_ = state_prefixes(options.optimizer);
+    reducer_.emplace(ranks.group(),
+                     parameters_by_stage(setup.model, parameters_), reducing);
+    const int64_t channels =
+        options.sync_norm && ranks.size() > 1 ? most_channels(setup.model) : 0;
+    if (channels > 0) {
+      norms_ = std::make_shared<NormSync>(ranks.group(), channels);
+    }
+  }
+
+  void attach(ExecutionOptions& options, bool cuts) override {
+    if (cuts) options.cuts = reducer_->cuts();
+    options.final_from = [this](int stage) {
+      if (reducing_) reducer_->final_from(stage);
+    };
+  }
+
+  int64_t extra_bytes() const override { return reducer_->extra_bytes(); }
+  bool syncs_norms() const override { return norms_ != nullptr; }
+
+  std::shared_ptr<void> alone() override {
+    if (!norms_) return nullptr;
+    return std::make_shared<SharedNormScope>(nullptr);
+  }
+
+  void begin_attempt() override {
+    if (norms_) norms_->open();
+  }
+
+  void begin_window(const Loader::Window& window, int64_t micro_batch,
+                    bool keep_gradients) override {
+    const int64_t ranks = ranks_.size();
+    const int64_t share = (window.samples + ranks - 1) / ranks;
+    steps_left_ = (share + micro_batch - 1) / micro_batch;
+    reducer_->keep_gradients(keep_gradients);
+  }
+
+  bool needs_empty_micro_batch() const override {
+    return norms_ && steps_left_ > 0;
+  }
+
+  torch::Tensor finish(const torch::Tensor& loss) override {
+    reducer_->backward_ended();
+    if (norms_) norms_->close();
+    return reducer_->finish(loss);
+  }
+
+  bool failed_elsewhere() const override {
+    return norms_ && norms_->failed_elsewhere();
+  }
+
+  void abort_attempt() override {
+    reducing_ = false;
+    if (norms_) norms_->fail();
+    reducer_->abandon_window();
+  }
+
+  NamedTensors updated_parameters(
+      const NamedTensors& parameters) const override {
+    return sharded_ ? reducer_->shards() : parameters;
+  }
+  bool sharded() const override { return sharded_; }
+
+  void share_updated() override {
+    if (!sharded_) return;
+    for (auto [name, piece] : reducer_->shards()) piece.mutable_grad().reset();
+    reducer_->all_gather_parameters();
+  }
+
+  NamedTensors whole_state(NamedTensors own) override {
+    if (!sharded_) return own;
+    NamedTensors list = reducer_->gather_full(own, prefixes_);
+    // Counters are the same wherever a part of a parameter is.
+    const std::map<std::string, torch::Tensor> by_name(own.begin(), own.end());
+    std::vector<int64_t> counts;
+    const auto count = [&](const std::string& name) {
+      const auto found = by_name.find(name);
+      counts.push_back(found == by_name.end() ? -1
+                                              : found->second.item<int64_t>());
+    };
+    count("step");
+    for (const auto& item : parameters_) count("step." + item.first);
+    counts = ranks_.all_reduce_max(std::move(counts));
+    for (size_t i = 0; i < counts.size(); ++i) {
+      if (counts[i] < 0) continue;
+      list.emplace_back(i == 0 ? "step" : "step." + parameters_[i - 1].first,
+                        torch::scalar_tensor(counts[i], torch::kLong));
+    }
+    return list;
+  }
+
+  NamedTensors own_state(NamedTensors whole) const override {
+    if (!sharded_) return whole;
+    NamedTensors state = reducer_->select_shards(whole, prefixes_);
+    std::set<std::string> here;
+    for (const auto& item : reducer_->shards()) here.insert(item.first);
+    std::erase_if(state, [&](const auto& item) {
+      return item.first.starts_with("step.") &&
+             here.count(item.first.substr(5)) == 0;
+    });
+    return state;
+  }
+
+  const GradientReducer::Counters* counters() const override {
+    return &reducer_->counters();
+  }
+
+ private:
+  bool begin_micro_batch(bool last, bool counts) override {
+    --steps_left_;
+    reducing_ = last && (!norms_ || steps_left_ == 0);
+    if (norms_) norm_scope_.emplace(norms_, counts);
+    return reducing_;
+  }
+  void end_micro_batch() override {
+    norm_scope_.reset();
+    reducing_ = false;
+  }
+
+  Ranks& ranks_;
+  NamedTensors parameters_;
+  bool sharded_ = false;
+  std::vector<std::string> prefixes_;  // of the optimizer state, if sharded
+  std::optional<GradientReducer> reducer_;
+  std::shared_ptr<NormSync> norms_;  // null: each rank has its own statistics
+  std::optional<SharedNormScope> norm_scope_;
+  int64_t steps_left_ = 0;  // micro-batches of the rank that has most of them
+  bool reducing_ = false;   // in the current backward
+};
+
+}  // namespace
+
+std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
+                                                     const TrainSetup& setup) {
+  if (!ranks.group()) return std::make_unique<NoExchange>();
+  const TrainConfig& options = setup.options;
+  TORCH_CHECK(options.ranks == ranks.size(),
+              "[Trainer] expected the options' ranks to be the group's ",
+              ranks.size(), ", got ", options.ranks);
+  ranks.require_same({{"the model", digest(setup.parameters)},
+                      {"data", fmt::format("{}, {} samples", setup.data.name,
+                                           setup.data.train->size())}});
+  ranks.broadcast(setup.parameter_list);
+  ranks.broadcast(setup.model.root->buffers());
+  return std::make_unique<RankExchange>(ranks, setup);
+}
+
+}  // namespace reprise::detail
