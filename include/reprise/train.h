@@ -16,6 +16,7 @@
 #include <reprise/models/weights.h>
 #include <reprise/train/config.h>
 #include <reprise/train/field_check.h>
+#include <reprise/train/inputs.h>
 #include <reprise/train/lr_schedule.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/planning.h>

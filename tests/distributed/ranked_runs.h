@@ -52,7 +52,8 @@ inline TrainResult train(const std::shared_ptr<RankGroup>& group,
                           ? RunDirectory::open(path)
                           : RunDirectory::create(path, options.config));
   }
-  Trainer trainer(make_inputs(options.config), options.config, {.ranks = group});
+  Trainer trainer(make_inputs(options.config), options.config,
+                  {.ranks = group});
   TrainRun run;
   run.directory = directory ? &*directory : nullptr;
   run.resume = options.resume;
