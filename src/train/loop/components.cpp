@@ -69,12 +69,12 @@ Model build_model(const TrainConfig& config, torch::Device device,
   if (!config.weights.empty()) load_weights(model, config.weights);
   if (device.is_cuda()) {
     compat::set_cuda_libraries({config.tf32, config.autotune});
-    allow_split_products(config.fp32_products == "auto" && !config.tf32);
+    allow_tf32x3_gemm(config.fp32_products == "auto" && !config.tf32);
   }
   model.root->to(device);
   if (config.layout == "channels-last") lay_channels_last(model);
   if (device.is_cuda() && config.weight_copies != "off") {
-    for (const auto& group : model.groups()) pack_contiguous(group);
+    for (const auto& group : model.packed_groups()) ops::pack_contiguous(group);
   }
   model.root->train();
   if (host) model.chain = with_host_variants(model.chain, host);
@@ -186,11 +186,11 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
                     : precision == "bf16" ? torch::kBFloat16
                                           : torch::kHalf;
   WeightCopiesOptions options;
-  options.each_use = config.weight_copies == "each";
+  options.convert_per_use = config.weight_copies == "each";
   for (const auto& tied : tied_parameters(model.chain)) {
-    options.used_elsewhere.push_back(tied.parameter);
+    options.shared_weights.push_back(tied.parameter);
   }
-  if (model.embeddings) options.straight = model.embeddings();
+  if (model.embeddings) options.embedding_tables = model.embeddings();
   return std::make_unique<WeightCopies>(model.linear_parameters(), type,
                                         options);
 }

@@ -3,7 +3,7 @@
 #include "compat/autocast.h"
 #include "compat/rng.h"
 #include "compat/timestamp.h"
-#include "distributed/norm_sync.h"
+#include "distributed/sync_batch_norm.h"
 #include "train/budget/training_costs.h"
 #include "train/loop/components.h"
 #include "train/loop/metrics.h"
@@ -183,8 +183,9 @@ class Session {
   LrScheduleOptions rate_;
   std::unique_ptr<GradientReducer> reducer_;  // with group_
   bool reducing_ = false;                     // in this backward
-  std::shared_ptr<NormSync> norms_;  // null: each rank's own statistics
-  int64_t steps_left_ = 0;           // of the rank that has most of the window
+  std::shared_ptr<SyncBatchNormGroup>
+      norms_;               // null: each rank's own statistics
+  int64_t steps_left_ = 0;  // of the rank that has most of the window
   Schedule schedule_;
   Execution execution_;
   KeptMeter kept_;

@@ -61,7 +61,7 @@ void Session::measuring(const std::function<void()>& body) {
   // Planning may run the model; the training must not show it.
   window_snapshot_.remember(state_, samples_here_);
   // The operator of the training, of this rank alone.
-  std::optional<SharedNormScope> alone;
+  std::optional<SyncBatchNormScope> alone;
   if (norms_) alone.emplace(nullptr);
   const auto put_back = [this] {
     accumulator_.abandon();

@@ -1,7 +1,6 @@
 // A session among several processes: what they share, and what they agree on.
 #include "base/splitmix.h"
 #include "compat/cuda.h"
-#include "models/batch_norm.h"
 #include "train/loop/session.h"
 
 #include <fmt/format.h>
@@ -60,7 +59,7 @@ void Session::join_ranks() {
   make_reducer();
   execution_ = make_execution();
   if (const int64_t channels = shared_channels(); channels > 0) {
-    norms_ = std::make_shared<NormSync>(group_, channels);
+    norms_ = std::make_shared<SyncBatchNormGroup>(group_, channels);
   }
 }
 
@@ -93,7 +92,7 @@ int64_t Session::shared_channels() const {
   if (!config_.sync_norm || !group_ || group_->size() == 1) return 0;
   int64_t most = 0;
   for (const auto& module : model_.root->modules(/*include_self=*/false)) {
-    if (const auto* norm = module->as<detail::BatchNorm2d>()) {
+    if (const auto* norm = module->as<SyncBatchNorm2d>()) {
       most = std::max(most, norm->options.num_features());
     }
   }
@@ -113,7 +112,7 @@ void Session::run_empty_micro_batch() {
   prepare(batch, prepare_);
   group_->heartbeat();
   --steps_left_;
-  const SharedNormScope shared(norms_, /*counts=*/false);
+  const SyncBatchNormScope shared(norms_, /*counts=*/false);
   Tensors outputs;
   {
     const compat::AutocastGuard autocast(autocast_);

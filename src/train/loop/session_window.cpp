@@ -166,7 +166,7 @@ void Session::train_micro_batch(Execution& execution, WindowProfile* profile) {
     --steps_left_;
     reducing_ =
         group_ && accumulator_.complete() && (!norms_ || steps_left_ == 0);
-    std::optional<SharedNormScope> shared;
+    std::optional<SyncBatchNormScope> shared;
     if (norms_) shared.emplace(norms_);
     step_.run(execution, inputs, profile, /*final_on_the_way=*/reducing_);
     reducing_ = false;
