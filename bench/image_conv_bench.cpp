@@ -1,13 +1,12 @@
-// The convolutions that networks begin with: lean_image_conv() beside the library's,
-// forward and the gradients of weight and bias, and how far that of the weight is from
-// the one in double precision. A copy of the outputs is the least either could take: they
-// are written once and their gradient is read once. On other devices than CUDA both are
-// the library's.
+// First convolutions of networks: ops::image_conv() compared with the library. The time of
+// the forward and of the gradients of weight and bias, and the error of the weight gradient
+// relative to float64. A copy of the outputs is a lower bound: outputs are written once and
+// their gradient is read once. On other devices than CUDA both are the library's.
 #include "options.h"
 #include "repeated.h"
 #include "side_by_side.h"
 
-#include <reprise/ops/image_conv.h>
+#include <reprise/ops/conv.h>
 #include <reprise/version.h>
 
 #include <fmt/format.h>
@@ -27,7 +26,7 @@ struct First {
   int64_t samples, size;
 };
 
-// In the zoo, and how they are trained in bench/gpu.py.
+// First layers of the models, with the batches of bench/gpu.py.
 const First kFirst[] = {
     {"cnn-basic", 1, 48, 2, 2, 0, 1, 112},
     {"cnn-blocks", 1, 16, 3, 1, 1, 1, 112},
@@ -54,13 +53,13 @@ class Conv {
     slope_ = torch::randn_like(conv_->forward(x_));
   }
 
-  void ours() { reprise::lean_image_conv(conv_, x_).backward(slope_); }
+  void ours() { reprise::ops::image_conv(conv_, x_).backward(slope_); }
   void library() { conv_->forward(x_).backward(slope_); }
   void copy() {
     const torch::NoGradGuard no_grad;
     (void)slope_.clone();
   }
-  /// Tap by tap, in double precision.
+  /// Gradient of the weight in float64, one element of the filters at a time.
   Tensor exact_gradient() const {
     const int64_t side = first_.side, stride = first_.stride;
     const std::vector<int64_t> around(4, first_.padding);
@@ -104,10 +103,10 @@ int main(int argc, char** argv) {
   int64_t most = int64_t{1} << 40;
   int repeats = 7;
   reprise::bench::Options(
-      "The first convolutions of networks, ours and the library's")
+      "First convolutions of networks, by our kernel and by the library")
       .add_device(&place)
-      .add("--most-pixels", &most, "Leave out what has more in its images")
-      .add_positive("--repeats", &repeats, "Of both, in turn")
+      .add("--most-pixels", &most, "Skip cases with more pixels per batch")
+      .add_positive("--repeats", &repeats, "Timed runs of each, alternating")
       .parse(argc, argv);
   const torch::Device device = reprise::bench::device_named(place);
 
@@ -120,7 +119,7 @@ int main(int argc, char** argv) {
     const int64_t pixels = first.samples * first.size * first.size;
     if (pixels > most) continue;
     Conv conv(first, device);
-    // The small ones are over before a clock has looked.
+    // Repeat small cases, which are too short to time.
     const int times = pixels < 1000000 ? 20 : 1;
     const Tensor exact = conv.exact_gradient();
     const double library_error = conv.error(exact, [&] { conv.library(); });
@@ -139,7 +138,7 @@ int main(int argc, char** argv) {
         took.ratio.median, least.first_ms.median / times, library_error,
         our_error);
     if (our_error > std::max(1e-5, 2 * library_error)) {
-      fmt::print(stderr, "error: that of ours is too large\n");
+      fmt::print(stderr, "error: the error of our kernel is too large\n");
       return 1;
     }
   }

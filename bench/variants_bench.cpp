@@ -1,6 +1,6 @@
-// What the variants of a model's stages keep and cost, and what they do for plans: the
-// least memory that a schedule needs, and the fastest time at shares of none's peak, with
-// the variants and without them.
+// Memory and time of the variants of a model's stages, and their effect on plans: the
+// minimum memory of a schedule, and the shortest time within shares of the peak without
+// recomputation, with and without the variants.
 #include "options.h"
 
 #include <reprise/base/bytes.h>
@@ -31,7 +31,7 @@ struct Settings {
   reprise::ModelOptions options;
 };
 
-/// What the graph of a run holds besides the stage's input.
+/// Bytes that the graph of a run holds, without the input of the stage.
 int64_t held_bytes(const StageCosts& stage, const reprise::KeptRunCosts& run) {
   int64_t bytes = run.saved_bytes;
   for (const int i : run.saved_outputs) {
@@ -47,7 +47,7 @@ std::string run_text(const StageCosts& stage,
                      run.backward_ms);
 }
 
-/// One line per kind of stage: equal blocks differ by noise alone.
+/// Prints one line per kind of stage: equal blocks differ by noise only.
 void print_stages(const reprise::Chain& chain, const ChainCosts& figures) {
   fmt::print("{:<24}{:<32}{}\n", "stage", "plain", "variants");
   std::set<std::string> seen;
@@ -82,7 +82,7 @@ void print_plans(const ChainCosts& figures, const std::vector<int>& shares) {
   fmt::print("\nnone: {}, {:.0f} ms\n{:<28}{:>16}{:>16}\n",
              format_bytes(none.peak_bytes), none.time_ms, "",
              "without variants", "with");
-  fmt::print("{:<28}{:>16}{:>16}\n", "least that a plan needs",
+  fmt::print("{:<28}{:>16}{:>16}\n", "minimum memory of a plan",
              format_bytes(without.smallest_bytes()),
              format_bytes(with.smallest_bytes()));
   for (const int share : shares) {
@@ -98,19 +98,22 @@ void print_plans(const ChainCosts& figures, const std::vector<int>& shares) {
 int main(int argc, char** argv) {
   Settings settings;
   reprise::bench::Options options(
-      "Memory and time of the stages' variants, and what they do for plans");
-  options.add("--model", &settings.model, "Model of the zoo")
+      "Memory and time of the variants of stages, and their effect on plans");
+  options.add("--model", &settings.model, "Name of the model")
       .add_positive("--batch", &settings.batch, "Samples per micro-batch")
       .add("--image-size", &settings.options.image_size,
-           "Side of the images in pixels; 0: the model's own")
+           "Side of the images in pixels; 0: the default of the model")
       .add("--seq", &settings.options.seq,
-           "Tokens per sequence; 0: the model's own")
-      .add("--depth", &settings.options.depth, "Blocks; 0: the model's own")
-      .add("--width", &settings.options.width, "Width; 0: the model's own")
-      .add("--vocab", &settings.options.vocab, "Tokens; 0: the model's own")
+           "Tokens per sequence; 0: the default of the model")
+      .add("--depth", &settings.options.depth,
+           "Blocks; 0: the default of the model")
+      .add("--width", &settings.options.width,
+           "Width; 0: the default of the model")
+      .add("--vocab", &settings.options.vocab,
+           "Tokens; 0: the default of the model")
       .add_positive("--repeats", &settings.repeats, "Timed runs per stage")
       .add_positive("--shares", &settings.shares,
-                    "Budgets in percent of none's peak")
+                    "Budgets in percent of the peak without recomputation")
       .add_device(&settings.device);
   options.parse(argc, argv);
 

@@ -48,7 +48,7 @@ if want bench; then
   step "executor, CPU" $bin/bench/executor_bench --repeats 11
   step "executor, CUDA" $bin/bench/executor_bench --device cuda --repeats 51
   step "loader, CUDA" $bin/bench/loader_bench --device cuda
-  step "products, CUDA" $bin/bench/product_bench --device cuda
+  step "products, CUDA" $bin/bench/tf32x3_gemm_bench --device cuda
   step "first convolutions, CUDA" $bin/bench/image_conv_bench --device cuda
   step "trade-off, CUDA" $bin/bench/tradeoff_bench --device cuda --width 1024 --rows 8192
 fi

@@ -65,7 +65,7 @@ struct LanguageModelImpl : torch::nn::Module {
   }
 
   Tensor loss(const Tensor& x, const Tensor& targets) {
-    return reprise::linear_cross_entropy(norm(x).flatten(0, 1), head->weight,
+    return reprise::ops::linear_cross_entropy(norm(x).flatten(0, 1), head->weight,
                                          head->bias, targets.flatten())
         .loss;
   }

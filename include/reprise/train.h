@@ -11,8 +11,8 @@
 #include <reprise/distributed/launch.h>
 #include <reprise/distributed/rank_info.h>
 #include <reprise/distributed/reducer.h>
-#include <reprise/models/builtin.h>
 #include <reprise/models/model.h>
+#include <reprise/models/sample_chains.h>
 #include <reprise/models/weights.h>
 #include <reprise/train/config.h>
 #include <reprise/train/field_check.h>

@@ -3,7 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/version.h>
 
-// 2.4 replaced a function a device by one function with a device argument.
+// Since 2.4 there is one function with a device argument instead of one per device.
 #define REPRISE_AUTOCAST_BY_DEVICE \
   (TORCH_VERSION_MAJOR > 2 ||      \
    (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4))

@@ -18,12 +18,12 @@ struct AutocastState {
   bool operator==(const AutocastState&) const = default;
 };
 
-/// The type that a matrix product has its operand `tensor` in under this thread's
-/// autocast settings; the tensor's own where autocast leaves it alone.
+/// The type to which this thread's autocast settings convert an operand `tensor` of a matrix
+/// product; its own type if they do not convert it.
 c10::ScalarType autocast_type(const at::Tensor& tensor);
 
-/// Runs a scope under `state` and puts back what was there before. An outermost
-/// scope drops its cache of cast weights when it ends.
+/// Applies `state` to this thread for the lifetime of the guard, then restores the previous
+/// settings. The outermost guard clears autocast's cache of converted weights at its end.
 class AutocastGuard {
  public:
   explicit AutocastGuard(const AutocastState& state);

@@ -225,7 +225,7 @@ bool release_workspaces(c10::Device device) {
   const c10::cuda::CUDAGuard guard(device);
   c10::cuda::device_synchronize();
   at::cuda::clearCublasWorkspaces();
-  forget_streams_beside();
+  reset_side_streams();
   return true;
 }
 

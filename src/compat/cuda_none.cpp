@@ -70,14 +70,15 @@ void set_cuda_deterministic(bool) {}
 
 void set_cuda_library_options(const CudaLibraryOptions&) {}
 
-void run_beside(std::vector<at::Tensor>, const std::function<void()>& work) {
+void run_on_side_stream(std::vector<at::Tensor>,
+                        const std::function<void()>& work) {
   work();
 }
 
 CaptureExpected::CaptureExpected(bool expected) : expected_(expected) {}
 CaptureExpected::~CaptureExpected() = default;
 
-void forget_streams_beside() {}
+void reset_side_streams() {}
 
 std::string cuda_graph_unavailable_reason() {
   return "this LibTorch has no CUDA";

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-// 2.1 has it; one switch with a margin is enough, as the loop does the same.
+// Exists since 2.1. The switch has a margin: the loop does the same.
 #define REPRISE_HAS_FOREACH_COPY \
   (TORCH_VERSION_MAJOR > 2 ||    \
    (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4))
@@ -19,7 +19,7 @@ namespace reprise::compat {
 void copy_list(at::TensorList to, at::TensorList from) {
   const c10::NoGradGuard no_grad;
 #if REPRISE_HAS_FOREACH_COPY
-  // By type: a list of several is copied one by one.
+  // Grouped by type: LibTorch copies a list of mixed types one tensor at a time.
   std::map<at::ScalarType,
            std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>>
       lists;
@@ -53,7 +53,7 @@ void add_list(at::TensorList sums, at::TensorList terms) {
 
 void zero_list(at::TensorList tensors) {
   const c10::NoGradGuard no_grad;
-  // By type and device: a list of several is worked through one by one.
+  // Grouped by type and device: LibTorch handles mixed lists one tensor at a time.
   std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>
       lists;
   for (const auto& tensor : tensors) {

@@ -3,27 +3,27 @@
 #include <ATen/ATen.h>
 #include <torch/version.h>
 
-// Products of half precision with a result of single precision came with 2.8.
-#define REPRISE_WIDE_PRODUCTS \
-  (TORCH_VERSION_MAJOR > 2 || \
+// Matrix products of half precision with a float32 result exist since 2.8.
+#define REPRISE_HAS_MIXED_GEMM \
+  (TORCH_VERSION_MAJOR > 2 ||  \
    (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8))
 
 namespace reprise::compat {
 namespace {
 
-/// Whether a product of `a` can be had in `type` without rounding it first.
+/// Whether a product of `a` can have `type` without intermediate rounding.
 [[maybe_unused]] bool widens(const at::Tensor& a, at::ScalarType type) {
   return a.is_cuda() && a.element_size() == 2 && type == at::kFloat;
 }
 
 }  // namespace
 
-void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+void gemm_add(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   if (sum.scalar_type() == a.scalar_type()) {
     sum.addmm_(a, b);
     return;
   }
-#if REPRISE_WIDE_PRODUCTS
+#if REPRISE_HAS_MIXED_GEMM
   if (widens(a, sum.scalar_type())) {
     at::addmm_out(sum, sum, a, b, sum.scalar_type());
     return;
@@ -32,9 +32,9 @@ void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   sum.add_(at::mm(a, b));
 }
 
-at::Tensor product_as(const at::Tensor& a, const at::Tensor& b,
-                      at::ScalarType type) {
-#if REPRISE_WIDE_PRODUCTS
+at::Tensor gemm_as(const at::Tensor& a, const at::Tensor& b,
+                   at::ScalarType type) {
+#if REPRISE_HAS_MIXED_GEMM
   if (widens(a, type)) return at::mm(a, b, type);
 #endif
   return at::mm(a, b).to(type);

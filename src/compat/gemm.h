@@ -2,16 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
+/// Matrix products whose result has another type than the operands. Not differentiable.
 namespace reprise::compat {
 
-/// Adds the product of the matrices `a` and `b` to `sum`, which may be of single
-/// precision where they are of half: on CUDA, from LibTorch 2.8 on, in one product
-/// that rounds to single precision alone; elsewhere the product is rounded to the
-/// type of `a` first. No derivative.
-void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
+/// sum += a b. `sum` may be float32 if `a` and `b` are float16 or bfloat16: on CUDA, since
+/// LibTorch 2.8, the product is then accumulated in float32 without intermediate rounding;
+/// otherwise it is rounded to the type of `a` first.
+void gemm_add(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
-/// The product of `a` and `b` as a new tensor of type `type`, rounded alike.
-at::Tensor product_as(const at::Tensor& a, const at::Tensor& b,
-                      at::ScalarType type);
+/// a b as a new tensor of `type`, rounded as by gemm_add().
+at::Tensor gemm_as(const at::Tensor& a, const at::Tensor& b,
+                   at::ScalarType type);
 
 }  // namespace reprise::compat

@@ -20,7 +20,7 @@ std::vector<std::shared_ptr<SavedTensorPolicy>>& policies() {
 
 class HookedEngine final : public Engine {
  public:
-  // The base class asks for this call before its vtable pointer changes.
+  // Required by the base class: stop() must run before the vtable pointer changes.
   ~HookedEngine() override { stop(); }
 
   std::unique_ptr<SavedTensorHooks> get_default_saved_variable_hooks()
@@ -36,17 +36,16 @@ class HookedEngine final : public Engine {
   }
 };
 
-/// True where this process has LibTorch's own engine, now replaced by ours;
-/// false where Python's came first.
+/// Replaces LibTorch's engine with ours. Returns false if Python has installed its own.
 bool install_engine() {
-  amx_support();  // limits oneDNN if need be, in every program linked with this file
+  amx_support();  // limits oneDNN if necessary, in every program that links this file
   if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
   torch::autograd::set_default_engine_stub(&HookedEngine::instance);
   return true;
 }
 
-// At load, not at first use: two engines that both ran a backward on a GPU
-// would fight over LibTorch's one pool of device threads.
+// At load, not at first use: two engines that run a backward on a GPU would compete for
+// LibTorch's pool of device threads.
 const bool engine_installed = install_engine();
 
 }  // namespace

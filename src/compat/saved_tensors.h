@@ -6,29 +6,28 @@
 
 /// Saved-tensor hooks for C++.
 ///
-/// Autograd asks its engine, each time it saves a tensor for the backward pass,
-/// whether a pair of hooks should pack it. Python answers through its own
-/// engine; C++ has no way to answer. Here an engine that differs from
-/// LibTorch's in this one answer takes its place when the library is loaded.
+/// Each time autograd saves a tensor for the backward, it asks its engine for default hooks
+/// to pack it with. Python implements this in an engine of its own; C++ has no interface for
+/// it. When this library is loaded it installs an engine that differs from LibTorch's in
+/// this one function.
 namespace reprise::compat {
 
 using SavedTensorHooks = torch::autograd::SavedVariableHooks;
 
-/// Says what happens to the tensors that autograd saves.
+/// Decides how autograd saves tensors.
 class SavedTensorPolicy {
  public:
   virtual ~SavedTensorPolicy() = default;
 
-  /// Called once for each tensor autograd is about to save. The returned hooks
-  /// live as long as the graph holds that tensor; nullptr saves it as usual.
-  /// A `call_pack_hook` that throws makes the operator that saves throw.
+  /// Called for each tensor that autograd is about to save. The returned hooks live as
+  /// long as the graph holds the tensor; nullptr saves it as usual. Exceptions of
+  /// `call_pack_hook` propagate out of the operator that saves.
   virtual std::unique_ptr<SavedTensorHooks> make_hooks() = 0;
 };
 
-/// While it lives, `policy` decides for the tensors saved on this thread.
-/// Scopes nest; the innermost decides. A null policy saves as usual.
-/// Throws c10::Error where another engine than LibTorch's is installed (inside
-/// a Python process).
+/// Applies `policy` to the tensors saved on this thread during the lifetime of the scope.
+/// Scopes nest; the innermost one applies. A null policy saves as usual. Throws c10::Error
+/// if another engine than LibTorch's is installed, as in a Python process.
 class SavedTensorScope {
  public:
   explicit SavedTensorScope(std::shared_ptr<SavedTensorPolicy> policy);
@@ -36,8 +35,8 @@ class SavedTensorScope {
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 
-  /// The policy that decides on this thread at present; null: none does. For a
-  /// policy that leaves some tensors to the one around it.
+  /// The policy that applies on this thread; null if there is none. For policies that
+  /// delegate some tensors to the enclosing scope.
   static std::shared_ptr<SavedTensorPolicy> current();
 };
 

@@ -1,4 +1,4 @@
-// Compiled against a LibTorch with CUDA; cuda_none.cpp stands in otherwise.
+// Compiled with a LibTorch that has CUDA; cuda_none.cpp replaces it otherwise.
 #include "compat/side_stream.h"
 
 #include "compat/stream_event.h"
@@ -19,26 +19,26 @@ namespace {
 
 using c10::cuda::CUDAStream;
 
-// Of CaptureExpected. Read by autograd's threads.
+// Number of CaptureExpected with `expected`. Read by autograd's threads.
 std::atomic<int> g_captures_expected{0};
-// Rises when libraries let go of what they keep for streams.
-std::atomic<int64_t> g_setup{1};
+// Incremented when the per-stream workspaces of libraries are freed.
+std::atomic<int64_t> g_workspace_epoch{1};
 
-/// Beside one stream of backwards.
-class SecondStream {
+/// The side stream of one main stream.
+class SideStream {
  public:
-  explicit SecondStream(CUDAStream main)
+  explicit SideStream(CUDAStream main)
       : main_(main),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false,
                                              main.device_index())) {}
 
-  /// False: nothing was done, this is not the time.
+  /// Returns false, without running `work`, if it should run on the main stream.
   bool run(std::vector<at::Tensor>& used, const std::function<void()>& work) {
     const std::lock_guard lock(mutex_);
     if (stream_ == main_) return false;
-    const int64_t setup = g_setup;
-    const bool to_set_up = setup_ != setup && g_captures_expected > 0;
-    if (!to_set_up && capture_id(main_) == 0) return false;
+    const int64_t epoch = g_workspace_epoch;
+    const bool allocates = epoch_ != epoch && g_captures_expected > 0;
+    if (!allocates && capture_id(main_) == 0) return false;
     wait();
     at::cuda::CUDAEvent fork;
     fork.record(main_);
@@ -49,7 +49,7 @@ class SecondStream {
     }
     done_.emplace(stream_);
     used_ = std::move(used);
-    setup_ = setup;
+    epoch_ = epoch;
     return true;
   }
 
@@ -67,33 +67,33 @@ class SecondStream {
 
   std::mutex mutex_;
   CUDAStream main_, stream_;
-  int64_t setup_ = 0;                // of g_setup, when it was used last
-  std::optional<StreamEvent> done_;  // of what runs, if anything does
+  int64_t epoch_ = 0;               // g_workspace_epoch at the last use
+  std::optional<StreamEvent> done_;  // end of the pending work, if there is any
   std::vector<at::Tensor> used_;
 };
 
-SecondStream& beside(const CUDAStream& main) {
+SideStream& side_stream_of(const CUDAStream& main) {
   static std::mutex mutex;
-  // Outlives every thread.
+  // Never destroyed: threads may outlive static objects.
   static auto* all =
-      new std::unordered_map<CUDAStream, std::unique_ptr<SecondStream>>;
+      new std::unordered_map<CUDAStream, std::unique_ptr<SideStream>>;
   const std::lock_guard lock(mutex);
-  auto& second = (*all)[main];
-  if (!second) second = std::make_unique<SecondStream>(main);
-  return *second;
+  auto& side = (*all)[main];
+  if (!side) side = std::make_unique<SideStream>(main);
+  return *side;
 }
 
 }  // namespace
 
-void run_beside(std::vector<at::Tensor> used,
-                const std::function<void()>& work) {
+void run_on_side_stream(std::vector<at::Tensor> used,
+                        const std::function<void()>& work) {
   if (used.empty() || !used[0].is_cuda()) return work();
-  SecondStream& second =
-      beside(c10::cuda::getCurrentCUDAStream(used[0].device().index()));
-  if (!second.run(used, work)) return work();
-  // Every time: the second of two joins finds nothing to do.
+  SideStream& side =
+      side_stream_of(c10::cuda::getCurrentCUDAStream(used[0].device().index()));
+  if (!side.run(used, work)) return work();
+  // Queued every time: joining twice has no effect.
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [&second] { second.join(); });
+      [&side] { side.join(); });
 }
 
 CaptureExpected::CaptureExpected(bool expected) : expected_(expected) {
@@ -104,8 +104,8 @@ CaptureExpected::~CaptureExpected() {
   if (expected_) --g_captures_expected;
 }
 
-void forget_streams_beside() {
-  ++g_setup;
+void reset_side_streams() {
+  ++g_workspace_epoch;
 }
 
 }  // namespace reprise::compat

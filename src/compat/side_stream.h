@@ -7,21 +7,24 @@
 
 namespace reprise::compat {
 
-/// For a function of autograd, in its backward, while that is being captured into a
-/// CudaGraph: runs `work` as a branch of the graph, beside what follows in the backward,
-/// so that two things that are each too small for the device share it. `work` may read
-/// `used` and whatever was there before, and write what nothing else in the backward
-/// touches, such as the gradient of a weight that has one use. The backward waits for
-/// it where the next such work begins, and at its end; until then `used` is held.
+/// Runs `work` on a second CUDA stream, concurrently with the rest of a backward, so that
+/// two operations that are each too small for the device share it. To be called by the
+/// backward of an autograd function.
 ///
-/// Elsewhere `work` simply runs: launched one by one, small things wait for the host,
-/// and large ones need no company.
-void run_beside(std::vector<at::Tensor> used,
-                const std::function<void()>& work);
+/// `work` may read `used` and everything that existed before, and write what nothing else
+/// in the backward accesses, such as the gradient of a weight with a single use. The
+/// backward waits for it at the next call and at its end; until then `used` is kept alive.
+///
+/// Has this effect only while the backward is captured into a CudaGraph, where `work`
+/// becomes a branch of the graph. Otherwise `work` runs on the current stream: operations
+/// that are launched one by one wait for the CPU if they are small, and fill the device by
+/// themselves if they are large.
+void run_on_side_stream(std::vector<at::Tensor> used,
+                        const std::function<void()>& work);
 
-/// A capture is to come: while one of these lives with `expected`, the first work of
-/// run_beside() goes to the second stream outside a capture too. That sets up what
-/// libraries keep for each stream (cuBLAS's workspaces), where a capture could not.
+/// Announces a capture: while one of these exists with `expected`, the first call of
+/// run_on_side_stream() uses the second stream outside of a capture too. This allocates
+/// what libraries keep per stream (cuBLAS workspaces), which a capture must not do.
 class CaptureExpected {
  public:
   explicit CaptureExpected(bool expected);
@@ -33,8 +36,8 @@ class CaptureExpected {
   bool expected_;
 };
 
-/// What libraries kept for the streams is gone; the next capture that is expected has
-/// it set up again. Called by release_workspaces().
-void forget_streams_beside();
+/// Must be called after the per-stream workspaces of libraries are freed, as by
+/// release_workspaces(). The next CaptureExpected allocates them again.
+void reset_side_streams();
 
 }  // namespace reprise::compat

@@ -21,7 +21,7 @@ class BertEmbeddingsImpl : public torch::nn::Module {
  public:
   explicit BertEmbeddingsImpl(const ModelOptions& options)
       : dropout_(options.dropout),
-        // Token 0 is padding: its row is zero and has no gradient.
+        // Token 0 is padding: its row is zero and gets no gradient.
         word_(register_module(
             "word_embeddings",
             Embedding(EmbeddingOptions(options.vocab, options.width)
@@ -39,7 +39,7 @@ class BertEmbeddingsImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& tokens) {  // (N, T)
-    const Tensor x = lean_embedding(word_, tokens) + type_->weight[0] +
+    const Tensor x = ops::embedding(word_, tokens) + type_->weight[0] +
                      position_->weight.narrow(0, 0, tokens.size(1));
     return torch::dropout(norm_(x), dropout_, is_training());
   }
@@ -53,7 +53,7 @@ class BertEmbeddingsImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BertEmbeddings);
 
-/// An output layer with the norm of its sum with the input of the block.
+/// An output layer, and the norm of its sum with the input of the block.
 class BertOutputImpl : public torch::nn::Module {
  public:
   BertOutputImpl(int64_t from, const ModelOptions& options)
@@ -63,8 +63,9 @@ class BertOutputImpl : public torch::nn::Module {
                               make_layer_norm(options.width, kBertEpsilon))) {}
 
   Tensor dense(const Tensor& x) { return run_linear(dense_, x); }
-  Tensor add(const Tensor& x, const Tensor& residual, RecomputeChoice again) {
-    return drop_out(x, dropout_, is_training(), again) + residual;
+  Tensor add(const Tensor& x, const Tensor& residual,
+             RecomputeChoice recompute) {
+    return drop_out(x, dropout_, is_training(), recompute) + residual;
   }
   Tensor norm(const Tensor& sum) { return norm_(sum); }
 
@@ -89,26 +90,27 @@ class BertLayerImpl : public torch::nn::Module {
     down_ = register_module("output", BertOutput(4 * options.width, options));
   }
 
-  Tensor forward(const Tensor& x, RecomputeChoice again = {}) {  // (N, T, C)
-    // The norm's result is both the residual and what goes up.
+  Tensor forward(const Tensor& x,
+                 RecomputeChoice recompute = {}) {  // (N, T, C)
+    // The output of the norm is both the residual and the input of the feed-forward layer.
     const auto [y, up] = checkpoint_if(
-        again.pointwise,
+        recompute.pointwise,
         [this](const Tensor& sum) {
           const Tensor normed = mixed_->norm(sum);
           return std::tuple(normed, run_linear(up_, normed));
         },
-        mixed_->add(attend(x, again), x, again));
+        mixed_->add(attend(x, recompute), x, recompute));
     const Tensor down = checkpoint_if(
-        again.pointwise,
+        recompute.pointwise,
         [this](const Tensor& t) { return down_->dense(torch::gelu(t)); }, up);
-    return down_->norm(down_->add(down, y, again));
+    return down_->norm(down_->add(down, y, recompute));
   }
 
  private:
-  Tensor attend(const Tensor& x, RecomputeChoice again) {
+  Tensor attend(const Tensor& x, RecomputeChoice recompute) {
     const auto [q, k, v] = self_->project(x);
     return checkpoint_if(
-        again.attention,
+        recompute.attention,
         [this](const Tensor& a, const Tensor& b, const Tensor& c) {
           return mixed_->dense(self_->attend(a, b, c));
         },
@@ -122,10 +124,8 @@ class BertLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BertLayer);
 
-}  // namespace
-
-Built build_bert(const std::string& name, const ModelOptions& options) {
-  Built built{std::make_shared<torch::nn::Module>(), {}};
+BuiltModel build_bert(const std::string& name, const ModelOptions& options) {
+  BuiltModel built;
   const auto body = add_container(*built.root, "bert");
   auto embeddings =
       body->register_module("embeddings", BertEmbeddings(options));
@@ -145,7 +145,7 @@ Built build_bert(const std::string& name, const ModelOptions& options) {
     built.stages.push_back(make_block_stage("layer." + number, layer));
   }
 
-  // The class is read off the first token.
+  // The classifier uses the first token.
   auto pooler =
       add_container(*body, "pooler")
           ->register_module("dense", make_linear(options.width, options.width));
@@ -168,7 +168,30 @@ Built build_bert(const std::string& name, const ModelOptions& options) {
   built.embeddings = [embeddings] {
     return std::vector<Tensor>{embeddings->word_weight()};
   };
+  built.packed_groups = self_attention_groups(built.root);
   return built;
+}
+
+ModelOptions bert_options(int64_t depth, int64_t width) {
+  ModelOptions options = transformer_options(depth, width, 0.1);
+  options.vocab = 30522;
+  options.seq = 512;
+  options.classes = 2;
+  return options;
+}
+
+}  // namespace
+
+std::vector<ModelSpec> bert_models() {
+  const WeightNames weights{.body_prefix = "bert.",
+                            .head_prefix = "classifier.",
+                            .foreign_prefixes = {"cls."}};
+  return {
+      {"bert-base", "sequence classification, 109M", Task::kSequences,
+       bert_options(12, 768), build_bert, weights},
+      {"bert-large", "sequence classification, 335M", Task::kSequences,
+       bert_options(24, 1024), build_bert, weights},
+  };
 }
 
 }  // namespace reprise::detail

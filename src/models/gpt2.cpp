@@ -2,8 +2,8 @@
 #include "models/loss.h"
 #include "models/transformer.h"
 
-#include <reprise/ops/add_norm.h>
 #include <reprise/ops/embedding.h>
+#include <reprise/ops/norm.h>
 
 #include <torch/nn.h>
 
@@ -19,7 +19,7 @@ using torch::nn::LayerNorm;
 
 constexpr double kGpt2Epsilon = 1e-5;
 
-/// A linear layer whose weight is (in, out), as the original stores it.
+/// A linear layer with a weight (in, out), as in the original.
 class Conv1DImpl : public torch::nn::Module {
  public:
   Conv1DImpl(int64_t from, int64_t to, double deviation = kWeightDeviation)
@@ -29,7 +29,7 @@ class Conv1DImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& x) {  // (N, T, in)
-    return lean_linear(x, weight_, bias_, WeightLayout::kInOut);
+    return ops::linear(x, weight_, bias_, ops::WeightLayout::kInOut);
   }
 
   const Tensor& weight() const { return weight_; }
@@ -40,7 +40,7 @@ class Conv1DImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Conv1D);
 
-/// layer(normal); where that is undefined, layer(norm(x)), computed once more in the
+/// layer(normal) if `normal` is defined; otherwise layer(norm(x)), recomputed in the
 /// backward.
 Tensor run_on_normal(Conv1D layer, const Tensor& x, const Tensor& normal,
                      LayerNorm norm) {
@@ -48,7 +48,7 @@ Tensor run_on_normal(Conv1D layer, const Tensor& x, const Tensor& normal,
   return checkpoint_if(
       true,
       [layer, norm](const Tensor& t) mutable {
-        return layer(lean_add_norm(t, {}, norm).normal);
+        return layer(ops::add_norm(t, {}, norm).normalized);
       },
       x);
 }
@@ -63,21 +63,21 @@ class Gpt2AttentionImpl : public torch::nn::Module {
         c_proj_(register_module(
             "c_proj", Conv1D(options.width, options.width, out_deviation))) {}
 
-  /// `normal`: x normalised; undefined: by `norm`, once more in the backward.
+  /// `normal`: norm(x); if it is undefined, norm(x) is computed, and again in the backward.
   Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
-                 RecomputeChoice again) {
+                 RecomputeChoice recompute) {
     const auto parts = run_on_normal(c_attn_, x, normal, norm).chunk(3, -1);
     const Tensor mixed = checkpoint_if(
-        again.attention,
+        recompute.attention,
         [this](const Tensor& q, const Tensor& k, const Tensor& v) {
-          HeadsOptions options;
+          MultiHeadOptions options;
           options.heads = heads_;
           options.causal = true;
           options.dropout = is_training() ? dropout_ : 0;
-          return c_proj_(attend_heads(q, k, v, options));
+          return c_proj_(multi_head_attention(q, k, v, options));
         },
         parts[0], parts[1], parts[2]);
-    return drop_out(mixed, dropout_, is_training(), again);
+    return drop_out(mixed, dropout_, is_training(), recompute);
   }
 
  private:
@@ -97,15 +97,15 @@ class Gpt2FeedForwardImpl : public torch::nn::Module {
             "c_proj",
             Conv1D(4 * options.width, options.width, out_deviation))) {}
 
-  /// As Gpt2Attention's.
+  /// Arguments as in Gpt2Attention.
   Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
-                 RecomputeChoice again) {
+                 RecomputeChoice recompute) {
     const Tensor up = run_on_normal(c_fc_, x, normal, norm);
     const Tensor down = checkpoint_if(
-        again.pointwise,
+        recompute.pointwise,
         [this](const Tensor& t) { return c_proj_(torch::gelu(t, "tanh")); },
         up);
-    return drop_out(down, dropout_, is_training(), again);
+    return drop_out(down, dropout_, is_training(), recompute);
   }
 
  private:
@@ -116,22 +116,22 @@ TORCH_MODULE(Gpt2FeedForward);
 
 class Gpt2BlockImpl : public torch::nn::Module {
  public:
-  /// Layers that add to the residual stream start smaller, by the square root
-  /// of how many there are.
+  /// The initial weights of layers that add to the residual stream are divided by the
+  /// square root of the number of such layers.
   explicit Gpt2BlockImpl(const ModelOptions& options)
       : Gpt2BlockImpl(options,
                       kWeightDeviation /
                           std::sqrt(2 * static_cast<double>(options.depth))) {}
 
-  Tensor forward(const Tensor& x, RecomputeChoice again = {}) {
-    if (again.pointwise) {
-      const Tensor y = x + attn_->forward(x, {}, ln_1_, again);
-      return y + mlp_->forward(y, {}, ln_2_, again);
+  Tensor forward(const Tensor& x, RecomputeChoice recompute = {}) {
+    if (recompute.pointwise) {
+      const Tensor y = x + attn_->forward(x, {}, ln_1_, recompute);
+      return y + mlp_->forward(y, {}, ln_2_, recompute);
     }
-    const auto [stream, first] = lean_add_norm(x, {}, ln_1_);
-    const Tensor attended = attn_->forward(stream, first, ln_1_, again);
-    const auto [y, second] = lean_add_norm(stream, attended, ln_2_);
-    return y + mlp_->forward(y, second, ln_2_, again);
+    const auto [stream, first] = ops::add_norm(x, {}, ln_1_);
+    const Tensor attended = attn_->forward(stream, first, ln_1_, recompute);
+    const auto [y, second] = ops::add_norm(stream, attended, ln_2_);
+    return y + mlp_->forward(y, second, ln_2_, recompute);
   }
 
  private:
@@ -156,10 +156,8 @@ Embedding make_embedding(int64_t count, int64_t width) {
   return Embedding(torch::nn::EmbeddingOptions(count, width)._weight(weight));
 }
 
-}  // namespace
-
-Built build_gpt2(const std::string& name, const ModelOptions& options) {
-  Built built{std::make_shared<torch::nn::Module>(), {}};
+BuiltModel build_gpt2(const std::string& name, const ModelOptions& options) {
+  BuiltModel built;
   const auto body = add_container(*built.root, "transformer");
   auto wte = body->register_module(
       "wte", make_embedding(options.vocab, options.width));
@@ -169,7 +167,7 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
       make_stage("embed",
                  [name, options, wte, wpe](const Tensor& tokens) mutable {
                    check_tokens(name, options, tokens);
-                   const Tensor x = lean_embedding(wte, tokens) +
+                   const Tensor x = ops::embedding(wte, tokens) +
                                     wpe->weight.narrow(0, 0, tokens.size(1));
                    return torch::dropout(x, options.dropout,
                                          wte->is_training());
@@ -187,10 +185,10 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
       "ln_f", make_layer_norm(options.width, kGpt2Epsilon));
   built.stages.push_back(make_stage("ln_f", norm).on_first());
 
-  // The scores (N, T, vocab) are by far the largest tensor. One stage for them
-  // and the loss keeps them from standing between two. The output layer's
-  // weight is that of the embedding, asked for at each call: moving the model
-  // to a device replaces it.
+  // The scores (N, T, vocab) are by far the largest tensor. One stage computes them and the
+  // loss, so that they are not kept between two stages. The weight of the output layer is
+  // that of the embedding; it is looked up at each call, since moving the model to a device
+  // replaces it.
   auto loss = built.root->register_module("loss", Loss(Task::kLanguage));
   const Stage::Function in_chunks = [wte, loss](const Tensors& in) mutable {
     return loss->forward_in_chunks(in.at(0).flatten(0, 1), wte->weight,
@@ -200,19 +198,19 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
       make_stage(
           "head",
           [wte, loss, in_chunks](const Tensors& in) mutable {
-            // Without a gradient chunks cost nothing; in half precision
-            // on CUDA less, since their products have round sizes.
+            // Without gradients chunks cost nothing. In half precision on CUDA they are
+            // faster, since their matrix products are padded.
             if (!torch::GradMode::is_enabled() ||
                 (in.at(0).is_cuda() &&
                  c10::elementSize(compat::autocast_type(in.at(0))) == 2)) {
               return in_chunks(in);
             }
             return loss->forward(
-                lean_linear(in.at(0).flatten(0, 1), wte->weight),
+                ops::linear(in.at(0).flatten(0, 1), wte->weight),
                 in.at(1).flatten());
           },
           {wte, loss})
-          .with_variant("in chunks", in_chunks));
+          .with_variant("chunked", in_chunks));
   built.linear_parameters = [root = built.root, wte] {
     std::vector<Tensor> found = {wte->weight};
     for (const auto& module : root->modules(/*include_self=*/false)) {
@@ -224,6 +222,32 @@ Built build_gpt2(const std::string& name, const ModelOptions& options) {
     return found;
   };
   return built;
+}
+
+ModelOptions gpt2_options(int64_t depth, int64_t width) {
+  ModelOptions options = transformer_options(depth, width, 0.1);
+  options.vocab = 50257;
+  options.seq = 1024;
+  return options;
+}
+
+}  // namespace
+
+std::vector<ModelSpec> gpt2_models() {
+  const WeightNames weights{
+      .body_prefix = "transformer.",
+      .head_prefix = "",
+      .tied = {{"lm_head.weight", "transformer.wte.weight"}}};
+  return {
+      {"gpt2", "language model, 124M", Task::kLanguage, gpt2_options(12, 768),
+       build_gpt2, weights},
+      {"gpt2-medium", "language model, 355M", Task::kLanguage,
+       gpt2_options(24, 1024), build_gpt2, weights},
+      {"gpt2-large", "language model, 774M", Task::kLanguage,
+       gpt2_options(36, 1280), build_gpt2, weights},
+      {"gpt2-xl", "language model, 1558M", Task::kLanguage,
+       gpt2_options(48, 1600), build_gpt2, weights},
+  };
 }
 
 }  // namespace reprise::detail

@@ -1,6 +1,6 @@
 #include "models/loss.h"
 
-#include <reprise/ops/linear_cross_entropy.h>
+#include <reprise/ops/loss.h>
 
 #include <torch/nn/functional/loss.h>
 
@@ -11,28 +11,28 @@ using torch::Tensor;
 
 Tensors LossImpl::forward(const Tensor& scores, const Tensor& targets) {
   const bool pixels = task_ == Task::kPixels;
-  // A sample's loss is the mean over its pixels.
-  const double parts =
+  // The loss of a sample is the mean over its pixels.
+  const double values_per_sample =
       pixels ? static_cast<double>(targets.size(1) * targets.size(2)) : 1;
   Tensor loss =
       F::cross_entropy(scores.to(torch::kFloat), targets,
                        F::CrossEntropyFuncOptions().reduction(torch::kSum));
-  if (pixels) loss = loss / parts;
+  if (pixels) loss = loss / values_per_sample;
   if (is_training()) return {loss};
-  // No class is -100, so ignored targets are never right.
-  const Tensor right = scores.detach().argmax(1).eq(targets).sum();
-  return {loss, right.to(torch::kDouble) / parts};
+  // No class equals -100, so ignored targets are not counted.
+  const Tensor correct = scores.detach().argmax(1).eq(targets).sum();
+  return {loss, correct.to(torch::kDouble) / values_per_sample};
 }
 
 Tensors LossImpl::forward_in_chunks(const Tensor& hidden, const Tensor& weight,
                                     const Tensor& targets) {
-  LinearCrossEntropyOptions options;
+  ops::LinearCrossEntropyOptions options;
   options.loss_type = torch::kFloat;
-  options.count_right = !is_training();
-  const auto [loss, right] =
-      linear_cross_entropy(hidden, weight, {}, targets, options);
+  options.count_correct = !is_training();
+  const auto [loss, correct] =
+      ops::linear_cross_entropy(hidden, weight, {}, targets, options);
   if (is_training()) return {loss};
-  return {loss, right.to(torch::kDouble)};
+  return {loss, correct.to(torch::kDouble)};
 }
 
 }  // namespace reprise::detail

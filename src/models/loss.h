@@ -6,18 +6,18 @@
 
 namespace reprise::detail {
 
-/// Cross entropy of scores (N, classes, ...), in single precision. A module so
-/// that it follows the model into evaluation; it has no parameters.
+/// Cross entropy of scores (N, classes, …), in float32. A module without parameters, so
+/// that it switches between training and evaluation with the model.
 class LossImpl : public torch::nn::Module {
  public:
   explicit LossImpl(Task task) : task_(task) {}
 
-  /// The last tensors of a chain: {sum of losses}, in evaluation {sum of
-  /// losses, number of right predictions}.
+  /// Returns the outputs of a chain: {sum of losses}, in evaluation {sum of losses, number
+  /// of correct predictions}.
   Tensors forward(const torch::Tensor& scores, const torch::Tensor& targets);
 
-  /// forward(hidden · weightᵀ, targets) without the scores ever being whole; see
-  /// linear_cross_entropy(). hidden (N, D), weight (classes, D), targets (N).
+  /// forward(hidden · weightᵀ, targets) with ops::linear_cross_entropy(), which never stores
+  /// all scores. hidden (N, D), weight (classes, D), targets (N).
   Tensors forward_in_chunks(const torch::Tensor& hidden,
                             const torch::Tensor& weight,
                             const torch::Tensor& targets);

@@ -1,8 +1,8 @@
-#include "models/batch_norm.h"
-#include "models/family.h"
+#include "models/layers.h"
 #include "models/loss.h"
 
-#include <reprise/ops/max_pool.h>
+#include <reprise/ops/batch_norm.h>
+#include <reprise/ops/pool.h>
 
 #include <torch/nn.h>
 
@@ -25,8 +25,8 @@ Conv2d make_conv(int64_t from, int64_t to, int64_t kernel, int64_t stride) {
   return conv;
 }
 
-/// A residual block: convolutions each with a norm, ReLU between them, the
-/// input (through `downsample` where its shape differs) added before the last.
+/// A residual block: convolutions, each with a norm, and ReLUs between them. The input,
+/// through `downsample` if its shape differs, is added before the last ReLU.
 class ResNetBlockImpl : public torch::nn::Module {
  public:
   struct Layer {
@@ -41,7 +41,8 @@ class ResNetBlockImpl : public torch::nn::Module {
       convs_.push_back(register_module(
           "conv" + number,
           make_conv(channels, layer.to, layer.kernel, layer.stride)));
-      norms_.push_back(register_module("bn" + number, BatchNorm2d(layer.to)));
+      norms_.push_back(
+          register_module("bn" + number, SyncBatchNorm2d(layer.to)));
       channels = layer.to;
       stride *= layer.stride;
     }
@@ -49,17 +50,17 @@ class ResNetBlockImpl : public torch::nn::Module {
       downsample_ = register_module(
           "downsample",
           torch::nn::Sequential(make_conv(from, channels, 1, stride),
-                                BatchNorm2d(channels)));
+                                SyncBatchNorm2d(channels)));
     }
   }
 
-  /// `norms_again`: a convolution's input, which is a norm and a ReLU away from
-  /// the result of the one before, is computed once more instead of kept.
-  Tensor forward(const Tensor& x, bool norms_again = false) {
+  /// `recompute_norms`: recompute the input of each convolution, a norm and a ReLU of the
+  /// preceding convolution's output, instead of saving it.
+  Tensor forward(const Tensor& x, bool recompute_norms = false) {
     Tensor y = convs_[0](x);
     for (size_t i = 1; i < convs_.size(); ++i) {
       y = checkpoint_if(
-          norms_again,
+          recompute_norms,
           [this, i](const Tensor& t) {
             return convs_[i](relu_inplace(norms_[i - 1](t)));
           },
@@ -71,10 +72,10 @@ class ResNetBlockImpl : public torch::nn::Module {
   }
 
  private:
-  /// oneDNN 2.6, which LibTorch 1.13 has, writes past the end of a buffer in the backward
-  /// of a 1 × 1 convolution with a stride if channels are last and their number is no
-  /// multiple of its vectors. Such a convolution reads every stride-th position alone:
-  /// with these picked before, it has none.
+  /// In oneDNN 2.6 (LibTorch 1.13) the backward of a strided 1 × 1 convolution writes past
+  /// the end of a buffer if the layout is channels-last and the number of channels is not a
+  /// multiple of the vector size. Such a convolution reads only every stride-th position, so
+  /// these are selected first and the convolution has stride 1.
   Tensor shortcut(const Tensor& x) {
     const auto& conv = downsample_->at<torch::nn::Conv2dImpl>(0);
     const int64_t stride = conv.options.stride()->at(0);
@@ -86,25 +87,25 @@ class ResNetBlockImpl : public torch::nn::Module {
       return t.slice(dim, 0, t.size(dim), stride);
     };
     const Tensor y = torch::conv2d(every(every(x, 2), 3), conv.weight);
-    return downsample_->at<BatchNorm2dImpl>(1).forward(y);
+    return downsample_->at<SyncBatchNorm2dImpl>(1).forward(y);
   }
 
   std::vector<Conv2d> convs_;
-  std::vector<BatchNorm2d> norms_;
+  std::vector<SyncBatchNorm2d> norms_;
   torch::nn::Sequential downsample_{nullptr};
 };
 TORCH_MODULE(ResNetBlock);
 
 enum class Kind { kBasic, kBottleneck };
 
-Built build_resnet(const ModelOptions& options, Kind kind,
-                   const std::array<int, 4>& counts) {
-  Built built{std::make_shared<torch::nn::Module>(), {}};
+BuiltModel build_resnet(const ModelOptions& options, Kind kind,
+                        const std::array<int, 4>& counts) {
+  BuiltModel built;
   auto& root = *built.root;
   int64_t planes = options.width;
   auto conv =
       root.register_module("conv1", make_conv(options.channels, planes, 7, 2));
-  auto norm = root.register_module("bn1", BatchNorm2d(planes));
+  auto norm = root.register_module("bn1", SyncBatchNorm2d(planes));
   built.stages.push_back(
       make_stage("stem",
                  [conv, norm](const Tensor& x) mutable {
@@ -114,9 +115,9 @@ Built build_resnet(const ModelOptions& options, Kind kind,
                        /*stride=*/2, /*padding=*/1);
                  },
                  {conv, norm})
-          .with_variant("lean pool",
+          .with_variant("compact pool",
                         [conv, norm](const Tensors& in) mutable {
-                          return Tensors{lean_relu_max_pool2d(
+                          return Tensors{ops::relu_max_pool2d(
                               norm->forward(conv->forward(in.at(0))),
                               {.kernel = 3, .stride = 2, .padding = 1})};
                         })
@@ -140,10 +141,10 @@ Built build_resnet(const ModelOptions& options, Kind kind,
           list->register_module(number, ResNetBlock(channels, layers));
       built.stages.push_back(
           make_stage(name + "." + number, block)
-              .with_variant("norms again",
+              .with_variant("recompute norms",
                             [block](const Tensors& in) mutable {
                               return Tensors{block->forward(
-                                  in.at(0), /*norms_again=*/true)};
+                                  in.at(0), /*recompute_norms=*/true)};
                             })
               .of_kind("block")
               .on_first());
@@ -165,18 +166,31 @@ Built build_resnet(const ModelOptions& options, Kind kind,
   return built;
 }
 
-}  // namespace
-
-Built build_resnet18(const std::string&, const ModelOptions& options) {
+BuiltModel build_resnet18(const std::string&, const ModelOptions& options) {
   return build_resnet(options, Kind::kBasic, {2, 2, 2, 2});
 }
 
-Built build_resnet50(const std::string&, const ModelOptions& options) {
+BuiltModel build_resnet50(const std::string&, const ModelOptions& options) {
   return build_resnet(options, Kind::kBottleneck, {3, 4, 6, 3});
 }
 
-Built build_resnet101(const std::string&, const ModelOptions& options) {
+BuiltModel build_resnet101(const std::string&, const ModelOptions& options) {
   return build_resnet(options, Kind::kBottleneck, {3, 4, 23, 3});
+}
+
+}  // namespace
+
+std::vector<ModelSpec> resnet_models() {
+  const ModelOptions options = image_options(224, 3, 1000, 64);
+  const WeightNames weights{.head_prefix = "fc."};
+  return {
+      {"resnet18", "torchvision's resnet18, 11.7M", Task::kImages, options,
+       build_resnet18, weights},
+      {"resnet50", "torchvision's resnet50, 25.6M", Task::kImages, options,
+       build_resnet50, weights},
+      {"resnet101", "torchvision's resnet101, 44.5M", Task::kImages, options,
+       build_resnet101, weights},
+  };
 }
 
 }  // namespace reprise::detail

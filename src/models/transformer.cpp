@@ -1,7 +1,6 @@
 #include "models/transformer.h"
 
-#include "compat/attention.h"
-
+#include <reprise/ops/attention.h>
 #include <reprise/ops/dropout.h>
 
 #include <c10/util/Exception.h>
@@ -23,22 +22,32 @@ LayerNorm make_layer_norm(int64_t width, double epsilon) {
   return LayerNorm(torch::nn::LayerNormOptions({width}).eps(epsilon));
 }
 
-Tensor drop_out(const Tensor& x, double p, bool train, RecomputeChoice again) {
-  return again.pointwise ? lean_dropout(x, p, train)
-                         : torch::dropout(x, p, train);
+Tensor drop_out(const Tensor& x, double p, bool train,
+                RecomputeChoice recompute) {
+  return recompute.pointwise ? ops::dropout(x, p, train)
+                             : torch::dropout(x, p, train);
 }
 
-Tensor attend_heads(const Tensor& q, const Tensor& k, const Tensor& v,
-                    const HeadsOptions& options) {
+ModelOptions transformer_options(int64_t depth, int64_t width, double dropout) {
+  ModelOptions options;
+  options.depth = depth;
+  options.width = width;
+  options.heads = width / 64;
+  options.dropout = dropout;
+  return options;
+}
+
+Tensor multi_head_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                            const MultiHeadOptions& options) {
   const int64_t heads = options.heads;
   const auto split = [heads](const Tensor& t) {  // (N, H, T, D)
     return t.view({t.size(0), t.size(1), heads, t.size(2) / heads})
         .transpose(1, 2);
   };
-  compat::AttentionOptions how;
-  how.causal = options.causal;
-  how.dropout = options.dropout;
-  return compat::attention(split(q), split(k), split(v), how)
+  ops::AttentionOptions attention;
+  attention.causal = options.causal;
+  attention.dropout = options.dropout;
+  return ops::attention(split(q), split(k), split(v), attention)
       .transpose(1, 2)
       .reshape(q.sizes());
 }
@@ -52,29 +61,38 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
       value_(register_module("value", make_linear(width, width))) {}
 
 std::tuple<Tensor, Tensor, Tensor> SelfAttentionImpl::project(const Tensor& x) {
-  const Tensor all =
-      qkv_linear(x, {query_->weight, key_->weight, value_->weight},
-                 {query_->bias, key_->bias, value_->bias});
-  if (all.defined()) {
-    const auto parts = all.chunk(3, -1);
-    return {parts[0], parts[1], parts[2]};
-  }
-  Tensor q = run_linear(query_, x);
-  Tensor k = run_linear(key_, x);
-  return {q, k, run_linear(value_, x)};
+  const auto [q, k, v] =
+      ops::qkv_linear(x, {query_->weight, key_->weight, value_->weight},
+                      {query_->bias, key_->bias, value_->bias});
+  return {q, k, v};
 }
 
-std::vector<std::vector<Tensor>> SelfAttentionImpl::groups() const {
+std::vector<std::vector<Tensor>> SelfAttentionImpl::packed_groups() const {
   return {{query_->weight, key_->weight, value_->weight},
           {query_->bias, key_->bias, value_->bias}};
 }
 
 Tensor SelfAttentionImpl::attend(const Tensor& q, const Tensor& k,
                                  const Tensor& v) {
-  HeadsOptions options;
+  MultiHeadOptions options;
   options.heads = heads_;
   options.dropout = is_training() ? dropout_ : 0;
-  return attend_heads(q, k, v, options);
+  return multi_head_attention(q, k, v, options);
+}
+
+std::function<std::vector<std::vector<Tensor>>()> self_attention_groups(
+    const ModulePtr& root) {
+  return [root] {
+    std::vector<std::vector<Tensor>> found;
+    for (const auto& module : root->modules(/*include_self=*/false)) {
+      if (const auto* layer = module->as<SelfAttention>()) {
+        for (auto& group : layer->packed_groups()) {
+          found.push_back(std::move(group));
+        }
+      }
+    }
+    return found;
+  };
 }
 
 void check_tokens(const std::string& name, const ModelOptions& options,

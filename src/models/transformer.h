@@ -1,58 +1,63 @@
 #pragma once
 
-#include "models/family.h"
+#include "models/layers.h"
 
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <tuple>
 
-/// Parts that the transformers share.
+/// Building blocks of the transformers.
 namespace reprise::detail {
 
-/// Deviation of weights at the start, in all three families.
+/// Standard deviation of the initial weights.
 constexpr double kWeightDeviation = 0.02;
 
-/// Weights from N(0, 0.02²), no bias.
+/// Weights from N(0, kWeightDeviation²), zero bias.
 torch::nn::Linear make_linear(int64_t from, int64_t to);
 
 torch::nn::LayerNorm make_layer_norm(int64_t width, double epsilon);
 
-/// What a block computes once more in its backward instead of keeping it, and
-/// what is left of the tensors that all blocks keep. The result is the same.
+/// Which parts of a block the backward recomputes instead of saving their tensors. Results
+/// do not change.
 struct RecomputeChoice {
-  /// Norms and GELU, which cost next to nothing beside the matrix products; and
-  /// dropout keeps a byte a value. Left are the results of the products.
+  /// Norms and GELU, which are cheap compared with the matrix products. Dropout saves one
+  /// byte per value. Only the outputs of the matrix products are saved.
   bool pointwise = false;
-  /// Attention up to its output layer, from queries, keys and values: two small
-  /// products. Where LibTorch has no fused attention, that is what keeps most.
+  /// Attention from queries, keys and values up to its output layer: two small matrix
+  /// products. Without fused attention in LibTorch, attention saves most of all.
   bool attention = false;
 };
 
-/// torch::dropout, or the one that keeps less.
+/// torch::dropout(), or ops::dropout() if `recompute.pointwise` is set.
 torch::Tensor drop_out(const torch::Tensor& x, double p, bool train,
-                       RecomputeChoice again);
+                       RecomputeChoice recompute);
 
-/// Attention of queries, keys and values (N, T, C), cut into `heads`.
-struct HeadsOptions {
+/// Defaults of a transformer, with heads of 64 channels.
+ModelOptions transformer_options(int64_t depth, int64_t width, double dropout);
+
+/// Multi-head attention of queries, keys and values (N, T, C).
+struct MultiHeadOptions {
   int64_t heads = 1;
   bool causal = false;
-  double dropout = 0;  ///< 0 outside of training
+  double dropout = 0;  ///< must be 0 outside of training
 };
-torch::Tensor attend_heads(const torch::Tensor& q, const torch::Tensor& k,
-                           const torch::Tensor& v, const HeadsOptions& options);
+torch::Tensor multi_head_attention(const torch::Tensor& q,
+                                   const torch::Tensor& k,
+                                   const torch::Tensor& v,
+                                   const MultiHeadOptions& options);
 
-/// Self-attention of BERT and ViT, up to its output layer.
+/// Self-attention of BERT and ViT, without its output layer.
 class SelfAttentionImpl : public torch::nn::Module {
  public:
   SelfAttentionImpl(int64_t width, int64_t heads, double dropout);
-  /// Queries, keys and values of x (N, T, C).
+  /// Returns queries, keys and values of x (N, T, C).
   std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> project(
       const torch::Tensor& x);
   torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k,
                        const torch::Tensor& v);
-  /// Parameters that one product takes where they lie together.
-  std::vector<std::vector<torch::Tensor>> groups() const;
+  /// Parameters that ops::qkv_linear() uses in one matrix product if they are packed.
+  std::vector<std::vector<torch::Tensor>> packed_groups() const;
 
  private:
   int64_t heads_;
@@ -61,17 +66,21 @@ class SelfAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SelfAttention);
 
-/// A stage of a block with `forward(x, RecomputeChoice)`, and its variants.
+/// For BuiltModel::packed_groups: the groups of all SelfAttention modules below `root`.
+std::function<std::vector<std::vector<torch::Tensor>>()> self_attention_groups(
+    const ModulePtr& root);
+
+/// Makes a stage of a block with `forward(x, RecomputeChoice)`, with one variant per choice.
 template <class Block>
 Stage make_block_stage(const std::string& name, const Block& block) {
-  const auto with = [&block](RecomputeChoice again) -> Stage::Function {
-    return [block, again](const Tensors& inputs) mutable {
-      return Tensors{block->forward(inputs.at(0), again)};
+  const auto with = [&block](RecomputeChoice recompute) -> Stage::Function {
+    return [block, recompute](const Tensors& inputs) mutable {
+      return Tensors{block->forward(inputs.at(0), recompute)};
     };
   };
   return make_stage(name, block)
-      .with_variant("pointwise again", with({.pointwise = true}))
-      .with_variant("attention again",
+      .with_variant("recompute pointwise", with({.pointwise = true}))
+      .with_variant("recompute attention",
                     with({.pointwise = true, .attention = true}))
       .of_kind("block")
       .on_first();

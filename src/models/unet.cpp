@@ -1,8 +1,8 @@
-#include "models/batch_norm.h"
-#include "models/family.h"
+#include "models/layers.h"
 #include "models/loss.h"
 
-#include <reprise/ops/max_pool.h>
+#include <reprise/ops/batch_norm.h>
+#include <reprise/ops/pool.h>
 
 #include <torch/nn.h>
 
@@ -21,7 +21,7 @@ class ConvBlockImpl : public torch::nn::Module {
       : first_(first),
         conv_(register_module(
             "conv", Conv2d(Conv2dOptions(from, to, 3).padding(1).bias(false)))),
-        norm_(register_module("norm", BatchNorm2d(to))) {
+        norm_(register_module("norm", SyncBatchNorm2d(to))) {
     torch::nn::init::kaiming_normal_(conv_->weight, 0, torch::kFanIn,
                                      torch::kReLU);
   }
@@ -31,24 +31,22 @@ class ConvBlockImpl : public torch::nn::Module {
   }
 
  private:
-  bool first_;  // of the network
+  bool first_;  // layer of the network
   Conv2d conv_;
-  BatchNorm2d norm_;
+  SyncBatchNorm2d norm_;
 };
 TORCH_MODULE(ConvBlock);
 
-}  // namespace
-
-// Between the stages travel the image, the targets, and the skip tensors opened
-// so far, the deepest last.
-Built build_unet(const std::string& name, const ModelOptions& options) {
+// Stages pass on the image, the targets, and the skip tensors that are open, the deepest
+// last.
+BuiltModel build_unet(const std::string& name, const ModelOptions& options) {
   const int64_t depth = options.depth;
   TORCH_CHECK(depth <= 16, "[model ", name, "] expected a depth up to 16, got ",
               depth);
   const int64_t divisor = int64_t{1} << depth;
   check_image_size(name, options, options.image_size % divisor == 0,
                    "multiples of " + std::to_string(divisor));
-  Built built{std::make_shared<torch::nn::Module>(), {}};
+  BuiltModel built;
   const auto add_block = [&](const ModulePtr& level, const std::string& stage,
                              const char* block, int64_t from, int64_t to) {
     built.stages.push_back(
@@ -78,8 +76,8 @@ Built build_unet(const std::string& name, const ModelOptions& options) {
                 return torch::max_pool2d(x, 2);
               }),
               {second})
-            .with_variant("lean pool", with_pool([](const Tensor& x) {
-                            return lean_max_pool2d(x);
+            .with_variant("compact pool", with_pool([](const Tensor& x) {
+                            return ops::max_pool2d(x);
                           })));
     channels = width;
   }
@@ -116,6 +114,15 @@ Built build_unet(const std::string& name, const ModelOptions& options) {
   const auto loss = built.root->register_module("loss", Loss(Task::kPixels));
   built.stages.push_back(make_stage("loss", loss));
   return built;
+}
+
+}  // namespace
+
+std::vector<ModelSpec> unet_models() {
+  ModelOptions options = image_options(128, 1, 11, 64);
+  options.depth = 4;
+  return {{"unet", "a class per pixel, skip connections across stages",
+           Task::kPixels, options, build_unet}};
 }
 
 }  // namespace reprise::detail

@@ -1,7 +1,7 @@
-#include "models/family.h"
+#include "models/layers.h"
 #include "models/loss.h"
 
-#include <reprise/ops/max_pool.h>
+#include <reprise/ops/pool.h>
 
 #include <torch/nn.h>
 
@@ -27,27 +27,25 @@ Linear make_vgg_linear(int64_t from, int64_t to) {
   return linear;
 }
 
-}  // namespace
-
-Built build_vgg16(const std::string& name, const ModelOptions& options) {
+BuiltModel build_vgg16(const std::string& name, const ModelOptions& options) {
   check_image_size(name, options, options.image_size >= 32, "32 and more");
-  Built built{std::make_shared<torch::nn::Module>(), {}};
+  BuiltModel built;
   const auto features = add_container(*built.root, "features");
   const auto classifier = add_container(*built.root, "classifier");
   const int64_t width = options.width;
 
-  // Multiples of the width; 0: a pool after the convolution before.
+  // Channels as multiples of the width; 0: the preceding convolution is followed by a pool.
   constexpr int kPlan[] = {1, 1, 0, 2, 2, 0, 4, 4, 4,
                            0, 8, 8, 8, 0, 8, 8, 8, 0};
   int64_t channels = options.channels;
-  int place = 0;  // in the original's list of layers
+  int layer = 0;  // index in the original's list of layers
   for (size_t i = 0; i < std::size(kPlan); ++i) {
     if (kPlan[i] == 0) {
-      ++place;
+      ++layer;
       continue;
     }
     const int64_t next = kPlan[i] * width;
-    const std::string number = std::to_string(place);
+    const std::string number = std::to_string(layer);
     auto conv = features->register_module(number, make_conv(channels, next));
     const bool first = i == 0, pool = kPlan[i + 1] == 0;
     Stage stage = make_stage("features." + number,
@@ -59,13 +57,13 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
                              {conv});
     if (pool) {
       stage =
-          stage.with_variant("lean pool", [conv](const Tensors& in) mutable {
-            return Tensors{lean_relu_max_pool2d(conv->forward(in.at(0)))};
+          stage.with_variant("compact pool", [conv](const Tensors& in) mutable {
+            return Tensors{ops::relu_max_pool2d(conv->forward(in.at(0)))};
           });
     }
     built.stages.push_back(stage.on_first());
     channels = next;
-    place += 2;  // and its ReLU
+    layer += 2;  // the convolution and its ReLU
   }
 
   const int64_t hidden = 64 * width;
@@ -95,6 +93,19 @@ Built build_vgg16(const std::string& name, const ModelOptions& options) {
   const auto loss = built.root->register_module("loss", Loss(Task::kImages));
   built.stages.push_back(make_stage("loss", loss));
   return built;
+}
+
+}  // namespace
+
+std::vector<ModelSpec> vgg_models() {
+  ModelOptions options = image_options(224, 3, 1000, 64);
+  options.dropout = 0.5;
+  return {{"vgg16",
+           "torchvision's vgg16, 138M parameters",
+           Task::kImages,
+           options,
+           build_vgg16,
+           {.head_prefix = "classifier.6."}}};
 }
 
 }  // namespace reprise::detail

@@ -14,8 +14,8 @@ using torch::nn::Linear;
 constexpr double kVitEpsilon = 1e-12;
 constexpr int64_t kPatch = 16;
 
-// The original draws from a normal distribution cut off at ±2, a hundred
-// deviations away: normal_init() is the same.
+// The original draws from a normal distribution truncated at ±2, which is a hundred
+// deviations: normal_init() is equivalent.
 
 int64_t patch_count(const ModelOptions& options) {
   const int64_t side = options.image_size / kPatch;
@@ -76,40 +76,41 @@ class VitLayerImpl : public torch::nn::Module {
         register_module("layernorm_after", make_layer_norm(width, kVitEpsilon));
   }
 
-  Tensor forward(const Tensor& x, RecomputeChoice again = {}) {  // (N, T, C)
-    const Tensor y = x + attend(x, again);
-    return y + feed(y, again);
+  Tensor forward(const Tensor& x,
+                 RecomputeChoice recompute = {}) {  // (N, T, C)
+    const Tensor y = x + attend(x, recompute);
+    return y + feed(y, recompute);
   }
 
  private:
-  Tensor attend(const Tensor& x, RecomputeChoice again) {
+  Tensor attend(const Tensor& x, RecomputeChoice recompute) {
     const auto [q, k, v] = checkpoint_if(
-        again.pointwise,
+        recompute.pointwise,
         [this](const Tensor& t) { return self_->project(before_->forward(t)); },
         x);
     const Tensor mixed = checkpoint_if(
-        again.attention,
+        recompute.attention,
         [this](const Tensor& a, const Tensor& b, const Tensor& c) {
           return run_linear(mixed_, self_->attend(a, b, c));
         },
         q, k, v);
-    return drop(mixed, again);
+    return drop(mixed, recompute);
   }
 
-  Tensor feed(const Tensor& y, RecomputeChoice again) {
+  Tensor feed(const Tensor& y, RecomputeChoice recompute) {
     const Tensor up = checkpoint_if(
-        again.pointwise,
+        recompute.pointwise,
         [this](const Tensor& t) { return run_linear(up_, after_->forward(t)); },
         y);
     const Tensor down = checkpoint_if(
-        again.pointwise,
+        recompute.pointwise,
         [this](const Tensor& t) { return run_linear(down_, torch::gelu(t)); },
         up);
-    return drop(down, again);
+    return drop(down, recompute);
   }
 
-  Tensor drop(const Tensor& x, RecomputeChoice again) {
-    return drop_out(x, dropout_, is_training(), again);
+  Tensor drop(const Tensor& x, RecomputeChoice recompute) {
+    return drop_out(x, dropout_, is_training(), recompute);
   }
 
   double dropout_;
@@ -119,12 +120,10 @@ class VitLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(VitLayer);
 
-}  // namespace
-
-Built build_vit(const std::string& name, const ModelOptions& options) {
+BuiltModel build_vit(const std::string& name, const ModelOptions& options) {
   check_image_size(name, options, options.image_size % kPatch == 0,
                    "multiples of 16");
-  Built built{std::make_shared<torch::nn::Module>(), {}};
+  BuiltModel built;
   const auto body = add_container(*built.root, "vit");
   const auto embeddings =
       body->register_module("embeddings", VitEmbeddings(options));
@@ -151,7 +150,30 @@ Built build_vit(const std::string& name, const ModelOptions& options) {
                              .on_first());
   const auto loss = built.root->register_module("loss", Loss(Task::kImages));
   built.stages.push_back(make_stage("loss", loss));
+  built.packed_groups = self_attention_groups(built.root);
   return built;
+}
+
+ModelOptions vit_options(int64_t depth, int64_t width) {
+  ModelOptions options = transformer_options(depth, width, 0.0);
+  options.image_size = 224;
+  options.channels = 3;
+  options.classes = 1000;
+  return options;
+}
+
+}  // namespace
+
+std::vector<ModelSpec> vit_models() {
+  const WeightNames weights{.body_prefix = "vit.",
+                            .head_prefix = "classifier.",
+                            .foreign_prefixes = {"pooler.", "vit.pooler."}};
+  return {
+      {"vit-b-16", "image classification by patches, 86.6M", Task::kImages,
+       vit_options(12, 768), build_vit, weights},
+      {"vit-l-16", "image classification by patches, 304M", Task::kImages,
+       vit_options(24, 1024), build_vit, weights},
+  };
 }
 
 }  // namespace reprise::detail

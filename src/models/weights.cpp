@@ -1,3 +1,5 @@
+#include "models/model_spec.h"
+
 #include <reprise/data/safetensors.h>
 #include <reprise/models/weights.h>
 
@@ -14,38 +16,16 @@
 namespace reprise {
 namespace {
 
+using detail::WeightNames;
 using torch::Tensor;
 using TensorMap = std::map<std::string, Tensor>;
 
-/// How files of a family differ from one another.
-struct Family {
-  std::string model_prefix;  // of the names of models
-  std::string body;          // leads names, or not
-  std::string head;          // may be missing as a whole
-  /// Second names of tensors: stored twice, or under this name only.
-  std::map<std::string, std::string> tied = {};
-  /// Parts of other models around the same body: heads of other tasks.
-  std::vector<std::string> foreign = {};
-};
-
-const Family& family_of(const std::string& model) {
-  static const std::vector<Family> families = {
-      {"gpt2",
-       "transformer.",
-       "",
-       {{"lm_head.weight", "transformer.wte.weight"}}},
-      {"bert", "bert.", "classifier.", {}, {"cls."}},
-      {"vit", "vit.", "classifier.", {}, {"pooler.", "vit.pooler."}},
-      {"resnet", "", "fc."},
-      {"vgg", "", "classifier.6."},
-      {"", "", "head."},
-  };
-  return *std::find_if(families.begin(), families.end(), [&](const Family& f) {
-    return model.starts_with(f.model_prefix);
-  });
+WeightNames weight_names(const Model& model) {
+  const detail::ModelSpec* spec = detail::find_model_spec(model.name);
+  return spec == nullptr ? WeightNames{} : spec->weights;
 }
 
-/// Everything of the model that a file holds.
+/// Parameters and buffers by name.
 TensorMap tensors_of(const Model& model) {
   TensorMap all;
   for (const auto& item : model.root->named_parameters()) {
@@ -69,26 +49,26 @@ void replace_end(std::string& name, std::string_view old_end,
   name.replace(name.size() - old_end.size(), old_end.size(), new_end);
 }
 
-/// The model's name for a tensor of a file; nothing where it has none.
-std::optional<std::string> own_name(std::string name, const Family& family,
+/// The model's name for a tensor of a file; nothing if it has no such tensor.
+std::optional<std::string> own_name(std::string name, const WeightNames& names,
                                     const TensorMap& own) {
-  // Left by wrappers that train on several devices.
+  // Added by wrappers for training on several devices.
   if (name.starts_with("module.")) name.erase(0, 7);
-  // Old files of BERT, converted from TensorFlow.
+  // In old BERT files, converted from TensorFlow.
   replace_end(name, "LayerNorm.gamma", "LayerNorm.weight");
   replace_end(name, "LayerNorm.beta", "LayerNorm.bias");
-  for (const std::string& full : {name, family.body + name}) {
-    const auto tied = family.tied.find(full);
-    if (tied != family.tied.end()) return tied->second;
+  for (const std::string& full : {name, names.body_prefix + name}) {
+    const auto tied = names.tied.find(full);
+    if (tied != names.tied.end()) return tied->second;
     if (own.contains(full)) return full;
   }
   return std::nullopt;
 }
 
-bool is_foreign(const std::string& name, const Family& family) {
+bool is_foreign(const std::string& name, const WeightNames& names) {
   return std::any_of(
-      family.foreign.begin(), family.foreign.end(),
-      [&](const std::string& part) { return name.starts_with(part); });
+      names.foreign_prefixes.begin(), names.foreign_prefixes.end(),
+      [&](const std::string& prefix) { return name.starts_with(prefix); });
 }
 
 std::string list_of(const std::vector<std::string>& names) {
@@ -111,12 +91,12 @@ void check_shape(const SafeTensors& file, const std::string& name,
               c10::IntArrayRef(shape), ", expected ", tensor.sizes());
 }
 
-/// Missing tensors, less those that may be.
+/// Tensors that the file lacks, except for those that may be missing.
 std::vector<std::string> missing_of(
-    const TensorMap& own, const Family& family,
+    const TensorMap& own, const WeightNames& names,
     const std::map<std::string, std::string>& sources) {
   const auto in_head = [&](const std::string& name) {
-    return !family.head.empty() && name.starts_with(family.head);
+    return !names.head_prefix.empty() && name.starts_with(names.head_prefix);
   };
   const bool has_head =
       std::any_of(sources.begin(), sources.end(),
@@ -125,7 +105,7 @@ std::vector<std::string> missing_of(
   for (const auto& [name, tensor] : own) {
     if (sources.contains(name)) continue;
     if (in_head(name) && !has_head) continue;
-    // Files from before the counter existed; it is not used.
+    // Older files have no such counter, and it is not used.
     if (name.ends_with("num_batches_tracked")) continue;
     missing.push_back(name);
   }
@@ -136,14 +116,14 @@ std::vector<std::string> missing_of(
 
 void load_weights(Model& model, const std::string& path) {
   const SafeTensors file(path);
-  const Family& family = family_of(model.name);
+  const WeightNames names = weight_names(model);
   TensorMap own = tensors_of(model);
-  std::map<std::string, std::string> sources;  // in the file, by own name
+  std::map<std::string, std::string> sources;  // name in the file, by own name
   std::vector<std::string> unknown;
   for (const auto& [name, entry] : file.entries()) {
-    const auto full = own_name(name, family, own);
+    const auto full = own_name(name, names, own);
     if (!full) {
-      if (!is_constant(name) && !is_foreign(name, family)) {
+      if (!is_constant(name) && !is_foreign(name, names)) {
         unknown.push_back(name);
       }
       continue;
@@ -153,12 +133,12 @@ void load_weights(Model& model, const std::string& path) {
     TORCH_CHECK(
         inserted || torch::equal(file.read(first->second), file.read(name)),
         "[weights] ", path, ": tensors '", first->second, "' and '", name,
-        "' are one in ", model.name, ", but differ");
+        "' are tied in ", model.name, ", but differ");
   }
   TORCH_CHECK(unknown.empty(), "[weights] ", path, ": ", model.name,
               " has no tensor ", list_of(unknown),
-              "; is the file of another model, or of another depth?");
-  const auto missing = missing_of(own, family, sources);
+              "; is it a file of another model or depth?");
+  const auto missing = missing_of(own, names, sources);
   TORCH_CHECK(missing.empty(), "[weights] ", path, ": expected tensor ",
               list_of(missing), ", which the file does not have");
   TORCH_CHECK(!sources.empty(), "[weights] ", path, ": the file is empty");
@@ -177,7 +157,7 @@ void export_weights(const Model& model, const std::string& path) {
   for (const auto& item : model.root->named_buffers()) {
     list.emplace_back(item.key(), item.value());
   }
-  // Without it Hugging Face refuses the file.
+  // Hugging Face rejects files without this entry.
   write_safetensors(path, list, {{"format", "pt"}});
 }
 

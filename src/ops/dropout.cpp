@@ -1,10 +1,11 @@
+#include "ops/function.h"
+
 #include <reprise/ops/dropout.h>
 
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
 
-namespace reprise {
+namespace reprise::ops {
 namespace {
 
 using torch::Tensor;
@@ -14,10 +15,10 @@ using torch::autograd::variable_list;
 class DropoutOperator : public torch::autograd::Function<DropoutOperator> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x, double p) {
-    // As LibTorch draws and scales.
+    // Draws and scales as LibTorch does.
     Tensor factors = torch::empty_like(x).bernoulli_(1 - p);
-    const Tensor stays = factors.to(torch::kBool);
-    context->save_for_backward({stays});
+    const Tensor mask = factors.to(torch::kBool);
+    context->save_for_backward({mask});
     context->saved_data["p"] = p;
     factors.div_(1 - p);
     return factors.mul_(x);
@@ -25,25 +26,28 @@ class DropoutOperator : public torch::autograd::Function<DropoutOperator> {
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    TORCH_CHECK(!torch::GradMode::is_enabled(),
-                "[lean_dropout] has no second derivative; use torch::dropout");
+    detail::check_first_order("dropout", "torch::dropout");
     const double p = context->saved_data["p"].toDouble();
-    const Tensor stays = context->get_saved_variables()[0];
-    Tensor factors = stays.to(gradients[0].scalar_type()).div_(1 - p);
+    const Tensor mask = context->get_saved_variables()[0];
+    Tensor factors = mask.to(gradients[0].scalar_type()).div_(1 - p);
     return {factors.mul_(gradients[0]), {}};
   }
 };
 
 }  // namespace
 
-Tensor lean_dropout(const Tensor& x, double p, bool train) {
-  // With p of 1 LibTorch draws nothing; other layouts than contiguous it draws
-  // for in an order that depends on its version.
+Tensor fallback::dropout(const Tensor& x, double p, bool train) {
+  return torch::dropout(x, p, train);
+}
+
+Tensor dropout(const Tensor& x, double p, bool train) {
+  // With p = 1 LibTorch draws no random numbers. For layouts that are not contiguous, the
+  // order in which it draws depends on its version.
   if (!x.is_cpu() || !train || p <= 0 || p >= 1 || x.numel() == 0 ||
       !x.is_contiguous()) {
-    return torch::dropout(x, p, train);
+    return fallback::dropout(x, p, train);
   }
   return DropoutOperator::apply(x, p);
 }
 
-}  // namespace reprise
+}  // namespace reprise::ops

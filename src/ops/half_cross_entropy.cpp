@@ -1,49 +1,43 @@
 #include "ops/half_cross_entropy.h"
 
-#include "compat/cuda.h"
 #include "compat/gemm.h"
+#include "ops/chunks.h"
 #include "ops/cuda/cross_entropy.h"
-#include "ops/for_parts.h"
+#include "ops/kernels.h"
 
 #include <torch/types.h>
 
 #include <limits>
 
-namespace reprise {
+namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
 
-// A product whose sizes are no multiples of this runs at a fraction of the speed:
-// what is left beside them is a small product of its own.
-constexpr int64_t kRoundProduct = 128;
+// A matrix product whose sizes are not multiples of this is several times slower: the
+// remainder is a small product of its own.
+constexpr int64_t kGemmAlignment = 128;
 
 /// sum (V, D) += scoresᵀ (V', n) · rows (n, D)
-void add_weight_gradient(Tensor sum, const Tensor& scores, const Tensor& rows) {
-  const int64_t round = sum.size(0) / kRoundProduct * kRoundProduct;
+void add_class_gradient(Tensor sum, const Tensor& scores, const Tensor& rows) {
+  const int64_t aligned = sum.size(0) / kGemmAlignment * kGemmAlignment;
   for (const auto& [first, count] :
-       {std::pair(int64_t{0}, round), std::pair(round, sum.size(0) - round)}) {
+       {std::pair(int64_t{0}, aligned),
+        std::pair(aligned, sum.size(0) - aligned)}) {
     if (count == 0) continue;
     Tensor part = sum.narrow(0, first, count);
-    compat::add_product(part, scores.narrow(1, first, count).t(), rows);
+    compat::gemm_add(part, scores.narrow(1, first, count).t(), rows);
   }
 }
 
-kernels::ScoresShape shape_of(const Tensor& scores, int64_t columns) {
-  return {scores.size(0), columns, scores.stride(0),
-          scores.scalar_type() == torch::kHalf ? kernels::Values::kHalf
-                                               : kernels::Values::kBfloat16};
-}
-
-}  // namespace
-
-Tensor HalfCrossEntropy::padded_bias(const Tensor& bias, int64_t columns,
-                                     int64_t padded,
-                                     const torch::TensorOptions& options) {
-  if (!bias.defined() && padded == columns) return {};
+/// `bias` (`classes`), or zeros if it is undefined, followed by minus infinity up to
+/// `padded`; undefined if neither is needed.
+Tensor pad_bias(const Tensor& bias, int64_t classes, int64_t padded,
+                const torch::TensorOptions& options) {
+  if (!bias.defined() && padded == classes) return {};
   const Tensor whole =
       torch::full({padded}, -std::numeric_limits<double>::infinity(), options);
-  Tensor real = whole.narrow(0, 0, columns);
+  Tensor real = whole.narrow(0, 0, classes);
   if (bias.defined()) {
     real.copy_(bias);
   } else {
@@ -52,111 +46,145 @@ Tensor HalfCrossEntropy::padded_bias(const Tensor& bias, int64_t columns,
   return whole;
 }
 
-Tensor HalfCrossEntropy::scores(int64_t first, int64_t count) const {
-  const Tensor rows = hidden.narrow(0, first, count);
-  return bias.defined() ? torch::addmm(bias, rows, weight.t())
-                        : torch::mm(rows, weight.t());
+kernels::ScoresShape scores_shape(const Tensor& scores, int64_t classes) {
+  return {scores.size(0), classes, scores.stride(0), kernel_dtype(scores)};
 }
 
-/// Of the targets, as columns; 0 where one is ignored.
-Tensor HalfCrossEntropy::places(int64_t first, int64_t count) const {
-  const Tensor some = targets.narrow(0, first, count);
-  return some.masked_fill(some.eq(ignore_index), 0).unsqueeze(1);
+}  // namespace
+
+HalfCrossEntropy::HalfCrossEntropy(const CrossEntropyInputs& inputs,
+                                   const CrossEntropySettings& settings)
+    : targets_(inputs.targets.contiguous()),
+      classes_(inputs.weight.size(0)),
+      ignore_index_(settings.ignore_index),
+      use_kernels_(kernels_available(inputs.hidden.device())) {
+  CrossEntropyInputs without_bias = inputs;
+  without_bias.bias = Tensor();
+  const ScoreOperands operands(without_bias, settings);
+  hidden_ = operands.hidden();
+  weight_ = operands.padded_weight();
+  rows_per_chunk_ = operands.rows_per_chunk();
+  // The kernels do not read the padding.
+  if (inputs.bias.defined() || !use_kernels_) {
+    bias_ = pad_bias(inputs.bias, classes_, weight_.size(0), weight_.options());
+  }
 }
 
-bool HalfCrossEntropy::has_kernels(const Tensor& hidden) {
-  return kernels::cross_entropy_kernels_built() && hidden.is_cuda();
+Tensor HalfCrossEntropy::scores_of(int64_t first, int64_t count) const {
+  const Tensor rows = hidden_.narrow(0, first, count);
+  return bias_.defined() ? torch::addmm(bias_, rows, weight_.t())
+                         : torch::mm(rows, weight_.t());
 }
 
-void HalfCrossEntropy::compute_forward(const Tensor& scores, int64_t first,
-                                       int64_t count, Result& result) const {
-  const Tensor some = targets.narrow(0, first, count);
-  const Tensor picked = result.left.picked.narrow(0, first, count);
-  if (has_kernels(hidden)) {
-    kernels::cross_entropy_forward(
-        shape_of(scores, columns), scores.data_ptr(), some.data_ptr<int64_t>(),
-        ignore_index,
-        result.left.log_total.narrow(0, first, count).data_ptr<float>(),
-        picked.data_ptr<float>(),
-        result.right.defined() ? result.right.data_ptr<int64_t>() : nullptr,
-        compat::current_cuda_stream(hidden.device().index()));
+/// (count, 1): the target's class; 0 if it is ignored.
+Tensor HalfCrossEntropy::target_columns(int64_t first, int64_t count) const {
+  const Tensor targets = targets_.narrow(0, first, count);
+  return targets.masked_fill(targets.eq(ignore_index_), 0).unsqueeze(1);
+}
+
+void HalfCrossEntropy::forward_chunk(const Tensor& scores, int64_t first,
+                                     int64_t count, Result& result) const {
+  const Tensor targets = targets_.narrow(0, first, count);
+  const Tensor log_prob = result.state.target_log_prob.narrow(0, first, count);
+  if (use_kernels_) {
+    kernels::CrossEntropyForward launch;
+    launch.shape = scores_shape(scores, classes_);
+    launch.scores = scores.data_ptr();
+    launch.targets = targets.data_ptr<int64_t>();
+    launch.ignore_index = ignore_index_;
+    launch.log_sum_exp =
+        result.state.log_sum_exp.narrow(0, first, count).data_ptr<float>();
+    launch.target_log_prob = log_prob.data_ptr<float>();
+    if (result.correct.defined()) {
+      launch.correct = result.correct.data_ptr<int64_t>();
+    }
+    kernels::cross_entropy_forward(launch, kernel_stream(hidden_));
     return;
   }
-  if (result.right.defined()) {
-    result.right += scores.argmax(1).eq(some).sum();
+  if (result.correct.defined()) {
+    result.correct += scores.argmax(1).eq(targets).sum();
   }
-  const Tensor logarithms = torch::log_softmax(scores.to(torch::kFloat), 1);
-  picked.copy_(logarithms.gather(1, places(first, count)));
+  const Tensor log_softmax = torch::log_softmax(scores.to(torch::kFloat), 1);
+  log_prob.copy_(log_softmax.gather(1, target_columns(first, count)));
 }
 
-HalfCrossEntropy::Result HalfCrossEntropy::forward(bool count_right) const {
-  const auto single = hidden.options().dtype(torch::kFloat);
-  const bool keeps = has_kernels(hidden);
+HalfCrossEntropy::Result HalfCrossEntropy::forward(bool count_correct) const {
+  const auto single = hidden_.options().dtype(torch::kFloat);
   Result result;
-  result.left.picked = torch::empty({hidden.size(0), 1}, single);
-  if (keeps) result.left.log_total = torch::empty({hidden.size(0)}, single);
-  if (count_right) {
-    result.right = torch::zeros({}, targets.options().dtype(torch::kLong));
+  result.state.target_log_prob = torch::empty({hidden_.size(0), 1}, single);
+  if (use_kernels_) {
+    result.state.log_sum_exp = torch::empty({hidden_.size(0)}, single);
   }
-  for_parts(hidden.size(0), rows_at_a_time, [&](int64_t first, int64_t count) {
-    const Tensor some = scores(first, count);
-    compute_forward(some, first, count, result);
-    if (keeps && count == hidden.size(0)) result.left.scores = some;
-  });
-  const Tensor ignored = targets.eq(ignore_index).unsqueeze(1);
-  result.loss = result.left.picked.masked_fill(ignored, 0).sum().neg();
+  if (count_correct) {
+    result.correct = torch::zeros({}, targets_.options().dtype(torch::kLong));
+  }
+  for_each_chunk(hidden_.size(0), rows_per_chunk_,
+                 [&](int64_t first, int64_t count) {
+                   const Tensor scores = scores_of(first, count);
+                   forward_chunk(scores, first, count, result);
+                   if (use_kernels_ && count == hidden_.size(0)) {
+                     result.state.scores = scores;
+                   }
+                 });
+  const Tensor ignored = targets_.eq(ignore_index_).unsqueeze(1);
+  result.loss =
+      result.state.target_log_prob.masked_fill(ignored, 0).sum().neg();
   return result;
 }
 
-Tensor HalfCrossEntropy::compute_backward(const Tensor& scores, int64_t first,
-                                          int64_t count,
-                                          const ForwardState& left) const {
-  const Tensor picked = left.picked.narrow(0, first, count);
-  if (left.log_total.defined()) {
-    kernels::cross_entropy_backward(
-        shape_of(scores, columns), scores.data_ptr(),
-        targets.narrow(0, first, count).data_ptr<int64_t>(), ignore_index,
-        left.log_total.narrow(0, first, count).data_ptr<float>(),
-        picked.data_ptr<float>(),
-        compat::current_cuda_stream(hidden.device().index()));
+Tensor HalfCrossEntropy::backward_chunk(const Tensor& scores, int64_t first,
+                                        int64_t count,
+                                        const ForwardState& state) const {
+  const Tensor log_prob = state.target_log_prob.narrow(0, first, count);
+  if (state.log_sum_exp.defined()) {
+    kernels::CrossEntropyBackward launch;
+    launch.shape = scores_shape(scores, classes_);
+    launch.scores = scores.data_ptr();
+    launch.targets = targets_.narrow(0, first, count).data_ptr<int64_t>();
+    launch.ignore_index = ignore_index_;
+    launch.log_sum_exp =
+        state.log_sum_exp.narrow(0, first, count).data_ptr<float>();
+    launch.target_log_prob = log_prob.data_ptr<float>();
+    kernels::cross_entropy_backward(launch, kernel_stream(hidden_));
     return scores;
   }
-  const Tensor values = torch::softmax(scores, 1);
-  values.scatter_(1, places(first, count),
-                  picked.expm1().to(values.scalar_type()));
-  return values;
+  const Tensor softmax = torch::softmax(scores, 1);
+  softmax.scatter_(1, target_columns(first, count),
+                   log_prob.expm1().to(softmax.scalar_type()));
+  return softmax;
 }
 
 void HalfCrossEntropy::backward(const Tensor& loss_gradient,
-                                const ForwardState& left,
-                                Gradients& gradients) const {
-  const auto type = hidden.scalar_type();
+                                const ForwardState& state,
+                                CrossEntropyGradients& gradients) const {
+  const auto type = hidden_.scalar_type();
   const Tensor factors =
       loss_gradient.to(torch::kFloat)
-          .expand({hidden.size(0), 1})
-          .masked_fill(targets.eq(ignore_index).unsqueeze(1), 0);
-  const Tensor scaled = (hidden * factors).to(type);
-  for_parts(hidden.size(0), rows_at_a_time, [&](int64_t first, int64_t count) {
-    const Tensor values = compute_backward(
-        left.scores.defined() ? left.scores : scores(first, count), first,
-        count, left);
-    const Tensor factor = factors.narrow(0, first, count);
-    if (gradients.hidden.defined()) {
-      gradients.hidden.narrow(0, first, count)
-          .copy_(
-              compat::product_as(values, weight, torch::kFloat).mul_(factor));
-    }
-    if (gradients.weight_sum.defined()) {
-      add_weight_gradient(gradients.weight_sum, values,
-                          scaled.narrow(0, first, count));
-    }
-    if (gradients.bias_sum.defined()) {
-      gradients.bias_sum.add_(
-          compat::product_as(values.t(), factor.to(type), torch::kFloat)
-              .squeeze(1)
-              .narrow(0, 0, columns));
-    }
-  });
+          .expand({hidden_.size(0), 1})
+          .masked_fill(targets_.eq(ignore_index_).unsqueeze(1), 0);
+  const Tensor scaled = (hidden_ * factors).to(type);
+  for_each_chunk(
+      hidden_.size(0), rows_per_chunk_, [&](int64_t first, int64_t count) {
+        const Tensor values = backward_chunk(
+            state.scores.defined() ? state.scores : scores_of(first, count),
+            first, count, state);
+        const Tensor factor = factors.narrow(0, first, count);
+        if (gradients.hidden.defined()) {
+          gradients.hidden.narrow(0, first, count)
+              .copy_(
+                  compat::gemm_as(values, weight_, torch::kFloat).mul_(factor));
+        }
+        if (gradients.weight.defined()) {
+          add_class_gradient(gradients.weight, values,
+                             scaled.narrow(0, first, count));
+        }
+        if (gradients.bias.defined()) {
+          gradients.bias.add_(
+              compat::gemm_as(values.t(), factor.to(type), torch::kFloat)
+                  .squeeze(1)
+                  .narrow(0, 0, classes_));
+        }
+      });
 }
 
-}  // namespace reprise
+}  // namespace reprise::detail

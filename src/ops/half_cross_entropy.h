@@ -1,70 +1,62 @@
 #pragma once
 
+#include "ops/chunked_cross_entropy.h"
+
 #include <torch/types.h>
 
 #include <cstdint>
 
-namespace reprise {
+namespace reprise::detail {
 
-/// linear_cross_entropy() in half precision with few passes over the scores.
+/// ops::linear_cross_entropy() in half precision, by rows, with few passes over the scores.
 ///
-/// The weight has rows of zeros up to a round number, and the scores of these are
-/// minus infinity by the bias: no class to the softmax, and nothing in any gradient.
-/// So whole, round rows of scores go from one product to the next. In the backward
-/// the softmax itself, rounded to half precision, is the gradient of the scores
-/// but for the target's class and a factor a row. The class is set to its exact
-/// value, which the forward leaves behind; the factor is applied to what is small:
-/// the rows of the hidden values and of their gradient. On CUDA the softmax and what
-/// is around it are one kernel each way.
-struct HalfCrossEntropy {
-  torch::Tensor hidden;   ///< (N, D), half precision
-  torch::Tensor weight;   ///< (V', D) likewise, V' ≥ V, zeros from V on
-  torch::Tensor bias;     ///< (V') likewise, or undefined where V' is V
-  torch::Tensor targets;  ///< (N)
-  int64_t columns = 0;    ///< V
-  int64_t ignore_index = -100;
-  int64_t rows_at_a_time = 1;
+/// The weight is padded with rows of zeros, and the bias with minus infinity: the padding
+/// has softmax 0 and contributes nothing to any gradient, so that whole padded rows of
+/// scores go from one matrix product to the next. In the backward the softmax itself,
+/// rounded to half precision, is the gradient of the scores up to the target's class and a
+/// factor per row. The target's class is set to its exact value, which the forward saves.
+/// The factor is applied to small tensors: the rows of `hidden` and of its gradient. On
+/// CUDA the softmax and what surrounds it are one kernel each way.
+class HalfCrossEntropy {
+ public:
+  /// Requires a half-precision settings.gemm_type and a float32 loss.
+  HalfCrossEntropy(const CrossEntropyInputs& inputs,
+                   const CrossEntropySettings& settings);
 
-  /// A bias of `columns` values or none, with minus infinity up to `padded`;
-  /// undefined where that is nothing at all.
-  static torch::Tensor padded_bias(const torch::Tensor& bias, int64_t columns,
-                                   int64_t padded,
-                                   const torch::TensorOptions& options);
-
-  /// What the backward needs of the forward.
+  /// What the backward needs from the forward.
   struct ForwardState {
-    torch::Tensor picked;     ///< (N, 1): the targets' logarithms
-    torch::Tensor log_total;  ///< (N) with kernels: of the sums of exponentials
-    torch::Tensor scores;     ///< all of them, where they were one part
+    torch::Tensor target_log_prob;  ///< (N, 1): log-softmax at the target
+    torch::Tensor log_sum_exp;      ///< (N), with kernels only
+    torch::Tensor scores;           ///< with kernels, if there was one chunk
   };
   struct Result {
-    torch::Tensor loss;   ///< sum, single precision
-    torch::Tensor right;  ///< as linear_cross_entropy()'s
-    ForwardState left;
+    torch::Tensor loss;     ///< sum, float32
+    torch::Tensor correct;  ///< as in LinearCrossEntropyResult
+    ForwardState state;
   };
-  Result forward(bool count_right) const;
+  Result forward(bool count_correct) const;
 
-  /// What is undefined is not wanted. `weight_sum` (V, D) and `bias_sum` (V), in
-  /// single precision, are added to.
-  struct Gradients {
-    torch::Tensor hidden;  ///< (N, D), filled
-    torch::Tensor weight_sum, bias_sum;
-  };
-  /// Writes over `left.scores`.
-  void backward(const torch::Tensor& loss_gradient, const ForwardState& left,
-                Gradients& gradients) const;
-
-  /// Whether the kernels are there for tensors like these.
-  static bool has_kernels(const torch::Tensor& hidden);
+  /// Weight and bias gradients are float32. Overwrites `state.scores`.
+  void backward(const torch::Tensor& loss_gradient, const ForwardState& state,
+                CrossEntropyGradients& gradients) const;
 
  private:
-  void compute_forward(const torch::Tensor& scores, int64_t first,
-                       int64_t count, Result& result) const;
-  /// The gradient of the scores, but for a factor a row. May write over `scores`.
-  torch::Tensor compute_backward(const torch::Tensor& scores, int64_t first,
-                                 int64_t count, const ForwardState& left) const;
-  torch::Tensor scores(int64_t first, int64_t count) const;
-  torch::Tensor places(int64_t first, int64_t count) const;
+  void forward_chunk(const torch::Tensor& scores, int64_t first, int64_t count,
+                     Result& result) const;
+  /// The gradient of the scores up to a factor per row. May overwrite `scores`.
+  torch::Tensor backward_chunk(const torch::Tensor& scores, int64_t first,
+                               int64_t count, const ForwardState& state) const;
+  torch::Tensor scores_of(int64_t first, int64_t count) const;
+  torch::Tensor target_columns(int64_t first, int64_t count) const;
+
+  torch::Tensor hidden_;   // (N, D), half precision
+  torch::Tensor weight_;   // (V', D), half precision; zeros from row V on
+  torch::Tensor bias_;     // (V'), half precision; undefined if not needed
+  torch::Tensor targets_;  // (N)
+  int64_t classes_;        // V
+  int64_t ignore_index_;
+  int64_t rows_per_chunk_;
+  bool use_kernels_;
 };
 
-}  // namespace reprise
+}  // namespace reprise::detail

@@ -1,119 +1,115 @@
 #include "compat/autocast.h"
-#include "compat/cuda.h"
 #include "compat/gemm.h"
 #include "compat/side_stream.h"
 #include "ops/cuda/column_sums.h"
-#include "ops/products.h"
+#include "ops/function.h"
+#include "ops/gemm.h"
+#include "ops/kernels.h"
 
 #include <reprise/ops/linear.h>
 #include <reprise/ops/weight_copies.h>
 
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
 
 #include <functional>
 #include <utility>
 
-namespace reprise {
+namespace reprise::ops {
 namespace {
 
+namespace kernels = reprise::detail::kernels;
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Rows of the last dimension.
+/// x (…, n) as (rows, n).
 Tensor as_matrix(const Tensor& x) {
   return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
 }
 
-/// A view of an input counts as a leaf that needs a gradient, which saved-tensor hooks
-/// cannot give back.
+/// For save_for_backward(). A view of an input would count as a leaf that requires a
+/// gradient, which saved-tensor hooks cannot restore.
 Tensor as_saved(const Tensor& rows) {
   return rows.detach();
 }
 
-Tensor plain(const Tensor& x, const Tensor& weight, const Tensor& bias,
-             WeightLayout layout) {
-  if (layout == WeightLayout::kOutIn) return torch::linear(x, weight, bias);
-  const Tensor rows = as_matrix(x);
-  const Tensor y = bias.defined() ? torch::addmm(bias, rows, weight)
-                                  : torch::mm(rows, weight);
-  auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(1);
-  return y.view(sizes);
-}
-
-void add_to_gradient(Tensor& weight, const Tensor& a, const Tensor& b) {
+/// weight.grad() += a b
+void add_weight_gradient(Tensor& weight, const Tensor& a, const Tensor& b) {
   Tensor& gradient = weight.mutable_grad();
   if (gradient.defined()) {
-    lean::add_product(gradient, a, b);
+    detail::gemm_add(gradient, a, b);
   } else {
-    gradient = lean::product_as(a, b, weight.scalar_type());
+    gradient = detail::gemm_as(a, b, weight.scalar_type());
   }
 }
 
-/// Whether a kernel adds up the rows of `dy`. Of few rows a product with ones is as fast,
-/// and one launch.
-bool sums_by_kernel(const Tensor& dy) {
-  constexpr int64_t kManyRows = 4096;
-  return kernels::column_sums_kernel_built() && dy.is_cuda() &&
-         dy.element_size() == 2 && dy.size(0) >= kManyRows &&
-         dy.size(1) % 8 == 0 && dy.is_contiguous();
+/// Whether the kernel adds up the rows of `dy`. For few rows a matrix product with ones is
+/// as fast, and takes one launch.
+bool column_sums_eligible(const Tensor& dy) {
+  constexpr int64_t kMinRows = 4096;
+  detail::KernelOperand matrix;
+  matrix.type = detail::KernelOperand::Type::kHalf;
+  matrix.min_dim = matrix.max_dim = 2;
+  return dy.size(0) >= kMinRows && dy.size(1) % 8 == 0 &&
+         detail::kernel_eligible(dy, matrix);
 }
 
-/// sums = (add ? sums : 0) + the sum of the rows.
-void sum_by_kernel(Tensor& sums, const Tensor& dy, bool add) {
-  const kernels::MatrixShape shape{dy.size(0), dy.size(1),
-                                   dy.scalar_type() == torch::kHalf
-                                       ? kernels::Values::kHalf
-                                       : kernels::Values::kBfloat16};
-  const Tensor scratch = torch::empty({shape.scratch()}, sums.options());
-  kernels::column_sums(shape, dy.data_ptr(), scratch.data_ptr<float>(),
-                       sums.data_ptr<float>(), add,
-                       compat::current_cuda_stream(dy.device().index()));
+/// sums = (add ? sums : 0) + sum of the rows, with the kernel.
+void run_column_sums(Tensor& sums, const Tensor& dy, bool add) {
+  kernels::ColumnSums launch;
+  launch.shape = {dy.size(0), dy.size(1), detail::kernel_dtype(dy)};
+  const Tensor scratch =
+      torch::empty({launch.shape.scratch_size()}, sums.options());
+  launch.matrix = dy.data_ptr();
+  launch.scratch = scratch.data_ptr<float>();
+  launch.sums = sums.data_ptr<float>();
+  launch.add = add;
+  kernels::column_sums(launch, detail::kernel_stream(dy));
 }
 
-/// For the bias of `weight`. A sum over rows is slow to start in parallel; a product
-/// is not.
-Tensor sum_of_rows(const Tensor& dy, const Tensor& weight) {
-  if (sums_by_kernel(dy)) {
+/// Gradient of the bias of the layer that has `weight`: the sum of the rows. With few
+/// columns LibTorch's sum() does not fill a GPU; a matrix product does.
+Tensor bias_gradient(const Tensor& dy, const Tensor& weight) {
+  if (column_sums_eligible(dy)) {
     Tensor sums = torch::empty({dy.size(1)}, dy.options().dtype(torch::kFloat));
-    sum_by_kernel(sums, dy, false);
+    run_column_sums(sums, dy, false);
     return sums;
   }
   const Tensor ones = WeightCopies::ones(weight, dy.size(0));
-  return ones.defined() ? compat::product_as(ones, dy, torch::kFloat).view({-1})
+  return ones.defined() ? compat::gemm_as(ones, dy, torch::kFloat).view({-1})
                         : dy.sum(0, false, torch::kFloat);
 }
 
-void add_to_bias(Tensor& gradient, const Tensor& dy, const Tensor& weight) {
+void add_bias_gradient(Tensor& gradient, const Tensor& dy,
+                       const Tensor& weight) {
   const Tensor ones = WeightCopies::ones(weight, dy.size(0));
   if (!gradient.defined()) {
-    gradient = sum_of_rows(dy, weight);
-  } else if (sums_by_kernel(dy) && gradient.is_contiguous()) {
-    sum_by_kernel(gradient, dy, true);
+    gradient = bias_gradient(dy, weight);
+  } else if (column_sums_eligible(dy) && gradient.is_contiguous()) {
+    run_column_sums(gradient, dy, true);
   } else if (ones.defined()) {
     Tensor row = gradient.view({1, -1});
-    compat::add_product(row, ones, dy);
+    compat::gemm_add(row, ones, dy);
   } else {
-    gradient.add_(sum_of_rows(dy, weight));
+    gradient.add_(bias_gradient(dy, weight));
   }
 }
 
-/// Gradients of weights: beside the backward where nothing else there adds to them, in
-/// half precision. Products in single precision fill a device for themselves, and a
-/// second stream has a workspace of its own.
-void run_alone(const Tensor& weight, std::vector<Tensor> used,
-               const std::function<void()>& work) {
-  if (used[0].element_size() == 2 && WeightCopies::alone(weight)) {
-    compat::run_beside(std::move(used), work);
+/// Runs `work`, which adds to the gradient of `weight`; on a side stream if nothing else in
+/// the backward does, in half precision. Float32 products fill a device by themselves, and
+/// a second stream would need a workspace of its own.
+void run_gradient_work(const Tensor& weight, std::vector<Tensor> used,
+                       const std::function<void()>& work) {
+  if (used[0].element_size() == 2 && WeightCopies::has_single_use(weight)) {
+    compat::run_on_side_stream(std::move(used), work);
   } else {
     work();
   }
 }
 
-bool lie_together(const std::vector<Tensor>& tensors) {
+/// Whether the tensors are adjacent in memory, in this order.
+bool are_packed(const std::vector<Tensor>& tensors) {
   const Tensor& first = tensors.front();
   int64_t offset = first.storage_offset();
   for (const Tensor& tensor : tensors) {
@@ -127,8 +123,8 @@ bool lie_together(const std::vector<Tensor>& tensors) {
   return true;
 }
 
-/// Tensors that lie together, as one.
-Tensor as_one(const std::vector<Tensor>& tensors) {
+/// Packed tensors as one tensor.
+Tensor concatenated_view(const std::vector<Tensor>& tensors) {
   auto sizes = tensors.front().sizes().vec();
   sizes[0] = 0;
   for (const Tensor& tensor : tensors) sizes[0] += tensor.size(0);
@@ -136,35 +132,36 @@ Tensor as_one(const std::vector<Tensor>& tensors) {
                                              tensors.front().storage_offset());
 }
 
-/// For the backward; not one that this use made for itself.
-void keep_copy(AutogradContext& context, const Tensor& copy,
+/// Saves the copy of a weight for the backward, unless it was made for this use only.
+void save_copy(AutogradContext& context, const Tensor& copy,
                const Tensor& weight) {
-  if (WeightCopies::each_use(weight, copy.scalar_type())) return;
+  if (WeightCopies::converts_per_use(weight, copy.scalar_type())) return;
   context.saved_data["copy"] = copy;
 }
-/// Of one weight, or of several that lie together.
-Tensor kept_copy(AutogradContext& context, const std::vector<Tensor>& weights,
-                 torch::ScalarType type) {
+/// The saved copy of a weight, or of several packed ones; converts again if none was saved.
+Tensor saved_copy(AutogradContext& context, const std::vector<Tensor>& weights,
+                  torch::ScalarType type) {
   auto& data = context.saved_data;
   return data.count("copy") > 0 ? data["copy"].toTensor()
-                                : as_one(weights).to(type);
+                                : concatenated_view(weights).to(type);
 }
 
 class LinearOperator : public torch::autograd::Function<LinearOperator> {
  public:
+  /// `bias`: empty if there is none.
   static Tensor forward(AutogradContext* context, const Tensor& x,
                         const Tensor& weight, const Tensor& bias,
                         const Tensor& copy, bool in_out) {
-    const compat::AutocastGuard none(compat::AutocastState{});
+    const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = as_matrix(x.to(copy.scalar_type()));
     context->save_for_backward({as_saved(rows)});
-    // Not saved as variables: neither is an activation, and the weight must be
-    // the very tensor whose gradient is added to.
+    // Not as saved variables: these are no activations, and the backward needs the tensor
+    // that owns the gradient.
     auto& data = context->saved_data;
     data["weight"] = weight;
     const Tensor bias_copy = WeightCopies::find(bias, copy.scalar_type());
     if (bias_copy.defined()) data["bias"] = bias;
-    keep_copy(*context, copy, weight);
+    save_copy(*context, copy, weight);
     data["in_out"] = in_out;
     data["sizes"] = x.sizes();
     data["type"] = static_cast<int64_t>(x.scalar_type());
@@ -172,66 +169,65 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     const Tensor added =
         bias_copy.defined() ? bias_copy : bias.to(copy.scalar_type());
     const Tensor y =
-        lean::product(rows, matrix, bias.numel() > 0 ? added : Tensor());
+        detail::gemm(rows, matrix, bias.numel() > 0 ? added : Tensor());
     if (x.dim() == 2) return y;
     auto sizes = x.sizes().vec();
     sizes.back() = matrix.size(1);
-    // Not a view to autograd: what follows may write over it.
+    // Not a view to autograd, so that the next operator may work in place.
     return torch::_unsafe_view(y, sizes);
   }
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    TORCH_CHECK(
-        !torch::GradMode::is_enabled(),
-        "[lean_linear] has no second derivative where weights have copies");
-    const compat::AutocastGuard none(compat::AutocastState{});
+    detail::check_first_order("linear", "it without WeightCopies");
+    const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = context->get_saved_variables()[0];
     auto& data = context->saved_data;
     const bool in_out = data["in_out"].toBool();
     const Tensor dy = as_matrix(gradients[0]).to(rows.scalar_type());
     Tensor weight = data["weight"].toTensor();
     Tensor bias = data.count("bias") > 0 ? data["bias"].toTensor() : Tensor();
-    run_alone(weight, {rows, dy}, [&] {
+    run_gradient_work(weight, {rows, dy}, [&] {
       if (context->needs_input_grad(1)) {
-        add_to_gradient(weight, in_out ? rows.t() : dy.t(), in_out ? dy : rows);
+        add_weight_gradient(weight, in_out ? rows.t() : dy.t(),
+                            in_out ? dy : rows);
       }
       if (bias.defined() && context->needs_input_grad(2)) {
-        add_to_bias(bias.mutable_grad(), dy, weight);
+        add_bias_gradient(bias.mutable_grad(), dy, weight);
       }
     });
     Tensor dx, db;
     if (context->needs_input_grad(0)) {
-      const Tensor copy = kept_copy(*context, {weight}, rows.scalar_type());
-      dx = lean::product(dy, in_out ? copy.t() : copy)
+      const Tensor copy = saved_copy(*context, {weight}, rows.scalar_type());
+      dx = detail::gemm(dy, in_out ? copy.t() : copy)
                .view(data["sizes"].toIntVector())
                .to(static_cast<torch::ScalarType>(data["type"].toInt()));
     }
     if (!bias.defined() && context->needs_input_grad(2)) {
-      db = sum_of_rows(dy, weight);
+      db = bias_gradient(dy, weight);
     }
     return {dx, {}, db, {}, {}};
   }
 };
 
-/// The same of three weights that lie together, `copy` being that of them all.
-class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
+/// Three packed weights as one layer. `copy` and `bias_copy` are the copies of all three.
+class QkvLinearOperator : public torch::autograd::Function<QkvLinearOperator> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x,
                         const Tensor& weight0, const Tensor& weight1,
                         const Tensor& weight2, const Tensor& bias0,
                         const Tensor& bias1, const Tensor& bias2,
                         const Tensor& copy, const Tensor& bias_copy) {
-    const compat::AutocastGuard none(compat::AutocastState{});
+    const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = as_matrix(x.to(copy.scalar_type()));
     context->save_for_backward({as_saved(rows)});
     auto& data = context->saved_data;
     data["weights"] = std::vector<Tensor>{weight0, weight1, weight2};
     data["biases"] = std::vector<Tensor>{bias0, bias1, bias2};
-    keep_copy(*context, copy, weight0);
+    save_copy(*context, copy, weight0);
     data["sizes"] = x.sizes();
     data["type"] = static_cast<int64_t>(x.scalar_type());
-    const Tensor y = lean::product(rows, copy.t(), bias_copy);
+    const Tensor y = detail::gemm(rows, copy.t(), bias_copy);
     auto sizes = x.sizes().vec();
     sizes.back() = copy.size(0);
     return torch::_unsafe_view(y, sizes);
@@ -239,27 +235,26 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    TORCH_CHECK(!torch::GradMode::is_enabled(),
-                "[qkv_linear] has no second derivative");
-    const compat::AutocastGuard none(compat::AutocastState{});
+    detail::check_first_order("qkv_linear");
+    const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = context->get_saved_variables()[0];
     auto& data = context->saved_data;
     const auto weights = data["weights"].toTensorVector();
     const auto biases = data["biases"].toTensorVector();
     const Tensor dy = as_matrix(gradients[0]).to(rows.scalar_type());
-    run_alone(weights[0], {rows, dy}, [&] {
-      add_to_all(
-          weights, [&](Tensor& sum) { lean::add_product(sum, dy.t(), rows); },
+    run_gradient_work(weights[0], {rows, dy}, [&] {
+      add_packed_gradient(
+          weights, [&](Tensor& sum) { detail::gemm_add(sum, dy.t(), rows); },
           [&] {
-            return lean::product_as(dy.t(), rows, weights[0].scalar_type());
+            return detail::gemm_as(dy.t(), rows, weights[0].scalar_type());
           });
-      add_to_all(
-          biases, [&](Tensor& sum) { add_to_bias(sum, dy, weights[0]); },
-          [&] { return sum_of_rows(dy, weights[0]); });
+      add_packed_gradient(
+          biases, [&](Tensor& sum) { add_bias_gradient(sum, dy, weights[0]); },
+          [&] { return bias_gradient(dy, weights[0]); });
     });
     Tensor dx;
     if (context->needs_input_grad(0)) {
-      dx = lean::product(dy, kept_copy(*context, weights, rows.scalar_type()))
+      dx = detail::gemm(dy, saved_copy(*context, weights, rows.scalar_type()))
                .view(data["sizes"].toIntVector())
                .to(static_cast<torch::ScalarType>(data["type"].toInt()));
     }
@@ -267,23 +262,24 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
   }
 
  private:
-  /// `add` adds to the gradients of all `parameters`, as one; `make` makes that.
-  static void add_to_all(std::vector<Tensor> parameters,
-                         const std::function<void(Tensor&)>& add,
-                         const std::function<Tensor()>& make) {
-    std::vector<Tensor> there;
+  /// Adds to the gradients of `parameters`: with `add` if all exist and are packed;
+  /// otherwise `make` computes the gradient of all of them, which is divided.
+  static void add_packed_gradient(std::vector<Tensor> parameters,
+                                  const std::function<void(Tensor&)>& add,
+                                  const std::function<Tensor()>& make) {
+    std::vector<Tensor> existing;
     for (const Tensor& parameter : parameters) {
-      if (parameter.grad().defined()) there.push_back(parameter.grad());
+      if (parameter.grad().defined()) existing.push_back(parameter.grad());
     }
-    if (there.size() == parameters.size() && lie_together(there)) {
-      Tensor all = as_one(there);
+    if (existing.size() == parameters.size() && are_packed(existing)) {
+      Tensor all = concatenated_view(existing);
       add(all);
       return;
     }
-    const Tensor fresh = make();
+    const Tensor made = make();
     int64_t first = 0;
     for (Tensor& parameter : parameters) {
-      const Tensor part = fresh.narrow(0, first, parameter.size(0));
+      const Tensor part = made.narrow(0, first, parameter.size(0));
       Tensor& gradient = parameter.mutable_grad();
       if (gradient.defined()) {
         gradient.add_(part);
@@ -295,17 +291,68 @@ class LinearsOperator : public torch::autograd::Function<LinearsOperator> {
   }
 };
 
+/// The copies of three packed parameters as one tensor; undefined if there are none, or if
+/// they are not packed.
+Tensor packed_copy(const std::array<Tensor, 3>& parameters,
+                   torch::ScalarType type) {
+  std::vector<Tensor> copies;
+  if (WeightCopies::converts_per_use(parameters[0], type)) {
+    copies.assign(parameters.begin(), parameters.end());
+    return are_packed(copies) ? concatenated_view(copies).to(type) : Tensor();
+  }
+  for (const Tensor& parameter : parameters) {
+    const Tensor copy = WeightCopies::find(parameter, type);
+    if (copy.defined()) copies.push_back(copy);
+  }
+  const bool packed = copies.size() == 3 && are_packed(copies);
+  return packed ? concatenated_view(copies) : Tensor();
+}
+
 }  // namespace
 
-Tensor lean_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                   WeightLayout layout) {
+Tensor fallback::linear(const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, WeightLayout layout) {
+  if (layout == WeightLayout::kOutIn) return torch::linear(x, weight, bias);
+  const Tensor rows = as_matrix(x);
+  const Tensor y = bias.defined() ? torch::addmm(bias, rows, weight)
+                                  : torch::mm(rows, weight);
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(1);
+  return y.view(sizes);
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+              WeightLayout layout) {
+  const Tensor copy = WeightCopies::find(weight, compat::autocast_type(x));
+  if (!copy.defined()) return fallback::linear(x, weight, bias, layout);
+  return LinearOperator::apply(x, weight, detail::defined_or_empty(bias, copy),
+                               copy, layout == WeightLayout::kInOut);
+}
+
+std::array<Tensor, 3> fallback::qkv_linear(
+    const Tensor& x, const std::array<Tensor, 3>& weights,
+    const std::array<Tensor, 3>& biases) {
+  std::array<Tensor, 3> outputs;
+  for (size_t i = 0; i < 3; ++i) {
+    outputs[i] = ops::linear(x, weights[i], biases[i]);
+  }
+  return outputs;
+}
+
+std::array<Tensor, 3> qkv_linear(const Tensor& x,
+                                 const std::array<Tensor, 3>& weights,
+                                 const std::array<Tensor, 3>& biases) {
   const auto type = compat::autocast_type(x);
-  const Tensor copy = WeightCopies::find(weight, type);
-  if (!copy.defined()) return plain(x, weight, bias, layout);
-  // The operator's arguments are all defined.
-  const Tensor some = bias.defined() ? bias : copy.detach().new_empty({0});
-  return LinearOperator::apply(x, weight, some, copy,
-                               layout == WeightLayout::kInOut);
+  const Tensor weight = packed_copy(weights, type);
+  const Tensor bias = packed_copy(biases, type);
+  if (!weight.defined() || !bias.defined()) {
+    return fallback::qkv_linear(x, weights, biases);
+  }
+  const Tensor all =
+      QkvLinearOperator::apply(x, weights[0], weights[1], weights[2], biases[0],
+                               biases[1], biases[2], weight, bias);
+  const auto parts = all.chunk(3, -1);
+  return {parts[0], parts[1], parts[2]};
 }
 
 void pack_contiguous(const std::vector<Tensor>& parameters) {
@@ -319,27 +366,4 @@ void pack_contiguous(const std::vector<Tensor>& parameters) {
   }
 }
 
-Tensor qkv_linear(const Tensor& x, const std::array<Tensor, 3>& weights,
-                  const std::array<Tensor, 3>& biases) {
-  const auto type = compat::autocast_type(x);
-  const auto copies_of = [type](const std::array<Tensor, 3>& parameters) {
-    std::vector<Tensor> copies;
-    if (WeightCopies::each_use(parameters[0], type)) {
-      copies.assign(parameters.begin(), parameters.end());
-      const bool whole = lie_together(copies);
-      return whole ? as_one(copies).to(type) : Tensor();
-    }
-    for (const Tensor& parameter : parameters) {
-      const Tensor copy = WeightCopies::find(parameter, type);
-      if (copy.defined()) copies.push_back(copy);
-    }
-    const bool whole = copies.size() == 3 && lie_together(copies);
-    return whole ? as_one(copies) : Tensor();
-  };
-  const Tensor weight = copies_of(weights), bias = copies_of(biases);
-  if (!weight.defined() || !bias.defined()) return {};
-  return LinearsOperator::apply(x, weights[0], weights[1], weights[2],
-                                biases[0], biases[1], biases[2], weight, bias);
-}
-
-}  // namespace reprise
+}  // namespace reprise::ops

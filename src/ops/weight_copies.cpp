@@ -15,34 +15,35 @@ namespace {
 
 using torch::Tensor;
 
-// Tensor cores want round sizes.
-constexpr int64_t kRoundRows = 128;
-constexpr int64_t kRoundValues = 8;  // of a vector
+// Tensor cores need sizes that are multiples of these.
+constexpr int64_t kRowAlignment = 128;
+constexpr int64_t kVectorAlignment = 8;
 
-constexpr int64_t kMostOnes = int64_t{1} << 16;
+constexpr int64_t kMaxOnes = int64_t{1} << 16;
 
 struct WeightCopy {
-  Tensor padded, copy;  // undefined: each use makes its own, or needs none
+  Tensor padded,
+      copy;  // undefined with convert_per_use and for embedding tables
   torch::ScalarType type = torch::kFloat;
-  bool each_use = false;
-  Tensor ones;           // undefined on the CPU
-  bool alone = true;     // nothing else adds to its gradient
-  int64_t version = -1;  // of the weight when it was copied; -1: too old
+  bool convert_per_use = false;
+  Tensor ones;             // undefined on the CPU
+  bool single_use = true;  // no other operator adds to the gradient
+  int64_t version = -1;    // of the weight when it was copied; -1: expired
 };
 
-/// By weight. Any thread may look: the backward's threads compute forwards again.
+/// Entries by weight. Read from any thread: those of the backward recompute forwards.
 struct WeightRegistry {
   std::shared_mutex mutex;
   std::unordered_map<const c10::TensorImpl*, WeightCopy> entries;
 };
 
 WeightRegistry& weight_registry() {
-  static WeightRegistry* all = new WeightRegistry;  // outlives every thread
+  static WeightRegistry* all = new WeightRegistry;  // never destroyed
   return *all;
 }
 
-/// What is known of `weight`, if anything is, whatever its age.
-std::optional<WeightCopy> known_of(const Tensor& weight) {
+/// The entry of `weight`, if there is one, up to date or not.
+std::optional<WeightCopy> find_entry(const Tensor& weight) {
   WeightRegistry& all = weight_registry();
   const std::shared_lock lock(all.mutex);
   const auto found = all.entries.find(weight.unsafeGetTensorImpl());
@@ -50,14 +51,14 @@ std::optional<WeightCopy> known_of(const Tensor& weight) {
   return found->second;
 }
 
-bool is_fresh(const std::optional<WeightCopy>& known, const Tensor& weight) {
-  return known && known->version == weight._version();
+bool is_current(const std::optional<WeightCopy>& entry, const Tensor& weight) {
+  return entry && entry->version == weight._version();
 }
 
-/// The shape of a copy, with its rows of zeros.
+/// Shape of a copy with padding.
 std::vector<int64_t> padded_sizes(const Tensor& weight) {
   auto sizes = weight.sizes().vec();
-  const int64_t round = weight.dim() == 2 ? kRoundRows : kRoundValues;
+  const int64_t round = weight.dim() == 2 ? kRowAlignment : kVectorAlignment;
   sizes[0] = (sizes[0] + round - 1) / round * round;
   return sizes;
 }
@@ -66,14 +67,15 @@ std::vector<int64_t> padded_sizes(const Tensor& weight) {
 
 WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
                            torch::ScalarType type,
-                           const WeightCopiesOptions& how) {
+                           const WeightCopiesOptions& options) {
   const bool half = type == torch::kBFloat16 || type == torch::kHalf;
   TORCH_CHECK(half || type == torch::kFloat,
-              "[WeightCopies] expected half or single precision, got ", type);
+              "[WeightCopies] expected float16, bfloat16 or float32, got ",
+              type);
   const torch::NoGradGuard no_grad;
-  std::unordered_set<const c10::TensorImpl*> seen, elsewhere;
-  for (const Tensor& weight : how.used_elsewhere) {
-    elsewhere.insert(weight.unsafeGetTensorImpl());
+  std::unordered_set<const c10::TensorImpl*> seen, shared;
+  for (const Tensor& weight : options.shared_weights) {
+    shared.insert(weight.unsafeGetTensorImpl());
   }
   const auto take = [&](const std::vector<Tensor>& from) {
     for (const Tensor& weight : from) {
@@ -86,20 +88,22 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
   };
   take(weights);
   const size_t copied = weights_.size();
-  take(how.straight);
+  take(options.embedding_tables);
   if (weights_.empty()) return;
-  const bool makes_copies = half && !how.each_use && copied > 0;
-  // In one piece and in order: weights that lie together have copies that do.
-  const auto options = weights_[0].options().dtype(type).requires_grad(false);
+  const bool makes_copies = half && !options.convert_per_use && copied > 0;
+  // One allocation, in order: adjacent weights have adjacent copies.
+  const auto copy_options =
+      weights_[0].options().dtype(type).requires_grad(false);
   if (makes_copies) {
     int64_t total = 0;
     for (size_t i = 0; i < copied; ++i) {
       total += c10::multiply_integers(padded_sizes(weights_[i]));
     }
-    copies_.push_back(torch::zeros({total}, options));
+    copies_.push_back(torch::zeros({total}, copy_options));
   }
-  const Tensor ones =
-      weights_[0].is_cuda() ? torch::ones({1, kMostOnes}, options) : Tensor();
+  const Tensor ones = weights_[0].is_cuda()
+                          ? torch::ones({1, kMaxOnes}, copy_options)
+                          : Tensor();
   std::unordered_map<const c10::TensorImpl*, WeightCopy> made;
   int64_t first = 0;
   for (size_t i = 0; i < weights_.size(); ++i) {
@@ -118,19 +122,20 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
       } else if (!half) {
         entry.padded = entry.copy = weight.detach();
       } else {
-        entry.each_use = true;
+        entry.convert_per_use = true;
       }
     }
     entry.ones = ones;
-    entry.alone = !elsewhere.contains(weight.unsafeGetTensorImpl());
+    entry.single_use = !shared.contains(weight.unsafeGetTensorImpl());
     made.emplace(weight.unsafeGetTensorImpl(), std::move(entry));
   }
   {
     WeightRegistry& all = weight_registry();
     const std::unique_lock lock(all.mutex);
     for (const auto& [key, entry] : made) {
-      TORCH_CHECK(!all.entries.contains(key),
-                  "[WeightCopies] another one has copies of a weight already");
+      TORCH_CHECK(
+          !all.entries.contains(key),
+          "[WeightCopies] another WeightCopies holds one of the weights");
     }
     all.entries.merge(made);
   }
@@ -165,9 +170,9 @@ void WeightCopies::expire() {
 
 Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
                           bool padded) {
-  const auto known = known_of(weight);
-  if (!is_fresh(known, weight) || known->type != type) return {};
-  if (!known->each_use) return padded ? known->padded : known->copy;
+  const auto entry = find_entry(weight);
+  if (!is_current(entry, weight) || entry->type != type) return {};
+  if (!entry->convert_per_use) return padded ? entry->padded : entry->copy;
   const torch::NoGradGuard no_grad;
   if (!padded) return weight.detach().to(type);
   const Tensor copy =
@@ -177,23 +182,25 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
 }
 
 bool WeightCopies::has(const Tensor& weight) {
-  return is_fresh(known_of(weight), weight);
+  return is_current(find_entry(weight), weight);
 }
 
-bool WeightCopies::each_use(const Tensor& weight, torch::ScalarType type) {
-  const auto known = known_of(weight);
-  return is_fresh(known, weight) && known->each_use && known->type == type;
+bool WeightCopies::converts_per_use(const Tensor& weight,
+                                    torch::ScalarType type) {
+  const auto entry = find_entry(weight);
+  return is_current(entry, weight) && entry->convert_per_use &&
+         entry->type == type;
 }
 
-bool WeightCopies::alone(const Tensor& weight) {
-  const auto known = known_of(weight);
-  return known && known->alone;
+bool WeightCopies::has_single_use(const Tensor& weight) {
+  const auto entry = find_entry(weight);
+  return entry && entry->single_use;
 }
 
 Tensor WeightCopies::ones(const Tensor& weight, int64_t count) {
-  const auto known = known_of(weight);
-  if (!known || count > kMostOnes || !known->ones.defined()) return {};
-  return known->ones.narrow(1, 0, count);
+  const auto entry = find_entry(weight);
+  if (!entry || count > kMaxOnes || !entry->ones.defined()) return {};
+  return entry->ones.narrow(1, 0, count);
 }
 
 }  // namespace reprise

@@ -38,7 +38,7 @@ class Rows {
            double difference) {
     ValueRow& row = rows_[kind + group_of(name)];
     ++row.tensors;
-    // Also for what is not a number.
+    // Also true for NaN.
     if (row.worst.empty() || !(difference <= row.difference)) {
       row.difference = difference;
       row.worst = name;

@@ -7,12 +7,12 @@
 
 namespace reprise::testing {
 
-/// Largest difference among a group of tensors, relative to the tensor's
-/// largest value.
+/// The largest difference within a group of tensors, relative to the largest value of the
+/// tensor.
 struct ValueRow {
   std::string group;
   int tensors = 0;
-  std::string worst;  // name of the tensor
+  std::string worst;  // tensor with the largest difference
   double difference = 0;
 };
 
@@ -26,15 +26,12 @@ struct ValueReport {
   std::string to_string() const;
 };
 
-/// One forward and backward of `model` by `strategy`, on the device and in the
-/// precision of `where`, compared with the values
-/// that the original model gave (tests/fixtures/make_model_values.py). Every
-/// parameter must have a gradient there. Some gradients are zero but for
-/// rounding (those of keys' biases), so nothing is taken to be smaller than a
-/// thousandth of the largest gradient. In single precision, what counts is how
-/// far it is off beyond twice the original's own error, where the values have
-/// that: rounding decides which of thousands of ReLUs are on. The model stays where `where` puts it;
-/// its buffers are put back.
+/// Runs one forward and backward of `model` with `strategy`, with the device and type of
+/// `where`, and compares loss, gradients and buffers with the values of the original model
+/// (tests/fixtures/make_model_values.py), which must have a gradient for every parameter.
+/// Some gradients are zero up to rounding (biases of keys), so differences are relative to
+/// at least a thousandth of the largest gradient. Moves the model to `where`; restores its
+/// buffers.
 ValueReport compare_values(const Model& model, const std::string& values_path,
                            const std::string& strategy,
                            const torch::TensorOptions& where);

@@ -1,6 +1,6 @@
-// model_values NAME WEIGHTS VALUES: compares a model's loss and gradients with
-// those of the original, written by tests/fixtures/make_model_values.py --full.
-// Exit status: 0 the same, 1 not, 2 wrong usage.
+// model_values NAME WEIGHTS VALUES: compares the loss and gradients of a model with those of
+// the original, written by tests/fixtures/make_model_values.py --full. Exit status: 0 equal,
+// 1 different, 2 usage error.
 #include "compare_values.h"
 
 #include <reprise/models/weights.h>
@@ -26,7 +26,7 @@ struct Arguments {
   std::string name, weights, values;
   reprise::ModelOptions options;
   torch::Device device = torch::kCPU;
-  // In double precision what differs is the model, and not rounding.
+  // In float64 differences come from the model, not from rounding.
   torch::ScalarType type = torch::kDouble;
   double tolerance = 1e-4;  // of gradients
 };
@@ -63,7 +63,7 @@ Arguments parse(int argc, char** argv) {
 }
 
 bool compare(Arguments arguments) {
-  // Models without dropout have no such option.
+  // Some models have no dropout option.
   arguments.options.dropout =
       reprise::make_model(arguments.name, arguments.options).options.dropout < 0
           ? -1
@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    // As in the script that wrote the values.
+    // The same settings as in the script that wrote the values.
     at::globalContext().setAllowTF32CuDNN(false);
     at::globalContext().setDeterministicCuDNN(true);
     return compare(arguments) ? 0 : 1;

@@ -12,10 +12,10 @@ struct SmallModel {
   ModelOptions options;
 };
 
-/// Every model of the zoo, so small that a step takes milliseconds.
+/// All models, small enough that a step takes milliseconds.
 const std::vector<SmallModel>& small_models();
 
-/// A random batch on the test's device.
+/// A random batch on the device of the tests.
 Tensors small_inputs(const Model& model);
 
 }  // namespace reprise::testing

@@ -6,8 +6,8 @@
 namespace reprise {
 namespace {
 
-/// Small versions of the originals, with their weights, losses and gradients,
-/// made by tests/fixtures/make_model_values.py.
+/// Compares a small version of a model with the weights, loss and gradients of the original,
+/// written by tests/fixtures/make_model_values.py.
 void expect_values(const std::string& name, const ModelOptions& options,
                    std::vector<torch::ScalarType> types) {
   const std::string path = REPRISE_FIXTURES "/models/" + name;
@@ -62,7 +62,7 @@ TEST(Values, Resnet) {
   options.width = 3;
   options.image_size = 48;
   options.classes = 10;
-  // Norms over 16 values each: rounding alone costs 5e-4 in single precision.
+  // Norms over 16 values: rounding alone causes differences of 5e-4 in float32.
   expect_values("resnet50", options, {torch::kDouble});
 }
 

@@ -27,7 +27,7 @@ using testing::small_models;
 using testing::SmallModel;
 using torch::Tensor;
 
-/// Everything kept, each stage as its variant `number` where it has that many.
+/// Keeps everything; each stage runs as its variant `number`, or its last one.
 Schedule keep_all_as(const Chain& chain, int number) {
   std::vector<Op> ops;
   for (int i = 0; i < chain.size(); ++i) {
@@ -40,15 +40,15 @@ Schedule keep_all_as(const Chain& chain, int number) {
   return Schedule("variant " + std::to_string(number), chain.size(), ops);
 }
 
-/// Every stage but the last run twice, the second time as its variant.
-Schedule again_as(const Chain& chain, int number) {
+/// Recomputes every stage but the last, as its variant `number` or its last one.
+Schedule recompute_as(const Chain& chain, int number) {
   std::vector<Op> ops = make_schedule("all", chain.size()).ops();
   for (Op& op : ops) {
     if (op.kind != OpKind::kForwardKeep) continue;
     const int count = static_cast<int>(chain[op.stage].variants().size());
     op.variant = std::min(number, count);
   }
-  return Schedule("again " + std::to_string(number), chain.size(), ops);
+  return Schedule("recompute " + std::to_string(number), chain.size(), ops);
 }
 
 int most_variants(const Chain& chain) {
@@ -59,8 +59,8 @@ int most_variants(const Chain& chain) {
   return static_cast<int>(most);
 }
 
-/// Losses and parameters of three updates, with the forwards under `autocast`. Not
-/// the updates: autocast keeps its casts of the weights for as long as it is on.
+/// Losses, parameters and buffers after three updates, with the forwards under `autocast`.
+/// The updates run outside of it, since autocast caches converted weights while it is on.
 std::vector<Tensor> train(const SmallModel& small, auto&& schedule_of,
                           const compat::AutocastState& autocast = {}) {
   torch::manual_seed(1);
@@ -95,7 +95,7 @@ Schedule plainly(const Chain& chain) {
   return keep_all_as(chain, 0);
 }
 
-TEST(Variants, ChangeNothingInATraining) {
+TEST(Variants, DoNotChangeTraining) {
   std::map<std::string, int> found;
   for (const SmallModel& small : small_models()) {
     const int most = most_variants(make_model(small.name, small.options).chain);
@@ -103,7 +103,7 @@ TEST(Variants, ChangeNothingInATraining) {
     if (most == 0) continue;
     const auto expected = train(small, plainly);
     for (int number = 1; number <= most; ++number) {
-      for (const auto make : {keep_all_as, again_as}) {
+      for (const auto make : {keep_all_as, recompute_as}) {
         const auto got = train(
             small, [&](const Chain& chain) { return make(chain, number); });
         ASSERT_EQ(got.size(), expected.size());
@@ -123,13 +123,13 @@ TEST(Variants, ChangeNothingInATraining) {
   }
 }
 
-TEST(Variants, ChangeNothingUnderAutocast) {
+TEST(Variants, DoNotChangeTrainingUnderAutocast) {
   compat::AutocastState state;
   state.cpu_enabled = state.cuda_enabled = true;
   state.cuda_dtype = torch::kBFloat16;
   for (const SmallModel& small : small_models()) {
     const int most = most_variants(make_model(small.name, small.options).chain);
-    // On the CPU autocast has no pools and few norms in half precision.
+    // On the CPU autocast supports no pools and few norms in half precision.
     if (most < 2) continue;
     const auto expected = train(small, plainly, state);
     for (int number = 1; number <= most; ++number) {
@@ -137,7 +137,7 @@ TEST(Variants, ChangeNothingUnderAutocast) {
           small, [&](const Chain& chain) { return keep_all_as(chain, number); },
           state);
       for (size_t i = 0; i < got.size(); ++i) {
-        // The head's padded products need not round as the plain ones.
+        // The padded matrix products of the head may round differently.
         EXPECT_LE(relative_error(expected[i], got[i]), 1e-3)
             << small.name << ", variant " << number << ", tensor " << i;
       }
@@ -150,7 +150,7 @@ SmallModel language() {
   small.options.depth = 3;
   small.options.width = 32;
   small.options.heads = 2;
-  // Several chunks, which are larger on a GPU.
+  // Several chunks; they are larger on a GPU.
   small.options.vocab = device().is_cpu() ? 10000 : 50000;
   small.options.seq = 128;
   return small;
@@ -163,14 +163,14 @@ Tensors language_inputs(const Model& model, int64_t batch) {
                          on_device(torch::kLong))};
 }
 
-/// The figures without the variants.
+/// The costs without variants.
 ChainCosts without_variants(ChainCosts figures) {
   for (StageCosts& stage : figures.stages) stage.variants.clear();
   return figures;
 }
 
-TEST(Variants, ChunksThatAreNotTheWholeAreTheSame) {
-  // 8 × 128 rows are three chunks of rows, and of columns.
+TEST(Variants, SeveralChunksMatchWholeScores) {
+  // 8 × 128 rows: three chunks of rows, and of columns.
   torch::manual_seed(1);
   const SmallModel small = language();
   const Model model = make_model(small.name, small.options);
@@ -190,21 +190,21 @@ TEST(Variants, ChunksThatAreNotTheWholeAreTheSame) {
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_TRUE(same_in_parts(expected[i], got[i])) << i;
   }
-  // And without a gradient, where nobody asks for chunks.
+  // Without gradients the stage itself uses chunks.
   model.root->eval();
   const torch::NoGradGuard no_grad;
   const auto schedule = plainly(model.chain);
-  const Tensors lean = model.chain.forward(inputs, schedule);
+  const Tensors chunked = model.chain.forward(inputs, schedule);
   Tensors whole;
   {
     const torch::AutoGradMode grad(true);
     whole = model.chain.forward(inputs, schedule);
   }
-  EXPECT_TRUE(same_in_parts(whole.at(0), lean.at(0)));
-  EXPECT_EQ(whole.at(1).item<double>(), lean.at(1).item<double>());
+  EXPECT_TRUE(same_in_parts(whole.at(0), chunked.at(0)));
+  EXPECT_EQ(whole.at(1).item<double>(), chunked.at(1).item<double>());
 }
 
-TEST(Variants, EvaluationHasNoWholeScores) {
+TEST(Variants, EvaluationNeverHoldsAllScores) {
   const SmallModel small = language();
   const Model model = make_model(small.name, small.options);
   model.root->to(device());
@@ -218,7 +218,7 @@ TEST(Variants, EvaluationHasNoWholeScores) {
   EXPECT_LT(meter.peak_increase_bytes(), 16 * 128 * small.options.vocab * 4);
 }
 
-TEST(Variants, FiguresReachThePlanner) {
+TEST(Variants, PlannerUsesCosts) {
   torch::manual_seed(1);
   const SmallModel small = language();
   const Model model = make_model(small.name, small.options);
@@ -235,26 +235,26 @@ TEST(Variants, FiguresReachThePlanner) {
 
   const StageCosts& block = figures.stages.at(1);
   ASSERT_EQ(block.variants.size(), 2u);
-  // Of the plain one's kept bytes besides the input; see docs/ops.md.
+  // Without the input, which all of them keep; see docs/ops.md.
   EXPECT_LT(block.variants[0].saved_bytes, block.saved_bytes * 9 / 10);
   EXPECT_LT(block.variants[1].saved_bytes, block.variants[0].saved_bytes);
 
   const Solver with(figures);
   const Solver without(without_variants(figures));
-  // 49 MiB and 235 MiB on the CPU.
+  // On the CPU: 49 MiB and 235 MiB.
   EXPECT_LT(with.smallest_bytes(), without.smallest_bytes() / 3);
   const auto solution = with.solve(without.smallest_bytes() / 2);
   ASSERT_TRUE(solution);
   const std::string text = solution->schedule.to_text();
   EXPECT_NE(text.find("K5.1"), std::string::npos) << text;
 
-  // The executor keeps to what the simulator says.
+  // The execution has the peak that the simulation predicts.
   Execution execution(model.chain, solution->schedule);
   const auto step = [&] {
     const Tensor loss = execution.forward(inputs).at(0);
     execution.backward({torch::ones_like(loss)});
   };
-  step();  // makes the gradients of the parameters
+  step();  // allocates the gradients
   MemoryMeter meter(device());
   step();
   EXPECT_NEAR(double(meter.peak_increase_bytes()) /
@@ -262,7 +262,7 @@ TEST(Variants, FiguresReachThePlanner) {
               1, 0.03);
 }
 
-TEST(Variants, NormsAgainKeepLess) {
+TEST(Variants, RecomputingNormsSavesLess) {
   torch::manual_seed(1);
   for (const SmallModel& small : small_models()) {
     if (small.name != "resnet18" && small.name != "resnet50") continue;
@@ -272,8 +272,8 @@ TEST(Variants, NormsAgainKeepLess) {
         measure_stage_costs(model.chain, small_inputs(model));
     const StageCosts& block = figures.stages.at(2);
     ASSERT_EQ(block.variants.size(), 1u);
-    // Of two convolutions' results and one ReLU's, or of three and two, with the
-    // last as wide as four others.
+    // Saves the outputs of two convolutions but not of the ReLU between them; or of three
+    // convolutions, the last with four times the channels, but not of two ReLUs.
     const double share = small.name == "resnet18" ? 2 / 3. : 6 / 8.;
     EXPECT_NEAR(double(block.variants[0].saved_bytes),
                 share * double(block.saved_bytes),
@@ -282,8 +282,8 @@ TEST(Variants, NormsAgainKeepLess) {
   }
 }
 
-TEST(Variants, ReluAndGeluNeedNone) {
-  // What LibTorch's own keep is what their neighbours keep anyway.
+TEST(Variants, ReluAndGeluNeedNoVariant) {
+  // LibTorch saves the output of ReLU and the input of GELU, which adjacent layers save too.
   const Tensor leaf = torch::randn({64, 64}, on_device()).requires_grad_();
   const auto kept_by = [&](const Tensor& x, auto&& run) {
     KeptMeter kept;
@@ -303,7 +303,7 @@ TEST(Variants, ReluAndGeluNeedNone) {
   EXPECT_EQ(gelu.second, std::vector<const void*>{address(x)});
 }
 
-TEST(Variants, PoolsKeepLess) {
+TEST(Variants, CompactPoolsSaveLess) {
   for (const SmallModel& small : small_models()) {
     const std::map<std::string, const char*> stages = {
         {"vgg16", "features.2"},
@@ -323,15 +323,15 @@ TEST(Variants, PoolsKeepLess) {
       found = true;
       const StageCosts& stage = figures.stages.at(static_cast<size_t>(i));
       ASSERT_EQ(stage.variants.size(), 1u) << small.name;
-      const StageCosts::Variant& lean = stage.variants[0];
+      const StageCosts::Variant& compact = stage.variants[0];
       if (small.name == "vgg16") {
-        // Instead of the ReLU's output and 8 bytes an output, one byte.
-        EXPECT_LE(lean.saved_bytes, stage.saved_bytes / 24 + 1024);
+        // One byte per output instead of the output of the ReLU and an 8-byte index.
+        EXPECT_LE(compact.saved_bytes, stage.saved_bytes / 24 + 1024);
       } else if (small.name == "cnn-blocks" && device().is_cuda()) {
-        // The stage itself keeps as little there.
-        EXPECT_LE(lean.saved_bytes, stage.saved_bytes);
+        // The stage itself saves as little on CUDA.
+        EXPECT_LE(compact.saved_bytes, stage.saved_bytes);
       } else {
-        EXPECT_LT(lean.saved_bytes, stage.saved_bytes);
+        EXPECT_LT(compact.saved_bytes, stage.saved_bytes);
       }
     }
     EXPECT_TRUE(found) << small.name;

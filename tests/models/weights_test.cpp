@@ -25,9 +25,9 @@ Model make(const std::string& name) {
   return make_model(name, options_of(name));
 }
 
-/// A model and a file with all of its tensors, to be changed and loaded.
-struct Setting {
-  explicit Setting(const std::string& name)
+/// A model and a file with all of its tensors, which tests modify and load.
+struct WeightFile {
+  explicit WeightFile(const std::string& name)
       : model(make(name)),
         path(::testing::TempDir() + "reprise_weights_" + name + "_" +
              ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
@@ -37,7 +37,7 @@ struct Setting {
       tensors[key] = file.read(key);
     }
   }
-  ~Setting() {
+  ~WeightFile() {
     std::error_code ignored;
     std::filesystem::remove(path, ignored);
   }
@@ -46,7 +46,7 @@ struct Setting {
     write_safetensors(path, NamedTensors(tensors.begin(), tensors.end()));
   }
 
-  /// Another model of the kind, with the file loaded.
+  /// Loads the file into a new model.
   Model load() const {
     write();
     Model other = make(model.name);
@@ -89,8 +89,8 @@ struct Setting {
 };
 
 void expect_equal(const Model& a, const Model& b) {
-  const auto x = Setting::copy(a);
-  const auto y = Setting::copy(b);
+  const auto x = WeightFile::copy(a);
+  const auto y = WeightFile::copy(b);
   ASSERT_EQ(x.size(), y.size());
   for (size_t i = 0; i < x.size(); ++i) {
     EXPECT_TRUE(same(x[i], y[i])) << a.name << " " << i;
@@ -101,17 +101,17 @@ void expect_in(const std::string& part, const std::string& text) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-TEST(Weights, RoundTripOfEveryModel) {
+TEST(Weights, RoundTripOfAllModels) {
   for (const auto& small : testing::small_models()) {
-    Setting setting(small.name);
-    expect_equal(setting.load(), setting.model);
-    EXPECT_EQ(setting.tensors.size(), setting.model.root->parameters().size() +
-                                          setting.model.root->buffers().size());
+    WeightFile file(small.name);
+    expect_equal(file.load(), file.model);
+    EXPECT_EQ(file.tensors.size(), file.model.root->parameters().size() +
+                                       file.model.root->buffers().size());
   }
 }
 
-TEST(Weights, NamesAndShapesOfTheOriginals) {
-  const Setting gpt2("gpt2");  // width 16
+TEST(Weights, NamesAndShapesMatchOriginals) {
+  const WeightFile gpt2("gpt2");  // width 16
   EXPECT_EQ(gpt2.tensors.size(), 2u + 2 * 12 + 2);
   EXPECT_EQ(gpt2.tensors.at("transformer.h.1.attn.c_attn.weight").sizes(),
             (std::vector<int64_t>{16, 48}));
@@ -120,7 +120,7 @@ TEST(Weights, NamesAndShapesOfTheOriginals) {
   EXPECT_TRUE(gpt2.tensors.contains("transformer.ln_f.bias"));
   EXPECT_EQ(SafeTensors(gpt2.path).metadata().at("format"), "pt");
 
-  const Setting bert("bert-base");
+  const WeightFile bert("bert-base");
   EXPECT_EQ(bert.tensors.size(), 5u + 2 * 16 + 4);
   for (const char* name :
        {"bert.embeddings.word_embeddings.weight",
@@ -136,7 +136,7 @@ TEST(Weights, NamesAndShapesOfTheOriginals) {
     EXPECT_TRUE(bert.tensors.contains(name)) << name;
   }
 
-  const Setting vit("vit-b-16");
+  const WeightFile vit("vit-b-16");
   EXPECT_EQ(vit.tensors.size(), 4u + 2 * 16 + 4);
   for (const char* name :
        {"vit.embeddings.cls_token", "vit.embeddings.position_embeddings",
@@ -151,7 +151,7 @@ TEST(Weights, NamesAndShapesOfTheOriginals) {
     EXPECT_TRUE(vit.tensors.contains(name)) << name;
   }
 
-  const Setting resnet("resnet50");
+  const WeightFile resnet("resnet50");
   EXPECT_EQ(resnet.tensors.size(), 320u);  // as torchvision's state_dict()
   for (const char* name :
        {"conv1.weight", "bn1.running_var", "bn1.num_batches_tracked",
@@ -160,69 +160,69 @@ TEST(Weights, NamesAndShapesOfTheOriginals) {
     EXPECT_TRUE(resnet.tensors.contains(name)) << name;
   }
 
-  const Setting vgg("vgg16");
+  const WeightFile vgg("vgg16");
   std::set<std::string> names;
   for (const auto& [name, tensor] : vgg.tensors) names.insert(name);
   std::set<std::string> expected;
-  for (const int place : {0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28}) {
-    expected.insert("features." + std::to_string(place) + ".weight");
-    expected.insert("features." + std::to_string(place) + ".bias");
+  for (const int layer : {0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28}) {
+    expected.insert("features." + std::to_string(layer) + ".weight");
+    expected.insert("features." + std::to_string(layer) + ".bias");
   }
-  for (const int place : {0, 3, 6}) {
-    expected.insert("classifier." + std::to_string(place) + ".weight");
-    expected.insert("classifier." + std::to_string(place) + ".bias");
+  for (const int layer : {0, 3, 6}) {
+    expected.insert("classifier." + std::to_string(layer) + ".weight");
+    expected.insert("classifier." + std::to_string(layer) + ".bias");
   }
   EXPECT_EQ(names, expected);
 }
 
-TEST(Weights, TypesAreConverted) {
-  Setting setting("gpt2");
-  for (auto& [name, tensor] : setting.tensors) {
+TEST(Weights, ConvertsTypes) {
+  WeightFile file("gpt2");
+  for (auto& [name, tensor] : file.tensors) {
     tensor = tensor.to(torch::kBFloat16);
   }
-  const Model loaded = setting.load();
+  const Model loaded = file.load();
   for (const auto& item : loaded.root->named_parameters()) {
     EXPECT_TRUE(
-        same(item.value(), setting.tensors.at(item.key()).to(torch::kFloat)));
+        same(item.value(), file.tensors.at(item.key()).to(torch::kFloat)));
   }
 }
 
-TEST(Weights, PrefixThatIsNotThere) {
+TEST(Weights, AcceptsMissingPrefix) {
   for (const auto& [name, prefix] :
        {std::pair("gpt2", "transformer."), std::pair("bert-base", "bert."),
         std::pair("vit-b-16", "vit.")}) {
-    Setting setting(name);
+    WeightFile file(name);
     const std::string body = prefix;
-    for (const auto& [key, tensor] : std::map(setting.tensors)) {
-      if (key.starts_with(body)) setting.rename(key, key.substr(body.size()));
+    for (const auto& [key, tensor] : std::map(file.tensors)) {
+      if (key.starts_with(body)) file.rename(key, key.substr(body.size()));
     }
-    expect_equal(setting.load(), setting.model);
+    expect_equal(file.load(), file.model);
   }
-  Setting wrapped("resnet18");
+  WeightFile wrapped("resnet18");
   for (const auto& [key, tensor] : std::map(wrapped.tensors)) {
     wrapped.rename(key, "module." + key);
   }
   expect_equal(wrapped.load(), wrapped.model);
 }
 
-TEST(Weights, TiedWeightsStoredTwiceOrUnderTheOtherName) {
-  Setting setting("gpt2");
-  const Tensor wte = setting.tensors.at("transformer.wte.weight");
-  setting.tensors["lm_head.weight"] = wte.clone();
-  expect_equal(setting.load(), setting.model);
-  setting.tensors.erase("transformer.wte.weight");
-  expect_equal(setting.load(), setting.model);
-  setting.tensors["transformer.wte.weight"] = wte + 1;
-  expect_in("are one in gpt2, but differ", setting.problem());
+TEST(Weights, AcceptsTiedWeightsUnderEitherName) {
+  WeightFile file("gpt2");
+  const Tensor wte = file.tensors.at("transformer.wte.weight");
+  file.tensors["lm_head.weight"] = wte.clone();
+  expect_equal(file.load(), file.model);
+  file.tensors.erase("transformer.wte.weight");
+  expect_equal(file.load(), file.model);
+  file.tensors["transformer.wte.weight"] = wte + 1;
+  expect_in("are tied in gpt2, but differ", file.problem());
 }
 
-TEST(Weights, ConstantsOldNamesAndForeignHeads) {
-  Setting gpt2("gpt2");
+TEST(Weights, AcceptsConstantsOldNamesAndOtherHeads) {
+  WeightFile gpt2("gpt2");
   gpt2.tensors["h.0.attn.bias"] = torch::ones({1, 1, 8, 8});
   gpt2.tensors["transformer.h.1.attn.masked_bias"] = torch::tensor(-1e4);
   expect_equal(gpt2.load(), gpt2.model);
 
-  Setting bert("bert-base");
+  WeightFile bert("bert-base");
   bert.tensors["bert.embeddings.position_ids"] = torch::arange(8).view({1, 8});
   bert.tensors["cls.predictions.bias"] = torch::ones({11});
   bert.rename("bert.embeddings.LayerNorm.weight",
@@ -231,40 +231,39 @@ TEST(Weights, ConstantsOldNamesAndForeignHeads) {
               "bert.embeddings.LayerNorm.beta");
   expect_equal(bert.load(), bert.model);
 
-  Setting resnet("resnet18");
+  WeightFile resnet("resnet18");
   resnet.tensors.erase("bn1.num_batches_tracked");
   expect_equal(resnet.load(), resnet.model);
 }
 
-TEST(Weights, MissingHeadStaysAsItWas) {
-  Setting setting("bert-base");
-  setting.tensors.erase("classifier.weight");
-  expect_in("expected tensor 'classifier.weight', which", setting.problem());
-  setting.tensors.erase("classifier.bias");
-  const Model loaded = setting.load();
+TEST(Weights, MissingHeadIsNotLoaded) {
+  WeightFile file("bert-base");
+  file.tensors.erase("classifier.weight");
+  expect_in("expected tensor 'classifier.weight', which", file.problem());
+  file.tensors.erase("classifier.bias");
+  const Model loaded = file.load();
   const auto parameters = loaded.root->named_parameters();
   EXPECT_TRUE(same(parameters["bert.pooler.dense.weight"],
-                   setting.tensors.at("bert.pooler.dense.weight")));
-  EXPECT_FALSE(
-      same(parameters["classifier.weight"],
-           setting.model.root->named_parameters()["classifier.weight"]));
+                   file.tensors.at("bert.pooler.dense.weight")));
+  EXPECT_FALSE(same(parameters["classifier.weight"],
+                    file.model.root->named_parameters()["classifier.weight"]));
 }
 
-TEST(Weights, WhatDoesNotFit) {
-  Setting shape("gpt2");
+TEST(Weights, RejectsMismatchedTensors) {
+  WeightFile shape("gpt2");
   shape.tensors["transformer.wte.weight"] = torch::zeros({11, 12});
   expect_in(
       "tensor 'transformer.wte.weight' has shape [11, 12], expected [11, 16]",
       shape.problem());
 
-  Setting missing("resnet18");
+  WeightFile missing("resnet18");
   missing.tensors.erase("layer1.0.bn1.running_mean");
   expect_in(
       "expected tensor 'layer1.0.bn1.running_mean', which the file does not "
       "have",
       missing.problem());
 
-  Setting extra("gpt2");
+  WeightFile extra("gpt2");
   extra.tensors["transformer.h.2.ln_1.weight"] = torch::zeros({16});
   expect_in("gpt2 has no tensor 'transformer.h.2.ln_1.weight'",
             extra.problem());

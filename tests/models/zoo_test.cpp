@@ -47,7 +47,7 @@ std::vector<Tensor> step(const Model& model, const Tensors& inputs,
   return results;
 }
 
-TEST(Zoo, ListNamesEveryModelOnce) {
+TEST(Zoo, ListsEveryModelOnce) {
   std::set<std::string> names;
   for (const ModelInfo& info : model_list()) {
     EXPECT_TRUE(names.insert(info.name).second) << info.name;
@@ -58,7 +58,7 @@ TEST(Zoo, ListNamesEveryModelOnce) {
   EXPECT_EQ(names, tested);
 }
 
-TEST(Zoo, RecomputationChangesNothing) {
+TEST(Zoo, RecomputationDoesNotChangeResults) {
   for (const SmallModel& small : small_models()) {
     torch::manual_seed(1);
     const Model model = make_model(small.name, small.options);
@@ -70,17 +70,17 @@ TEST(Zoo, RecomputationChangesNothing) {
       ASSERT_TRUE(tensor.isfinite().all().item<bool>()) << small.name;
     }
     for (const char* strategy : {"sqrt", "all"}) {
-      const auto again = step(model, inputs, strategy);
-      ASSERT_EQ(again.size(), kept.size());
+      const auto recomputed = step(model, inputs, strategy);
+      ASSERT_EQ(recomputed.size(), kept.size());
       for (size_t i = 0; i < kept.size(); ++i) {
-        EXPECT_TRUE(same(kept[i], again[i]))
+        EXPECT_TRUE(same(kept[i], recomputed[i]))
             << small.name << ", " << strategy << ", tensor " << i;
       }
     }
   }
 }
 
-TEST(Zoo, StagesHoldWhatTheRootHolds) {
+TEST(Zoo, StagesHaveParametersOfRoot) {
   for (const SmallModel& small : small_models()) {
     const Model model = make_model(small.name, small.options);
     std::set<const void*> root;
@@ -104,7 +104,7 @@ TEST(Zoo, StagesHoldWhatTheRootHolds) {
   }
 }
 
-TEST(Zoo, RunsInDoublePrecisionWithALossInSingle) {
+TEST(Zoo, Float64ModelsHaveFloat32Loss) {
   for (const SmallModel& small : small_models()) {
     const Model model = make_model(small.name, small.options);
     model.root->to(device());
@@ -120,8 +120,8 @@ TEST(Zoo, RunsInDoublePrecisionWithALossInSingle) {
   }
 }
 
-// Its shortcuts run otherwise there.
-TEST(Zoo, ChannelsLastChangesNothingInResnet) {
+// The shortcuts have another implementation for channels-last.
+TEST(Zoo, ResnetInChannelsLast) {
   ModelOptions options;
   options.width = 4;
   options.image_size = 32;
@@ -143,7 +143,7 @@ TEST(Zoo, ChannelsLastChangesNothingInResnet) {
   }
 }
 
-TEST(Zoo, EvaluationCountsRightPredictions) {
+TEST(Zoo, EvaluationCountsCorrectPredictions) {
   for (const SmallModel& small : small_models()) {
     const Model model = make_model(small.name, small.options);
     model.root->to(device());
@@ -154,13 +154,13 @@ TEST(Zoo, EvaluationCountsRightPredictions) {
     auto out = model.chain.forward(inputs, schedule);
     ASSERT_EQ(out.size(), 2u) << small.name;
     EXPECT_EQ(out[0].scalar_type(), torch::kFloat);
-    const double right = out[1].item<double>();
+    const double correct = out[1].item<double>();
     const double most = static_cast<double>(
         model.task == Task::kLanguage ? inputs[1].ge(0).sum().item<int64_t>()
                                       : inputs[1].size(0));
-    EXPECT_GE(right, 0) << small.name;
-    EXPECT_LE(right, most) << small.name;
-    // With every class as the target in turn, each prediction is right once.
+    EXPECT_GE(correct, 0) << small.name;
+    EXPECT_LE(correct, most) << small.name;
+    // Each prediction is correct for exactly one class as the target.
     const int64_t classes = model.task == Task::kLanguage
                                 ? model.options.vocab
                                 : model.options.classes;
@@ -171,13 +171,13 @@ TEST(Zoo, EvaluationCountsRightPredictions) {
       total += model.chain.forward(inputs, schedule)[1].item<double>();
     }
     EXPECT_NEAR(total, most, 1e-6) << small.name;
-    // The chain switches it as well as the root does.
+    // Chain::train() has the effect of root->train().
     model.chain.train();
     EXPECT_EQ(model.chain.forward(inputs, schedule).size(), 1u) << small.name;
   }
 }
 
-TEST(Zoo, PixelLossIsASumOfMeans) {
+TEST(Zoo, PixelLossIsSumOfMeans) {
   ModelOptions options;
   options.depth = 1;
   options.width = 4;
@@ -185,7 +185,7 @@ TEST(Zoo, PixelLossIsASumOfMeans) {
   const Model model = make_model("unet", options);
   model.root->to(device());
   const Tensors inputs = small_inputs(model);
-  // With no scores at all every pixel costs log(classes).
+  // With all scores zero, each pixel has loss log(classes).
   const torch::NoGradGuard no_grad;
   for (const auto& item : model.root->named_parameters()) {
     if (item.key().starts_with("head.")) Tensor(item.value()).zero_();
@@ -196,7 +196,7 @@ TEST(Zoo, PixelLossIsASumOfMeans) {
               static_cast<double>(inputs[0].size(0)) * std::log(11.0), 1e-4);
 }
 
-TEST(Zoo, IgnoredTokensDoNotCount) {
+TEST(Zoo, IgnoredTokensHaveNoLoss) {
   ModelOptions options;
   options.depth = 1;
   options.width = 8;
@@ -222,13 +222,13 @@ TEST(Zoo, IgnoredTokensDoNotCount) {
   EXPECT_EQ(loss(torch::full_like(whole, -100)), 0);
 }
 
-TEST(Zoo, UnknownNames) {
+TEST(Zoo, RejectsUnknownNames) {
   expect_error("unknown model 'gpt'; did you mean gpt2?", "gpt");
   expect_error("unknown model 'resnet5'; did you mean resnet50?", "resnet5");
   expect_error("expected one of mlp, cnn-basic", "transformer-of-mine");
 }
 
-TEST(Zoo, OptionsAModelDoesNotHave) {
+TEST(Zoo, RejectsOptionsOfOtherModels) {
   ModelOptions options;
   options.norm = "batch";
   expect_error(
@@ -243,7 +243,7 @@ TEST(Zoo, OptionsAModelDoesNotHave) {
   expect_error("[model unet] has no option dropout", "unet", options);
 }
 
-TEST(Zoo, OptionsOutOfRange) {
+TEST(Zoo, RejectsOptionsOutOfRange) {
   ModelOptions options;
   options.depth = -1;
   expect_error("[model mlp] expected a positive depth, got -1", "mlp", options);
@@ -260,7 +260,7 @@ TEST(Zoo, OptionsOutOfRange) {
   expect_error("multiple of its 3 heads, got 100", "gpt2", options);
 }
 
-TEST(Zoo, ImageSizesAModelCannotTake) {
+TEST(Zoo, RejectsUnsupportedImageSizes) {
   ModelOptions options;
   options.image_size = 100;
   expect_error(
@@ -274,7 +274,7 @@ TEST(Zoo, ImageSizesAModelCannotTake) {
   expect_error("it can take even ones", "cnn-profile", options);
 }
 
-TEST(Zoo, SequencesThatAreTooLong) {
+TEST(Zoo, RejectsLongSequences) {
   ModelOptions options;
   options.depth = 1;
   options.width = 8;
@@ -292,7 +292,7 @@ TEST(Zoo, SequencesThatAreTooLong) {
   }
 }
 
-TEST(Zoo, CnnBasicTakesEverySize) {
+TEST(Zoo, CnnBasicSupportsAllSizes) {
   int convolutions = 5;
   for (int64_t size = 28; size <= 3584; size *= 2, ++convolutions) {
     ModelOptions options;
@@ -321,7 +321,7 @@ TEST(Zoo, DefaultsAndHeads) {
   EXPECT_EQ(mlp.options.vocab, 0);
 }
 
-TEST(Zoo, ParameterCountsOfTheOriginals) {
+TEST(Zoo, ParameterCountsMatchOriginals) {
   const std::pair<const char*, int64_t> known[] = {
       {"cnn-blocks", 98'282},    {"mlp", 1'195'018},
       {"gpt2", 124'439'808},     {"bert-base", 109'483'778},
@@ -333,8 +333,8 @@ TEST(Zoo, ParameterCountsOfTheOriginals) {
   }
 }
 
-TEST(Zoo, ParameterCountsOfTheLargestFromTheirBlocks) {
-  // Parameters grow by the same number with each block.
+TEST(Zoo, ParameterCountsOfLargeModelsMatchOriginals) {
+  // Computed from one and two blocks: each block adds the same number.
   const auto count = [](const char* name, int64_t depth) {
     ModelOptions options;
     options.depth = depth;

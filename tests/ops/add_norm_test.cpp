@@ -1,7 +1,7 @@
 #include "compat/autocast.h"
 #include "support.h"
 
-#include <reprise/ops/add_norm.h>
+#include <reprise/ops/norm.h>
 
 #include <torch/nn/modules/normalization.h>
 
@@ -20,7 +20,7 @@ struct AddCase {
   bool adds, uses_sum;
 };
 
-// Rows of several parts, and fewer than a block takes; columns that fill no block.
+// Several parts and less than one, and numbers of columns that do not fill a block.
 const AddCase kAddCases[] = {
     {{3, 70, 768}, torch::kBFloat16, true, true},
     {{2, 5, 64}, torch::kFloat, true, true},
@@ -32,11 +32,11 @@ const AddCase kAddCases[] = {
 };
 
 struct Added {
-  Tensor sum, normal;
+  Tensor sum, normalized;
   Tensors gradients;
 };
 
-Added run(const AddCase& c, bool lean, bool autocast,
+Added run(const AddCase& c, bool fused, bool autocast,
           torch::nn::LayerNorm norm) {
   torch::manual_seed(2);
   const Tensor x =
@@ -47,23 +47,20 @@ Added run(const AddCase& c, bool lean, bool autocast,
   compat::AutocastState state;
   (x.is_cuda() ? state.cuda_enabled : state.cpu_enabled) = autocast;
   state.cuda_dtype = state.cpu_dtype = torch::kBFloat16;
-  AddedNorm made;
+  ops::AddNormResult made;
   {
     const compat::AutocastGuard guard(state);
     const Tensor from = x * 1;
-    if (lean) {
-      made = lean_add_norm(from, c.adds ? branch : Tensor(), norm);
-    } else {
-      made.sum = c.adds ? from + branch : from;
-      made.normal = norm->forward(made.sum);
-    }
+    const Tensor added = c.adds ? branch : Tensor();
+    made = fused ? ops::add_norm(from, added, norm)
+                 : ops::fallback::add_norm(from, added, norm);
   }
-  Tensor loss = (made.normal.to(torch::kFloat).sin() * 2).sum();
+  Tensor loss = (made.normalized.to(torch::kFloat).sin() * 2).sum();
   if (c.uses_sum) loss = loss + made.sum.cos().sum();
   loss.backward();
   Tensors of = {x, norm->weight, norm->bias};
   if (c.adds) of.push_back(branch);
-  return {made.sum.detach(), made.normal.detach(), take_gradients(of)};
+  return {made.sum.detach(), made.normalized.detach(), take_gradients(of)};
 }
 
 torch::nn::LayerNorm make_norm(int64_t width) {
@@ -76,7 +73,7 @@ torch::nn::LayerNorm make_norm(int64_t width) {
   return norm;
 }
 
-TEST(AddNorm, AsLibTorchs) {
+TEST(AddNorm, MatchesFallback) {
   for (const AddCase& c : kAddCases) {
     for (const bool autocast : {false, true}) {
       SCOPED_TRACE(::testing::Message()
@@ -84,11 +81,12 @@ TEST(AddNorm, AsLibTorchs) {
       const auto norm = make_norm(c.sizes.back());
       const Added wanted = run(c, false, autocast, norm);
       const Added got = run(c, true, autocast, norm);
-      const bool rounds = got.normal.element_size() == 2;
+      const bool rounds = got.normalized.element_size() == 2;
       EXPECT_EQ(rounds, autocast && testing::device().is_cuda());
       EXPECT_TRUE(same(got.sum, wanted.sum));
-      EXPECT_LT(relative_error(got.normal.to(torch::kFloat), wanted.normal),
-                rounds ? 5e-3 : 1e-6);
+      EXPECT_LT(
+          relative_error(got.normalized.to(torch::kFloat), wanted.normalized),
+          rounds ? 5e-3 : 1e-6);
       for (size_t i = 0; i < wanted.gradients.size(); ++i) {
         ASSERT_TRUE(got.gradients[i].defined()) << i;
         EXPECT_EQ(got.gradients[i].scalar_type(),
@@ -107,16 +105,28 @@ TEST(AddNorm, AsLibTorchs) {
   }
 }
 
-TEST(AddNorm, OnlyTheSumIsUsed) {
+TEST(AddNorm, BackwardFromSumOnly) {
   const auto norm = make_norm(64);
   const Tensor x =
       torch::randn({6, 64}, on_device(torch::kFloat)).requires_grad_();
   const Tensor branch =
       torch::randn({6, 64}, on_device(torch::kFloat)).requires_grad_();
-  lean_add_norm(x * 1, branch * 1, norm).sum.sum().backward();
+  ops::add_norm(x * 1, branch * 1, norm).sum.sum().backward();
   EXPECT_TRUE(x.grad().eq(1).all().item<bool>());
   EXPECT_TRUE(branch.grad().eq(1).all().item<bool>());
   EXPECT_FALSE(norm->weight.grad().defined());
+}
+
+TEST(AddNorm, FallbackIsLibTorchsLayerNorm) {
+  const auto norm = make_norm(8);
+  const Tensor x = torch::randn({3, 8}, on_device(torch::kFloat));
+  const Tensor branch = torch::randn({3, 8}, on_device(torch::kFloat));
+  const auto both = ops::fallback::add_norm(x, branch, norm);
+  EXPECT_TRUE(same(both.sum, x + branch));
+  EXPECT_TRUE(same(both.normalized,
+                   torch::layer_norm(x + branch, {8}, norm->weight, norm->bias,
+                                     norm->options.eps())));
+  EXPECT_TRUE(same(ops::fallback::add_norm(x, {}, norm).sum, x));
 }
 
 }  // namespace

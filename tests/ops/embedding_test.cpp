@@ -21,27 +21,29 @@ torch::nn::Embedding make_table(std::optional<int64_t> padding) {
   return table;
 }
 
-/// Two micro-batches' gradient of the table. Most tokens come several times.
+/// Gradient of the table after two micro-batches. Most tokens occur several times.
 Tensor gradient_of(const torch::nn::Embedding& table, const Tensor& tokens) {
   Tensor weight = table->weight;
   weight.mutable_grad() = Tensor();
   for (int i = 0; i < 2; ++i) {
-    const Tensor y = lean_embedding(table, tokens);
+    const Tensor y = ops::embedding(table, tokens);
     EXPECT_EQ(y.sizes(), (std::vector<int64_t>{3, 30, 6}));
     (y * (y.detach() + 1 + i)).sum().backward();
   }
   return weight.grad().clone();
 }
 
-TEST(Embedding, StraightIsTheSame) {
+TEST(Embedding, DirectGradientMatchesAutograd) {
   torch::manual_seed(8);
   const Tensor tokens = torch::randint(20, {3, 30}, on_device(torch::kLong));
   for (const auto padding :
        {std::optional<int64_t>(), std::optional<int64_t>(3)}) {
     const auto table = make_table(padding);
     const Tensor wanted = gradient_of(table, tokens);
+    EXPECT_TRUE(same(ops::embedding(table, tokens),
+                     ops::fallback::embedding(table, tokens)));
     WeightCopiesOptions options;
-    options.straight = {table->weight};
+    options.embedding_tables = {table->weight};
     WeightCopies copies({}, torch::kBFloat16, options);
     EXPECT_TRUE(copies.copies().empty());
     EXPECT_TRUE(WeightCopies::has(table->weight));
@@ -51,28 +53,28 @@ TEST(Embedding, StraightIsTheSame) {
     if (padding) {
       EXPECT_TRUE(got[*padding].eq(0).all().item<bool>());
     }
-    // Always in the same order.
+    // Reproducible: the order of additions is fixed.
     EXPECT_TRUE(same(got, gradient_of(table, tokens)));
     copies.expire();
     EXPECT_TRUE(same(gradient_of(table, tokens), wanted));
   }
 }
 
-TEST(Embedding, AddsToWhatIsThere) {
+TEST(Embedding, AddsToExistingGradient) {
   const auto table = make_table({});
   WeightCopiesOptions options;
-  options.straight = {table->weight};
+  options.embedding_tables = {table->weight};
   const WeightCopies copies({}, torch::kFloat, options);
   Tensor weight = table->weight;
   weight.mutable_grad() = torch::ones_like(weight.detach());
   const Tensor before = weight.grad();
   const Tensor tokens = torch::zeros({4}, on_device(torch::kLong));
-  lean_embedding(table, tokens).sum().backward();
+  ops::embedding(table, tokens).sum().backward();
   EXPECT_EQ(weight.grad().data_ptr(), before.data_ptr());
   EXPECT_EQ(weight.grad()[0][0].item<float>(), 5);
   EXPECT_EQ(weight.grad()[1][0].item<float>(), 1);
   const torch::NoGradGuard no_grad;
-  EXPECT_FALSE(lean_embedding(table, tokens).requires_grad());
+  EXPECT_FALSE(ops::embedding(table, tokens).requires_grad());
 }
 
 }  // namespace

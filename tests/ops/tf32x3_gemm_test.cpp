@@ -16,20 +16,20 @@ using testing::take_gradients;
 using torch::Tensor;
 
 constexpr char kNeeds[] =
-    "needs a device of compute capability 9.0, and nvcc when it was built";
+    "needs a device of compute capability 9.0 and a build with nvcc";
 
-struct SplitShape {
+struct GemmShape {
   int64_t rows, in, out;
 };
 
-/// A layer with WeightCopies in single precision: y, and the gradients of x, weight and
-/// bias, of two micro-batches.
-struct SplitLayer {
-  SplitLayer(const SplitShape& shape, WeightLayout layout) : layout(layout) {
+/// A layer with WeightCopies in float32: y, and the gradients of x, weight and bias after two
+/// micro-batches.
+struct GemmLayer {
+  GemmLayer(const GemmShape& shape, ops::WeightLayout layout) : layout(layout) {
     torch::manual_seed(3);
     const auto options = on_device(torch::kFloat);
     x = torch::randn({shape.rows, shape.in}, options).requires_grad_();
-    weight = torch::randn(layout == WeightLayout::kOutIn
+    weight = torch::randn(layout == ops::WeightLayout::kOutIn
                               ? std::vector<int64_t>{shape.out, shape.in}
                               : std::vector<int64_t>{shape.in, shape.out},
                           options)
@@ -38,35 +38,36 @@ struct SplitLayer {
     slope = torch::randn({shape.rows, shape.out}, options);
   }
 
-  Tensors run(bool split) const {
-    allow_split_products(split);
+  Tensors run(bool kernel) const {
+    detail::allow_tf32x3_gemm(kernel);
     const WeightCopies copies({weight, bias}, torch::kFloat);
     Tensor y;
     for (int i = 0; i < 2; ++i) {
-      y = lean_linear(x, weight, bias, layout);
+      y = ops::linear(x, weight, bias, layout);
       y.backward(slope);
     }
-    allow_split_products(true);
+    detail::allow_tf32x3_gemm(true);
     Tensors results = {y.detach()};
     for (auto& one : take_gradients({x, weight, bias})) results.push_back(one);
     return results;
   }
 
-  /// In double precision.
+  /// The same in float64.
   Tensors exact() const {
     const torch::NoGradGuard none;
     const auto wide = [](const Tensor& tensor) {
       return tensor.detach().to(torch::kDouble);
     };
     const Tensor w =
-        layout == WeightLayout::kOutIn ? wide(weight) : wide(weight).t();
+        layout == ops::WeightLayout::kOutIn ? wide(weight) : wide(weight).t();
     const Tensor dw = 2 * torch::mm(wide(slope).t(), wide(x));
-    return {
-        torch::addmm(wide(bias), wide(x), w.t()), 2 * torch::mm(wide(slope), w),
-        layout == WeightLayout::kOutIn ? dw : dw.t(), 2 * wide(slope).sum(0)};
+    return {torch::addmm(wide(bias), wide(x), w.t()),
+            2 * torch::mm(wide(slope), w),
+            layout == ops::WeightLayout::kOutIn ? dw : dw.t(),
+            2 * wide(slope).sum(0)};
   }
 
-  WeightLayout layout;
+  ops::WeightLayout layout;
   Tensor x, weight, bias, slope;
 };
 
@@ -75,34 +76,35 @@ double error_of_sum(const Tensor& got, const Tensor& wanted) {
       .item<double>();
 }
 
-// Sizes of all three cuts, of one and two blocks along the depth, and with remains of
-// each direction.
-const std::vector<SplitShape> kSplitShapes = {
+// Covers all three tile widths, one and two blocks along the depth, and remainders in each
+// direction.
+const std::vector<GemmShape> kGemmShapes = {
     {512, 1024, 1024}, {512, 1024, 3072}, {512, 1024, 4096}, {512, 4096, 1024},
     {500, 1028, 1000}, {772, 500, 1004},  {68, 2052, 2500}};
 
-TEST(Tf32x3Gemm, AreAsExactAsTheLibrarys) {
-  if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
-  for (const SplitShape& shape : kSplitShapes) {
-    for (const auto layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
-      const SplitLayer layer(shape, layout);
+TEST(Tf32x3Gemm, IsAsAccurateAsLibrary) {
+  if (!detail::uses_tf32x3_gemm(device())) GTEST_SKIP() << kNeeds;
+  for (const GemmShape& shape : kGemmShapes) {
+    for (const auto layout :
+         {ops::WeightLayout::kOutIn, ops::WeightLayout::kInOut}) {
+      const GemmLayer layer(shape, layout);
       const Tensors wanted = layer.exact();
-      const Tensors split = layer.run(true), library = layer.run(false);
+      const Tensors kernel = layer.run(true), library = layer.run(false);
       for (size_t i = 0; i < wanted.size(); ++i) {
-        const double ours = error_of_sum(split[i], wanted[i]);
+        const double ours = error_of_sum(kernel[i], wanted[i]);
         EXPECT_LT(ours, 5e-7) << i;
         EXPECT_LT(ours, 1.2 * error_of_sum(library[i], wanted[i]) + 1e-8)
             << shape.rows << " " << shape.in << " " << shape.out << ", " << i;
       }
-      // They were taken: other sums in other orders.
-      for (int i : {0, 1, 2}) EXPECT_FALSE(split[i].equal(library[i])) << i;
+      // The kernel ran: it adds in another order.
+      for (int i : {0, 1, 2}) EXPECT_FALSE(kernel[i].equal(library[i])) << i;
     }
   }
 }
 
-TEST(Tf32x3Gemm, GiveTheSameBitsAgain) {
-  if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
-  const SplitLayer layer({512, 4096, 1024}, WeightLayout::kOutIn);
+TEST(Tf32x3Gemm, IsReproducible) {
+  if (!detail::uses_tf32x3_gemm(device())) GTEST_SKIP() << kNeeds;
+  const GemmLayer layer({512, 4096, 1024}, ops::WeightLayout::kOutIn);
   const Tensors first = layer.run(true);
   for (int i = 0; i < 20; ++i) {
     const Tensors again = layer.run(true);
@@ -112,15 +114,15 @@ TEST(Tf32x3Gemm, GiveTheSameBitsAgain) {
   }
 }
 
-TEST(Tf32x3Gemm, KeepTheRangeOfSinglePrecision) {
-  if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
-  const SplitLayer layer({512, 1024, 1024}, WeightLayout::kOutIn);
+TEST(Tf32x3Gemm, KeepsRangeOfFloat32) {
+  if (!detail::uses_tf32x3_gemm(device())) GTEST_SKIP() << kNeeds;
+  const GemmLayer layer({512, 1024, 1024}, ops::WeightLayout::kOutIn);
   const torch::NoGradGuard none;
   for (const double scale : {1e-30, 1e30}) {
     layer.x.set_data(layer.x.detach() * scale);
-    allow_split_products(true);
+    detail::allow_tf32x3_gemm(true);
     const WeightCopies copies({layer.weight, layer.bias}, torch::kFloat);
-    const Tensor got = lean_linear(layer.x, layer.weight);
+    const Tensor got = ops::linear(layer.x, layer.weight);
     const Tensor wanted = torch::mm(layer.x.to(torch::kDouble),
                                     layer.weight.to(torch::kDouble).t());
     EXPECT_LT(error_of_sum(got, wanted), 5e-7) << scale;
@@ -129,21 +131,21 @@ TEST(Tf32x3Gemm, KeepTheRangeOfSinglePrecision) {
   layer.x.detach()[5][7].fill_(std::numeric_limits<float>::quiet_NaN());
   layer.x.detach()[6][7].fill_(std::numeric_limits<float>::infinity());
   const WeightCopies copies({layer.weight, layer.bias}, torch::kFloat);
-  const Tensor finite = lean_linear(layer.x, layer.weight).isfinite();
+  const Tensor finite = ops::linear(layer.x, layer.weight).isfinite();
   EXPECT_FALSE(finite[5].any().item<bool>());
   EXPECT_FALSE(finite[6].any().item<bool>());
   EXPECT_EQ(finite.sum().item<int64_t>(), 510 * 1024);
 }
 
-// What does not fit is the library's, to the bit.
-TEST(Tf32x3Gemm, LeaveTheRestToTheLibrary) {
-  if (!takes_split_products(device())) GTEST_SKIP() << kNeeds;
-  for (const SplitShape& shape : std::vector<SplitShape>{
+// Unsupported sizes give the bits of the library.
+TEST(Tf32x3Gemm, UnsupportedSizesUseLibrary) {
+  if (!detail::uses_tf32x3_gemm(device())) GTEST_SKIP() << kNeeds;
+  for (const GemmShape& shape : std::vector<GemmShape>{
            {510, 1022, 1026}, {32, 4096, 1024}, {64, 64, 64}}) {
-    const SplitLayer layer(shape, WeightLayout::kOutIn);
-    const Tensors split = layer.run(true), library = layer.run(false);
-    for (size_t i = 0; i < split.size(); ++i) {
-      EXPECT_TRUE(split[i].equal(library[i])) << shape.rows << " " << i;
+    const GemmLayer layer(shape, ops::WeightLayout::kOutIn);
+    const Tensors kernel = layer.run(true), library = layer.run(false);
+    for (size_t i = 0; i < kernel.size(); ++i) {
+      EXPECT_TRUE(kernel[i].equal(library[i])) << shape.rows << " " << i;
     }
   }
 }

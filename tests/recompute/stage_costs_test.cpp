@@ -2,7 +2,7 @@
 #include "support.h"
 
 #include <reprise/memory/meter.h>
-#include <reprise/models/builtin.h>
+#include <reprise/models/sample_chains.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
@@ -36,11 +36,11 @@ TEST(StageCosts, MeasuresASimpleLayer) {
 }
 
 TEST(StageCosts, RestoresAllState) {
-  for (const Builtin& builtin : builtins()) {
-    BuiltinOptions options;
+  for (const SampleChain& sample : sample_chains()) {
+    SampleChainOptions options;
     options.device = device();
-    const Chain chain = builtin.make_chain(options);
-    const Tensors inputs = builtin.make_inputs(options);
+    const Chain chain = sample.make_chain(options);
+    const Tensors inputs = sample.make_inputs(options);
     std::vector<torch::Tensor> buffers;
     for (const auto& b : chain.buffers()) buffers.push_back(b.clone());
     chain.parameters()[0].mutable_grad() =
@@ -48,23 +48,23 @@ TEST(StageCosts, RestoresAllState) {
     const auto rng = compat::RngState::capture(inputs);
     const int64_t before = live_bytes(device());
     measure_stage_costs(chain, inputs);
-    EXPECT_EQ(live_bytes(device()), before) << builtin.name;
-    EXPECT_TRUE(rng == compat::RngState::capture(inputs)) << builtin.name;
+    EXPECT_EQ(live_bytes(device()), before) << sample.name;
+    EXPECT_TRUE(rng == compat::RngState::capture(inputs)) << sample.name;
     for (size_t i = 0; i < buffers.size(); ++i) {
-      EXPECT_TRUE(same(buffers[i], chain.buffers()[i])) << builtin.name;
+      EXPECT_TRUE(same(buffers[i], chain.buffers()[i])) << sample.name;
     }
     EXPECT_EQ(chain.parameters()[0].grad().min().item<float>(), 1);
     EXPECT_FALSE(chain.parameters()[1].grad().defined());
   }
 }
 
-TEST(StageCosts, PredictsKeptMemoryOfBuiltins) {
-  for (const Builtin& builtin : builtins()) {
-    BuiltinOptions options;
+TEST(StageCosts, PredictsKeptMemoryOfSampleChains) {
+  for (const SampleChain& sample : sample_chains()) {
+    SampleChainOptions options;
     options.device = device();
     options.batch = 32;
-    const Chain chain = builtin.make_chain(options);
-    const Tensors inputs = builtin.make_inputs(options);
+    const Chain chain = sample.make_chain(options);
+    const Tensors inputs = sample.make_inputs(options);
     const auto chain_costs = measure_stage_costs(chain, inputs);
     Tensors state = chain.parameters();
     for (const auto& buffer : chain.buffers()) state.push_back(buffer);
@@ -79,7 +79,7 @@ TEST(StageCosts, PredictsKeptMemoryOfBuiltins) {
       EXPECT_NEAR(
           double(meter.peak_bytes()) / double(simulated.kept_peak_bytes), 1,
           0.02)
-          << builtin.name << " " << strategy;
+          << sample.name << " " << strategy;
     }
   }
 }
@@ -138,17 +138,17 @@ TEST(StageCosts, RejectsWrongUse) {
 }
 
 TEST(StageCosts, OutputBytesAgreeWithAndWithoutCosts) {
-  for (const Builtin& builtin : builtins()) {
-    BuiltinOptions options;
+  for (const SampleChain& sample : sample_chains()) {
+    SampleChainOptions options;
     options.device = device();
-    const Chain chain = builtin.make_chain(options);
-    const Tensors inputs = builtin.make_inputs(options);
+    const Chain chain = sample.make_chain(options);
+    const Tensors inputs = sample.make_inputs(options);
     const auto rng = compat::RngState::capture(inputs);
     const auto bytes = output_bytes(chain, inputs);
-    EXPECT_TRUE(rng == compat::RngState::capture(inputs)) << builtin.name;
+    EXPECT_TRUE(rng == compat::RngState::capture(inputs)) << sample.name;
     EXPECT_EQ(bytes, output_bytes(measure_stage_costs(chain, inputs)))
-        << builtin.name;
-    EXPECT_GT(bytes.at(0), 0) << builtin.name;
+        << sample.name;
+    EXPECT_GT(bytes.at(0), 0) << sample.name;
   }
 }
 

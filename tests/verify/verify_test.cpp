@@ -2,7 +2,7 @@
 #include "models/small_models.h"
 #include "support.h"
 
-#include <reprise/models/builtin.h>
+#include <reprise/models/sample_chains.h>
 #include <reprise/verify/verify.h>
 
 namespace reprise {
@@ -17,14 +17,14 @@ VerifyOptions how() {
   return options;
 }
 
-VerifySubject subject_of(const Builtin& builtin, bool nested) {
-  BuiltinOptions plain;
+VerifySubject subject_of(const SampleChain& sample, bool nested) {
+  SampleChainOptions plain;
   plain.device = device();
-  BuiltinOptions tested = plain;
+  SampleChainOptions tested = plain;
   tested.nested_checkpoint = nested;
-  return {builtin.name, [=] { return builtin.make_chain(tested); },
-          [=] { return builtin.make_inputs(plain); },
-          [=] { return builtin.make_chain(plain); }};
+  return {sample.name, [=] { return sample.make_chain(tested); },
+          [=] { return sample.make_inputs(plain); },
+          [=] { return sample.make_chain(plain); }};
 }
 
 std::string text_of(const VerifyReport& report) {
@@ -38,9 +38,9 @@ std::string text_of(const VerifyReport& report) {
 }
 
 void expect_same_everywhere(bool nested) {
-  for (const Builtin& builtin : builtins()) {
-    const auto subject = subject_of(builtin, nested);
-    const int n = builtin.make_chain({}).size();
+  for (const SampleChain& sample : sample_chains()) {
+    const auto subject = subject_of(sample, nested);
+    const int n = sample.make_chain({}).size();
     std::vector<std::string> strategies = {"none", "all", "sqrt"};
     for (int k = 1; k <= n; ++k) {
       strategies.push_back("every:" + std::to_string(k));
@@ -65,7 +65,7 @@ void expect_same_everywhere(bool nested) {
   }
 }
 
-TEST(Verify, AllStrategiesPassOnAllBuiltins) {
+TEST(Verify, AllStrategiesPassOnAllSampleChains) {
   expect_same_everywhere(/*nested=*/false);
 }
 

@@ -4,8 +4,8 @@
 #include "errors.h"
 
 #include <reprise/base/bytes.h>
-#include <reprise/models/builtin.h>
 #include <reprise/models/model.h>
+#include <reprise/models/sample_chains.h>
 #include <reprise/verify/verify.h>
 
 #include <ATen/Parallel.h>
@@ -103,20 +103,20 @@ struct Subject {
   int stages = 0;
 };
 
-Subject subject_of(const Builtin& builtin, const Flags& flags,
+Subject subject_of(const SampleChain& sample, const Flags& flags,
                    torch::Device device) {
   TORCH_CHECK(!flags.sized,
               "[--model] sizes such as --depth are for train's models, got ",
-              builtin.name);
-  BuiltinOptions options;
+              sample.name);
+  SampleChainOptions options;
   options.device = device;
   options.batch = flags.batch;
-  BuiltinOptions tested = options;
+  SampleChainOptions tested = options;
   tested.nested_checkpoint = flags.nested;
-  return {{builtin.name, [=] { return builtin.make_chain(tested); },
-           [=] { return builtin.make_inputs(options); },
-           [=] { return builtin.make_chain(options); }},
-          builtin.make_chain({}).size()};
+  return {{sample.name, [=] { return sample.make_chain(tested); },
+           [=] { return sample.make_inputs(options); },
+           [=] { return sample.make_chain(options); }},
+          sample.make_chain({}).size()};
 }
 
 /// A model of the zoo.
@@ -146,7 +146,8 @@ Subject subject_of(const std::string& name, const Flags& flags,
 /// The small ones that come first in the help, then those of train.
 std::vector<std::string> known_names() {
   std::vector<std::string> names;
-  for (const Builtin& builtin : builtins()) names.push_back(builtin.name);
+  for (const SampleChain& sample : sample_chains())
+    names.push_back(sample.name);
   for (const ModelInfo& info : model_list()) names.push_back(info.name);
   return names;
 }
@@ -154,17 +155,17 @@ std::vector<std::string> known_names() {
 std::vector<Subject> subjects_of(const Flags& flags, torch::Device device) {
   std::vector<Subject> subjects;
   if (flags.models.empty()) {
-    for (const Builtin& builtin : builtins()) {
-      subjects.push_back(subject_of(builtin, flags, device));
+    for (const SampleChain& sample : sample_chains()) {
+      subjects.push_back(subject_of(sample, flags, device));
     }
   }
   for (const auto& name : flags.models) {
-    const auto builtin =
-        std::find_if(builtins().begin(), builtins().end(),
-                     [&](const Builtin& one) { return one.name == name; });
-    subjects.push_back(builtin == builtins().end()
+    const auto sample =
+        std::find_if(sample_chains().begin(), sample_chains().end(),
+                     [&](const SampleChain& one) { return one.name == name; });
+    subjects.push_back(sample == sample_chains().end()
                            ? subject_of(name, flags, device)
-                           : subject_of(*builtin, flags, device));
+                           : subject_of(*sample, flags, device));
   }
   return subjects;
 }
@@ -214,8 +215,8 @@ int verify_all(const Flags& flags) {
 
 std::string known_models() {
   std::string text;
-  for (const Builtin& builtin : builtins()) {
-    text += fmt::format("\n  {:<18}{}", builtin.name, builtin.description);
+  for (const SampleChain& sample : sample_chains()) {
+    text += fmt::format("\n  {:<18}{}", sample.name, sample.description);
   }
   return text;
 }

@@ -13,76 +13,76 @@
 
 namespace reprise {
 
-/// What a model takes and is trained for.
+/// Inputs of a model and what it is trained for.
 enum class Task {
-  kImages,     ///< x (N, C, S, S) float; targets (N) int64: a class an image
+  kImages,     ///< x (N, C, S, S) float; targets (N) int64, one class per image
   kPixels,     ///< x (N, C, S, S) float; targets (N, S, S) int64
-  kSequences,  ///< x (N, T) int64 tokens; targets (N) int64: a class a sequence
+  kSequences,  ///< x (N, T) int64 tokens; targets (N) int64, one class each
   kLanguage,   ///< x (N, T) int64 tokens; targets (N, T) int64, -100: ignored
 };
 
-/// Zero (or empty) means the model's own default. What a model has no use for
-/// must be left so: setting it is an error that says so.
+/// Zero (or empty) selects the model's default. Setting an option that the model does not
+/// have is an error.
 struct ModelOptions {
   int64_t depth = 0;       ///< blocks, or levels of the unet
   int64_t width = 0;       ///< hidden size, or channels of the first stage
-  int64_t heads = 0;       ///< attention heads; default: of 64 each
-  int64_t classes = 0;     ///< what a prediction chooses from
-  int64_t vocab = 0;       ///< tokens
-  int64_t seq = 0;         ///< longest sequence
+  int64_t heads = 0;       ///< attention heads; default: width / 64
+  int64_t classes = 0;     ///< number of classes
+  int64_t vocab = 0;       ///< number of tokens in the vocabulary
+  int64_t seq = 0;         ///< maximum sequence length
   int64_t image_size = 0;  ///< side in pixels
-  int64_t channels = 0;    ///< of the image
-  std::string norm{};      ///< "batch" or "group", where there is a choice
-  double dropout = -1;     ///< negative: the model's own
+  int64_t channels = 0;    ///< image channels
+  std::string norm{};      ///< "batch" or "group"
+  double dropout = -1;     ///< negative: the model's default
 };
 
-/// A model of the zoo.
+/// A model made by make_model().
 struct Model {
   std::string name;
-  ModelOptions options;  ///< as resolved: all that the model uses is set
+  ModelOptions options;  ///< resolved: all options that the model has are set
   Task task = Task::kImages;
-  /// Owns all modules. Its `named_parameters()` and `named_buffers()` have the
-  /// names and shapes of Hugging Face's gpt2, bert and vit, of torchvision's
-  /// resnet and vgg.
+  /// Owns all modules. `named_parameters()` and `named_buffers()` have the names and shapes
+  /// of Hugging Face's gpt2, bert and vit, and of torchvision's resnet and vgg.
   std::shared_ptr<torch::nn::Module> root;
-  /// {x, targets} → {sum of losses}; in evaluation mode {sum of losses, number
-  /// of right predictions, double}. A stage is a block. Both are sums over
-  /// samples (kImages, kSequences), over samples of the mean over pixels
-  /// (kPixels), over tokens that are not ignored (kLanguage). The loss is in
-  /// single precision whatever the model's is.
+  /// {x, targets} → {sum of losses}; in evaluation mode {sum of losses, number of correct
+  /// predictions (float64)}. One stage per block. Both are sums over samples (kImages,
+  /// kSequences), over samples of the mean over pixels (kPixels), or over tokens that are
+  /// not ignored (kLanguage). The loss is float32 whatever the type of the model.
   Chain chain;
-  /// Weights of the linear layers, then their biases, which WeightCopies may have
-  /// copies of. To be asked for again when the model has moved to another device.
+  /// Weights of the linear layers, then their biases, for WeightCopies. Must be called
+  /// again after the model has moved to another device.
   std::function<std::vector<torch::Tensor>()> linear_parameters{};
-  /// Tables of lean_embedding() that are not among these; likewise.
+  /// Tables of ops::embedding() that are not among linear_parameters; null if there are
+  /// none. Must be called again likewise.
   std::function<std::vector<torch::Tensor>()> embeddings{};
-  /// Parameters for pack_contiguous(), so that one product takes a group.
-  std::function<std::vector<std::vector<torch::Tensor>>()> groups{};
+  /// Groups of parameters to pass to ops::pack_contiguous(), so that one matrix product can
+  /// use a whole group.
+  std::function<std::vector<std::vector<torch::Tensor>>()> packed_groups{};
 };
 
-/// Names and one line each, in the order of the help.
 struct ModelInfo {
   std::string name;
   std::string description;
 };
+
+/// All models, in the order in which the command lists them.
 const std::vector<ModelInfo>& model_list();
 
-/// What the model is for, without making it. Throws c10::Error on an unknown
-/// name (with the nearest one).
+/// Task of the model `name`. Throws c10::Error on an unknown name and suggests the nearest
+/// one.
 Task task_of(std::string_view name);
 
-/// Makes the model on the CPU in single precision, initialised from LibTorch's
-/// default generator as its original is. Throws c10::Error on an unknown name
-/// (with the nearest one) and on options it cannot take.
+/// Makes a model on the CPU in float32, initialized as the original from LibTorch's default
+/// generator. Throws c10::Error on an unknown name, suggesting the nearest one, and on
+/// options that the model does not have or support.
 Model make_model(std::string_view name, const ModelOptions& options = {});
 
-/// {x, targets} of noise for a model of that task and these options, as resolved, from
-/// LibTorch's default generator. Of a language's targets the first of each sequence is
-/// ignored.
+/// Random {x, targets} for a model with this task and these resolved options, from
+/// LibTorch's default generator. For kLanguage the first target of each sequence is ignored.
 Tensors random_batch(Task task, const ModelOptions& options, int64_t samples,
                      torch::Device device = torch::kCPU);
 
-/// Number of parameters, shared ones once.
+/// Number of parameters; shared ones count once.
 int64_t parameter_count(const Model& model);
 
 }  // namespace reprise

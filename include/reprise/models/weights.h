@@ -6,17 +6,18 @@
 
 namespace reprise {
 
-/// Reads every parameter and buffer of `model` from a safetensors file with
-/// Hugging Face's or torchvision's names. Types are converted. Checks everything
-/// first and changes the model only if all fits: a tensor that is missing, is
-/// not the model's, or has another shape is a c10::Error with its name and both
-/// shapes. Forgiven: a common prefix (such as "transformer." or "bert.") that is
-/// there or not, tied weights that are stored twice and equal, buffers that are
-/// constants (attention masks, position ids), a missing head or batch counter,
-/// and the head of another task around the same body.
+/// Loads all parameters and buffers of `model` from a safetensors file with the names of
+/// Hugging Face or torchvision, converting types. Throws c10::Error, without changing the
+/// model, on a missing tensor, an unknown tensor or a different shape; the error has the
+/// name and both shapes.
+///
+/// Accepted: names with or without the common prefix (such as "transformer." or "bert."),
+/// tied weights stored twice with equal values, constant buffers (attention masks, position
+/// ids), a missing head or batch counter, and the head of another task.
 void load_weights(Model& model, const std::string& path);
 
-/// Writes them, with the names of the original; tied weights once.
+/// Saves all parameters and buffers with the names of the original. Tied weights are stored
+/// once.
 void export_weights(const Model& model, const std::string& path);
 
 }  // namespace reprise

@@ -2,13 +2,21 @@
 
 #include <torch/types.h>
 
-namespace reprise {
+namespace reprise::ops {
 
-/// torch::dropout(x, p, train), the same in every bit, forward and backward, and
-/// with the same random numbers. On the CPU LibTorch's keeps the factor of each
-/// value, 4 bytes in single precision; this keeps a byte. On CUDA LibTorch's own
-/// keeps a byte, and this is that, as it is for an x that is not contiguous. No
-/// second derivative on the CPU.
-torch::Tensor lean_dropout(const torch::Tensor& x, double p, bool train);
+/// Equivalent to torch::dropout(x, p, train) bit for bit, with the same random numbers,
+/// and saves less for the backward.
+///
+/// On the CPU, LibTorch saves the scale of each element (4 bytes in float32); this operator
+/// saves one byte per element. It applies to contiguous tensors. On CUDA, where LibTorch
+/// saves one byte as well, and for other layouts, the fallback runs. No second derivative
+/// on the CPU.
+torch::Tensor dropout(const torch::Tensor& x, double p, bool train);
 
-}  // namespace reprise
+namespace fallback {
+
+/// torch::dropout(x, p, train).
+torch::Tensor dropout(const torch::Tensor& x, double p, bool train);
+
+}  // namespace fallback
+}  // namespace reprise::ops

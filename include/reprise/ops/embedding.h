@@ -2,16 +2,26 @@
 
 #include <torch/nn/modules/embedding.h>
 
-namespace reprise {
+namespace reprise::ops {
 
-/// What `layer` gives for `tokens`, integers of any shape.
+/// Equivalent to `layer->forward(tokens)` for integer tokens of any shape.
 ///
-/// Autograd makes a gradient as large as the table, zero but for the rows that were
-/// looked up, and adds all of it. Where WeightCopies knows the table, the backward adds
-/// the rows to `weight.grad()` themselves, in an order that is always the same: autograd
-/// never sees them, as with lean_linear(). Not for layers that scale by frequency, bound
-/// norms or have sparse gradients; those stay LibTorch's. No second derivative.
-torch::Tensor lean_embedding(const torch::nn::Embedding& layer,
-                             const torch::Tensor& tokens);
+/// Autograd creates a gradient as large as the table, zero except for the rows that were
+/// looked up, and adds all of it. If WeightCopies holds the table, the backward adds only
+/// these rows to `weight.grad()`, in a fixed order. The gradient then does not pass through
+/// autograd: torch::autograd::grad() and hooks of the weight do not see it. No second
+/// derivative.
+///
+/// The fallback runs if WeightCopies does not hold the table, and for layers with
+/// scale_grad_by_freq, max_norm or sparse gradients.
+torch::Tensor embedding(const torch::nn::Embedding& layer,
+                        const torch::Tensor& tokens);
 
-}  // namespace reprise
+namespace fallback {
+
+/// `layer->forward(tokens)`.
+torch::Tensor embedding(const torch::nn::Embedding& layer,
+                        const torch::Tensor& tokens);
+
+}  // namespace fallback
+}  // namespace reprise::ops

@@ -5,36 +5,52 @@
 #include <array>
 #include <vector>
 
-namespace reprise {
+namespace reprise::ops {
 
-/// How a linear layer's weight lies.
+/// Layout of the weight of a linear layer.
 enum class WeightLayout {
-  kOutIn,  ///< (out, in), as torch::nn::Linear's
+  kOutIn,  ///< (out, in), as in torch::nn::Linear
   kInOut,  ///< (in, out)
 };
 
-/// x (…, in) times the weight, plus `bias` (out) or nothing: what torch::linear
-/// gives, under autocast too.
+/// Linear layer: x (…, in) times the weight, plus `bias` (out) if it is defined. Equivalent
+/// to torch::linear(), under autocast too.
 ///
-/// Where WeightCopies has a copy of `weight` in autocast's type, it is used, and
-/// the backward adds the weight's gradient to `weight.grad()` itself, as one
-/// product with the sum in single precision: autograd never sees it, so that
-/// torch::autograd::grad() and hooks of the weight find nothing. Likewise a bias
-/// that has a copy. No second derivative there.
-torch::Tensor lean_linear(const torch::Tensor& x, const torch::Tensor& weight,
-                          const torch::Tensor& bias = {},
-                          WeightLayout layout = WeightLayout::kOutIn);
+/// If WeightCopies holds a copy of `weight` in the type that autocast selects, the layer
+/// uses the copy, and the backward adds the gradient of the weight to `weight.grad()` in
+/// one matrix product that accumulates in float32. The gradient then does not pass through
+/// autograd: torch::autograd::grad() and hooks of the weight do not see it. The same holds
+/// for a bias that has a copy. No second derivative in this case.
+torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
+                     const torch::Tensor& bias = {},
+                     WeightLayout layout = WeightLayout::kOutIn);
 
-/// Makes matrices of as many columns, or vectors, lie one after the other in memory,
-/// so that one product can take them for one matrix; their values stay.
+/// Three linear layers of one input x (…, in), such as the projections to queries, keys
+/// and values. Weights have layout kOutIn. Returns the three outputs (…, out).
+///
+/// Computes one matrix product if the weights are adjacent in memory (see
+/// pack_contiguous()), the biases as well, and WeightCopies holds copies of all of them;
+/// the outputs are then views of one tensor. Gradients are added as by linear(); new ones
+/// are adjacent in memory too.
+std::array<torch::Tensor, 3> qkv_linear(
+    const torch::Tensor& x, const std::array<torch::Tensor, 3>& weights,
+    const std::array<torch::Tensor, 3>& biases);
+
+/// Moves matrices with equal numbers of columns, or vectors, to adjacent memory, so that
+/// one matrix product can use them as one matrix. Values do not change.
 void pack_contiguous(const std::vector<torch::Tensor>& parameters);
 
-/// Three layers of one input as one product: x (…, in) gives (…, out₀ + out₁ + out₂).
-/// Only where the weights, of kOutIn, lie together, their biases likewise, and
-/// WeightCopies has copies of them; undefined elsewhere. Gradients as lean_linear()'s;
-/// new ones lie together too.
-torch::Tensor qkv_linear(const torch::Tensor& x,
-                         const std::array<torch::Tensor, 3>& weights,
-                         const std::array<torch::Tensor, 3>& biases);
+namespace fallback {
 
-}  // namespace reprise
+/// torch::linear(); with layout kInOut, torch::addmm() or torch::mm().
+torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
+                     const torch::Tensor& bias = {},
+                     WeightLayout layout = WeightLayout::kOutIn);
+
+/// Three calls of ops::linear().
+std::array<torch::Tensor, 3> qkv_linear(
+    const torch::Tensor& x, const std::array<torch::Tensor, 3>& weights,
+    const std::array<torch::Tensor, 3>& biases);
+
+}  // namespace fallback
+}  // namespace reprise::ops

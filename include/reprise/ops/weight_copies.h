@@ -7,88 +7,89 @@
 
 namespace reprise {
 
-/// How WeightCopies treats them.
 struct WeightCopiesOptions {
-  /// No copies: lean_linear() converts a weight each time it needs it, and lets go of
-  /// that at once. Costs nothing but the conversions, two or three a micro-batch.
-  bool each_use = false;
-  /// Those of the weights that other operators have too, such as an embedding; the
-  /// gradients of all others may be added to beside the backward.
-  std::vector<torch::Tensor> used_elsewhere{};
-  /// Weights without a copy whose gradients are added straight: of lean_embedding().
-  std::vector<torch::Tensor> straight{};
+  /// Hold no copies: operators convert a weight each time they need it, two or three times
+  /// per micro-batch, and free the result immediately. Takes no memory between uses.
+  bool convert_per_use = false;
+  /// Weights that operators without copies use as well, such as a tied embedding. The
+  /// gradients of all other weights may be computed concurrently with the backward.
+  std::vector<torch::Tensor> shared_weights{};
+  /// Weights without a copy whose gradients ops::embedding() adds directly.
+  std::vector<torch::Tensor> embedding_tables{};
 };
 
-/// Copies of weights in half precision, made once for many micro-batches.
+/// Half-precision copies of weights, made once for many micro-batches.
 ///
-/// Autocast makes them anew in every forward and every recomputation, and gives the
-/// gradient of a weight in half precision, which two more passes over it widen and
-/// add. While a WeightCopies lives, lean_linear() of a weight that it has takes the
-/// copy, and its backward adds the product straight to the weight's gradient, in the
-/// weight's own precision:
+/// Autocast converts the weights in every forward and every recomputation, and returns
+/// their gradients in half precision; two more passes convert and accumulate these. While a
+/// WeightCopies exists, ops::linear() uses the copy of each weight that it holds, and the
+/// backward adds the gradient to `weight.grad()` within the matrix product, in the type of
+/// the weight:
 ///
 ///     WeightCopies copies(weights, torch::kBFloat16);
 ///     for (auto& window : windows) {
 ///       copies.refresh();
-///       for (auto& micro : window) ...;  // forward, backward
+///       for (auto& micro_batch : window) ...;  // forward, backward
 ///       copies.expire();
 ///       update();
 ///     }
 ///
-/// A copy that is older than its weight is not taken: lean_linear() then does what
-/// autocast does. In single precision there is nothing to copy, and the weight itself
-/// stands for its copy; the gradient is added straight all the same.
+/// A copy that is older than its weight is not used: ops::linear() then does the same as
+/// autocast. In float32 there is nothing to copy: the weight itself is used, and the
+/// gradient is added directly all the same.
 ///
-/// Costs 2 bytes a value in half precision (unless each use makes its own), nothing in
-/// single. One at a time may have a weight; its members are for one thread,
-/// lean_linear() for any.
+/// Takes 2 bytes per element in half precision unless convert_per_use is set, and nothing
+/// in float32. At most one WeightCopies may hold a weight at a time. refresh() and expire()
+/// must be called from one thread at a time; operators may run on any thread.
 class WeightCopies {
  public:
-  /// Copies at once. `type`: half precision, or single. Weights of other types than
-  /// single precision, those without a gradient and equal ones are left out. Biases
-  /// are welcome as well. Throws c10::Error where another one has a weight already.
+  /// Copies the weights. `type`: float16, bfloat16 or float32. May include biases. Ignores
+  /// weights of other types than float32, weights that do not require a gradient, and
+  /// duplicates. Throws c10::Error if another WeightCopies holds one of the weights.
   WeightCopies(const std::vector<torch::Tensor>& weights,
                torch::ScalarType type, const WeightCopiesOptions& options = {});
   ~WeightCopies();
   WeightCopies(const WeightCopies&) = delete;
   WeightCopies& operator=(const WeightCopies&) = delete;
 
-  /// Copies the weights as they are now, into the same memory.
+  /// Copies the current values of the weights into the same memory.
   void refresh();
 
-  /// The weights are about to change.
+  /// Marks the copies as outdated. Must be called before the weights change.
   void expire();
 
-  /// The memory of the copies; none in single precision.
+  /// The memory of the copies; empty in float32.
   const std::vector<torch::Tensor>& copies() const { return copies_; }
 
-  /// The copy of `weight` in `type`, if there is one that is no older than it, or a
-  /// new one where each use makes its own; undefined otherwise. With `padded` the rows of zeros that follow it too:
-  /// a two-dimensional copy has as many as make its rows a multiple of 128, a
-  /// vector those that make its values one of 8.
+  // For operators.
+
+  /// The copy of `weight` in `type` if it is up to date, or a new one with
+  /// convert_per_use; otherwise undefined. `padded`: with the zeros that follow it. A matrix
+  /// is padded to a multiple of 128 rows, a vector to a multiple of 8 elements.
   static torch::Tensor find(const torch::Tensor& weight, torch::ScalarType type,
                             bool padded = false);
 
-  /// Whether one that is no older than `weight` knows it: its gradient is then added
-  /// to by each of its layers, not by autograd at the end of all.
+  /// Whether a WeightCopies that is up to date holds `weight`: its operators then add to
+  /// its gradient directly, instead of autograd at the end.
   static bool has(const torch::Tensor& weight);
 
-  /// Whether one that is no older than `weight` has each use of it make a copy of its
-  /// own, in `type`.
-  static bool each_use(const torch::Tensor& weight, torch::ScalarType type);
+  /// Whether a WeightCopies that is up to date holds `weight` with convert_per_use, in
+  /// `type`.
+  static bool converts_per_use(const torch::Tensor& weight,
+                               torch::ScalarType type);
 
-  /// Whether nothing but its layer adds to the gradient of `weight`.
-  static bool alone(const torch::Tensor& weight);
+  /// Whether `weight` is held and not one of shared_weights.
+  static bool has_single_use(const torch::Tensor& weight);
 
-  /// Where `weight` has a copy, on CUDA: a row of `count` ones in its type, to add
-  /// rows up by a product; undefined elsewhere, and for more than 65,536.
+  /// (1, count) ones in the type of the copies, if `weight` is held and on CUDA; a matrix
+  /// product with them adds up rows. Undefined otherwise, and for counts above 65,536.
   static torch::Tensor ones(const torch::Tensor& weight, int64_t count);
 
  private:
   std::vector<torch::Tensor> weights_;
-  std::vector<torch::Tensor> copies_;   // all in one, with their rows of zeros
-  std::vector<torch::Tensor> views_;    // each, without
-  std::vector<torch::Tensor> sources_;  // what each is a copy of
+  std::vector<torch::Tensor> copies_;   // one tensor for all, with padding
+  std::vector<torch::Tensor> views_;    // of each copy, without padding
+  std::vector<torch::Tensor> sources_;  // the weight of each view
 };
 
 }  // namespace reprise

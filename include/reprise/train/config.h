@@ -79,7 +79,7 @@ struct TrainConfig {
   std::string layout = "planes";
   bool tf32 = false;  ///< products of single precision in TF32, on CUDA
   /// Products of single precision on CUDA: "auto" (on tensor cores where they are no
-  /// less exact so, see split_products.h) or "library". With `tf32` the library's.
+  /// less exact so, see ops/tf32x3_gemm.h) or "library". With `tf32` the library's.
   std::string fp32_products = "auto";
   bool autotune = false;     ///< cuDNN tries its algorithms; takes more memory
   int64_t memory_limit = 0;  ///< bytes the peak should not pass; 0: none given

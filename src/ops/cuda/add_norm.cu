@@ -1,16 +1,14 @@
 #include "add_norm.h"
-#include "values.cuh"
+#include "load_store.cuh"
 
 #include <algorithm>
 #include <type_traits>
 
-namespace reprise::kernels {
+namespace reprise::detail::kernels {
 namespace {
 
-constexpr int kThreads = 128;  // of a row
-constexpr int kMergers = 16;   // threads that share a column's parts
-constexpr int64_t kRowsOfPart = 2;
-constexpr int64_t kMostParts = 1024;
+constexpr int kThreads = 128;  // per row
+constexpr int kMergers = 16;   // threads that add up the parts of a column
 
 __device__ void add4(float4& to, float4 v) {
   to = make_float4(to.x + v.x, to.y + v.y, to.z + v.z, to.w + v.w);
@@ -23,14 +21,14 @@ __device__ const None* advance(const None* from, int64_t) {
   return from;
 }
 
-/// Sums over the block, in every thread. To be called by all of it.
+/// Sums over the block, returned to every thread. All threads must call this.
 __device__ float2 sum_over_block(float a, float b) {
   __shared__ float2 warps[kThreads / 32];
   for (int half = 16; half > 0; half /= 2) {
     a += __shfl_xor_sync(0xffffffffu, a, half);
     b += __shfl_xor_sync(0xffffffffu, b, half);
   }
-  __syncthreads();  // those of the sum before have been read
+  __syncthreads();  // the results of the previous call have been read
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = make_float2(a, b);
   __syncthreads();
   float2 sum = warps[0];
@@ -41,7 +39,7 @@ __device__ float2 sum_over_block(float a, float b) {
   return sum;
 }
 
-/// A block a row.
+/// One block per row.
 template <class Branch, class Result>
 __global__ void forward_kernel(int columns, const float* x,
                                const Branch* branch, const float* weight,
@@ -87,8 +85,8 @@ __global__ void forward_kernel(int columns, const float* x,
   }
 }
 
-/// A block some rows after each other, so that a thread meets the same columns in each:
-/// it adds up what they give to the gradients of weight and bias.
+/// One block per part, `each` consecutive rows. A thread handles the same columns of every
+/// row, and so adds up its share of the gradients of weight and bias in registers.
 template <class Branch, class Result, int kFours>
 __global__ void backward_kernel(int rows, int columns, int each,
                                 const float* sum, const Result* dresult,
@@ -108,7 +106,7 @@ __global__ void backward_kernel(int rows, int columns, int each,
   for (int r = blockIdx.x * each; r < end; ++r) {
     const int64_t first = static_cast<int64_t>(r) * columns;
     const float average = mean[r], inverse = inverse_deviation[r];
-    float4 g[kFours], n[kFours];  // weighted gradients, normalised values
+    float4 g[kFours], n[kFours];  // weighted gradients, normalized values
     float total = 0, product = 0;
 #pragma unroll
     for (int k = 0; k < kFours; ++k) {
@@ -151,7 +149,7 @@ __global__ void backward_kernel(int rows, int columns, int each,
   }
 }
 
-/// For 32 columns, of the weight's gradient or of the bias's.
+/// One block per 32 columns of the gradient of the weight (y = 0) or the bias (y = 1).
 __global__ void merge_kernel(int parts, int columns, const float* scratch,
                              float* dweight, float* dbias) {
   const int column = blockIdx.x * 32 + threadIdx.x;
@@ -162,7 +160,7 @@ __global__ void merge_kernel(int parts, int columns, const float* scratch,
   (blockIdx.y == 0 ? dweight : dbias)[column] = total;
 }
 
-/// Calls `use` with how many fours of a row a thread has, rounded up.
+/// Calls `use` with the number of float4 of a row per thread, rounded up to a power of 2.
 template <class F>
 void with_fours(int64_t columns, F&& use) {
   const int64_t fours = (columns / 4 + kThreads - 1) / kThreads;
@@ -173,72 +171,58 @@ void with_fours(int64_t columns, F&& use) {
 }
 
 template <class F>
-void with_branch(Values values, F&& use) {
-  if (values == Values::kNone) return use(static_cast<None*>(nullptr));
-  with_values(values, use);
+void with_branch(DType type, F&& use) {
+  if (type == DType::kNone) return use(static_cast<None*>(nullptr));
+  with_type(type, use);
 }
 
 }  // namespace
 
-bool add_norm_kernels_built() {
-  return true;
-}
-
-int64_t RowsShape::parts() const {
-  return std::clamp<int64_t>((rows + kRowsOfPart - 1) / kRowsOfPart, 1,
-                             kMostParts);
-}
-
-void add_norm_forward(const RowsShape& shape, const float* x,
-                      const void* branch, const float* weight,
-                      const float* bias, double epsilon, float* sum,
-                      void* result, float* mean, float* inverse_deviation,
-                      void* stream) {
+void add_norm_forward(const AddNormForward& args, void* stream) {
+  const AddNormShape& shape = args.shape;
   const auto on = static_cast<cudaStream_t>(stream);
   const auto columns = static_cast<int>(shape.columns);
   with_branch(shape.branch, [&](auto* b) {
-    with_values(shape.result, [&](auto* r) {
+    with_type(shape.normalized, [&](auto* r) {
       using Branch = std::remove_pointer_t<decltype(b)>;
       using Result = std::remove_pointer_t<decltype(r)>;
       forward_kernel<<<static_cast<unsigned>(shape.rows), kThreads,
                        columns * sizeof(float), on>>>(
-          columns, x, static_cast<const Branch*>(branch), weight, bias,
-          static_cast<float>(epsilon), sum, static_cast<Result*>(result), mean,
-          inverse_deviation);
+          columns, args.x, static_cast<const Branch*>(args.branch), args.weight,
+          args.bias, static_cast<float>(args.epsilon), args.sum,
+          static_cast<Result*>(args.normalized), args.mean,
+          args.inverse_deviation);
     });
   });
-  check_launch("add_norm");
+  check_launch("add_norm_forward");
 }
 
-void add_norm_backward(const RowsShape& shape, const float* sum,
-                       const void* dresult, const float* dsum,
-                       const float* weight, const float* mean,
-                       const float* inverse_deviation, float* scratch,
-                       float* dx, void* dbranch, float* dweight, float* dbias,
-                       void* stream) {
+void add_norm_backward(const AddNormBackward& args, void* stream) {
+  const AddNormShape& shape = args.shape;
   const auto on = static_cast<cudaStream_t>(stream);
   const auto columns = static_cast<int>(shape.columns);
   const auto rows = static_cast<int>(shape.rows);
   const auto parts = static_cast<int>(shape.parts());
-  // Of the branch's gradient matters whether there is one besides dx.
-  const Values branch =
-      shape.branch == Values::kSingle ? Values::kNone : shape.branch;
+  // The gradient of a float32 branch is dx.
+  const DType branch =
+      shape.branch == DType::kFloat32 ? DType::kNone : shape.branch;
   with_branch(branch, [&](auto* b) {
-    with_values(shape.result, [&](auto* r) {
+    with_type(shape.normalized, [&](auto* r) {
       with_fours(shape.columns, [&](auto fours) {
         using Branch = std::remove_pointer_t<decltype(b)>;
         using Result = std::remove_pointer_t<decltype(r)>;
         backward_kernel<Branch, Result, decltype(fours)::value>
             <<<parts, kThreads, 0, on>>>(
-                rows, columns, (rows + parts - 1) / parts, sum,
-                static_cast<const Result*>(dresult), dsum, weight, mean,
-                inverse_deviation, dx, static_cast<Branch*>(dbranch), scratch);
+                rows, columns, (rows + parts - 1) / parts, args.sum,
+                static_cast<const Result*>(args.dnormalized), args.dsum,
+                args.weight, args.mean, args.inverse_deviation, args.dx,
+                static_cast<Branch*>(args.dbranch), args.scratch);
       });
     });
   });
   merge_kernel<<<dim3((columns + 31) / 32, 2), dim3(32, kMergers), 0, on>>>(
-      parts, columns, scratch, dweight, dbias);
-  check_launch("add_norm");
+      parts, columns, args.scratch, args.dweight, args.dbias);
+  check_launch("add_norm_backward");
 }
 
-}  // namespace reprise::kernels
+}  // namespace reprise::detail::kernels

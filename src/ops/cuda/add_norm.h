@@ -1,46 +1,66 @@
 #pragma once
 
-#include "values.h"
+#include "dtype.h"
+#include "kernel.h"
 
+#include <algorithm>
 #include <cstdint>
 
-/// CUDA kernels behind lean_add_norm(): a sum, the norm of its rows and the change of
-/// precision in one pass, and their gradients in another. Nothing is atomic: the same
-/// input gives the same bits.
-namespace reprise::kernels {
+/// CUDA kernels of ops::add_norm(): the sum, its LayerNorm and the conversion to the
+/// output type in one pass forward and one backward. No atomics: results are
+/// reproducible bit for bit.
+namespace reprise::detail::kernels {
 
-struct RowsShape {
+struct AddNormShape {
   int64_t rows = 0;
-  int64_t columns = 0;              ///< a multiple of 4, at most kMostColumns
-  Values branch = Values::kNone;    ///< of what is added, if anything is
-  Values result = Values::kSingle;  ///< of the normalised rows
+  int64_t columns = 0;                 ///< multiple of 4, at most kMaxColumns
+  DType branch = DType::kNone;         ///< kNone: nothing is added to x
+  DType normalized = DType::kFloat32;  ///< of the normalized rows
 
-  static constexpr int64_t kMostColumns = 4096;
-  /// Into how many parts the rows are cut for the gradients of weight and bias.
-  int64_t parts() const;
-  /// Values of scratch memory, in the backward.
-  int64_t scratch() const { return 2 * parts() * columns; }
+  static constexpr int64_t kMaxColumns = 4096;
+  static constexpr int64_t kRowsPerPart = 2;
+  static constexpr int64_t kMaxParts = 1024;
+
+  /// Number of parts that the rows are divided into for the gradients of weight and bias.
+  int64_t parts() const {
+    return std::clamp<int64_t>((rows + kRowsPerPart - 1) / kRowsPerPart, 1,
+                               kMaxParts);
+  }
+  /// Number of floats of scratch memory for the backward.
+  int64_t scratch_size() const { return 2 * parts() * columns; }
 };
 
-/// Whether this build has the kernels.
-bool add_norm_kernels_built();
+struct AddNormForward {
+  AddNormShape shape{};
+  const float* x = nullptr;       ///< (rows, columns)
+  const void* branch = nullptr;   ///< (rows, columns) of shape.branch, or null
+  const float* weight = nullptr;  ///< (columns)
+  const float* bias = nullptr;    ///< (columns)
+  double epsilon = 0;
+  // Outputs.
+  float* sum = nullptr;                ///< x + branch; null if nothing is added
+  void* normalized = nullptr;          ///< (rows, columns) of shape.normalized
+  float* mean = nullptr;               ///< (rows)
+  float* inverse_deviation = nullptr;  ///< (rows)
+};
+REPRISE_KERNEL(add_norm_forward, AddNormForward);
 
-/// Fills `sum` = x + branch (unless null, then x itself is normalised), `result`, and for
-/// each row `mean` and `inverse_deviation`. `stream`: a cudaStream_t.
-void add_norm_forward(const RowsShape& shape, const float* x,
-                      const void* branch, const float* weight,
-                      const float* bias, double epsilon, float* sum,
-                      void* result, float* mean, float* inverse_deviation,
-                      void* stream);
+struct AddNormBackward {
+  AddNormShape shape{};
+  const float* sum = nullptr;         ///< the tensor that was normalized
+  const void* dnormalized = nullptr;  ///< gradient of the normalized rows
+  const float* dsum =
+      nullptr;  ///< gradient of the sum from other uses, or null
+  const float* weight = nullptr;
+  const float* mean = nullptr;
+  const float* inverse_deviation = nullptr;
+  float* scratch = nullptr;  ///< shape.scratch_size() floats
+  // Outputs.
+  float* dx = nullptr;      ///< also the gradient of a float32 branch
+  void* dbranch = nullptr;  ///< written if the branch is float16 or bfloat16
+  float* dweight = nullptr;
+  float* dbias = nullptr;
+};
+REPRISE_KERNEL(add_norm_backward, AddNormBackward);
 
-/// `sum` is what was normalised, `dsum` its gradient from elsewhere or null. Fills `dx`,
-/// which is also the gradient of the branch; where that is in half precision, `dbranch`
-/// too. Then the gradients of weight and bias.
-void add_norm_backward(const RowsShape& shape, const float* sum,
-                       const void* dresult, const float* dsum,
-                       const float* weight, const float* mean,
-                       const float* inverse_deviation, float* scratch,
-                       float* dx, void* dbranch, float* dweight, float* dbias,
-                       void* stream);
-
-}  // namespace reprise::kernels
+}  // namespace reprise::detail::kernels

@@ -1,18 +1,16 @@
 #include "column_sums.h"
-#include "values.cuh"
+#include "load_store.cuh"
 
 #include <algorithm>
 #include <type_traits>
 
-namespace reprise::kernels {
+namespace reprise::detail::kernels {
 namespace {
 
-constexpr int kWarps = 8;                // of a block, a row each
-constexpr int kColumnsOfBlock = 32 * 8;  // eight a thread
-constexpr int64_t kRowsOfPart = 128;
-constexpr int64_t kMostParts = 256;
+constexpr int kWarps = 8;                // per block; each reads one row at a time
+constexpr int kColumnsOfBlock = 32 * 8;  // eight per thread
 
-/// For some rows and 256 columns.
+/// One block per `each` rows and 256 columns.
 template <class T>
 __global__ void parts_kernel(int rows, int columns, int each, const T* matrix,
                              float* scratch) {
@@ -38,7 +36,7 @@ __global__ void parts_kernel(int rows, int columns, int each, const T* matrix,
 #pragma unroll
   for (int j = 0; j < 8; ++j) shared[warp][8 * lane + j] = total[j];
   __syncthreads();
-  const int mine = warp * 32 + lane;  // a column a thread
+  const int mine = warp * 32 + lane;  // one column per thread
   if (blockIdx.x * kColumnsOfBlock + mine >= columns) return;
   float sum = 0;
   for (int i = 0; i < kWarps; ++i) sum += shared[i][mine];
@@ -46,7 +44,7 @@ __global__ void parts_kernel(int rows, int columns, int each, const T* matrix,
           blockIdx.x * kColumnsOfBlock + mine] = sum;
 }
 
-/// For 32 columns.
+/// One block per 32 columns.
 __global__ void merge_kernel(int parts, int columns, const float* scratch,
                              float* sums, bool add) {
   const int column = blockIdx.x * 32 + threadIdx.x;
@@ -58,16 +56,8 @@ __global__ void merge_kernel(int parts, int columns, const float* scratch,
 
 }  // namespace
 
-bool column_sums_kernel_built() {
-  return true;
-}
-
-int64_t MatrixShape::parts() const {
-  return std::clamp<int64_t>(rows / kRowsOfPart, 1, kMostParts);
-}
-
-void column_sums(const MatrixShape& shape, const void* matrix, float* scratch,
-                 float* sums, bool add, void* stream) {
+void column_sums(const ColumnSums& args, void* stream) {
+  const ColumnSumsShape& shape = args.shape;
   if (shape.columns == 0) return;
   const auto on = static_cast<cudaStream_t>(stream);
   const auto rows = static_cast<int>(shape.rows);
@@ -75,15 +65,15 @@ void column_sums(const MatrixShape& shape, const void* matrix, float* scratch,
   const auto parts = static_cast<int>(shape.parts());
   const dim3 threads(32, kWarps);
   const dim3 blocks((columns + kColumnsOfBlock - 1) / kColumnsOfBlock, parts);
-  with_half(shape.values, [&](auto* type) {
+  with_half(shape.type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     parts_kernel<T><<<blocks, threads, 0, on>>>(
         rows, columns, (rows + parts - 1) / parts,
-        static_cast<const T*>(matrix), scratch);
+        static_cast<const T*>(args.matrix), args.scratch);
   });
-  merge_kernel<<<(columns + 31) / 32, threads, 0, on>>>(parts, columns, scratch,
-                                                       sums, add);
+  merge_kernel<<<(columns + 31) / 32, threads, 0, on>>>(
+      parts, columns, args.scratch, args.sums, args.add);
   check_launch("column_sums");
 }
 
-}  // namespace reprise::kernels
+}  // namespace reprise::detail::kernels

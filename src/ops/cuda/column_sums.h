@@ -1,29 +1,39 @@
 #pragma once
 
-#include "values.h"
+#include "dtype.h"
+#include "kernel.h"
 
+#include <algorithm>
 #include <cstdint>
 
-/// A CUDA kernel that adds up the rows of a matrix, as the gradient of a bias is. Nothing
-/// is atomic: the same input gives the same bits.
-namespace reprise::kernels {
+/// CUDA kernel that adds up the rows of a matrix: the gradient of a bias. No atomics:
+/// results are reproducible bit for bit.
+namespace reprise::detail::kernels {
 
-struct MatrixShape {
+struct ColumnSumsShape {
   int64_t rows = 0;
-  int64_t columns = 0;  ///< a multiple of 8
-  Values values = Values::kBfloat16;
+  int64_t columns = 0;            ///< multiple of 8
+  DType type = DType::kBFloat16;  ///< bfloat16 or float16
 
-  /// Into how many parts the rows are cut.
-  int64_t parts() const;
-  /// Values of scratch memory.
-  int64_t scratch() const { return parts() * columns; }
+  static constexpr int64_t kRowsPerPart = 128;
+  static constexpr int64_t kMaxParts = 256;
+
+  /// Number of parts that the rows are divided into.
+  int64_t parts() const {
+    return std::clamp<int64_t>(rows / kRowsPerPart, 1, kMaxParts);
+  }
+  /// Number of floats of scratch memory.
+  int64_t scratch_size() const { return parts() * columns; }
 };
 
-/// Whether this build has the kernel.
-bool column_sums_kernel_built();
+/// sums = (add ? sums : 0) + sum of the rows of `matrix`.
+struct ColumnSums {
+  ColumnSumsShape shape{};
+  const void* matrix = nullptr;  ///< (rows, columns), contiguous
+  float* scratch = nullptr;      ///< shape.scratch_size() floats
+  float* sums = nullptr;         ///< (columns)
+  bool add = false;
+};
+REPRISE_KERNEL(column_sums, ColumnSums);
 
-/// sums = (add ? sums : 0) + the sum of the rows. `stream`: a cudaStream_t.
-void column_sums(const MatrixShape& shape, const void* matrix, float* scratch,
-                 float* sums, bool add, void* stream);
-
-}  // namespace reprise::kernels
+}  // namespace reprise::detail::kernels

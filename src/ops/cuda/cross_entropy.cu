@@ -1,16 +1,17 @@
 #include "cross_entropy.h"
-#include "values.cuh"
+#include "load_store.cuh"
 
 #include <cassert>
 #include <type_traits>
 
-namespace reprise::kernels {
+namespace reprise::detail::kernels {
 namespace {
 
-constexpr int kThreads = 512;  // of a row
+constexpr int kThreads = 512;  // per row
 constexpr int kWarps = kThreads / 32;
 
-/// Exponentials relative to the largest value so far, and where that was first.
+/// Online softmax: the largest score so far, the first column that has it, and the sum of
+/// exponentials relative to it.
 struct Running {
   float largest = -INFINITY;
   float total = 0;
@@ -20,7 +21,7 @@ struct Running {
 __device__ Running merge(const Running& a, const Running& b) {
   Running c;
   c.largest = fmaxf(a.largest, b.largest);
-  if (c.largest == -INFINITY) return c;  // of nothing
+  if (c.largest == -INFINITY) return c;  // both are empty
   c.total = a.total * __expf(a.largest - c.largest) +
             b.total * __expf(b.largest - c.largest);
   c.place = a.largest > b.largest   ? a.place
@@ -45,12 +46,12 @@ __device__ Running merge_over_block(Running running) {
   return all;
 }
 
-/// A block a row.
+/// One block per row.
 template <class T>
 __global__ void forward_kernel(int columns, int64_t stride, const T* scores,
-                               const int64_t* targets, int64_t ignored,
-                               float* log_total, float* picked,
-                               unsigned long long* right) {
+                               const int64_t* targets, int64_t ignore_index,
+                               float* log_sum_exp, float* target_log_prob,
+                               unsigned long long* correct) {
   const T* row = scores + blockIdx.x * stride;
   const auto* eights = reinterpret_cast<const Eight<T>*>(row);
   Running running;
@@ -85,23 +86,23 @@ __global__ void forward_kernel(int columns, int64_t stride, const T* scores,
   running = merge_over_block(running);
   if (threadIdx.x != 0) return;
   const int64_t target = targets[blockIdx.x];
-  // As LibTorch's own losses do.
-  assert(target == ignored || (target >= 0 && target < columns));
+  // As in LibTorch's losses.
+  assert(target == ignore_index || (target >= 0 && target < columns));
   const float total = running.largest + logf(running.total);
-  log_total[blockIdx.x] = total;
-  picked[blockIdx.x] = load1(row, target == ignored ? 0 : target) - total;
-  if (right != nullptr && running.place == target) atomicAdd(right, 1ull);
+  log_sum_exp[blockIdx.x] = total;
+  target_log_prob[blockIdx.x] = load1(row, target == ignore_index ? 0 : target) - total;
+  if (correct != nullptr && running.place == target) atomicAdd(correct, 1ull);
 }
 
-/// A block a row.
+/// One block per row.
 template <class T>
 __global__ void backward_kernel(int columns, int64_t stride, T* scores,
-                                const int64_t* targets, int64_t ignored,
-                                const float* log_total, const float* picked) {
+                                const int64_t* targets, int64_t ignore_index,
+                                const float* log_sum_exp, const float* target_log_prob) {
   auto* eights = reinterpret_cast<Eight<T>*>(scores + blockIdx.x * stride);
-  const float total = log_total[blockIdx.x];
+  const float total = log_sum_exp[blockIdx.x];
   const int64_t target =
-      targets[blockIdx.x] == ignored ? 0 : targets[blockIdx.x];
+      targets[blockIdx.x] == ignore_index ? 0 : targets[blockIdx.x];
   for (int i = threadIdx.x; 8 * i < stride; i += kThreads) {
     Eight<T> eight = eights[i];
 #pragma unroll
@@ -110,8 +111,8 @@ __global__ void backward_kernel(int columns, int64_t stride, T* scores,
       const int column = 8 * i + 2 * j;
       two.x = column < columns ? __expf(two.x - total) : 0;
       two.y = column + 1 < columns ? __expf(two.y - total) : 0;
-      if (column == target) two.x = expm1f(picked[blockIdx.x]);
-      if (column + 1 == target) two.y = expm1f(picked[blockIdx.x]);
+      if (column == target) two.x = expm1f(target_log_prob[blockIdx.x]);
+      if (column + 1 == target) two.y = expm1f(target_log_prob[blockIdx.x]);
       eight.set_pair(j, two);
     }
     eights[i] = eight;
@@ -120,39 +121,33 @@ __global__ void backward_kernel(int columns, int64_t stride, T* scores,
 
 }  // namespace
 
-bool cross_entropy_kernels_built() {
-  return true;
-}
-
-void cross_entropy_forward(const ScoresShape& shape, const void* scores,
-                           const int64_t* targets, int64_t ignored,
-                           float* log_total, float* picked, int64_t* right,
-                           void* stream) {
+void cross_entropy_forward(const CrossEntropyForward& args, void* stream) {
+  const ScoresShape& shape = args.shape;
   if (shape.rows == 0) return;
-  with_half(shape.values, [&](auto* type) {
+  with_half(shape.type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     forward_kernel<T><<<static_cast<unsigned>(shape.rows), kThreads, 0,
                         static_cast<cudaStream_t>(stream)>>>(
-        static_cast<int>(shape.columns), shape.stride,
-        static_cast<const T*>(scores), targets, ignored, log_total, picked,
-        reinterpret_cast<unsigned long long*>(right));
+        static_cast<int>(shape.classes), shape.stride,
+        static_cast<const T*>(args.scores), args.targets, args.ignore_index,
+        args.log_sum_exp, args.target_log_prob,
+        reinterpret_cast<unsigned long long*>(args.correct));
   });
-  check_launch("cross_entropy");
+  check_launch("cross_entropy_forward");
 }
 
-void cross_entropy_backward(const ScoresShape& shape, void* scores,
-                            const int64_t* targets, int64_t ignored,
-                            const float* log_total, const float* picked,
-                            void* stream) {
+void cross_entropy_backward(const CrossEntropyBackward& args, void* stream) {
+  const ScoresShape& shape = args.shape;
   if (shape.rows == 0) return;
-  with_half(shape.values, [&](auto* type) {
+  with_half(shape.type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     backward_kernel<T><<<static_cast<unsigned>(shape.rows), kThreads, 0,
                          static_cast<cudaStream_t>(stream)>>>(
-        static_cast<int>(shape.columns), shape.stride, static_cast<T*>(scores),
-        targets, ignored, log_total, picked);
+        static_cast<int>(shape.classes), shape.stride,
+        static_cast<T*>(args.scores), args.targets, args.ignore_index,
+        args.log_sum_exp, args.target_log_prob);
   });
-  check_launch("cross_entropy");
+  check_launch("cross_entropy_backward");
 }
 
-}  // namespace reprise::kernels
+}  // namespace reprise::detail::kernels

@@ -1,38 +1,48 @@
 #pragma once
 
-#include "values.h"
+#include "dtype.h"
+#include "kernel.h"
 
 #include <cstdint>
 
-/// CUDA kernels behind linear_cross_entropy() in half precision: one pass over the scores
-/// each way, in the forward nothing written but a value or two a row. Nothing is atomic
-/// but a count: the same input gives the same bits.
-namespace reprise::kernels {
+/// CUDA kernels of ops::linear_cross_entropy() for float16 and bfloat16 scores: one pass
+/// over the scores each way. No atomics but the count of correct predictions: results are
+/// reproducible bit for bit.
+namespace reprise::detail::kernels {
 
-/// Rows of scores as a product leaves them.
+/// Rows of scores; columns from `classes` up to `stride` are padding.
 struct ScoresShape {
   int64_t rows = 0;
-  int64_t columns = 0;  ///< that are classes
-  int64_t stride = 0;   ///< from row to row, a multiple of 8
-  Values values = Values::kBfloat16;
+  int64_t classes = 0;
+  int64_t stride = 0;             ///< elements per row, multiple of 8
+  DType type = DType::kBFloat16;  ///< bfloat16 or float16
 };
 
-/// Whether this build has the kernels.
-bool cross_entropy_kernels_built();
+struct CrossEntropyForward {
+  ScoresShape shape{};
+  const void* scores = nullptr;
+  const int64_t* targets = nullptr;  ///< (rows)
+  int64_t ignore_index = -100;
+  // Outputs.
+  float* log_sum_exp = nullptr;  ///< (rows)
+  /// (rows): log-softmax of the target's class; of class 0 if the target is ignored.
+  float* target_log_prob = nullptr;
+  /// Incremented by the number of rows whose target has the largest score, the first one
+  /// of equal scores; may be null.
+  int64_t* correct = nullptr;
+};
+REPRISE_KERNEL(cross_entropy_forward, CrossEntropyForward);
 
-/// Fills for each row `log_total`, the logarithm of the sum of its exponentials, and
-/// `picked`, the logarithm of the softmax at its target (at class 0 where that is
-/// `ignored`). `right`, unless null, is raised by the rows whose target is the largest
-/// score, the first of equal ones. `stream`: a cudaStream_t.
-void cross_entropy_forward(const ScoresShape& shape, const void* scores,
-                           const int64_t* targets, int64_t ignored,
-                           float* log_total, float* picked, int64_t* right,
-                           void* stream);
+struct CrossEntropyBackward {
+  ScoresShape shape{};
+  /// Overwritten with softmax - onehot(target); padding becomes 0. An ignored row is
+  /// treated as if its target were class 0.
+  void* scores = nullptr;
+  const int64_t* targets = nullptr;
+  int64_t ignore_index = -100;
+  const float* log_sum_exp = nullptr;
+  const float* target_log_prob = nullptr;
+};
+REPRISE_KERNEL(cross_entropy_backward, CrossEntropyBackward);
 
-/// Writes the softmax over the scores, less one at the target; zero beside the classes.
-void cross_entropy_backward(const ScoresShape& shape, void* scores,
-                            const int64_t* targets, int64_t ignored,
-                            const float* log_total, const float* picked,
-                            void* stream);
-
-}  // namespace reprise::kernels
+}  // namespace reprise::detail::kernels

@@ -1,26 +1,23 @@
 #include "image_conv.h"
-#include "values.cuh"
+#include "load_store.cuh"
 
-#include <algorithm>
-#include <limits>
 #include <type_traits>
 
-namespace reprise::kernels {
+namespace reprise::detail::kernels {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kPixels = 4;   // of an output's row, a thread's at a time
-constexpr int kFilters = 8;  // a thread's
-constexpr int kMostChannels = 4;
-constexpr int64_t kMostParts = 512;
+constexpr int kThreads = ImageConvShape::kThreads;
+constexpr int kPixels = ImageConvShape::kPixels;
+constexpr int kFilters = ImageConvShape::kFilters;
+constexpr int kMaxChannels = ImageConvShape::kMaxChannels;
 
-/// ImageConv in the device's integers. Outputs are taken four of a row at a time: quads,
-/// numbered through all rows of all samples.
+/// ImageConvShape in 32-bit integers. Outputs are processed in quads, four adjacent ones of
+/// a row, which are numbered through all rows of all samples.
 struct Sizes {
   int channels, height, width, filters, padding;
   int out_height, out_width;
   int quads_of_row, quads;
-  bool aligned;  // rows of outputs begin at 16 bytes
+  bool aligned;  // rows of outputs begin at multiples of 16 bytes
 };
 
 struct Quad {
@@ -33,7 +30,7 @@ struct Quad {
     sample = static_cast<int>(line / static_cast<unsigned>(sizes.out_height));
     row = static_cast<int>(line) - sample * sizes.out_height;
   }
-  /// Where it begins among the outputs.
+  /// Offset of the first output of the quad.
   __device__ int64_t place(const Sizes& sizes, int filter) const {
     const int64_t line =
         (static_cast<int64_t>(sample) * sizes.filters + filter) * sizes.out_height +
@@ -42,7 +39,7 @@ struct Quad {
   }
 };
 
-/// What the filters see of one channel for a quad; zero outside of the image.
+/// The pixels of one channel that a quad depends on; zero outside of the image.
 template <int kSide, int kStride>
 struct Window {
   static constexpr int kSpan = (kPixels - 1) * kStride + kSide;
@@ -69,13 +66,13 @@ struct Window {
       }
     }
   }
-  /// What tap (i, j) of a filter sees for a pixel.
+  /// The pixel that filter weight (i, j) is multiplied by for output `pixel` of the quad.
   __device__ float at(int i, int j, int pixel) const {
     return values[i][pixel * kStride + j];
   }
 };
 
-/// Four values of a row that `left` are left of.
+/// The four values of a quad, zero past the end of the row; `left` are left of it.
 __device__ float4 load_quad(const float* from, int left, bool aligned) {
   if (aligned) return load4(from, 0);
   return make_float4(from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0,
@@ -90,14 +87,14 @@ __device__ void store_quad(float* to, int left, bool aligned,
   }
 }
 
-/// For 128 quads and eight filters.
+/// One block per 128 quads and eight filters.
 template <int kSide, int kStride>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(Sizes sizes, const float* x, const float* weight,
                    const float* bias, float* y) {
   constexpr int kTaps = kSide * kSide;
-  // Of all filters beside each other, as all threads need them at once.
-  __shared__ __align__(16) float shared[kMostChannels][kTaps][kFilters];
+  // Filters last: all threads read the weights of all filters at the same time.
+  __shared__ __align__(16) float shared[kMaxChannels][kTaps][kFilters];
   const int first = blockIdx.y * kFilters;
   for (int i = threadIdx.x; i < sizes.channels * kTaps * kFilters; i += kThreads) {
     const int filter = first + i % kFilters, tap = i / kFilters;
@@ -139,8 +136,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The sums of a part's quads for eight filters and one channel: what each tap saw times
-/// the output's gradient, and that gradient itself.
+/// One block per part, eight filters and one channel: sums over the quads of the part of
+/// pixel times output gradient, for each weight, and of the output gradient, for the bias.
 template <int kSide, int kStride>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(Sizes sizes, int each, const float* x, const float* dy,
@@ -195,7 +192,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Adds up the parts of 32 sums.
+/// One block per 32 sums: adds up their parts.
 __global__ void merge_kernel(int parts, int channels, int filters, int taps,
                              const float* scratch, float* dweight, float* dbias) {
   constexpr int kWays = 8;
@@ -215,20 +212,8 @@ __global__ void merge_kernel(int parts, int channels, int filters, int taps,
   }
 }
 
-int64_t quads_of(const ImageConv& shape) {
-  const int64_t of_row = (shape.out_width() + kPixels - 1) / kPixels;
-  return shape.samples * shape.out_height() * of_row;
-}
-/// Into how many parts the backward's sums are cut.
-int64_t parts_of(const ImageConv& shape) {
-  return std::clamp<int64_t>(quads_of(shape) / (2 * kThreads), 1, kMostParts);
-}
-int64_t groups_of(const ImageConv& shape) {
-  return (shape.filters + kFilters - 1) / kFilters;
-}
-
-/// `outputs`: or their gradients.
-Sizes sizes_of(const ImageConv& shape, const float* outputs) {
+/// `outputs`: the outputs, or their gradients.
+Sizes sizes_of(const ImageConvShape& shape, const float* outputs) {
   Sizes sizes;
   sizes.channels = static_cast<int>(shape.channels);
   sizes.height = static_cast<int>(shape.height);
@@ -238,71 +223,56 @@ Sizes sizes_of(const ImageConv& shape, const float* outputs) {
   sizes.out_height = static_cast<int>(shape.out_height());
   sizes.out_width = static_cast<int>(shape.out_width());
   sizes.quads_of_row = (sizes.out_width + kPixels - 1) / kPixels;
-  sizes.quads = static_cast<int>(quads_of(shape));
+  sizes.quads = static_cast<int>(shape.quads());
   sizes.aligned = sizes.out_width % kPixels == 0 &&
                   reinterpret_cast<uintptr_t>(outputs) % sizeof(float4) == 0;
   return sizes;
 }
 
-/// Calls `use` with the filter's side and the stride as types.
+/// Calls `use` with the kernel size and the stride as types.
 template <class F>
-void with_filter(const ImageConv& shape, F&& use) {
+void with_filter(const ImageConvShape& shape, F&& use) {
   const auto with_stride = [&](auto side) {
     if (shape.stride == 1) return use(side, std::integral_constant<int, 1>());
     use(side, std::integral_constant<int, 2>());
   };
-  if (shape.side == 2) return with_stride(std::integral_constant<int, 2>());
+  if (shape.kernel_size == 2) return with_stride(std::integral_constant<int, 2>());
   with_stride(std::integral_constant<int, 3>());
 }
 
 }  // namespace
 
-bool image_conv_kernels_built() {
-  return true;
-}
-
-bool ImageConv::fits() const {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
-  return channels >= 1 && channels <= kMostChannels && (side == 2 || side == 3) &&
-         (stride == 1 || stride == 2) && height + 2 * padding >= side &&
-         width + 2 * padding >= side && samples > 0 && quads_of(*this) < kMost &&
-         groups_of(*this) < 65536 && height * width < kMost;
-}
-
-int64_t ImageConv::scratch() const {
-  return parts_of(*this) * channels * groups_of(*this) * kFilters * (side * side + 1);
-}
-
-void image_conv_forward(const ImageConv& shape, const float* x,
-                        const float* weight, const float* bias, float* y,
-                        void* stream) {
-  const Sizes sizes = sizes_of(shape, y);
-  const dim3 blocks((sizes.quads + kThreads - 1) / kThreads, groups_of(shape));
-  with_filter(shape, [&](auto side, auto stride) {
-    forward_kernel<decltype(side)::value, decltype(stride)::value>
-        <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-            sizes, x, weight, bias, y);
+void image_conv_forward(const ImageConvForward& args, void* stream) {
+  const ImageConvShape& shape = args.shape;
+  const auto on = static_cast<cudaStream_t>(stream);
+  const Sizes sizes = sizes_of(shape, args.y);
+  const dim3 blocks((sizes.quads + kThreads - 1) / kThreads,
+                    shape.filter_groups());
+  with_filter(shape, [&](auto side, auto step) {
+    forward_kernel<decltype(side)::value, decltype(step)::value>
+        <<<blocks, kThreads, 0, on>>>(sizes, args.x, args.weight, args.bias,
+                                      args.y);
   });
   check_launch("image_conv_forward");
 }
 
-void image_conv_backward(const ImageConv& shape, const float* x,
-                         const float* dy, float* scratch, float* dweight,
-                         float* dbias, void* stream) {
+void image_conv_backward(const ImageConvBackward& args, void* stream) {
+  const ImageConvShape& shape = args.shape;
   const auto on = static_cast<cudaStream_t>(stream);
-  const Sizes sizes = sizes_of(shape, dy);
-  const auto parts = static_cast<int>(parts_of(shape));
-  const dim3 blocks(parts, groups_of(shape), sizes.channels);
-  with_filter(shape, [&](auto side, auto stride) {
-    backward_kernel<decltype(side)::value, decltype(stride)::value>
-        <<<blocks, kThreads, 0, on>>>(sizes, (sizes.quads + parts - 1) / parts, x,
-                                      dy, scratch);
+  const Sizes sizes = sizes_of(shape, args.dy);
+  const auto parts = static_cast<int>(shape.parts());
+  const dim3 blocks(parts, shape.filter_groups(), sizes.channels);
+  with_filter(shape, [&](auto side, auto step) {
+    backward_kernel<decltype(side)::value, decltype(step)::value>
+        <<<blocks, kThreads, 0, on>>>(sizes, (sizes.quads + parts - 1) / parts,
+                                      args.x, args.dy, args.scratch);
   });
-  const int64_t sums = shape.scratch() / parts;
+  const int64_t sums = shape.scratch_size() / parts;
   merge_kernel<<<(sums + 31) / 32, dim3(32, 8), 0, on>>>(
-      parts, sizes.channels, sizes.filters, static_cast<int>(shape.side * shape.side),
-      scratch, dweight, dbias);
+      parts, sizes.channels, sizes.filters,
+      static_cast<int>(shape.kernel_size * shape.kernel_size), args.scratch,
+      args.dweight, args.dbias);
   check_launch("image_conv_backward");
 }
 
-}  // namespace reprise::kernels
+}  // namespace reprise::detail::kernels

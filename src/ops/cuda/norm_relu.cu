@@ -1,19 +1,19 @@
 #include "norm_relu.h"
-#include "values.cuh"
+#include "load_store.cuh"
 
 #include <algorithm>
 
-namespace reprise::kernels {
+namespace reprise::detail::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kPart = 16384;  // values of a plane that one block takes
+constexpr int64_t kPart = NormReluShape::kPartSize;
 
 int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// What kernels need of a NormShape.
+/// NormReluShape as the kernels use it.
 struct Sizes {
   int samples, channels, height, width;
   int groups, parts;
@@ -27,7 +27,7 @@ struct Sizes {
   }
 };
 
-/// x·scale + shift is the normalised value.
+/// The norm of one channel as x · scale + shift.
 struct Line {
   float scale, shift;
   __device__ float at(float x) const { return fmaf(x, scale, shift); }
@@ -38,7 +38,7 @@ __device__ Line line_of(const NormTensors& t, int statistic, int channel) {
   return {scale, t.bias[channel] - t.mean[statistic] * scale};
 }
 
-/// Sums of two values over the block, valid in thread 0.
+/// Sums of two values over the block.
 __device__ void sum_over_block(float& a, float& b) {
   __shared__ float shared_a[kThreads], shared_b[kThreads];
   const int i = threadIdx.x;
@@ -64,8 +64,9 @@ __device__ long long part_end(const Sizes& s, int part) {
   return end < s.plane ? end : s.plane;
 }
 
-/// Mean and sum of squared distances from it, of one part of one plane. Distances from
-/// the part's first value: sums of squares of large means would cancel.
+/// One block per part of a plane: the mean, and the sum of squared differences from it.
+/// Computed relative to the first value of the part, since the sum of squares of values
+/// with a large mean would cancel.
 __global__ void moments_kernel(Sizes s, const float* x, float* scratch) {
   const long long p = blockIdx.x / s.parts;
   const int part = blockIdx.x % s.parts;
@@ -98,7 +99,7 @@ __global__ void moments_kernel(Sizes s, const float* x, float* scratch) {
   }
 }
 
-/// Where the i-th part of what a statistic is of lies in the scratch memory.
+/// Index in the scratch memory of the i-th part of a statistic.
 __device__ long long part_of_statistic(const Sizes& s, int statistic,
                                        long long i) {
   const long long which = i / s.parts, part = i % s.parts;
@@ -114,10 +115,11 @@ __device__ long long parts_of_statistic(const Sizes& s) {
   return planes * s.parts;
 }
 
-/// A block a statistic: its parts as one.
+/// One block per statistic: merges its parts (Chan et al. 1983) and updates the running
+/// statistics.
 __global__ void merge_kernel(Sizes s, const float* scratch, float* mean,
                              float* inverse_deviation, double epsilon,
-                             NormRunning running) {
+                             RunningStatistics running) {
   __shared__ double counts[kThreads], means[kThreads], squares[kThreads];
   const int statistic = blockIdx.x;
   const long long parts = parts_of_statistic(s);
@@ -162,7 +164,7 @@ __global__ void merge_kernel(Sizes s, const float* scratch, float* mean,
       static_cast<float>((1 - m) * running.variance[statistic] + m * unbiased);
 }
 
-/// ReLU; what is no number stays none.
+/// ReLU that propagates NaN.
 __device__ float through(float value) {
   return value > 0 ? value : (value != value ? value : 0);
 }
@@ -191,9 +193,9 @@ __global__ void apply_kernel(Sizes s, NormTensors t, float* y) {
   }
 }
 
-/// Parts here are of the pooled plane.
+/// Parts are parts of the pooled plane here.
 __global__ void apply_pool_kernel(Sizes s, NormTensors t, int parts, float* y,
-                                  uint8_t* places) {
+                                  uint8_t* positions) {
   const long long p = blockIdx.x / parts;
   const long long first = (blockIdx.x % parts) * (kPart / 4);
   const int height = s.height / 2, width = s.width / 2;
@@ -214,12 +216,12 @@ __global__ void apply_pool_kernel(Sizes s, NormTensors t, int parts, float* y,
     }
     const bool passes = v[best] > 0 || v[best] != v[best];
     y[p * pooled + i] = passes ? v[best] : 0;
-    places[p * pooled + i] = static_cast<uint8_t>(passes ? best : 4);
+    positions[p * pooled + i] = static_cast<uint8_t>(passes ? best : 4);
   }
 }
 
-/// The gradient that passes the ReLU, and its product with the normalised value:
-/// their sums over one part of one plane.
+/// One block per part of a plane: the sums of the gradient that passes the ReLU, and of its
+/// product with the normalized value.
 __global__ void sums_kernel(Sizes s, NormTensors t, const float* dy,
                             float* scratch) {
   const long long p = blockIdx.x / s.parts;
@@ -258,12 +260,12 @@ __global__ void sums_kernel(Sizes s, NormTensors t, const float* dy,
 }
 
 __global__ void pool_sums_kernel(Sizes s, NormTensors t, const float* dy,
-                                 const uint8_t* places, float* scratch) {
+                                 const uint8_t* positions, float* scratch) {
   const long long p = blockIdx.x / s.parts;
   const int part = blockIdx.x % s.parts;
   const int height = s.height / 2, width = s.width / 2;
   const long long pooled = static_cast<long long>(height) * width;
-  // As many parts as of the whole plane.
+  // The pooled plane has as many parts as the plane.
   const long long each = (pooled + s.parts - 1) / s.parts;
   const long long begin = part * each;
   const long long end = begin + each < pooled ? begin + each : pooled;
@@ -272,7 +274,7 @@ __global__ void pool_sums_kernel(Sizes s, NormTensors t, const float* dy,
   const float* plane = t.x + p * s.plane;
   float sum = 0, product = 0;
   for (long long i = begin + threadIdx.x; i < end; i += kThreads) {
-    const int place = places[p * pooled + i];
+    const int place = positions[p * pooled + i];
     if (place > 3) continue;
     const int h = static_cast<int>(i / width), w = static_cast<int>(i % width);
     const float value = plane[static_cast<long long>(2 * h + place / 2) * s.width +
@@ -288,8 +290,8 @@ __global__ void pool_sums_kernel(Sizes s, NormTensors t, const float* dy,
   }
 }
 
-/// First a block a statistic: the two means that the gradient of x loses, times the
-/// channels' weights. Then a block a channel: the gradients of weight and bias.
+/// First one block per statistic: the two means, weighted by channel, that are subtracted
+/// in the gradient of x. Then one block per channel: the gradients of weight and bias.
 __global__ void merge_sums_kernel(Sizes s, const float* weight,
                                   const float* scratch, float* sums,
                                   float* dweight, float* dbias) {
@@ -335,7 +337,7 @@ __global__ void merge_sums_kernel(Sizes s, const float* weight,
   }
 }
 
-/// The gradient of one value of x.
+/// The gradient of an element of x, from x and the gradient g of the norm's output.
 struct Slope {
   float weight, inverse, mean, lost, tilt;
   __device__ float at(float x, float g) const {
@@ -381,9 +383,9 @@ __global__ void slope_kernel(Sizes s, NormTensors t, const float* dy,
   }
 }
 
-/// A thread a window; those at the edges may be cut.
+/// One thread per window; windows at the edges may be incomplete.
 __global__ void pool_slope_kernel(Sizes s, NormTensors t, int parts,
-                                  const float* dy, const uint8_t* places,
+                                  const float* dy, const uint8_t* positions,
                                   const float* sums, float* dx) {
   const long long p = blockIdx.x / parts;
   const int height = (s.height + 1) / 2, width = (s.width + 1) / 2;
@@ -403,7 +405,7 @@ __global__ void pool_slope_kernel(Sizes s, NormTensors t, int parts,
     if (h < pooled_height && w < pooled_width) {
       const long long at =
           p * pooled + static_cast<long long>(h) * pooled_width + w;
-      place = places[at];
+      place = positions[at];
       g = dy[at];
     }
     for (int k = 0; k < 4; ++k) {
@@ -416,74 +418,67 @@ __global__ void pool_slope_kernel(Sizes s, NormTensors t, int parts,
   }
 }
 
-Sizes sizes_of(const NormShape& shape) {
+Sizes sizes_of(const NormReluShape& shape) {
   return {static_cast<int>(shape.samples), static_cast<int>(shape.channels),
           static_cast<int>(shape.height),  static_cast<int>(shape.width),
           static_cast<int>(shape.groups),  static_cast<int>(shape.parts()),
-          shape.plane()};
+          shape.plane_size()};
 }
 
 }  // namespace
 
-bool norm_kernels_built() {
-  return true;
-}
-
-int64_t NormShape::parts() const {
-  return ceil_divide(plane(), kPart);
-}
-
-void norm_forward(const NormShape& shape, const NormTensors& tensors,
-                  const NormRunning& running, double epsilon, float* scratch,
-                  float* y, uint8_t* places, void* stream) {
+void norm_relu_forward(const NormReluForward& args, void* stream) {
+  const NormReluShape& shape = args.shape;
+  const NormTensors& tensors = args.tensors;
   const auto on = static_cast<cudaStream_t>(stream);
   const Sizes sizes = sizes_of(shape);
   const auto blocks = static_cast<unsigned>(shape.planes() * shape.parts());
-  moments_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors.x, scratch);
+  moments_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors.x, args.scratch);
   merge_kernel<<<static_cast<unsigned>(shape.statistics()), kThreads, 0, on>>>(
-      sizes, scratch, tensors.mean, tensors.inverse_deviation, epsilon,
-      running);
+      sizes, args.scratch, tensors.mean, tensors.inverse_deviation,
+      args.epsilon, args.running);
   if (shape.pool) {
     const int64_t pooled = shape.pooled_height() * shape.pooled_width();
     const int64_t parts = std::max<int64_t>(1, ceil_divide(pooled, kPart / 4));
     apply_pool_kernel<<<static_cast<unsigned>(shape.planes() * parts), kThreads,
-                        0, on>>>(sizes, tensors, static_cast<int>(parts), y,
-                                 places);
+                        0, on>>>(sizes, tensors, static_cast<int>(parts),
+                                 args.y, args.positions);
   } else {
-    apply_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, y);
+    apply_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, args.y);
   }
-  check_launch("norm_relu");
+  check_launch("norm_relu_forward");
 }
 
-void norm_backward(const NormShape& shape, const NormTensors& tensors,
-                   const float* dy, const uint8_t* places, float* scratch,
-                   float* sums, float* dx, float* dweight, float* dbias,
-                   void* stream) {
+void norm_relu_backward(const NormReluBackward& args, void* stream) {
+  const NormReluShape& shape = args.shape;
+  const NormTensors& tensors = args.tensors;
   const auto on = static_cast<cudaStream_t>(stream);
   const Sizes sizes = sizes_of(shape);
   const auto blocks = static_cast<unsigned>(shape.planes() * shape.parts());
   if (shape.pool) {
-    pool_sums_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, places,
-                                                  scratch);
+    pool_sums_kernel<<<blocks, kThreads, 0, on>>>(
+        sizes, tensors, args.dy, args.positions, args.scratch);
   } else {
-    sums_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, scratch);
+    sums_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, args.dy,
+                                             args.scratch);
   }
   merge_sums_kernel<<<static_cast<unsigned>(shape.statistics() +
                                             shape.channels),
-                      kThreads, 0, on>>>(sizes, tensors.weight, scratch, sums,
-                                         dweight, dbias);
-  if (dx == nullptr) return check_launch("norm_relu");
+                      kThreads, 0, on>>>(sizes, tensors.weight, args.scratch,
+                                         args.sums, args.dweight, args.dbias);
+  if (args.dx == nullptr) return check_launch("norm_relu_backward");
   if (shape.pool) {
     const int64_t windows =
         ((shape.height + 1) / 2) * ((shape.width + 1) / 2);
     const int64_t parts = ceil_divide(windows, kPart / 4);
     pool_slope_kernel<<<static_cast<unsigned>(shape.planes() * parts), kThreads,
-                        0, on>>>(sizes, tensors, static_cast<int>(parts), dy,
-                                 places, sums, dx);
+                        0, on>>>(sizes, tensors, static_cast<int>(parts),
+                                 args.dy, args.positions, args.sums, args.dx);
   } else {
-    slope_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, dy, sums, dx);
+    slope_kernel<<<blocks, kThreads, 0, on>>>(sizes, tensors, args.dy,
+                                              args.sums, args.dx);
   }
-  check_launch("norm_relu");
+  check_launch("norm_relu_backward");
 }
 
-}  // namespace reprise::kernels
+}  // namespace reprise::detail::kernels

@@ -1,64 +1,81 @@
 #pragma once
 
+#include "kernel.h"
+
 #include <cstdint>
 
-/// CUDA kernels behind lean_norm_relu(): statistics by as many blocks as the device has
-/// room for, not one a channel, and no pass over the values that another one could do
-/// along with its own. All tensors are (N, C, H, W) in single precision, contiguous.
-/// Nothing is atomic: the same input gives the same bits.
-namespace reprise::kernels {
+/// CUDA kernels of ops::norm_relu(). Several blocks share a channel, so that statistics of
+/// large images fill the device, and the ReLU and the max pool run in the pass that
+/// applies the norm. All tensors are contiguous (N, C, H, W) in float32. No atomics:
+/// results are reproducible bit for bit.
+namespace reprise::detail::kernels {
 
-struct NormShape {
+struct NormReluShape {
   int64_t samples = 0, channels = 0, height = 0, width = 0;
-  int64_t groups =
-      0;  ///< of channels, normalised a sample; 0: a channel over all
-  bool pool = false;  ///< the maximum of 2 × 2 follows the ReLU
+  /// Groups of channels, each normalized per sample (GroupNorm). 0: each channel is
+  /// normalized over all samples (BatchNorm).
+  int64_t groups = 0;
+  bool pool = false;  ///< a 2 × 2 max pool follows the ReLU
+
+  static constexpr int64_t kPartSize =
+      16384;  ///< elements of a plane per block
 
   int64_t planes() const { return samples * channels; }
-  int64_t plane() const { return height * width; }
+  int64_t plane_size() const { return height * width; }
   int64_t pooled_height() const { return height / 2; }
   int64_t pooled_width() const { return width / 2; }
-  /// How many means there are, and of how many values each is.
+  /// Number of means, and of variances.
   int64_t statistics() const {
     return groups == 0 ? channels : samples * groups;
   }
-  int64_t values() const { return planes() * plane() / statistics(); }
-  /// Into how many parts a plane is cut.
-  int64_t parts() const;
-  /// Values of scratch memory, forward and backward.
-  int64_t scratch() const { return 2 * planes() * parts(); }
+  /// Number of parts that a plane is divided into.
+  int64_t parts() const { return (plane_size() + kPartSize - 1) / kPartSize; }
+  /// Number of floats of scratch memory, for the forward and for the backward.
+  int64_t scratch_size() const { return 2 * planes() * parts(); }
 };
 
-/// Whether this build has the kernels.
-bool norm_kernels_built();
-
-/// What one normalisation reads and, in the forward, finds.
+/// Input and statistics of a norm. The forward writes the statistics.
 struct NormTensors {
   const float* x = nullptr;
-  const float* weight = nullptr;  ///< one a channel, as bias
-  const float* bias = nullptr;
-  float* mean = nullptr;  ///< one a statistic, as deviation
-  float* inverse_deviation = nullptr;
+  const float* weight = nullptr;       ///< (channels)
+  const float* bias = nullptr;         ///< (channels)
+  float* mean = nullptr;               ///< (shape.statistics())
+  float* inverse_deviation = nullptr;  ///< (shape.statistics())
 };
 
-/// Running statistics, of as many values as channels; null: none.
-struct NormRunning {
+/// Running statistics of a BatchNorm, (channels) each; null if they are not tracked.
+struct RunningStatistics {
   float* mean = nullptr;
   float* variance = nullptr;
   double momentum = 0;
 };
 
-/// Fills `y`, and with `pool` `places`: which of the four, 4 where the ReLU cut all.
-/// `stream`: a cudaStream_t.
-void norm_forward(const NormShape& shape, const NormTensors& tensors,
-                  const NormRunning& running, double epsilon, float* scratch,
-                  float* y, uint8_t* places, void* stream);
+struct NormReluForward {
+  NormReluShape shape{};
+  NormTensors tensors{};
+  RunningStatistics running{};  ///< updated
+  double epsilon = 0;
+  float* scratch = nullptr;  ///< shape.scratch_size() floats
+  // Outputs.
+  float* y = nullptr;
+  /// With `pool`, the position of each maximum in its window, 0 to 3; 4 if the ReLU
+  /// zeroes it.
+  uint8_t* positions = nullptr;
+};
+REPRISE_KERNEL(norm_relu_forward, NormReluForward);
 
-/// Fills the gradients of x (unless null), weight and bias. `sums`: scratch memory for
-/// two values a statistic.
-void norm_backward(const NormShape& shape, const NormTensors& tensors,
-                   const float* dy, const uint8_t* places, float* scratch,
-                   float* sums, float* dx, float* dweight, float* dbias,
-                   void* stream);
+struct NormReluBackward {
+  NormReluShape shape{};
+  NormTensors tensors{};
+  const float* dy = nullptr;
+  const uint8_t* positions = nullptr;  ///< with `pool`, from the forward
+  float* scratch = nullptr;            ///< shape.scratch_size() floats
+  float* sums = nullptr;  ///< scratch, 2 · shape.statistics() floats
+  // Outputs.
+  float* dx = nullptr;  ///< may be null
+  float* dweight = nullptr;
+  float* dbias = nullptr;
+};
+REPRISE_KERNEL(norm_relu_backward, NormReluBackward);
 
-}  // namespace reprise::kernels
+}  // namespace reprise::detail::kernels

@@ -61,12 +61,12 @@ void place_model(Model& model, const TrainConfig& options, torch::Device device,
                  const std::shared_ptr<HostStore>& host) {
   if (device.is_cuda()) {
     compat::set_cuda_library_options({options.tf32, options.autotune});
-    allow_split_products(options.fp32_products == "auto" && !options.tf32);
+    allow_tf32x3_gemm(options.fp32_products == "auto" && !options.tf32);
   }
   model.root->to(device);
   if (options.layout == "channels-last") make_channels_last(model);
-  if (device.is_cuda() && options.weight_copies != "off" && model.groups) {
-    for (const auto& group : model.groups()) pack_contiguous(group);
+  if (device.is_cuda() && options.weight_copies != "off" && model.packed_groups) {
+    for (const auto& group : model.packed_groups()) ops::pack_contiguous(group);
   }
   model.root->train();
   if (host) model.chain = with_host_variants(model.chain, host);
@@ -190,11 +190,11 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
                     : precision == "bf16" ? torch::kBFloat16
                                           : torch::kHalf;
   WeightCopiesOptions options;
-  options.each_use = config.weight_copies == "each";
+  options.convert_per_use = config.weight_copies == "each";
   for (const auto& tied : tied_parameters(model.chain)) {
-    options.used_elsewhere.push_back(tied.parameter);
+    options.shared_weights.push_back(tied.parameter);
   }
-  if (model.embeddings) options.straight = model.embeddings();
+  if (model.embeddings) options.embedding_tables = model.embeddings();
   return std::make_unique<WeightCopies>(model.linear_parameters(), type,
                                         options);
 }

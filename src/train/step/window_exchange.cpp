@@ -1,8 +1,7 @@
 #include "train/step/window_exchange.h"
 
 #include "base/hash.h"
-#include "distributed/norm_sync.h"
-#include "models/batch_norm.h"
+#include "distributed/sync_batch_norm.h"
 
 #include <fmt/format.h>
 
@@ -59,7 +58,7 @@ std::vector<GradientReducer::Parameter> parameters_by_stage(
 int64_t most_channels(const Model& model) {
   int64_t most = 0;
   for (const auto& module : model.root->modules(/*include_self=*/false)) {
-    if (const auto* norm = module->as<BatchNorm2d>()) {
+    if (const auto* norm = module->as<SyncBatchNorm2d>()) {
       most = std::max(most, norm->options.num_features());
     }
   }
@@ -93,7 +92,7 @@ class RankExchange final : public WindowExchange {
     const int64_t channels =
         options.sync_norm && ranks.size() > 1 ? most_channels(setup.model) : 0;
     if (channels > 0) {
-      norms_ = std::make_shared<NormSync>(ranks.group(), channels);
+      norms_ = std::make_shared<SyncBatchNormGroup>(ranks.group(), channels);
     }
   }
 
@@ -109,7 +108,7 @@ class RankExchange final : public WindowExchange {
 
   std::shared_ptr<void> alone() override {
     if (!norms_) return nullptr;
-    return std::make_shared<SharedNormScope>(nullptr);
+    return std::make_shared<SyncBatchNormScope>(nullptr);
   }
 
   void begin_attempt() override {
@@ -211,8 +210,8 @@ class RankExchange final : public WindowExchange {
   bool sharded_ = false;
   std::vector<std::string> prefixes_;  // of the optimizer state, if sharded
   std::optional<GradientReducer> reducer_;
-  std::shared_ptr<NormSync> norms_;  // null: each rank has its own statistics
-  std::optional<SharedNormScope> norm_scope_;
+  std::shared_ptr<SyncBatchNormGroup> norms_;  // null: each rank has its own statistics
+  std::optional<SyncBatchNormScope> norm_scope_;
   int64_t steps_left_ = 0;  // micro-batches of the rank that has most of them
   bool reducing_ = false;   // in the current backward
 };

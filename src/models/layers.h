@@ -1,0 +1,65 @@
+#pragma once
+
+#include "models/model_spec.h"
+
+#include <reprise/ops/conv.h>
+#include <reprise/ops/linear.h>
+#include <reprise/recompute/checkpoint.h>
+
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+#include <string>
+
+/// Building blocks of the models.
+namespace reprise::detail {
+
+using ModulePtr = std::shared_ptr<torch::nn::Module>;
+
+/// Throws c10::Error unless `supported`; `sizes` describes the image sizes that are.
+void check_image_size(const std::string& name, const ModelOptions& options,
+                      bool supported, const std::string& sizes);
+
+/// Registers an empty module as `name` in `parent`: one component of a dotted parameter
+/// name of the original model. LibTorch does not allow dots in module names.
+ModulePtr add_container(torch::nn::Module& parent, const std::string& name);
+
+/// Fills in place from N(0, deviation²), or with zeros.
+void normal_init(torch::Tensor weight, double deviation);
+void zero_init(torch::Tensor bias);
+
+/// ReLU in place, for the output of a convolution, linear layer or norm, none of which
+/// saves it. Must not be applied to the input of a stage.
+inline torch::Tensor relu_inplace(torch::Tensor x) {
+  return x.relu_();
+}
+
+/// Applies `conv`. `first`: it is the first layer of the network, on images.
+inline torch::Tensor run_conv(torch::nn::Conv2d conv, const torch::Tensor& x,
+                              bool first) {
+  return first ? ops::image_conv(conv, x) : conv->forward(x);
+}
+
+/// Applies `layer`, with the copy of its weight if there is one.
+inline torch::Tensor run_linear(const torch::nn::Linear& layer,
+                                const torch::Tensor& x) {
+  return ops::linear(x, layer->weight, layer->bias);
+}
+
+/// Returns `function(inputs...)`; if `recompute`, inside checkpoint(), so that the backward
+/// recomputes what it needs instead of saving it.
+template <class F, class... T>
+auto checkpoint_if(bool recompute, F function, const T&... inputs) {
+  return recompute ? checkpoint(function, inputs...) : function(inputs...);
+}
+
+/// Adds the last two stages of an image classifier: a linear layer and the loss.
+void add_classifier(BuiltModel& built, const std::string& name,
+                    torch::nn::Linear head);
+
+/// Adds a stage of flatten, linear layer, ReLU and dropout.
+void add_hidden_layer(BuiltModel& built, const std::string& name,
+                      torch::nn::Linear linear, double dropout = 0);
+
+}  // namespace reprise::detail

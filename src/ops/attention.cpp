@@ -1,0 +1,61 @@
+#include "compat/attention.h"
+
+#include <reprise/ops/attention.h>
+
+#include <c10/util/Exception.h>
+#include <torch/types.h>
+
+#include <cmath>
+#include <limits>
+
+namespace reprise::ops {
+namespace {
+
+using torch::Tensor;
+
+void check_attention(const AttentionOptions& options) {
+  TORCH_CHECK(!(options.causal && options.mask.defined()),
+              "[attention] expected a mask or causal, got both; include the "
+              "causal part in the mask");
+}
+
+}  // namespace
+
+Tensor fallback::attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                           const AttentionOptions& options) {
+  check_attention(options);
+  constexpr double kMasked = -std::numeric_limits<double>::infinity();
+  const double scale = 1 / std::sqrt(static_cast<double>(q.size(-1)));
+  // Scaling q instead of the scores avoids a tensor of their size. The matrix product does
+  // not save its result, so the mask can be applied in place.
+  Tensor scores = torch::matmul(q * scale, k.transpose(-2, -1));
+  if (options.causal) {
+    const auto bits = scores.options().dtype(torch::kBool);
+    scores.masked_fill_(torch::ones({q.size(-2), k.size(-2)}, bits).triu(1),
+                        kMasked);
+  } else if (options.mask.defined()) {
+    if (options.mask.scalar_type() == torch::kBool) {
+      scores.masked_fill_(options.mask.logical_not(), kMasked);
+    } else {
+      scores = scores + options.mask;
+    }
+  }
+  Tensor weights = torch::softmax(scores, -1);
+  scores.reset();
+  if (options.dropout > 0) {
+    weights = torch::dropout(weights, options.dropout, /*train=*/true);
+  }
+  return torch::matmul(weights, v);
+}
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options) {
+  check_attention(options);
+  if (!compat::has_fused_attention()) {
+    return fallback::attention(q, k, v, options);
+  }
+  return compat::fused_attention(q, k, v, options.mask, options.dropout,
+                                 options.causal);
+}
+
+}  // namespace reprise::ops

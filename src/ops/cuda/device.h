@@ -1,0 +1,12 @@
+#pragma once
+
+namespace reprise::detail::kernels {
+
+/// Whether nvcc compiled the kernels into this build.
+bool built();
+
+/// Compute capability of a CUDA device, such as 90 for 9.0; 0 if there is no such device
+/// or the kernels are not built.
+int compute_capability(int device);
+
+}  // namespace reprise::detail::kernels

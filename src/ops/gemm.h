@@ -1,0 +1,21 @@
+#pragma once
+
+#include <torch/types.h>
+
+/// Matrix products for operators: with the kernel of tf32x3_gemm.h if it supports the
+/// operands, with LibTorch otherwise. Not differentiable.
+namespace reprise::detail {
+
+/// a b, plus `bias` in each row if it is defined.
+torch::Tensor gemm(const torch::Tensor& a, const torch::Tensor& b,
+                   const torch::Tensor& bias = {});
+
+/// a b as a tensor of `type`; see compat::gemm_as().
+torch::Tensor gemm_as(const torch::Tensor& a, const torch::Tensor& b,
+                      torch::ScalarType type);
+
+/// sum += a b; see compat::gemm_add().
+void gemm_add(torch::Tensor& sum, const torch::Tensor& a,
+              const torch::Tensor& b);
+
+}  // namespace reprise::detail
