@@ -15,9 +15,10 @@
 #include <reprise/models/model.h>
 #include <reprise/models/weights.h>
 #include <reprise/train/config.h>
-#include <reprise/train/field_check.h>
+#include <reprise/train/fields.h>
 #include <reprise/train/lr_schedule.h>
 #include <reprise/train/optimizer.h>
+#include <reprise/train/options.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/prediction.h>
 #include <reprise/train/profile.h>

@@ -1,9 +1,9 @@
 #include "base/file.h"
 #include "base/nearest.h"
+#include "base/text_check.h"
 #include "study/run_values.h"
 
 #include <reprise/study/study_file.h>
-#include <reprise/train/field_check.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -76,7 +76,7 @@ std::string scalar(const YAML::Node& node, const char* what) {
 
 /// A number that `check` allows; `what`: the key it belongs to.
 double number(const YAML::Node& node, const std::string& what,
-              const FieldCheck& check) {
+              const TextCheck& check) {
   const std::string text = scalar(node, (what + ": a number").c_str());
   const std::string error = check(text);
   if (!error.empty()) fail(node, fmt::format("{}: {}", what, error));

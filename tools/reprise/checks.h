@@ -1,19 +1,9 @@
 #pragma once
 
-#include <reprise/train/field_check.h>
-
-#include <CLI/CLI.hpp>
-
-#include <string>
+#include <reprise/train/fields.h>
 
 /// Checks of values while the command line is read, before any work begins.
 namespace reprise::command {
-
-/// Refuses values that `check` refuses; takes the place of an earlier check.
-CLI::Option* set_check(CLI::Option* option, FieldCheck check);
-
-/// Gives each option of `command` the check of the field with its name.
-void check_fields(CLI::App& command);
 
 /// A file that can be opened for reading, not a directory.
 FieldCheck readable_file();

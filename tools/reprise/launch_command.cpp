@@ -1,3 +1,4 @@
+#include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
 #include "train_flags.h"

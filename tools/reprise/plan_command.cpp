@@ -1,9 +1,9 @@
+#include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
 #include "config_options.h"
 #include "errors.h"
 
-#include <reprise/base/bytes.h>
 #include <reprise/memory/process_memory.h>
 #include <reprise/train/planning.h>
 
@@ -13,17 +13,30 @@
 #include <memory>
 #include <optional>
 
+namespace reprise {
+namespace command {
+
+/// --precision: auto is the faster of fp32 and bf16.
+enum class PlanPrecision { kAuto, kFp32, kBf16, kFp16 };
+
+}  // namespace command
+
+template <>
+struct EnumText<command::PlanPrecision> {
+  static constexpr std::array<std::string_view, 4> names{"auto", "fp32", "bf16",
+                                                         "fp16"};
+};
+
+}  // namespace reprise
+
 namespace reprise::command {
 namespace {
 
-constexpr const char* kOptimal = "optimal";
-constexpr const char* kAuto = "auto";
-
 struct PlanFlags {
   TrainConfig config;
-  std::string memory;
-  std::string largest;
-  std::string format = "table";
+  PlanPrecision precision = PlanPrecision::kAuto;
+  std::optional<LargestAxis> largest;
+  OutputFormat format = OutputFormat::kTable;
   double margin = PlanRequest{}.margin;
   bool measure = false;
   bool fresh = false;
@@ -42,13 +55,16 @@ Asked ask(const PlanFlags& flags) {
   PlanRequest& request = asked.request;
   const torch::Device device = device_of(config.device);
   config.device = device.str();
-  request.memory = flags.memory.empty() ? available_memory(device)
-                                        : parse_bytes(flags.memory);
+  request.memory =
+      config.memory_limit > 0 ? config.memory_limit : available_memory(device);
+  config.memory_limit = 0;
   request.margin = flags.margin;
-  request.precisions = {config.precision};
-  if (config.precision == kAuto) request.precisions = {"fp32", "bf16"};
-  config.precision = request.precisions.front();
-  if (config.recompute == kOptimal) {
+  request.precisions = {to_text(flags.precision)};
+  if (flags.precision == PlanPrecision::kAuto) {
+    request.precisions = {to_text(Precision::kFp32), to_text(Precision::kBf16)};
+  }
+  config.precision = from_text<Precision>(request.precisions.front());
+  if (config.plans_schedule()) {
     config.recompute = "none";  // until the planner has decided
   } else {
     request.strategy = config.recompute;
@@ -68,8 +84,8 @@ Asked ask(const PlanFlags& flags) {
 }
 
 template <class... What>
-void print_as(const std::string& format, const What&... what) {
-  if (format == "json") {
+void print_as(OutputFormat format, const What&... what) {
+  if (format == OutputFormat::kJson) {
     std::cout << to_json(what...) << std::endl;
   } else {
     std::cout << to_text(what...) << std::flush;
@@ -77,7 +93,7 @@ void print_as(const std::string& format, const What&... what) {
 }
 
 int plan_with(const PlanFlags& flags) {
-  if (flags.measure && !flags.largest.empty()) {
+  if (flags.measure && flags.largest) {
     throw CLI::ValidationError(
         "--measure", "trains by a plan; --largest makes none, so give one");
   }
@@ -87,9 +103,9 @@ int plan_with(const PlanFlags& flags) {
   options.progress = [](const std::string& text) {
     fmt::print(stderr, "{}\n", text);
   };
-  if (!flags.largest.empty()) {
+  if (flags.largest) {
     const Largest largest =
-        find_largest(asked.config, flags.largest, asked.request, options);
+        find_largest(asked.config, *flags.largest, asked.request, options);
     print_as(flags.format, largest);
     return largest.value > 0 ? 0 : 1;
   }
@@ -113,27 +129,24 @@ void describe_choices(CLI::App& plan) {
       ->description("Samples per update (default 32)");
   plan.get_option("--recompute")
       ->description("optimal, or a strategy as for train");
-  set_check(plan.get_option("--precision")
-                ->description("auto: the faster of fp32 and bf16; or fp32, "
-                              "bf16, fp16"),
-            one_of({"auto", "fp32", "bf16", "fp16"}));
+  plan.get_option("--memory")
+      ->description("Budget, such as 8GiB (default: the device's free memory)");
 }
 
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
   auto flags = std::make_shared<PlanFlags>();
-  flags->config.recompute = kOptimal;
-  flags->config.precision = kAuto;
+  flags->config.recompute = "optimal";
   CLI::App* plan = add_configured(
       app, "plan",
       "Choose micro-batch, accumulation, precision and schedule: the fastest "
       "that fit into a memory budget",
-      flags->config);
-  add_graph_flag(*plan, flags->config);
+      flags->config, {"precision", "Evaluation", "Ranks", "Saving"});
   describe_choices(*plan);
-  add_memory_flag(*plan, flags->memory,
-                  "Budget, such as 8GiB (default: what the device has free)");
+  add_choice(*plan, "--precision", flags->precision,
+             "auto: the faster of fp32 and bf16")
+      ->group("Training");
   set_check(plan->add_option("--margin", flags->margin,
                              "Share of the budget left free")
                 ->group("Machine")
@@ -141,10 +154,16 @@ void add_plan(CLI::App& app, Action& action) {
             real_number(0, 0.9));
   plan->add_flag("--measure", flags->measure,
                  "Train a few updates by the plan: predicted against measured");
-  set_check(plan->add_option("--largest", flags->largest,
-                             "Instead: the largest batch, image-size, seq or "
-                             "depth that fits, with and without techniques"),
-            one_of({"batch", "image-size", "seq", "depth"}));
+  FieldInfo largest;
+  largest.name = "largest";
+  largest.help =
+      "Find the largest value that fits, with and without techniques";
+  largest.choices = names_of<LargestAxis>();
+  largest.kind = FieldKind::kChoice;
+  largest.check = one_of(largest.choices);
+  add_field(*plan, largest, "", [flags](const std::string& text) {
+    flags->largest = from_text<LargestAxis>(text);
+  });
   plan->add_flag("--fresh", flags->fresh,
                  "Measure again what earlier runs have measured");
   add_format_flag(*plan, flags->format);

@@ -12,20 +12,20 @@ namespace {
 
 struct ProfileFlags {
   TrainConfig config;
-  std::string format = "table";
+  OutputFormat format = OutputFormat::kTable;
 };
 
 int profile_with(ProfileFlags& flags) {
   TrainConfig& config = flags.config;
   config.device = device_of(config.device).str();
-  TORCH_CHECK(config.recompute != "optimal",
+  TORCH_CHECK(!config.plans_schedule(),
               "[--recompute] profile has no budget to plan for; reprise plan "
               "prints the optimal schedule, which --recompute takes as well");
   if (config.data.empty()) config.data = default_data(config);
   config.evaluate = false;
   config.resolve();
   const TrainingProfile profile = profile_training(config);
-  if (flags.format == "json") {
+  if (flags.format == OutputFormat::kJson) {
     std::cout << to_json(profile) << std::endl;
   } else {
     std::cout << to_text(profile) << std::flush;
@@ -40,7 +40,7 @@ void add_profile(CLI::App& app, Action& action) {
   CLI::App* profile = add_configured(
       app, "profile",
       "Show where memory and time of a training go, by phase and by stage",
-      flags->config);
+      flags->config, {"graph", "memory", "Evaluation", "Ranks", "Saving"});
   profile->get_option("--recompute")
       ->description(
           "none, all, sqrt, every:K, checkpoints:K, revolve:S, or a schedule "

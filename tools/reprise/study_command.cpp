@@ -1,5 +1,6 @@
 #include "base/nearest.h"
 #include "base/process.h"
+#include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
 #include "config_options.h"
@@ -32,13 +33,16 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
+/// CUDA if there is one, else the CPU.
+constexpr const char* kAutoDevice = "auto";
+
 struct StudyFlags {
   std::string study = "quick";
   std::string out;
-  std::string device = "auto";
+  std::string device = kAutoDevice;
   std::string part = "1/1";
   std::string run_memory;
-  std::string format = "table";
+  OutputFormat format = OutputFormat::kTable;
   std::vector<std::string> set, only;
   bool resume = false, retry = false, dry_run = false;
   bool no_estimate = false, no_report = false, list = false;
@@ -46,7 +50,7 @@ struct StudyFlags {
 
 /// Without starting CUDA here: the runs' processes do.
 std::string device_for(const std::string& given) {
-  if (given != "auto") return given;
+  if (given != kAutoDevice) return given;
   for (const DeviceInfo& device : list_devices()) {
     if (device.kind == "cuda" && device.usable) return "cuda";
   }
@@ -58,7 +62,7 @@ TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
   std::vector<std::string> words = command_of(run, options);
   const std::string ranks = run.value("ranks");
   if (!ranks.empty()) {
-    const std::string error = (*field_check("--ranks"))(ranks);
+    const std::string error = config_fields().find("ranks")->check(ranks);
     if (!error.empty()) {
       throw CLI::ValidationError(
           fmt::format("{}: ranks: {}", run.words(), error));
@@ -223,7 +227,7 @@ std::string resume_command(const StudyFlags& flags,
   const auto add = [&](const char* flag, const std::string& value) {
     words.insert(words.end(), {flag, value});
   };
-  if (flags.device != "auto") add("--device", flags.device);
+  if (flags.device != kAutoDevice) add("--device", flags.device);
   for (const auto& one : flags.set) add("--set", one);
   for (const auto& one : flags.only) add("--only", one);
   if (options.parts > 1) add("--part", flags.part);
@@ -237,7 +241,7 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
                    const StudyOutcome& outcome, const std::string& report) {
   const StudyCounts& a = outcome.now;
   const StudyCounts& b = outcome.before;
-  if (flags.format == "json") {
+  if (flags.format == OutputFormat::kJson) {
     const auto counts = [](const StudyCounts& c) {
       return ordered_json{{"done", c.done},
                           {"oom", c.oom},
@@ -288,7 +292,8 @@ int status_of(const StudyOutcome& outcome, const std::string& no_report) {
 }
 
 int study_with(const StudyFlags& flags) {
-  const std::vector<std::string> keys = study_keys();
+  const std::vector<std::string> keys =
+      config_fields().names(&FieldInfo::in_studies);
   if (flags.list) return list_studies(keys);
   Study study = open_study(flags.study, keys);
   for (const auto& one : flags.only) {
@@ -309,7 +314,7 @@ int study_with(const StudyFlags& flags) {
   if (flags.dry_run) {
     const Predictions predictions =
         flags.no_estimate ? Predictions{} : predict(study, options);
-    if (flags.format == "json") {
+    if (flags.format == OutputFormat::kJson) {
       std::cout << dry_run_json(study, options, predictions).dump(2)
                 << std::endl;
     } else {
@@ -385,7 +390,7 @@ void add_study(CLI::App& app, Action& action) {
                 ->add_option("--device", flags->device,
                              "cpu, cuda or cuda:N; auto: CUDA if there is one")
                 ->capture_default_str(),
-            device_name({"auto"}));
+            device_name({kAutoDevice}));
   study
       ->add_option("--set", flags->set,
                    "FLAG=VALUE in every run, such as seconds=1")

@@ -1,3 +1,4 @@
+#include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
 #include "config_options.h"
@@ -16,6 +17,7 @@
 #include <iostream>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 namespace reprise::command {
@@ -30,12 +32,10 @@ struct Flags {
   ModelOptions sizes{};  // of the zoo's
   bool sized = false;    // whether one was given
   std::vector<std::string> strategies;
-  std::string device = "cpu";
-  std::string format = "table";
+  TrainOptions options;  // device, seed and threads
+  OutputFormat format = OutputFormat::kTable;
   int64_t batch = 6;
   int updates = 3;
-  uint64_t seed = 1;
-  int threads = 0;
   bool nested = false;
 };
 
@@ -170,11 +170,11 @@ std::vector<Subject> subjects_of(const Flags& flags, torch::Device device) {
 }
 
 int verify_all(const Flags& flags) {
-  if (flags.threads > 0) at::set_num_threads(flags.threads);
-  const torch::Device device = device_of(flags.device);
+  if (flags.options.threads > 0) at::set_num_threads(flags.options.threads);
+  const torch::Device device = device_of(flags.options.device);
   VerifyOptions how;
   how.updates = flags.updates;
-  how.seed = flags.seed;
+  how.seed = flags.options.seed;
   how.tolerance = device.is_cuda() ? kCudaTolerance : 0;
 
   const std::vector<Subject> subjects = subjects_of(flags, device);
@@ -197,8 +197,8 @@ int verify_all(const Flags& flags) {
                                reports.back().same ? "same" : "DIFFERENT");
     }
   }
-  if (flags.format == "json") {
-    nlohmann::json json = {{"device", flags.device},
+  if (flags.format == OutputFormat::kJson) {
+    nlohmann::json json = {{"device", flags.options.device},
                            {"tolerance", how.tolerance},
                            {"same", same},
                            {"results", nlohmann::json::array()}};
@@ -229,14 +229,17 @@ void add_verify(CLI::App& app, Action& action) {
       "verify",
       "Prove that recomputation changes nothing: train with and without it and "
       "compare loss, gradients, buffers, random numbers and parameters");
-  add_model_sizes(*verify, flags->sizes);
-  verify->add_option("--device", flags->device, "cpu, cuda or cuda:N")
-      ->capture_default_str();
-  verify->add_option("--seed", flags->seed, "Seed of weights, data, dropout")
-      ->capture_default_str();
-  verify->add_option("--threads", flags->threads,
-                     "CPU threads (0: LibTorch's choice)");
-  check_fields(*verify);
+  add_fields(*verify, model_fields(), flags->sizes);
+  TrainOptions& options = flags->options;
+  for (const auto& field : option_fields()) {
+    const bool used = std::set<std::string>{"device", "seed", "threads"}.count(
+                          field.name) > 0;
+    if (!used) continue;
+    add_field(*verify, field, field.get(options),
+              [&options, set = field.set](const std::string& text) {
+                set(options, text);
+              });
+  }
   // These take other values than the flags of train with their names.
   set_check(verify->add_option(
                 "--model", flags->models,

@@ -61,6 +61,9 @@ struct DataOptions {
   double test_part = 0.1;        ///< of a text or token file: its end
 };
 
+/// Names of the datasets that need no path.
+const std::vector<std::string>& dataset_names();
+
 /// Images are read into memory, tokens are mapped. Sample i of text or tokens is
 /// tokens i·seq to i·seq + seq: as inputs all but the last, as targets all but
 /// the first. "random" is noise that depends on seed, split and number alone.

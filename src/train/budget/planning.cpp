@@ -37,7 +37,7 @@ TrainConfig plain(TrainConfig config) {
   if (config.batch == 0) config.batch = 1;
   if (config.accumulate == 0) config.accumulate = 1;
   config.global_batch = config.batch * config.accumulate;
-  if (config.recompute.empty() || config.recompute == "optimal") {
+  if (config.recompute.empty() || config.plans_schedule()) {
     config.recompute = "none";
   }
   return config;
@@ -65,7 +65,8 @@ PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
 class CopyChoice {
  public:
   CopyChoice(CostParts parts, TrainingCosts::Options options)
-      : free_(parts.config.weight_copies == "auto" && parts.device.is_cuda()),
+      : free_(parts.config.weight_copies == WeightCopiesMode::kAuto &&
+              parts.device.is_cuda()),
         parts_(std::move(parts)),
         options_(std::move(options)),
         usual_(parts_, options_) {}
@@ -82,14 +83,15 @@ class CopyChoice {
  private:
   PlanResult choose(const PlanRequest& request) {
     PlanResult with = make_plan(request, usual_);
-    const bool half = with.plan.precision != "fp32";
+    const bool half =
+        from_text<Precision>(with.plan.precision) != Precision::kFp32;
     const bool tight = !with.feasible || with.plan.schedule.total_runs() >
                                              with.plan.schedule.stages();
     if (!free_ || !half || request.memory == 0) return with;
     if (!each_) {
       if (!tight) return with;
       CostParts parts = parts_;
-      parts.config.weight_copies = "each";
+      parts.config.weight_copies = WeightCopiesMode::kEach;
       each_ = std::make_unique<TrainingCosts>(std::move(parts), options_);
     }
     PlanResult without = make_plan(request, *each_);
@@ -99,8 +101,9 @@ class CopyChoice {
           result.feasible ? result.plan.step_ms : result.smallest_bytes * 1.0);
     };
     if (worse(with) <= worse(without)) return with;
-    without.plan.weight_copies = "each";
-    for (Plan& plan : without.alternatives) plan.weight_copies = "each";
+    const std::string each = to_text(WeightCopiesMode::kEach);
+    without.plan.weight_copies = each;
+    for (Plan& plan : without.alternatives) plan.weight_copies = each;
     return without;
   }
 
@@ -225,19 +228,22 @@ int64_t image_step(const TrainConfig& config) {
   return 32;
 }
 
-Axis axis_of(const std::string& name, const TrainConfig& config) {
-  if (name == "batch") return {nullptr, 1, 1};
-  if (name == "image-size") {
-    // cnn-basic takes MNIST's side and its doubles only.
-    if (!takes_image_size(config, 32)) {
-      return {&ModelOptions::image_size, 28, 28, 3584, true};
-    }
-    return {&ModelOptions::image_size, image_step(config), 32, 1 << 14};
+Axis axis_of(LargestAxis axis, const TrainConfig& config) {
+  switch (axis) {
+    case LargestAxis::kBatch:
+      return {nullptr, 1, 1};
+    case LargestAxis::kImageSize:
+      // cnn-basic takes only the side of MNIST images, doubled any number of times.
+      if (!takes_image_size(config, 32)) {
+        return {&ModelOptions::image_size, 28, 28, 3584, true};
+      }
+      return {&ModelOptions::image_size, image_step(config), 32, 1 << 14};
+    case LargestAxis::kSeq:
+      return {&ModelOptions::seq, 1, 32};
+    case LargestAxis::kDepth:
+      return {&ModelOptions::depth, 1, 1, 1 << 14};
   }
-  if (name == "seq") return {&ModelOptions::seq, 1, 32};
-  if (name == "depth") return {&ModelOptions::depth, 1, 1, 1 << 14};
-  TORCH_CHECK(false, "[--largest] expected batch, image-size, seq or depth, ",
-              "got '", name, "'");
+  TORCH_INTERNAL_ASSERT(false, "unknown axis");
 }
 
 /// Measures memory at one value of an axis.
@@ -248,8 +254,9 @@ class Trial {
     TrainingCosts::Options measuring;
     CostParts parts = session_.cost_parts();
     // As a training within the budget would choose.
-    if (parts.config.weight_copies == "auto" && parts.device.is_cuda()) {
-      parts.config.weight_copies = "each";
+    if (parts.config.weight_copies == WeightCopiesMode::kAuto &&
+        parts.device.is_cuda()) {
+      parts.config.weight_copies = WeightCopiesMode::kEach;
     }
     measuring.memory_only = true;
     measuring.progress = options.progress;
@@ -267,13 +274,13 @@ class Trial {
 
 class LargestSearch {
  public:
-  LargestSearch(const TrainConfig& config, std::string axis,
+  LargestSearch(const TrainConfig& config, LargestAxis axis,
                 const PlanRequest& request, const PlanningOptions& options)
       : config_(config),
         axis_(axis_of(axis, config)),
         request_(request),
         options_(options) {
-    result_.axis = std::move(axis);
+    result_.axis = axis;
     TORCH_CHECK(request.memory > 0, "[--largest] needs --memory");
   }
 
@@ -295,7 +302,7 @@ class LargestSearch {
     }
     request.strategy = plainly ? "none" : "";
     if (options_.progress) {
-      options_.progress(fmt::format("{} {}, {}", result_.axis, value,
+      options_.progress(fmt::format("{} {}, {}", to_text(result_.axis), value,
                                     plainly ? "no technique" : "planned"));
     }
     std::optional<PlanResult> found;
@@ -393,13 +400,15 @@ PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
   TrainConfig fixed = config;
   fixed.memory_limit = memory;
   fixed.evaluate = false;
-  if (!plan.graph) fixed.graph = "off";
+  if (!plan.graph) fixed.graph = GraphMode::kOff;
   fixed.batch = plan.micro_batch;
   fixed.accumulate = plan.accumulate;
   fixed.global_batch = plan.global_batch;
-  fixed.precision = plan.precision;
+  fixed.precision = from_text<Precision>(plan.precision);
   fixed.recompute = plan.schedule.to_text();
-  if (!plan.weight_copies.empty()) fixed.weight_copies = plan.weight_copies;
+  if (!plan.weight_copies.empty()) {
+    fixed.weight_copies = from_text<WeightCopiesMode>(plan.weight_copies);
+  }
   fixed.epochs = 0;
   fixed.steps = detail::kWarmUpWindows + windows;
   fixed.resolve();
@@ -417,7 +426,7 @@ PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
   return {result.summary.peak_bytes, at(0.5), (at(0.75) - at(0.25)) / 2};
 }
 
-Largest find_largest(const TrainConfig& config, const std::string& axis,
+Largest find_largest(const TrainConfig& config, LargestAxis axis,
                      const PlanRequest& request,
                      const PlanningOptions& options) {
   return LargestSearch(config, axis, request, options).run();

@@ -49,12 +49,13 @@ int64_t new_row() {
 }  // namespace
 
 void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
+  const auto mode = from_text<GraphMode>(profile.graph);
   const auto factor = [&](const char* strategy) -> std::optional<double> {
     const Schedule schedule =
         make_schedule(strategy, parts_.model.chain.size());
     const bool graph =
-        profile.graph == "on" ||
-        (profile.graph == "auto" && fits_graph(profile, size, schedule));
+        mode == GraphMode::kOn ||
+        (mode == GraphMode::kAuto && fits_graph(profile, size, schedule));
     say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
                     profile.precision));
     const auto ms = run_schedule(profile, size, schedule, graph, {});
@@ -152,14 +153,16 @@ double TrainingCosts::time_of_row(const CostProfile& profile,
   Batch batch;
   std::vector<torch::Tensor> parameters = parts_.model.root->parameters();
   std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
-  MicroStep micro(parts_.device, autocast_of(profile.precision, parts_.device),
-                  MicroStep::small_of(parts_.device, parameters));
+  MicroStep micro(
+      parts_.device,
+      autocast_of(from_text<Precision>(profile.precision), parts_.device),
+      MicroStep::small_of(parts_.device, parameters));
   micro.set_weight(1e-6);
   if (accumulate) {
     for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
   }
   StepGraphs graphs({.device = parts_.device,
-                     .mode = graph ? "auto" : "off",
+                     .mode = graph ? GraphMode::kAuto : GraphMode::kOff,
                      .parameters = parameters,
                      .buffers = parts_.model.root->buffers()});
   const auto step = [&] {

@@ -14,6 +14,7 @@
 #include <reprise/memory/meter.h>
 #include <reprise/memory/out_of_memory.h>
 #include <reprise/recompute/host_memory.h>
+#include <reprise/train/fields.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/version.h>
 
@@ -32,7 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 13;
+constexpr int kFormat = 14;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -110,16 +111,16 @@ const CostProfile& TrainingCosts::profile(const std::string& precision) {
   return entry(precision);
 }
 
-std::string TrainingCosts::graph() const {
+GraphMode TrainingCosts::graph() const {
   const TrainConfig& config = parts_.config;
   const bool waits = config.sync_norm && config.ranks > 1;
   const bool can =
       parts_.device.is_cuda() && !waits && compat::cuda_graph_refusal().empty();
-  return can ? config.graph : "off";
+  return can ? config.graph : GraphMode::kOff;
 }
 
 compat::GraphStreamScope TrainingCosts::trained_stream() const {
-  return {parts_.device, graph() != "off"};
+  return {parts_.device, graph() != GraphMode::kOff};
 }
 
 CostProfile& TrainingCosts::entry(const std::string& precision) {
@@ -173,39 +174,30 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
 }
 
 std::string TrainingCosts::key_of(const std::string& precision) const {
-  const TrainConfig& c = parts_.config;
-  const ModelOptions& m = parts_.model.options;
-  const auto& o = c.optimizer;
+  // Options that change nothing get one value, so that costs are shared.
+  TrainConfig config = parts_.config;
+  config.model = parts_.model.name;
+  config.model_options = parts_.model.options;
+  config.precision = from_text<Precision>(precision);
+  if (config.ranks == 1) config.sync_norm = false;
+  if (config.shard == Sharding::kNone && !config.sync_norm) config.ranks = 1;
+  if (config.tf32) config.fp32_products = Fp32Products::kLibrary;
   size_t variants = 0;
   for (int i = 0; i < parts_.model.chain.size(); ++i) {
     variants += parts_.model.chain[i].variants().size();
   }
-  const std::string sharded =
-      (c.shard.empty() ? "" : fmt::format(" 1/{}", c.ranks)) +
-      (c.sync_norm && c.ranks > 1 ? " sync-norm" : "");
   return fmt::format(
-      "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
-      "image {} "
-      "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {}{}{} | {} threads {} | copies {} graph {} {}{}{} | "
-      "LibTorch {}",
-      kFormat, parts_.model.name, variants, m.depth, m.width, m.heads,
-      m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
-      precision, c.data, parts_.dataset_bytes, c.workers, c.resize, o.name,
-      o.momentum, c.quantize_embeddings ? " quantized embeddings" : "", sharded,
+      "{} {} | variants {} data bytes {} | {} threads {} | LibTorch {}",
+      kFormat, config_fields().cost_key(config), variants, parts_.dataset_bytes,
       parts_.device.is_cuda() ? compat::cuda_device_name(parts_.device.index())
                               : "cpu",
-      at::get_num_threads(), c.weight_copies, c.graph, c.layout,
-      c.tf32                         ? " tf32"
-      : c.fp32_products == "library" ? " library"
-                                     : "",
-      c.autotune ? " autotune" : "", libtorch_version());
+      at::get_num_threads(), libtorch_version());
 }
 
 std::unique_ptr<WeightCopies> TrainingCosts::copies(
     const std::string& precision) const {
-  return weight_copies_of(parts_.config, precision, parts_.model,
-                          parts_.device);
+  return weight_copies_of(parts_.config, from_text<Precision>(precision),
+                          parts_.model, parts_.device);
 }
 
 std::vector<std::string> TrainingCosts::stage_names() const {
@@ -222,7 +214,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   profile.gradient_bytes.assign(n, 0);
   profile.held_twice_bytes.assign(n, 0);
   profile.stages = stage_names();
-  profile.graph = graph();
+  profile.graph = to_text(graph());
   std::map<const void*, int> uses;
   for (int i = 0; i < chain.size(); ++i) {
     std::set<const void*> here;
@@ -299,7 +291,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   // The first step makes the state, and may take more besides it than later ones.
   const int64_t first_bytes =
       meter.peak_increase_bytes() - profile.fixed.optimizer;
-  if (!parts_.config.shard.empty()) {
+  if (parts_.config.shard != Sharding::kNone) {
     profile.fixed.optimizer /= parts_.config.ranks;
   }
   meter.restart();
@@ -335,7 +327,8 @@ int64_t TrainingCosts::bytes_of(const Batch& batch) const {
 }
 
 bool TrainingCosts::workers_prepare() const {
-  return parts_.device.is_cpu() && parts_.config.resize == "workers";
+  return parts_.device.is_cpu() &&
+         parts_.config.resize == ResizePlace::kWorkers;
 }
 
 int64_t TrainingCosts::ahead_bytes(const Batch& raw,
@@ -367,7 +360,7 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
   };
   int64_t workspace_bytes = taken_by_a_run();
   int64_t graph_workspace_bytes = 0;
-  if (graph() != "off") {
+  if (graph() != GraphMode::kOff) {
     const compat::CaptureExpected capture(true);
     graph_workspace_bytes = taken_by_a_run();
   }
@@ -416,7 +409,7 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
   };
   prepare_batch();
   size.prepare_bytes = meter.peak_increase_bytes() + ahead_bytes(raw, batch);
-  if (!options_.memory_only && parts_.config.resize == "device") {
+  if (!options_.memory_only && parts_.config.resize == ResizePlace::kDevice) {
     size.other_ms = time_of(parts_.device, 3, prepare_batch);
   }
   size.data_bytes = bytes_of(batch) + ahead_bytes(raw, batch);
@@ -426,7 +419,8 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
     size.prepare_bytes += parts_.config.workers * meter.peak_increase_bytes();
   }
   const auto made = copies(precision);
-  const compat::AutocastGuard autocast(autocast_of(precision, parts_.device));
+  const compat::AutocastGuard autocast(
+      autocast_of(from_text<Precision>(precision), parts_.device));
   size.figures = measure_stage_costs(parts_.model.chain,
                                      {batch.inputs, batch.targets}, tracing);
   limit_host_bytes(parts_, size.figures);

@@ -4,6 +4,7 @@
 #include "compat/cuda.h"
 #include "ops/tf32x3_gemm.h"
 #include "recompute/tied_gradients.h"
+#include "train/optim/registry.h"
 
 #include <reprise/memory/process_memory.h>
 #include <reprise/models/weights.h>
@@ -45,14 +46,15 @@ torch::Device check_device(const TrainConfig& config) {
   TORCH_CHECK(!device.is_cuda() || device.index() < compat::cuda_device_count(),
               "[--device] expected one of ", compat::cuda_device_count(),
               " CUDA devices, got ", config.device);
-  TORCH_CHECK(config.precision != "fp16" || device.is_cuda(),
+  TORCH_CHECK(config.precision != Precision::kFp16 || device.is_cuda(),
               "[--precision] fp16 needs a CUDA device; on the CPU use bf16");
   return device;
 }
 
 std::shared_ptr<HostStore> host_store_of(const TrainConfig& config,
                                          torch::Device device) {
-  if (!device.is_cuda() || config.host_memory == "off") return nullptr;
+  if (!device.is_cuda() || config.host_memory == HostMemoryMode::kOff)
+    return nullptr;
   int64_t free = available_memory();
   if (const int64_t allowed = process_limits().memory_bytes; allowed > 0) {
     free = std::min(free, allowed - process_memory().rss);
@@ -69,11 +71,12 @@ Model build_model(const TrainConfig& config, torch::Device device,
   if (!config.weights.empty()) load_weights(model, config.weights);
   if (device.is_cuda()) {
     compat::set_cuda_libraries({config.tf32, config.autotune});
-    allow_split_products(config.fp32_products == "auto" && !config.tf32);
+    allow_split_products(config.fp32_products == Fp32Products::kAuto &&
+                         !config.tf32);
   }
   model.root->to(device);
-  if (config.layout == "channels-last") lay_channels_last(model);
-  if (device.is_cuda() && config.weight_copies != "off") {
+  if (config.layout == ImageLayout::kChannelsLast) lay_channels_last(model);
+  if (device.is_cuda() && config.weight_copies != WeightCopiesMode::kOff) {
     for (const auto& group : model.groups()) pack_contiguous(group);
   }
   model.root->train();
@@ -98,7 +101,7 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& config,
   const NamedTensors parameters = named(model.root->named_parameters());
   OptimizerOptions options = config.optimizer;
   std::set<const c10::TensorImpl*> embeddings;
-  if (options.name.ends_with("8bit") && !config.quantize_embeddings) {
+  if (find_optimizer(options.name).quantized && !config.quantize_embeddings) {
     for (const auto& module : model.root->modules()) {
       const auto* embedding = module->as<torch::nn::Embedding>();
       if (embedding != nullptr) {
@@ -138,7 +141,7 @@ PrepareOptions prepare_of(const TrainConfig& config, const Model& model,
   options.mean = data.mean();
   options.deviation = data.deviation();
   options.pixel_targets = model.task == Task::kPixels;
-  options.channels_last = config.layout == "channels-last";
+  options.channels_last = config.layout == ImageLayout::kChannelsLast;
   return options;
 }
 
@@ -148,7 +151,7 @@ LoaderOptions loading_of(const TrainConfig& config,
   loading.seed = config.seed;
   loading.workers = config.workers;
   loading.pin = device.is_cuda();
-  if (config.resize == "workers") {
+  if (config.resize == ResizePlace::kWorkers) {
     loading.transform = [prepare](Batch& batch) {
       reprise::prepare(batch, prepare);
     };
@@ -156,14 +159,14 @@ LoaderOptions loading_of(const TrainConfig& config,
   return loading;
 }
 
-compat::AutocastState autocast_of(const std::string& precision,
-                                  torch::Device device) {
+compat::AutocastState autocast_of(Precision precision, torch::Device device) {
   compat::AutocastState state;
-  if (precision == "fp32") return state;
+  if (precision == Precision::kFp32) return state;
   // A forward casts each weight once in any case, and the cache would hold the
   // copies of stages that are dropped until the whole forward has ended.
   state.cache_enabled = false;
-  const auto type = precision == "bf16" ? torch::kBFloat16 : torch::kHalf;
+  const auto type =
+      precision == Precision::kBf16 ? torch::kBFloat16 : torch::kHalf;
   if (device.is_cuda()) {
     state.cuda_enabled = true;
     state.cuda_dtype = type;
@@ -175,18 +178,19 @@ compat::AutocastState autocast_of(const std::string& precision,
 }
 
 std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
-                                               const std::string& precision,
+                                               Precision precision,
                                                const Model& model,
                                                torch::Device device) {
-  const bool wanted = config.weight_copies == "on" ||
-                      config.weight_copies == "each" ||
-                      (config.weight_copies == "auto" && device.is_cuda());
+  const WeightCopiesMode mode = config.weight_copies;
+  const bool wanted = mode == WeightCopiesMode::kAuto
+                          ? device.is_cuda()
+                          : mode != WeightCopiesMode::kOff;
   if (!wanted || !model.linear_parameters) return nullptr;
-  const auto type = precision == "fp32"   ? torch::kFloat
-                    : precision == "bf16" ? torch::kBFloat16
-                                          : torch::kHalf;
+  const auto type = precision == Precision::kFp32   ? torch::kFloat
+                    : precision == Precision::kBf16 ? torch::kBFloat16
+                                                    : torch::kHalf;
   WeightCopiesOptions options;
-  options.each_use = config.weight_copies == "each";
+  options.each_use = mode == WeightCopiesMode::kEach;
   for (const auto& tied : tied_parameters(model.chain)) {
     options.used_elsewhere.push_back(tied.parameter);
   }
@@ -198,7 +202,7 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
 Schedule schedule_of(const TrainConfig& config, const Model& model,
                      const Dataset& data, torch::Device device) {
   const int stages = model.chain.size();
-  if (config.recompute == "optimal") return make_schedule("none", stages);
+  if (config.plans_schedule()) return make_schedule("none", stages);
   if (is_schedule_text(config.recompute)) {
     return make_schedule(config.recompute, stages);
   }
@@ -226,7 +230,7 @@ LrScheduleOptions rate_of(const TrainConfig& config) {
 
 GradScaler::Options scaler_of(const TrainConfig& config) {
   GradScaler::Options options;
-  options.enabled = config.precision == "fp16";
+  options.enabled = config.precision == Precision::kFp16;
   options.scale = config.loss_scale;
   return options;
 }

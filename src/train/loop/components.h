@@ -51,13 +51,12 @@ PrepareOptions prepare_of(const TrainConfig& config, const Model& model,
 LoaderOptions loading_of(const TrainConfig& config,
                          const PrepareOptions& prepare, torch::Device device);
 
-compat::AutocastState autocast_of(const std::string& precision,
-                                  torch::Device device);
+compat::AutocastState autocast_of(Precision precision, torch::Device device);
 
 /// Copies of the model's linear weights for a training in `precision`; null where
 /// `config.weight_copies` wants none.
 std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
-                                               const std::string& precision,
+                                               Precision precision,
                                                const Model& model,
                                                torch::Device device);
 

@@ -60,11 +60,11 @@ Session::Session(const TrainConfig& given,
           [this] { graphs_.drop_for_memory(); }),
       window_snapshot_(device_, model_.root->buffers()),
       window_meter_(device_) {
-  if (config_.graph != "on") graphs_.set_limit(config_.memory_limit);
+  if (config_.graph != GraphMode::kOn) graphs_.set_limit(config_.memory_limit);
   // Now, so that a missing test split does not end a training hours later.
   if (evaluates()) test_data_ = open_data(config_, model_, Split::kTest);
   if (group_) join_ranks();
-  optimizer_ = config_.shard.empty() || !group_
+  optimizer_ = config_.shard == Sharding::kNone || !group_
                    ? optimizer_of(config_, model_)
                    : make_optimizer(config_.optimizer, reducer_->pieces());
   prepare_ = prepare_of(config_, model_, *train_data_);
@@ -189,8 +189,8 @@ void Session::start() {
                      config_.batch * config_.accumulate * config_.ranks
                  ? std::string()
                  : fmt::format(" = {}", config_.global_batch),
-             config_.optimizer.name, config_.precision, schedule_.name(),
-             device_.str()) +
+             config_.optimizer.name, to_text(config_.precision),
+             schedule_.name(), device_.str()) +
              (decision_ ? "; plan: " + decision_->text : ""),
          state_.step, total_steps_});
   }

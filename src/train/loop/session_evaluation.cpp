@@ -27,7 +27,7 @@ class EvaluationMode {
 bool Session::evaluates() const {
   // Random data has nothing to learn, so only on request.
   return config_.evaluate &&
-         (config_.data != "random" || config_.eval_every > 0);
+         (!config_.is_random_data() || config_.eval_every > 0);
 }
 
 void Session::evaluate_if_due() {

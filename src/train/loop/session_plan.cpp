@@ -13,7 +13,7 @@ namespace reprise::detail {
 
 void Session::plan(std::unique_ptr<BudgetPlanner> planner,
                    const PlanningOptions& planning) {
-  if (!planner && config_.recompute != "optimal") return;
+  if (!planner && !config_.plans_schedule()) return;
   TORCH_CHECK(config_.memory_limit > 0,
               "[Training] a planner needs a memory_limit above 0");
   std::optional<BudgetPlanner::Decision> decision;
@@ -51,7 +51,7 @@ PlanRequest Session::request() const {
                 " that reducing gradients takes, got ",
                 format_bytes(config_.memory_limit), "; see --bucket");
   }
-  request.precisions = {config_.precision};
+  request.precisions = {to_text(config_.precision)};
   request.micro_batch = config_.batch;  // 0: to be chosen
   request.explain = false;
   return request;
@@ -77,12 +77,15 @@ void Session::measuring(const std::function<void()>& body) {
 }
 
 void Session::adopt(BudgetPlanner::Decision decision) {
-  const bool other_copies = !decision.weight_copies.empty() &&
-                            decision.weight_copies != config_.weight_copies;
+  const WeightCopiesMode copies =
+      decision.weight_copies.empty()
+          ? config_.weight_copies
+          : from_text<WeightCopiesMode>(decision.weight_copies);
+  const bool other_copies = copies != config_.weight_copies;
   const bool other = decision.micro_batch != config_.batch || other_copies;
   if (other_copies) {
     drop_copies();
-    config_.weight_copies = decision.weight_copies;
+    config_.weight_copies = copies;
   }
   config_.batch = decision.micro_batch;
   config_.accumulate = decision.accumulate;
@@ -92,7 +95,7 @@ void Session::adopt(BudgetPlanner::Decision decision) {
   if (host_) host_->trim();  // planning has tried more than is needed
   profile_.reset();          // it shows another schedule
   decision_.emplace(std::move(decision));
-  if (config_.graph != "on") fit_graphs();
+  if (config_.graph != GraphMode::kOn) fit_graphs();
   if (other) keep_config();
 }
 
@@ -134,7 +137,8 @@ void Session::keep_within_budget() {
   int64_t peak = std::max(without, graphs_.peak_bytes());
   // Whether graphs fit is each rank's own affair; the plan is everybody's.
   if (group_) {
-    const bool leave_graphs = config_.graph != "on" && graphs_.active();
+    const bool leave_graphs =
+        config_.graph != GraphMode::kOn && graphs_.active();
     peak = group_->all_reduce_max({leave_graphs ? without : peak}).at(0);
     if (leave_graphs && graphs_.peak_bytes() > config_.memory_limit) {
       graphs_.give_up_memory("it does not fit into the budget");
@@ -142,7 +146,8 @@ void Session::keep_within_budget() {
   }
   const int64_t over = peak - config_.memory_limit;
   if (over <= 0 || over_for_good_) return;
-  if (!group_ && without <= config_.memory_limit && config_.graph != "on") {
+  if (!group_ && without <= config_.memory_limit &&
+      config_.graph != GraphMode::kOn) {
     graphs_.give_up_memory(
         fmt::format("update {} took {} with it, the budget is {}", state_.step,
                     format_bytes(peak), format_bytes(config_.memory_limit)));

@@ -3,6 +3,7 @@
 #include "compat/cuda.h"
 #include "models/batch_norm.h"
 #include "train/loop/session.h"
+#include "train/optim/registry.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -21,13 +22,8 @@ using nlohmann::json;
 /// What an optimizer keeps for each value of a parameter; they can be divided
 /// anywhere.
 std::vector<std::string> kinds_of(const OptimizerOptions& options) {
-  if (options.name == "sgd") {
-    return options.momentum > 0 ? std::vector<std::string>{"momentum."}
-                                : std::vector<std::string>{};
-  }
-  if (options.name == "adam" || options.name == "adamw") {
-    return {"exp_avg.", "exp_avg_sq."};
-  }
+  const OptimizerInfo& info = find_optimizer(options.name);
+  if (info.elementwise_state != nullptr) return info.elementwise_state(options);
   TORCH_CHECK(false,
               "[--shard] optimizer works with sgd, adam and adamw, whose state "
               "can be divided anywhere, got ",
@@ -83,8 +79,8 @@ void Session::make_reducer() {
   }
   ReducerOptions options;
   options.bucket_bytes = config_.bucket_bytes;
-  options.bf16 = config_.reduce == "bf16";
-  options.shard = config_.shard == "optimizer";
+  options.bf16 = config_.reduce == ReduceType::kBf16;
+  options.shard = config_.shard == Sharding::kOptimizer;
   if (options.shard) kinds_of(config_.optimizer);
   reducer_ = std::make_unique<GradientReducer>(group_, list, options);
 }
@@ -216,7 +212,7 @@ void Session::train_window_together() {
 }
 
 bool Session::ready_gradients(torch::Tensor& norm) {
-  const bool sharded = group_ && !config_.shard.empty();
+  const bool sharded = group_ && config_.shard != Sharding::kNone;
   bool finite = true;
   if (!sharded) {
     within_update([&] { finite = scaler_.unscale(parameter_list_); });
@@ -226,7 +222,7 @@ bool Session::ready_gradients(torch::Tensor& norm) {
   }
   const auto pieces = values(reducer_->pieces());
   within_update([&] { finite = scaler_.unscale(pieces); });
-  if (config_.precision == "fp16") {
+  if (config_.precision == Precision::kFp16) {
     finite = group_->all_reduce_max({finite ? 0 : 1}).at(0) == 0;
     scaler_.agree(finite);
   }
@@ -244,7 +240,7 @@ bool Session::ready_gradients(torch::Tensor& norm) {
 
 void Session::step_optimizer(double rate) {
   within_update([&] { optimizer_->step(rate); });
-  if (!group_ || config_.shard.empty()) return;
+  if (!group_ || config_.shard == Sharding::kNone) return;
   for (auto [name, piece] : reducer_->pieces()) piece.mutable_grad().reset();
   reducer_->share_pieces();
 }
@@ -271,7 +267,7 @@ void Session::agree_after_window() {
 }
 
 NamedTensors Session::optimizer_state() {
-  if (!group_ || config_.shard.empty()) return optimizer_->state();
+  if (!group_ || config_.shard == Sharding::kNone) return optimizer_->state();
   NamedTensors own = optimizer_->state();
   NamedTensors list = reducer_->whole(own, kinds_of(config_.optimizer));
   // Counters are the same wherever a part of a parameter is.
@@ -294,7 +290,7 @@ NamedTensors Session::optimizer_state() {
 }
 
 void Session::load_optimizer(NamedTensors state) {
-  if (group_ && !config_.shard.empty()) {
+  if (group_ && config_.shard != Sharding::kNone) {
     state = reducer_->parts(state, kinds_of(config_.optimizer));
     std::set<std::string> here;
     for (const auto& item : reducer_->pieces()) here.insert(item.first);

@@ -144,7 +144,7 @@ bool Session::save() {
   if (!saves_) return true;
   // All take part where each has a share of the state.
   NamedTensors shared_state;
-  const bool together = group_ && !config_.shard.empty();
+  const bool together = group_ && config_.shard != Sharding::kNone;
   if (together) shared_state = tensors_to_save();
   if (!first_rank()) return true;
   tell_training(false);
@@ -208,7 +208,7 @@ TrainResult Session::finish() {
   TrainSummary s;
   s.model = model_.name;
   s.device = config_.device;
-  s.precision = config_.precision;
+  s.precision = to_text(config_.precision);
   s.optimizer = config_.optimizer.name;
   s.recompute = schedule_.name();
   s.data = config_.data;

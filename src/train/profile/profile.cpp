@@ -286,7 +286,7 @@ class Profiler {
     result.model = model_.name;
     result.data = config_.data;
     result.device = device_.str();
-    result.precision = config_.precision;
+    result.precision = to_text(config_.precision);
     result.optimizer = config_.optimizer.name;
     result.recompute = schedule_.name();
     result.parameters = parameter_count(model_);
