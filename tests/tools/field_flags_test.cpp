@@ -48,9 +48,9 @@ TEST(FieldFlags, ANewFieldNeedsNothingButItsEntry) {
   CLI::App app;
   add_fields(app, table, config);
   const std::string help = app.help();
-  EXPECT_NE(help.find("--exercise INT [7]"), std::string::npos) << help;
+  EXPECT_NE(help.find("--exercise INT=7"), std::string::npos) << help;
   EXPECT_NE(help.find("Number of exercises"), std::string::npos);
-  EXPECT_NE(help.find("--flavour plain|spicy [plain]"), std::string::npos);
+  EXPECT_NE(help.find("--flavour plain|spicy=plain"), std::string::npos);
 
   app.parse("--exercise 3 --flavour spicy --batch 8");
   EXPECT_EQ(config.exercise, 3);

@@ -23,8 +23,8 @@ std::string shown_default(const FieldInfo& field, const std::string& value) {
 FieldCheck with_unit(FieldCheck check) {
   return [check = std::move(check),
           least = byte_size(kLeastSize)](const std::string& text) {
-    const std::string error = check(text);
-    return error.empty() ? least(text) : error;
+    const std::string error = least(text);
+    return error.empty() ? check(text) : error;
   };
 }
 

@@ -42,15 +42,15 @@ struct PlanFlags {
   bool fresh = false;
 };
 
-struct Asked {
+struct Request {
   TrainConfig config;
   PlanRequest request;
 };
 
-/// What the flags ask for. A size that decides the micro-batch fixes it, a
-/// global batch by itself leaves it to the planner.
-Asked ask(const PlanFlags& flags) {
-  Asked asked{flags.config, {}};
+/// Request given by the flags. A size that determines the micro-batch fixes it; a
+/// global batch alone leaves it to the planner.
+Request request_of(const PlanFlags& flags) {
+  Request asked{flags.config, {}};
   TrainConfig& config = asked.config;
   PlanRequest& request = asked.request;
   const torch::Device device = device_of(config.device);
@@ -97,7 +97,7 @@ int plan_with(const PlanFlags& flags) {
     throw CLI::ValidationError(
         "--measure", "trains by a plan; --largest makes none, so give one");
   }
-  const Asked asked = ask(flags);
+  const Request asked = request_of(flags);
   PlanningOptions options;
   options.fresh = flags.fresh;
   options.progress = [](const std::string& text) {
@@ -119,7 +119,7 @@ int plan_with(const PlanFlags& flags) {
   return result.feasible ? 0 : 1;
 }
 
-/// The same flags, of which some are also the planner's to choose.
+/// Help of the flags whose defaults the planner chooses.
 void describe_choices(CLI::App& plan) {
   plan.get_option("--batch")->description(
       "Samples per micro-batch (default: chosen)");
@@ -148,12 +148,13 @@ void add_plan(CLI::App& app, Action& action) {
              "auto: the faster of fp32 and bf16")
       ->group("Training");
   set_check(plan->add_option("--margin", flags->margin,
-                             "Share of the budget left free")
+                             "Fraction of the budget left free")
                 ->group("Machine")
                 ->capture_default_str(),
             real_number(0, 0.9));
-  plan->add_flag("--measure", flags->measure,
-                 "Train a few updates by the plan: predicted against measured");
+  plan->add_flag(
+      "--measure", flags->measure,
+      "Train a few updates by the plan and compare with the prediction");
   FieldInfo largest;
   largest.name = "largest";
   largest.help =
@@ -164,8 +165,7 @@ void add_plan(CLI::App& app, Action& action) {
   add_field(*plan, largest, "", [flags](const std::string& text) {
     flags->largest = from_text<LargestAxis>(text);
   });
-  plan->add_flag("--fresh", flags->fresh,
-                 "Measure again what earlier runs have measured");
+  plan->add_flag("--fresh", flags->fresh, "Ignore cached measurements");
   add_format_flag(*plan, flags->format);
   plan->footer(std::string("Takes the flags of train. Measurements are kept in "
                            "~/.cache/reprise/profiles.\n"

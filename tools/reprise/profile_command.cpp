@@ -2,7 +2,11 @@
 #include "config_options.h"
 #include "errors.h"
 
+#include <reprise/recompute/strategy.h>
 #include <reprise/train/profile.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <iostream>
 #include <memory>
@@ -39,18 +43,16 @@ void add_profile(CLI::App& app, Action& action) {
   auto flags = std::make_shared<ProfileFlags>();
   CLI::App* profile = add_configured(
       app, "profile",
-      "Show where memory and time of a training go, by phase and by stage",
-      flags->config, {"graph", "memory", "Evaluation", "Ranks", "Saving"});
+      "Show memory and time of a training by phase and by stage", flags->config,
+      {"graph", "memory", "Evaluation", "Ranks", "Saving"});
   profile->get_option("--recompute")
-      ->description(
-          "none, all, sqrt, every:K, checkpoints:K, revolve:S, or a schedule "
-          "as "
-          "reprise plan prints it");
+      ->description(fmt::format("{}, or a schedule as reprise plan prints it",
+                                fmt::join(strategy_names(), ", ")));
   add_format_flag(*profile, flags->format);
   profile->footer(
-      std::string("Runs a few updates and learns nothing. Takes the flags of "
-                  "train; those that\nneither memory nor time depend on change "
-                  "nothing.\n") +
+      std::string("Runs a few updates and saves nothing. Takes the flags of "
+                  "train; those that\naffect neither memory nor time are "
+                  "ignored.\n") +
       kStatuses);
   profile->callback(
       [flags, &action] { action = [flags] { return profile_with(*flags); }; });

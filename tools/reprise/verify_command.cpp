@@ -11,6 +11,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -227,7 +228,7 @@ void add_verify(CLI::App& app, Action& action) {
   flags->strategies = default_strategies();
   CLI::App* verify = app.add_subcommand(
       "verify",
-      "Prove that recomputation changes nothing: train with and without it and "
+      "Check that recomputation changes nothing: train with and without it and "
       "compare loss, gradients, buffers, random numbers and parameters");
   add_fields(*verify, model_fields(), flags->sizes);
   TrainOptions& options = flags->options;
@@ -247,13 +248,14 @@ void add_verify(CLI::App& app, Action& action) {
                     "\nor any of train's, in their own sizes "
                     "unless flags change them"),
             one_of(known_names()));
-  set_check(verify
-                ->add_option("--recompute", flags->strategies,
-                             "Strategies: none, all, sqrt, every:K, "
-                             "checkpoints:K, revolve:S")
-                ->capture_default_str()
-                ->delimiter(','),
-            strategy_text());
+  set_check(
+      verify
+          ->add_option("--recompute", flags->strategies,
+                       "Strategies: " +
+                           fmt::format("{}", fmt::join(strategy_names(), ", ")))
+          ->capture_default_str()
+          ->delimiter(','),
+      strategy_text());
   set_check(verify->add_option("--batch", flags->batch, "Samples per batch")
                 ->capture_default_str(),
             whole_number(1, 1 << 16));
@@ -264,9 +266,10 @@ void add_verify(CLI::App& app, Action& action) {
                    "Also wrap part of each stage in checkpoint()");
   add_format_flag(*verify, flags->format);
   verify->footer(
-      std::string("On the CPU no bit may differ. On CUDA, where some kernels "
-                  "add up in a\nchanging order, a relative difference of 1e-5 "
-                  "is allowed.\nStatus 1 also means that they differ.\n") +
+      std::string(
+          "On the CPU results must be bitwise equal. On CUDA, where some "
+          "kernels sum in a\nvarying order, a relative difference of "
+          "1e-5 is allowed.\nStatus 1 also means that results differ.\n") +
       kStatuses);
   verify->callback([flags, verify, &action] {
     for (const CLI::Option* option : verify->get_options()) {
