@@ -7,6 +7,7 @@
 #include "options.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/train/fields.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/trainer.h>
@@ -25,12 +26,15 @@
 
 namespace {
 
+using reprise::ImageLayout;
 using reprise::ModelOptions;
 using reprise::PlanningOptions;
 using reprise::PlanRequest;
 using reprise::PlanResult;
+using reprise::Precision;
 using reprise::TrainConfig;
 using reprise::TrainResult;
+using reprise::WeightCopiesMode;
 
 /// A temporary cache for the cost profiles of this process.
 class OwnCache {
@@ -79,12 +83,15 @@ class Draw {
     if (config.optimizer.name.ends_with("8bit")) {
       config.quantize_embeddings = coin();
     }
-    config.precision = any<std::string>({"fp32", "fp32", "bf16"});
-    if (config.precision == "bf16") {
-      config.weight_copies = any<std::string>({"auto", "on", "each", "off"});
+    config.precision =
+        any<Precision>({Precision::kFp32, Precision::kFp32, Precision::kBf16});
+    if (config.precision == Precision::kBf16) {
+      config.weight_copies = reprise::from_text<WeightCopiesMode>(
+          any(reprise::names_of<WeightCopiesMode>()));
     }
     if (number(0, 3) == 0) config.clip = 0.5;
-    config.layout = number(0, 4) == 0 ? "channels-last" : std::string("planes");
+    config.layout =
+        number(0, 4) == 0 ? ImageLayout::kChannelsLast : ImageLayout::kPlanes;
     config.data = "random";
     config.random_samples = number(8, 64);
     config.workers = static_cast<int>(number(0, 2));
@@ -163,38 +170,15 @@ class Draw {
 };
 
 /// The command that repeats a training.
-std::string command_of(const TrainConfig& c) {
-  std::string text = fmt::format("reprise train --model {}", c.model);
-  const auto add = [&](const char* flag, const auto& value, bool wanted) {
-    if (wanted) text += fmt::format(" {} {}", flag, value);
-  };
-  const ModelOptions& m = c.model_options;
-  add("--depth", m.depth, m.depth > 0);
-  add("--width", m.width, m.width > 0);
-  add("--heads", m.heads, m.heads > 0);
-  add("--vocab", m.vocab, m.vocab > 0);
-  add("--seq", m.seq, m.seq > 0);
-  add("--image-size", m.image_size, m.image_size > 0);
-  add("--norm", m.norm, !m.norm.empty());
-  add("--dropout", m.dropout, m.dropout >= 0);
-  add("--optimizer", c.optimizer.name, true);
-  add("--momentum", c.optimizer.momentum, c.optimizer.momentum > 0);
-  if (c.quantize_embeddings) text += " --quantize-embeddings";
-  add("--precision", c.precision, true);
-  add("--weight-copies", c.weight_copies, c.precision != "fp32");
-  add("--clip", c.clip, c.clip > 0);
-  add("--layout", c.layout, c.layout != "planes");
-  add("--random-samples", c.random_samples, true);
-  add("--workers", c.workers, true);
-  add("--global-batch", c.global_batch, true);
-  add("--batch", c.batch, c.batch > 0);
-  add("--steps", c.steps, true);
-  add("--eval-every", c.eval_every, c.eval_every > 0);
-  add("--seed", c.seed, true);
-  add("--device", c.device, true);
-  add("--threads", c.threads, true);
-  add("--memory", c.memory_limit, true);
-  return text + " --data random --out none";
+std::string command_of(const TrainConfig& config) {
+  const TrainConfig defaults;
+  std::string text = "reprise train";
+  for (const auto& field : reprise::config_fields()) {
+    const std::string value = field.get(config);
+    if (!field.on_command_line || value == field.get(defaults)) continue;
+    text += fmt::format(" --{}={}", field.name, value);
+  }
+  return text + " --out none";
 }
 
 PlanRequest request_of(const TrainConfig& config, int64_t memory) {
@@ -202,7 +186,7 @@ PlanRequest request_of(const TrainConfig& config, int64_t memory) {
   request.global_batch = config.global_batch;
   request.micro_batch = config.batch;
   request.memory = memory;
-  request.precisions = {config.precision};
+  request.precisions = {to_text(config.precision)};
   request.explain = false;
   return request;
 }

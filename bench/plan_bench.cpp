@@ -80,7 +80,7 @@ TrainConfig config_of(const Case& one, const Settings& settings) {
   TrainConfig config;
   config.model = one.model;
   config.model_options = one.options;
-  config.precision = one.precision;
+  config.precision = reprise::from_text<reprise::Precision>(one.precision);
   config.global_batch = one.global_batch;
   config.optimizer.name = "adamw";
   config.device = settings.device;

@@ -5,6 +5,7 @@
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/base/bytes.h>
+#include <reprise/base/enum_text.h>
 #include <reprise/base/error.h>
 #include <reprise/memory/categories.h>
 #include <reprise/memory/failure.h>

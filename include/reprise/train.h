@@ -15,10 +15,11 @@
 #include <reprise/models/sample_chains.h>
 #include <reprise/models/weights.h>
 #include <reprise/train/config.h>
-#include <reprise/train/field_check.h>
+#include <reprise/train/fields.h>
 #include <reprise/train/inputs.h>
 #include <reprise/train/lr_schedule.h>
 #include <reprise/train/optimizer.h>
+#include <reprise/train/options.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/prediction.h>
 #include <reprise/train/profile.h>

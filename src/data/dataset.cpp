@@ -6,6 +6,8 @@
 #include <reprise/data/dataset.h>
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 #include <system_error>
@@ -39,21 +41,52 @@ std::string find_by_name(const std::string& name) {
               "); download it with: scripts/data.sh ", name);
 }
 
+/// Images in IDX files that are looked for by their name.
+std::shared_ptr<const Dataset> open_named_images(const DataOptions& options) {
+  TORCH_CHECK(!options.tokens, "[dataset] expected tokens for this model, ",
+              options.name,
+              " has images; choose random or a file of text or tokens");
+  return detail::open_idx(find_by_name(options.name), options.name, options);
+}
+
+/// A dataset with a name. To add one, write a function that opens it and an entry
+/// in named_datasets().
+struct NamedDataset {
+  const char* name;
+  std::shared_ptr<const Dataset> (*open)(const DataOptions& options);
+};
+
+const std::vector<NamedDataset>& named_datasets() {
+  static const std::vector<NamedDataset> list = {
+      {"mnist", open_named_images},
+      {"fashion-mnist", open_named_images},
+      {"random", detail::random_dataset},
+  };
+  return list;
+}
+
 }  // namespace
+
+const std::vector<std::string>& dataset_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const auto& dataset : named_datasets()) list.push_back(dataset.name);
+    return list;
+  }();
+  return names;
+}
 
 std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
   const std::string& name = options.name;
-  if (name == "random") return detail::random_dataset(options);
-  if (name == "mnist" || name == "fashion-mnist") {
-    TORCH_CHECK(!options.tokens, "[dataset] this model takes tokens, but ",
-                name, " has images; choose random or a file of text or tokens");
-    return detail::open_idx(find_by_name(name), name, options);
+  for (const auto& dataset : named_datasets()) {
+    if (name == dataset.name) return dataset.open(options);
   }
 
   std::error_code ignored;
   const auto status = fs::status(name, ignored);
-  TORCH_CHECK(fs::exists(status), "[dataset] expected mnist, fashion-mnist, ",
-              "random or the path of a file, got \"", name,
+  TORCH_CHECK(fs::exists(status), "[dataset] expected ",
+              fmt::format("{}", fmt::join(dataset_names(), ", ")),
+              " or the path of a file, got \"", name,
               "\", and there is no such file");
   TORCH_CHECK(!fs::is_directory(status), "[dataset] expected a file, ", name,
               " is a directory; name the file of training images, text or "

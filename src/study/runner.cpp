@@ -3,6 +3,7 @@
 #include <reprise/base/bytes.h>
 #include <reprise/study/results.h>
 #include <reprise/study/runner.h>
+#include <reprise/train/fields.h>
 #include <reprise/version.h>
 
 #include <c10/util/Exception.h>
@@ -316,10 +317,17 @@ std::vector<std::string> command_of(const StudyRun& run,
   words.emplace_back("train");
   const auto add = [&](const std::string& flag, const std::string& value) {
     words.push_back("--" + flag);
-    if (value != "true") words.push_back(value);
+    words.push_back(value);
   };
   for (const auto& [flag, value] : run.values) {
-    if (value != "false" && flag != "ranks") add(flag, value);
+    const FieldInfo* field = config_fields().find(flag);
+    if (field != nullptr && !field->on_command_line) continue;  // launch's
+    if (field != nullptr && field->kind == FieldKind::kFlag) {
+      const bool on = value == "true";
+      words.push_back(on ? "--" + flag : fmt::format("--{}={}", flag, value));
+    } else {
+      add(flag, value);
+    }
   }
   if (run.value("device").empty()) add("device", options.device);
   // Repeats start from different weights.

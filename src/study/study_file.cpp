@@ -1,9 +1,9 @@
 #include "base/file.h"
 #include "base/nearest.h"
+#include "base/text_check.h"
 #include "study/run_values.h"
 
 #include <reprise/study/study_file.h>
-#include <reprise/train/field_check.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -77,7 +77,7 @@ std::string scalar(const YAML::Node& node, const char* what) {
 
 /// Reads a number that passes `check`. `what` is its key.
 double number(const YAML::Node& node, const std::string& what,
-              const FieldCheck& check) {
+              const TextCheck& check) {
   const std::string text = scalar(node, (what + ": a number").c_str());
   const std::string error = check(text);
   if (!error.empty()) fail(node, fmt::format("{}: {}", what, error));

@@ -84,7 +84,7 @@ TEST(RankedTraining, KeepsWeightCopiesUpToDate) {
   const auto config_with = [](const std::string& copies, int64_t ranks) {
     TrainConfig config = tied_config(ranks);
     config.steps = 12;
-    config.weight_copies = copies;
+    config.weight_copies = from_text<WeightCopiesMode>(copies);
     return config;
   };
   const TemporaryDirectory folder;
@@ -93,24 +93,25 @@ TEST(RankedTraining, KeepsWeightCopiesUpToDate) {
   expect_all_well(in_ranks(how, [&] {
     const auto group = RankGroup::join(group_options());
     for (const char* precision : {"fp32", "bf16"}) {
-      for (const char* shard : {"", "optimizer"}) {
+      for (const auto shard : {Sharding::kNone, Sharding::kOptimizer}) {
         TrainConfig config = config_with("on", 2);
-        config.precision = precision;
+        config.precision = from_text<Precision>(precision);
         config.shard = shard;
-        train(group,
-              {.config = config, .name = std::string(precision) + shard});
+        train(group, {.config = config, .name = precision + to_text(shard)});
       }
     }
     group->leave();
   }));
   if (child_rank() >= 0) return;
-  expect_near(run(config_with("on", 1)), ended(folder.path(), "fp32"), 1e-4);
-  expect_near(run(config_with("off", 1)), ended(folder.path(), "fp32"), 1e-4);
+  expect_near(run(config_with("on", 1)), ended(folder.path(), "fp32none"),
+              1e-4);
+  expect_near(run(config_with("off", 1)), ended(folder.path(), "fp32none"),
+              1e-4);
   TrainConfig half = config_with("on", 1);
-  half.precision = "bf16";
-  expect_near(run(half), ended(folder.path(), "bf16"), 0.05);
+  half.precision = Precision::kBf16;
+  expect_near(run(half), ended(folder.path(), "bf16none"), 0.05);
   for (const char* precision : {"fp32", "bf16"}) {
-    expect_near(ended(folder.path(), precision),
+    expect_near(ended(folder.path(), std::string(precision) + "none"),
                 ended(folder.path(), std::string(precision) + "optimizer"),
                 1e-5);
   }
@@ -128,14 +129,14 @@ TEST(RankedTraining, ShardsChannelsLastWeights) {
     config.model_options.image_size = 28;
     config.optimizer.name = "adamw";
     config.steps = 6;
-    config.layout = layout;
+    config.layout = from_text<ImageLayout>(layout);
     return config;
   };
   expect_all_well(in_ranks(how, [&] {
     const auto group = RankGroup::join(group_options());
     TrainConfig config = config_on("channels-last", 3);
     train(group, {.config = config, .name = "whole"});
-    config.shard = "optimizer";
+    config.shard = Sharding::kOptimizer;
     train(group, {.config = config, .stop_after = 3});
     train(group, {.config = config, .resume = true});
     group->leave();
@@ -258,7 +259,7 @@ TEST(RankedTraining, ShardsTheOptimizerState) {
     for (const auto& optimizer : optimizers) {
       TrainConfig config = sharded_config(optimizer);
       train(group, {.config = config, .name = optimizer});
-      config.shard = "optimizer";
+      config.shard = Sharding::kOptimizer;
       const auto summary =
           train(group, {.config = config, .name = optimizer + "-sharded"})
               .summary;
@@ -299,7 +300,7 @@ TEST(RankedTraining, RejectsOptimizersThatCannotBeSharded) {
   const auto ends = in_ranks({.ranks = 2}, [] {
     TrainConfig config = config_of(2);
     config.optimizer.name = "adafactor";
-    config.shard = "optimizer";
+    config.shard = Sharding::kOptimizer;
     const auto group = RankGroup::join(group_options());
     Trainer trainer(make_inputs(config), config, {.ranks = group});
   });

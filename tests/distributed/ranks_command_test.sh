@@ -31,7 +31,7 @@ expect 0 launch -n 2 -- train "${flags[@]}" --steps 5 --sync-norm --out "$work/t
 has out '"ranks": 2'
 has out '"backend": "gloo"'
 has out '"reduce_windows": 5'
-grep -q '"sync_norm": true' "$work/two/config.json" || fail "--sync-norm is not saved"
+grep -q '"sync-norm": true' "$work/two/config.json" || fail "--sync-norm is not saved"
 [ -s "$work/two/rank-1.log" ] || fail "rank 1 has an empty log"
 lacks err "rank 1"
 

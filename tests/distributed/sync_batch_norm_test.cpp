@@ -228,7 +228,7 @@ TEST(SyncBatchNorm, RestartsWindowOnAllRanks) {
 TEST(SyncBatchNorm, RejectsGraphs) {
   const auto ends = in_ranks({.ranks = 2}, [] {
     TrainConfig config = cnn_config(2);
-    config.graph = "on";
+    config.graph = GraphMode::kOn;
     const detail::RecordedInstead instead(
         [] { return std::unique_ptr<detail::Recorded>(); });
     const auto group = RankGroup::join(group_options());

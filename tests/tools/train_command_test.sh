@@ -46,7 +46,7 @@ expect 0 train "${planned[@]}" --memory 4GiB --out "$work/planned" --format json
 python3 - "$work/out" "$work/planned/config.json" <<'PY' || fail "the plan differs from the documentation"
 import json, sys
 summary, config = (json.load(open(path)) for path in sys.argv[1:])
-assert config["recompute"] == "optimal" and config["memory_limit"] == 4 << 30
+assert config["recompute"] == "optimal" and config["memory"] == 4 << 30
 assert config["batch"] == summary["micro_batch"] > 0
 assert config["accumulate"] == summary["accumulate"] > 0
 assert set(summary["predicted"]) == {"peak_bytes", "step_ms"}

@@ -35,7 +35,7 @@ TEST(GraphCuda, ReplayIsTheSameTraining) {
   expect_same_with_graph(images(), "cnn-basic", 2);
   expect_same_with_graph(tokens(), "gpt2", 2);
   auto config = tokens();
-  config.precision = "bf16";
+  config.precision = Precision::kBf16;
   expect_same_with_graph(config, "gpt2 in bf16", 2);
 }
 
@@ -55,14 +55,14 @@ TEST(GraphCuda, EveryStrategyIsTheSame) {
 TEST(GraphCuda, RateAndScaleMayChangeBetweenReplays) {
   REPRISE_NEEDS_CUDA();
   auto config = small();
-  config.precision = "fp16";
+  config.precision = Precision::kFp16;
   config.loss_scale = 1e12;  // the first updates must overflow
   config.epochs = 20;
-  config.rate.schedule = "cosine";
+  config.rate.schedule = LrScheduleKind::kCosine;
   config.rate.warmup_steps = 3;
-  config.graph = "off";
+  config.graph = GraphMode::kOff;
   const Ended plain = run(config);
-  config.graph = "on";
+  config.graph = GraphMode::kOn;
   const Ended graphed = run(config);
   EXPECT_GT(graphed.result.summary.skipped, 0);
   EXPECT_EQ(graphed.result.summary.skipped, plain.result.summary.skipped);
@@ -159,14 +159,14 @@ TEST(GraphCuda, StagesOnTheHostAreCapturedToo) {
   EXPECT_EQ(plain.result.summary.host_bytes, 0);
   config.recompute = forward + backward;
   for (const char* graph : {"off", "auto"}) {
-    config.graph = graph;
+    config.graph = from_text<GraphMode>(graph);
     const Ended moved = run(config);
     EXPECT_GT(moved.result.summary.host_bytes, 1 << 20) << graph;
     EXPECT_LT(moved.result.summary.kept_bytes, plain.result.summary.kept_bytes);
     EXPECT_EQ(moved.result.summary.graph, graph[0] == 'o' ? "off" : "on");
     expect_same(moved, plain, graph);
   }
-  config.host_memory = "off";
+  config.host_memory = HostMemoryMode::kOff;
   EXPECT_NE(error_of([&] { run(config); }).find("expected a variant up to"),
             std::string::npos);
 }
@@ -174,12 +174,12 @@ TEST(GraphCuda, StagesOnTheHostAreCapturedToo) {
 TEST(GraphCuda, ABudgetIsKeptWithAGraph) {
   REPRISE_NEEDS_CUDA();
   auto config = images();
-  config.graph = "off";
+  config.graph = GraphMode::kOff;
   compat::release_workspaces(device());  // what planning does too
   const auto plain = run(config).result.summary;
   config.recompute = "optimal";
   config.memory_limit = plain.peak_bytes + (int64_t{256} << 20);
-  config.graph = "auto";
+  config.graph = GraphMode::kAuto;
   const auto s = run(config).result.summary;
   EXPECT_EQ(s.graph, "on");
   EXPECT_LE(s.peak_bytes, s.limit_bytes);

@@ -43,10 +43,10 @@ inline TrainConfig ragged(TrainConfig config) {
 /// As it should be without a graph and with one.
 inline void expect_same_with_graph(TrainConfig config, const std::string& what,
                                    int64_t captures) {
-  config.graph = "off";
+  config.graph = GraphMode::kOff;
   const Ended plain = run(config);
   EXPECT_EQ(plain.result.summary.graph, "off");
-  config.graph = "auto";
+  config.graph = GraphMode::kAuto;
   Warnings warnings;
   const Ended graphed = run(config, {}, &warnings);
   const auto& s = graphed.result.summary;

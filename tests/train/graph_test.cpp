@@ -80,11 +80,11 @@ TEST(Graph, EveryStrategyIsTheSameOnStandingTensors) {
 TEST(Graph, AResumedRunIsTheSame) {
   const auto check = [](const std::string& what) {
     auto config = ragged(small());
-    config.rate.schedule = "cosine";
+    config.rate.schedule = LrScheduleKind::kCosine;
     config.rate.warmup_steps = 2;
-    config.graph = "off";
+    config.graph = GraphMode::kOff;
     const Ended plain = run(config);
-    config.graph = "auto";
+    config.graph = GraphMode::kAuto;
     for (const int stop : {0, 1, 5, 7, 12}) {
       expect_same(run(config, {stop}), plain,
                   what + ", stopped after " + std::to_string(stop));
@@ -102,9 +102,9 @@ TEST(Graph, AResumedRunIsTheSame) {
 TEST(Graph, EvaluationInBetweenChangesNothing) {
   const auto check = [] {
     auto config = images();
-    config.graph = "off";
+    config.graph = GraphMode::kOff;
     const Ended plain = run(config);
-    config.graph = "auto";
+    config.graph = GraphMode::kAuto;
     config.evaluate = true;
     config.eval_every = 1;
     const Ended evaluated = run(config);
@@ -125,9 +125,9 @@ TEST(Graph, EvaluationInBetweenChangesNothing) {
 
 TEST(Graph, WhereItCannotBeCapturedTheReasonIsToldAndTrainingGoesOn) {
   auto config = ragged(small());
-  config.graph = "off";
+  config.graph = GraphMode::kOff;
   const Ended plain = run(config);
-  config.graph = "auto";
+  config.graph = GraphMode::kAuto;
   for (const int which : {1, 2}) {  // also after a first graph was there
     int fails = which;
     const RecordedInstead instead(repeated(&fails));
@@ -145,9 +145,9 @@ TEST(Graph, StartsAgainWhereMemoryRanOut) {
   const RecordedInstead instead(repeated());
   auto config = ragged(small());
   config.workers = 0;
-  config.graph = "off";
+  config.graph = GraphMode::kOff;
   const Ended plain = run(config);
-  config.graph = "auto";
+  config.graph = GraphMode::kAuto;
   const int64_t all = run(config, {}, nullptr, {0}).allocations;
   ASSERT_GT(all, 100);
   for (int i = 1; i < 12; ++i) {
@@ -161,13 +161,13 @@ TEST(Graph, StartsAgainWhereMemoryRanOut) {
 TEST(Graph, OnNeedsACudaDevice) {
   auto config = small();
   config.device = "cpu";
-  config.graph = "on";
+  config.graph = GraphMode::kOn;
   config.resolve();
   EXPECT_NE(error_of([&] {
               Trainer(make_inputs(config), config);
             }).find("[--graph] on needs a CUDA device"),
             std::string::npos);
-  config.graph = "auto";
+  config.graph = GraphMode::kAuto;
   EXPECT_EQ(Trainer(make_inputs(config), config).run({}).summary.graph, "off");
 }
 
@@ -359,7 +359,7 @@ TEST(Graph, APlanThatChangesIsCapturedAnew) {
           config, std::vector<std::string>{"sqrt", "none", "all"});
     };
     const Ended plain = run(config, {}, nullptr, {}, planner);
-    config.graph = "on";
+    config.graph = GraphMode::kOn;
     const Ended graphed = run(config, {}, nullptr, {}, planner);
     expect_same(graphed, plain, "planned again");
     EXPECT_EQ(graphed.result.summary.replans, 3);
@@ -389,7 +389,7 @@ TEST(Graph, WithoutRatherThanOverTheBudget) {
     return std::make_unique<Listed>(config, std::vector<std::string>{"all"});
   };
   const Ended plain = run(config, {}, nullptr, {}, planner);
-  config.graph = "auto";
+  config.graph = GraphMode::kAuto;
   Warnings warnings;
   const Ended ended = run(config, {}, &warnings, {}, planner);
   expect_same(ended, plain, "no room for a graph");
@@ -410,9 +410,9 @@ TEST(Graph, IsLeftOutWhereThePlanHasNoRoomForIt) {
       config.resolve();
       return std::make_unique<Listed>(config, std::vector<std::string>{}, room);
     };
-    config.graph = "off";
+    config.graph = GraphMode::kOff;
     const Ended plain = run(config, {}, nullptr, {}, planner);
-    config.graph = "auto";
+    config.graph = GraphMode::kAuto;
     const Ended ended = run(config, {}, nullptr, {}, planner);
     expect_same(ended, plain, room ? "with room" : "without room");
     const std::string& graph = ended.result.summary.graph;

@@ -13,7 +13,7 @@ using testing::kMiB;
 
 Largest example_largest() {
   Largest largest;
-  largest.axis = "batch";
+  largest.axis = LargestAxis::kBatch;
   largest.plain = 12;
   largest.value = 96;
   largest.plain_peak_bytes = 500 * kMiB;

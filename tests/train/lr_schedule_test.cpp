@@ -12,7 +12,7 @@ using testing::error_of;
 LrScheduleOptions cosine() {
   LrScheduleOptions options;
   options.base = 0.5;
-  options.schedule = "cosine";
+  options.schedule = LrScheduleKind::kCosine;
   options.warmup_steps = 5;
   options.total_steps = 25;
   options.lowest = 0.1;
@@ -54,8 +54,6 @@ TEST(LrSchedule, RefusesOptionsOutOfRange) {
     EXPECT_NE(error.find(part), std::string::npos) << error;
   };
   using O = LrScheduleOptions;
-  expect_error("[rate_at] expected the schedule constant or cosine, got 'step'",
-               [](O& o) { o.schedule = "step"; });
   expect_error("total_steps above the 5 of the warm-up for cosine, got 5",
                [](O& o) { o.total_steps = 5; });
   expect_error("lowest between 0 and the base 0.5, got 0.6",
@@ -67,16 +65,12 @@ TEST(LrSchedule, RefusesOptionsOutOfRange) {
 }
 
 TEST(LrSchedule, ScalesWithTheBatch) {
-  EXPECT_DOUBLE_EQ(scale_rate(0.1, "", 1024, 256), 0.1);
-  EXPECT_DOUBLE_EQ(scale_rate(0.1, "linear", 1024, 256), 0.4);
-  EXPECT_DOUBLE_EQ(scale_rate(0.1, "sqrt", 1024, 256), 0.2);
-  EXPECT_DOUBLE_EQ(scale_rate(0.1, "linear", 64, 256), 0.025);
+  EXPECT_DOUBLE_EQ(scale_rate(0.1, LrScaling::kNone, 1024, 256), 0.1);
+  EXPECT_DOUBLE_EQ(scale_rate(0.1, LrScaling::kLinear, 1024, 256), 0.4);
+  EXPECT_DOUBLE_EQ(scale_rate(0.1, LrScaling::kSqrt, 1024, 256), 0.2);
+  EXPECT_DOUBLE_EQ(scale_rate(0.1, LrScaling::kLinear, 64, 256), 0.025);
   EXPECT_NE(error_of([] {
-              scale_rate(0.1, "cube", 2, 1);
-            }).find("the rule linear, sqrt or none, got 'cube'"),
-            std::string::npos);
-  EXPECT_NE(error_of([] {
-              scale_rate(0.1, "linear", 2, 0);
+              scale_rate(0.1, LrScaling::kLinear, 2, 0);
             }).find("batches above 0, got 2 and 0"),
             std::string::npos);
 }

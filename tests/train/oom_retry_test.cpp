@@ -174,7 +174,7 @@ TEST(OomRetry, FailuresBetweenMicroBatchesChangeNothing) {
   config.evaluate = false;
   for (const char* precision : {"fp32", "bf16", "fp16"}) {
     if (device().is_cpu() && precision == std::string("fp16")) continue;
-    config.precision = precision;
+    config.precision = from_text<Precision>(precision);
     const Ended whole = run_failing_before(config, -1);
     for (int at = 0; at < 8; ++at) {
       expect_same(run_failing_before(config, at), whole,

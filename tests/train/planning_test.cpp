@@ -66,8 +66,8 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
     // With temporaries of its own, and state that is not all of one kind.
     if (model == "gpt2") config.optimizer.name = "adamw8bit";
     if (copies) {
-      config.precision = "bf16";
-      config.weight_copies = "on";
+      config.precision = Precision::kBf16;
+      config.weight_copies = WeightCopiesMode::kOn;
     }
     config.resolve();
     std::vector<std::pair<int64_t, PlanResult>> plans;
@@ -122,7 +122,7 @@ TEST(Planning, TheSmallestPlanKeepsItsBudget) {
       config.global_batch = 48;
     } else if (config.model == "unet") {
       config.model_options = {.depth = 1, .width = 4, .image_size = 16};
-      config.layout = "channels-last";
+      config.layout = ImageLayout::kChannelsLast;
       config.global_batch = 14;
       config.batch = 3;
     } else {
@@ -153,7 +153,7 @@ TEST(Planning, TheSmallestPlanKeepsItsBudget) {
 TEST(Planning, OffersTheHostNoMoreThanItHolds) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
-  config.host_memory = "off";  // here it is another one
+  config.host_memory = HostMemoryMode::kOff;  // here it is another one
   config.batch = 4;
   config.resolve();
   const detail::TrainSetup setup = detail::make_setup(config);
@@ -296,9 +296,9 @@ TEST(Planning, ConvertsWeightsAtEachUseWhereCopiesDoNotFit) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
   config.model_options.width = 256;
-  config.precision = "bf16";
+  config.precision = Precision::kBf16;
   const auto plan_with = [&](const char* copies, int64_t memory) {
-    config.weight_copies = copies;
+    config.weight_copies = from_text<WeightCopiesMode>(copies);
     return TrainingPlanner(config).plan(request_for(config, memory));
   };
   const int64_t each = plan_with("each", 1).smallest_bytes;
@@ -374,8 +374,8 @@ TEST(Planning, TheLargestFits) {
   PlanningOptions quick;
   quick.quick = true;
   const int64_t memory = int64_t{testing::device().is_cuda() ? 256 : 10} << 20;
-  const Largest batch =
-      find_largest(config, "batch", request_for(config, memory), quick);
+  const Largest batch = find_largest(config, LargestAxis::kBatch,
+                                     request_for(config, memory), quick);
   EXPECT_GT(batch.plain, 0);
   EXPECT_GT(batch.value, batch.plain);
   EXPECT_LE(batch.peak_bytes, memory);
@@ -401,8 +401,8 @@ TEST(Planning, TheLargestFits) {
           << to_text(batch) << found;
     }
   }
-  const Largest seq =
-      find_largest(config, "seq", request_for(config, memory), quick);
+  const Largest seq = find_largest(config, LargestAxis::kSeq,
+                                   request_for(config, memory), quick);
   EXPECT_GE(seq.value, seq.plain);
   for (const int64_t more : {0, 1}) {
     TrainConfig longer = config;
@@ -415,15 +415,14 @@ TEST(Planning, TheLargestFits) {
   // Sizes that are doubles.
   TrainConfig cnn = config_of("cnn-basic");
   cnn.resolve();
-  const Largest side =
-      find_largest(cnn, "image-size", request_for(cnn, memory), quick);
+  const Largest side = find_largest(cnn, LargestAxis::kImageSize,
+                                    request_for(cnn, memory), quick);
   EXPECT_GE(side.plain, 28);
   EXPECT_GE(side.value, side.plain);
   EXPECT_LE(side.peak_bytes, memory);
-  EXPECT_THROW(find_largest(config, "colour", request_for(config, memory)),
-               c10::Error);
-  EXPECT_THROW(find_largest(config, "batch", request_for(config, 0)),
-               c10::Error);
+  EXPECT_THROW(
+      find_largest(config, LargestAxis::kBatch, request_for(config, 0)),
+      c10::Error);
 }
 
 }  // namespace

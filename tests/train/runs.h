@@ -31,7 +31,7 @@ inline TrainConfig small(const std::string& model = "mlp") {
   config.epochs = 2;
   config.workers = 2;
   config.evaluate = false;
-  config.graph = "off";  // graph_test.cpp has them
+  config.graph = GraphMode::kOff;  // graph_test.cpp has them
   if (model == "mlp") {
     config.model_options.depth = 2;
     config.model_options.width = 16;

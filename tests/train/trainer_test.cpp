@@ -36,7 +36,7 @@ TEST(Trainer, ResumeIsTheSameWhereverItStopped) {
     config.optimizer.name = optimizer;
     config.optimizer.momentum = optimizer == std::string("sgd") ? 0.9 : 0;
     config.clip = 0.5;
-    config.rate.schedule = "cosine";
+    config.rate.schedule = LrScheduleKind::kCosine;
     config.rate.warmup_steps = 2;
     const Ended whole = run(config);
     // 12 micro-batches in 6 windows: stops at every place, and several times.
@@ -201,15 +201,16 @@ TEST(Trainer, ABadConfigurationIsRefusedBeforeAnythingIsWritten) {
       std::string::npos);
   EXPECT_FALSE(refused([](auto& c) { c.recompute = "every:99"; }).empty());
   if (device().is_cpu()) {
-    EXPECT_NE(refused([](auto& c) { c.precision = "fp16"; }).find("CUDA"),
-              std::string::npos);
+    EXPECT_NE(
+        refused([](auto& c) { c.precision = Precision::kFp16; }).find("CUDA"),
+        std::string::npos);
   }
 }
 
 TEST(Trainer, Fp16OverflowSkipsTheUpdateAndGoesOn) {
   if (!device().is_cuda()) GTEST_SKIP() << "fp16 needs a CUDA device";
   auto config = small();
-  config.precision = "fp16";
+  config.precision = Precision::kFp16;
   config.loss_scale = 1e12;  // the first updates must overflow
   config.epochs = 20;
   testing::Warnings warnings;
@@ -245,7 +246,7 @@ TEST(Trainer, TrainingProperBeginsWarm) {
 
 TEST(Trainer, Bf16Trains) {
   auto config = small();
-  config.precision = "bf16";
+  config.precision = Precision::kBf16;
   const Ended plain = run(config);
   ASSERT_TRUE(plain.result.summary.loss.has_value());
   config.recompute = "all";
@@ -259,7 +260,7 @@ TEST(Trainer, ChannelsLastTrainsAlike) {
   config.model_options.norm = "group";
   config.optimizer.name = "adam";
   const Ended planes = run(config);
-  config.layout = "channels-last";
+  config.layout = ImageLayout::kChannelsLast;
   const Ended last = run(config);
   // Other kernels, other roundings.
   EXPECT_NEAR(*last.result.summary.loss, *planes.result.summary.loss,
@@ -273,11 +274,11 @@ TEST(Trainer, ChannelsLastTrainsAlike) {
 TEST(Trainer, CopiesOfWeightsTrainAlike) {
   auto config = small("gpt2");
   config.model_options = {.depth = 2, .width = 64, .vocab = 90, .seq = 16};
-  config.precision = "bf16";
+  config.precision = Precision::kBf16;
   config.clip = 0.5;
-  config.weight_copies = "off";
+  config.weight_copies = WeightCopiesMode::kOff;
   const Ended without = run(config);
-  config.weight_copies = "on";
+  config.weight_copies = WeightCopiesMode::kOn;
   const Ended with = run(config);
   // Gradients are rounded in fewer places, so not the same bits; the same
   // training all the same.
@@ -290,12 +291,12 @@ TEST(Trainer, CopiesOfWeightsTrainAlike) {
   }
   config.recompute = "none";
   expect_same(run(config, {3, 4}), with, "stopped and resumed");
-  config.weight_copies = "each";
+  config.weight_copies = WeightCopiesMode::kEach;
   expect_same(run(config), with, "a copy for each use");
-  config.weight_copies = "on";
-  config.precision = "fp32";
+  config.weight_copies = WeightCopiesMode::kOn;
+  config.precision = Precision::kFp32;
   const Ended straight = run(config);
-  config.weight_copies = "off";
+  config.weight_copies = WeightCopiesMode::kOff;
   const Ended single = run(config);
   EXPECT_NEAR(*straight.result.summary.loss, *single.result.summary.loss,
               1e-4 * *single.result.summary.loss);

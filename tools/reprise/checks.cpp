@@ -2,6 +2,8 @@
 
 #include "base/nearest.h"
 
+#include <reprise/data/dataset.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,8 +20,6 @@ namespace reprise::command {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kCheck = "field";  // the name of our validators
 
 const char* const kNoPath = "expected a path, got ''";
 
@@ -51,28 +51,6 @@ std::string why_not_created(const std::string& path) {
 
 }  // namespace
 
-CLI::Option* set_check(CLI::Option* option, FieldCheck check) {
-  CLI::Validator* known = nullptr;
-  try {
-    known = option->get_validator(kCheck);
-  } catch (const CLI::OptionNotFound&) {
-    return option->check(std::move(check), "", kCheck);
-  }
-  known->operation(
-      [check = std::move(check)](std::string& text) { return check(text); });
-  return option;
-}
-
-void check_fields(CLI::App& command) {
-  for (CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) {
-      if (const FieldCheck* check = field_check("--" + name)) {
-        set_check(option, *check);
-      }
-    }
-  }
-}
-
 FieldCheck readable_file() {
   return [](const std::string& path) { return why_unreadable(path); };
 }
@@ -90,8 +68,7 @@ FieldCheck readable_results() {
 
 FieldCheck data_source() {
   return [](const std::string& text) -> std::string {
-    static const std::vector<std::string> names = {"mnist", "fashion-mnist",
-                                                   "random"};
+    const std::vector<std::string>& names = dataset_names();
     if (std::find(names.begin(), names.end(), text) != names.end()) return "";
     bool missing = false;
     const std::string why = why_unreadable(text, &missing);

@@ -1,33 +1,23 @@
 #pragma once
 
-#include <reprise/train/field_check.h>
-
-#include <CLI/CLI.hpp>
-
-#include <string>
+#include <reprise/train/fields.h>
 
 /// Checks of values while the command line is read, before any work begins.
 namespace reprise::command {
 
-/// Refuses values that `check` refuses; takes the place of an earlier check.
-CLI::Option* set_check(CLI::Option* option, FieldCheck check);
-
-/// Gives each option of `command` the check of the field with its name.
-void check_fields(CLI::App& command);
-
-/// A file that can be opened for reading, not a directory.
+/// A file, not a directory, that can be opened for reading.
 FieldCheck readable_file();
 
-/// A study's directory with results, or a file of results.
+/// A study's directory with results, or a results file.
 FieldCheck readable_results();
 
-/// A dataset's name, or a file that can be read.
+/// The name of a dataset, or a readable file.
 FieldCheck data_source();
 
-/// A file that could be created or replaced now. Nothing is left behind.
+/// A file that can be created or replaced. Leaves no file behind.
 FieldCheck writable_file();
 
-/// A directory that files could be created in, or that could be made, now.
+/// A directory that is writable or can be created.
 FieldCheck writable_directory();
 
 /// A text that is not empty.

@@ -11,7 +11,7 @@
 namespace reprise::command {
 
 void add_devices(CLI::App& app, Action& action) {
-  auto format = std::make_shared<std::string>("table");
+  auto format = std::make_shared<OutputFormat>(OutputFormat::kTable);
   CLI::App* devices = app.add_subcommand(
       "devices", "List devices, and what the observer can see of them");
   add_format_flag(*devices, *format);
@@ -21,7 +21,7 @@ void add_devices(CLI::App& app, Action& action) {
   devices->callback([format, &action] {
     action = [format] {
       const auto found = list_devices(DeviceQuery::kLibTorch);
-      if (*format == "json") {
+      if (*format == OutputFormat::kJson) {
         std::cout << to_json(found) << std::endl;
       } else {
         std::cout << to_table(found) << std::flush;

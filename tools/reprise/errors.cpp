@@ -19,10 +19,10 @@
 namespace reprise::command {
 namespace {
 
-/// What a library message begins with, and the flag whose value it is about.
+/// Beginning of a library message, and the flag that it is about.
 struct Origin {
   std::string_view name;
-  std::string_view flag;  // empty: none by itself
+  std::string_view flag;  // empty: no flag
 };
 constexpr std::array kOrigins = {
     Origin{"Schedule::parse", "--recompute"},

@@ -1,3 +1,4 @@
+#include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
 #include "train_flags.h"
@@ -28,7 +29,7 @@ std::string own_path() {
   return {path.data(), static_cast<size_t>(size)};
 }
 
-/// Finds what is wrong once, before every rank would say it.
+/// Reports errors once instead of once per rank.
 void check_words(const LaunchFlags& flags) {
   const std::string error = one_of({"train"})(flags.words.front());
   if (!error.empty()) throw CLI::ValidationError("after --", error);
@@ -36,7 +37,7 @@ void check_words(const LaunchFlags& flags) {
     parse_train_flags({flags.words.begin() + 1, flags.words.end()},
                       flags.ranks);
   } catch (const CLI::Success&) {
-    // Help, which the first rank shows.
+    // --help, which the first rank prints.
   }
 }
 
@@ -58,8 +59,7 @@ void add_launch(CLI::App& app, Action& action) {
   auto flags = std::make_shared<LaunchFlags>();
   CLI::App* launching = app.add_subcommand(
       "launch",
-      "Run a subcommand as several ranks on this machine: launch -n 4 -- train "
-      "…");
+      "Run train with several ranks on this machine: launch -n 4 -- train …");
   set_check(
       launching->add_option("-n,--ranks", flags->ranks, "Number of processes")
           ->required(),

@@ -45,7 +45,7 @@ void add_all(CLI::App& app, Action& action) {
   add_devices(app, action);
 }
 
-/// All errors end here: the only place that prints them.
+/// Catches and prints all errors.
 int run(CLI::App& app, const Action& action, int argc, char** argv) {
   try {
     app.parse(argc, argv);
@@ -67,7 +67,7 @@ int run(CLI::App& app, const Action& action, int argc, char** argv) {
   }
 }
 
-/// A result that could not be written is a failure, whatever was computed.
+/// Fails if the result could not be written to standard output.
 int check_output(int status) {
   errno = 0;
   std::cout.flush();
@@ -84,9 +84,9 @@ int check_output(int status) {
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Reprise trains a model inside a memory budget: it recomputes "
+      "Reprise trains a model within a memory budget: it recomputes "
       "activations "
-      "instead of keeping them, and accumulates gradients over micro-batches.",
+      "instead of keeping them and accumulates gradients over micro-batches.",
       "reprise");
   reprise::command::Action action;
   reprise::command::add_all(app, action);

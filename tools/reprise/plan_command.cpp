@@ -1,9 +1,9 @@
+#include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
 #include "config_options.h"
 #include "errors.h"
 
-#include <reprise/base/bytes.h>
 #include <reprise/memory/process_memory.h>
 #include <reprise/train/planning.h>
 
@@ -13,42 +13,58 @@
 #include <memory>
 #include <optional>
 
+namespace reprise {
+namespace command {
+
+/// --precision: auto is the faster of fp32 and bf16.
+enum class PlanPrecision { kAuto, kFp32, kBf16, kFp16 };
+
+}  // namespace command
+
+template <>
+struct EnumText<command::PlanPrecision> {
+  static constexpr std::array<std::string_view, 4> names{"auto", "fp32", "bf16",
+                                                         "fp16"};
+};
+
+}  // namespace reprise
+
 namespace reprise::command {
 namespace {
 
-constexpr const char* kOptimal = "optimal";
-constexpr const char* kAuto = "auto";
-
 struct PlanFlags {
   TrainConfig config;
-  std::string memory;
-  std::string largest;
-  std::string format = "table";
+  PlanPrecision precision = PlanPrecision::kAuto;
+  std::optional<LargestAxis> largest;
+  OutputFormat format = OutputFormat::kTable;
   double margin = PlanRequest{}.margin;
   bool measure = false;
   bool fresh = false;
 };
 
-struct Asked {
+struct Request {
   TrainConfig config;
   PlanRequest request;
 };
 
-/// What the flags ask for. A size that decides the micro-batch fixes it, a
-/// global batch by itself leaves it to the planner.
-Asked ask(const PlanFlags& flags) {
-  Asked asked{flags.config, {}};
+/// Request given by the flags. A size that determines the micro-batch fixes it; a
+/// global batch alone leaves it to the planner.
+Request request_of(const PlanFlags& flags) {
+  Request asked{flags.config, {}};
   TrainConfig& config = asked.config;
   PlanRequest& request = asked.request;
   const torch::Device device = device_of(config.device);
   config.device = device.str();
-  request.memory = flags.memory.empty() ? available_memory(device)
-                                        : parse_bytes(flags.memory);
+  request.memory =
+      config.memory_limit > 0 ? config.memory_limit : available_memory(device);
+  config.memory_limit = 0;
   request.margin = flags.margin;
-  request.precisions = {config.precision};
-  if (config.precision == kAuto) request.precisions = {"fp32", "bf16"};
-  config.precision = request.precisions.front();
-  if (config.recompute == kOptimal) {
+  request.precisions = {to_text(flags.precision)};
+  if (flags.precision == PlanPrecision::kAuto) {
+    request.precisions = {to_text(Precision::kFp32), to_text(Precision::kBf16)};
+  }
+  config.precision = from_text<Precision>(request.precisions.front());
+  if (config.plans_schedule()) {
     config.recompute = "none";  // until the planner has decided
   } else {
     request.strategy = config.recompute;
@@ -68,8 +84,8 @@ Asked ask(const PlanFlags& flags) {
 }
 
 template <class... What>
-void print_as(const std::string& format, const What&... what) {
-  if (format == "json") {
+void print_as(OutputFormat format, const What&... what) {
+  if (format == OutputFormat::kJson) {
     std::cout << to_json(what...) << std::endl;
   } else {
     std::cout << to_text(what...) << std::flush;
@@ -77,19 +93,19 @@ void print_as(const std::string& format, const What&... what) {
 }
 
 int plan_with(const PlanFlags& flags) {
-  if (flags.measure && !flags.largest.empty()) {
+  if (flags.measure && flags.largest) {
     throw CLI::ValidationError(
         "--measure", "trains by a plan; --largest makes none, so give one");
   }
-  const Asked asked = ask(flags);
+  const Request asked = request_of(flags);
   PlanningOptions options;
   options.fresh = flags.fresh;
   options.progress = [](const std::string& text) {
     fmt::print(stderr, "{}\n", text);
   };
-  if (!flags.largest.empty()) {
+  if (flags.largest) {
     const Largest largest =
-        find_largest(asked.config, flags.largest, asked.request, options);
+        find_largest(asked.config, *flags.largest, asked.request, options);
     print_as(flags.format, largest);
     return largest.value > 0 ? 0 : 1;
   }
@@ -103,7 +119,7 @@ int plan_with(const PlanFlags& flags) {
   return result.feasible ? 0 : 1;
 }
 
-/// The same flags, of which some are also the planner's to choose.
+/// Help of the flags whose defaults the planner chooses.
 void describe_choices(CLI::App& plan) {
   plan.get_option("--batch")->description(
       "Samples per micro-batch (default: chosen)");
@@ -113,40 +129,43 @@ void describe_choices(CLI::App& plan) {
       ->description("Samples per update (default 32)");
   plan.get_option("--recompute")
       ->description("optimal, or a strategy as for train");
-  set_check(plan.get_option("--precision")
-                ->description("auto: the faster of fp32 and bf16; or fp32, "
-                              "bf16, fp16"),
-            one_of({"auto", "fp32", "bf16", "fp16"}));
+  plan.get_option("--memory")
+      ->description("Budget, such as 8GiB (default: the device's free memory)");
 }
 
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
   auto flags = std::make_shared<PlanFlags>();
-  flags->config.recompute = kOptimal;
-  flags->config.precision = kAuto;
+  flags->config.recompute = "optimal";
   CLI::App* plan = add_configured(
       app, "plan",
       "Choose micro-batch, accumulation, precision and schedule: the fastest "
       "that fit into a memory budget",
-      flags->config);
-  add_graph_flag(*plan, flags->config);
+      flags->config, {"precision", "Evaluation", "Ranks", "Saving"});
   describe_choices(*plan);
-  add_memory_flag(*plan, flags->memory,
-                  "Budget, such as 8GiB (default: what the device has free)");
+  add_choice(*plan, "--precision", flags->precision,
+             "auto: the faster of fp32 and bf16")
+      ->group("Training");
   set_check(plan->add_option("--margin", flags->margin,
-                             "Share of the budget left free")
+                             "Fraction of the budget left free")
                 ->group("Machine")
                 ->capture_default_str(),
             real_number(0, 0.9));
-  plan->add_flag("--measure", flags->measure,
-                 "Train a few updates by the plan: predicted against measured");
-  set_check(plan->add_option("--largest", flags->largest,
-                             "Instead: the largest batch, image-size, seq or "
-                             "depth that fits, with and without techniques"),
-            one_of({"batch", "image-size", "seq", "depth"}));
-  plan->add_flag("--fresh", flags->fresh,
-                 "Measure again what earlier runs have measured");
+  plan->add_flag(
+      "--measure", flags->measure,
+      "Train a few updates by the plan and compare with the prediction");
+  FieldInfo largest;
+  largest.name = "largest";
+  largest.help =
+      "Find the largest value that fits, with and without techniques";
+  largest.choices = names_of<LargestAxis>();
+  largest.kind = FieldKind::kChoice;
+  largest.check = one_of(largest.choices);
+  add_field(*plan, largest, "", [flags](const std::string& text) {
+    flags->largest = from_text<LargestAxis>(text);
+  });
+  plan->add_flag("--fresh", flags->fresh, "Ignore cached measurements");
   add_format_flag(*plan, flags->format);
   plan->footer(std::string("Takes the flags of train. Measurements are kept in "
                            "~/.cache/reprise/profiles.\n"

@@ -2,7 +2,11 @@
 #include "config_options.h"
 #include "errors.h"
 
+#include <reprise/recompute/strategy.h>
 #include <reprise/train/profile.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <iostream>
 #include <memory>
@@ -12,20 +16,20 @@ namespace {
 
 struct ProfileFlags {
   TrainConfig config;
-  std::string format = "table";
+  OutputFormat format = OutputFormat::kTable;
 };
 
 int profile_with(ProfileFlags& flags) {
   TrainConfig& config = flags.config;
   config.device = device_of(config.device).str();
-  TORCH_CHECK(config.recompute != "optimal",
+  TORCH_CHECK(!config.plans_schedule(),
               "[--recompute] profile has no budget to plan for; reprise plan "
               "prints the optimal schedule, which --recompute takes as well");
   if (config.data.empty()) config.data = default_data(config);
   config.evaluate = false;
   config.resolve();
   const TrainingProfile profile = profile_training(config);
-  if (flags.format == "json") {
+  if (flags.format == OutputFormat::kJson) {
     std::cout << to_json(profile) << std::endl;
   } else {
     std::cout << to_text(profile) << std::flush;
@@ -39,18 +43,16 @@ void add_profile(CLI::App& app, Action& action) {
   auto flags = std::make_shared<ProfileFlags>();
   CLI::App* profile = add_configured(
       app, "profile",
-      "Show where memory and time of a training go, by phase and by stage",
-      flags->config);
+      "Show memory and time of a training by phase and by stage", flags->config,
+      {"graph", "memory", "Evaluation", "Ranks", "Saving"});
   profile->get_option("--recompute")
-      ->description(
-          "none, all, sqrt, every:K, checkpoints:K, revolve:S, or a schedule "
-          "as "
-          "reprise plan prints it");
+      ->description(fmt::format("{}, or a schedule as reprise plan prints it",
+                                fmt::join(strategy_names(), ", ")));
   add_format_flag(*profile, flags->format);
   profile->footer(
-      std::string("Runs a few updates and learns nothing. Takes the flags of "
-                  "train; those that\nneither memory nor time depend on change "
-                  "nothing.\n") +
+      std::string("Runs a few updates and saves nothing. Takes the flags of "
+                  "train; those that\naffect neither memory nor time are "
+                  "ignored.\n") +
       kStatuses);
   profile->callback(
       [flags, &action] { action = [flags] { return profile_with(*flags); }; });

@@ -1,6 +1,7 @@
 #include "checks.h"
 #include "commands.h"
 #include "errors.h"
+#include "field_flags.h"
 
 #include <reprise/base/bytes.h>
 #include <reprise/report/report.h>

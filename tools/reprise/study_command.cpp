@@ -1,5 +1,6 @@
 #include "base/nearest.h"
 #include "base/process.h"
+#include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
 #include "config_options.h"
@@ -33,33 +34,36 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
+/// CUDA if there is one, else the CPU.
+constexpr const char* kAutoDevice = "auto";
+
 struct StudyFlags {
   std::string study = "quick";
   std::string out;
-  std::string device = "auto";
+  std::string device = kAutoDevice;
   std::string part = "1/1";
   std::string run_memory;
-  std::string format = "table";
+  OutputFormat format = OutputFormat::kTable;
   std::vector<std::string> set, only;
   bool resume = false, retry = false, dry_run = false;
   bool no_estimate = false, no_report = false, list = false;
 };
 
-/// Without starting CUDA here: the runs' processes do.
+/// Does not initialize CUDA in this process.
 std::string device_for(const std::string& given) {
-  if (given != "auto") return given;
+  if (given != kAutoDevice) return given;
   for (const DeviceInfo& device : list_devices()) {
     if (device.kind == "cuda" && device.usable) return "cuda";
   }
   return "cpu";
 }
 
-/// The training of a run, read as the command line reads it.
+/// Configuration of a run, parsed from its command line.
 TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
   std::vector<std::string> words = command_of(run, options);
   const std::string ranks = run.value("ranks");
   if (!ranks.empty()) {
-    const std::string error = (*field_check("--ranks"))(ranks);
+    const std::string error = config_fields().find("ranks")->check(ranks);
     if (!error.empty()) {
       throw CLI::ValidationError(
           fmt::format("{}: ranks: {}", run.description(), error));
@@ -82,7 +86,7 @@ TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
   }
 }
 
-/// Measures, so in a process that runs nothing else.
+/// Measures, and therefore needs a process that runs nothing else.
 Predictions predict(const Study& study, const StudyOptions& options) {
   std::vector<TrainConfig> configs;
   for (const StudyRun& run : study.runs) {
@@ -95,8 +99,8 @@ Predictions predict(const Study& study, const StudyOptions& options) {
   return predict_trainings(configs, planning);
 }
 
-/// The same, from another process: this one must stay free of CUDA and of
-/// LibTorch's memory, and a crash there costs the estimate only.
+/// Predicts in another process, so that this one initializes no CUDA and holds no
+/// LibTorch memory. A crash there loses only the estimate.
 Predictions predictions_from(const StudyFlags& flags,
                              const StudyOptions& options, size_t runs) {
   std::vector<std::string> words{options.program, "study",       flags.study,
@@ -220,14 +224,14 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
   return options;
 }
 
-/// The flags that make it the same study.
+/// Command that continues this study.
 std::string resume_command(const StudyFlags& flags,
                            const StudyOptions& options) {
   std::vector<std::string> words{"reprise", "study", flags.study};
   const auto add = [&](const char* flag, const std::string& value) {
     words.insert(words.end(), {flag, value});
   };
-  if (flags.device != "auto") add("--device", flags.device);
+  if (flags.device != kAutoDevice) add("--device", flags.device);
   for (const auto& one : flags.set) add("--set", one);
   for (const auto& one : flags.only) add("--only", one);
   if (options.parts > 1) add("--part", flags.part);
@@ -241,7 +245,7 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
                    const StudyOutcome& outcome, const std::string& report) {
   const StudyCounts& a = outcome.completed;
   const StudyCounts& b = outcome.existing;
-  if (flags.format == "json") {
+  if (flags.format == OutputFormat::kJson) {
     const auto counts = [](const StudyCounts& c) {
       return ordered_json{{"done", c.done},
                           {"oom", c.oom},
@@ -275,7 +279,7 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
   std::cout << std::flush;
 }
 
-/// A run that fails is a result; a study in which no other kind came is a failure.
+/// A run that fails is a result; a study in which every run failed is a failure.
 int status_of(const StudyOutcome& outcome, const std::string& no_report) {
   if (!no_report.empty()) {
     std::cerr << "reprise: no page: " << no_report << "\n";
@@ -292,7 +296,8 @@ int status_of(const StudyOutcome& outcome, const std::string& no_report) {
 }
 
 int study_with(const StudyFlags& flags) {
-  const std::vector<std::string> keys = study_keys();
+  const std::vector<std::string> keys =
+      config_fields().names(&FieldInfo::in_studies);
   if (flags.list) return list_studies(keys);
   Study study = open_study(flags.study, keys);
   for (const auto& one : flags.only) {
@@ -313,7 +318,7 @@ int study_with(const StudyFlags& flags) {
   if (flags.dry_run) {
     const Predictions predictions =
         flags.no_estimate ? Predictions{} : predict(study, options);
-    if (flags.format == "json") {
+    if (flags.format == OutputFormat::kJson) {
       std::cout << dry_run_json(study, options, predictions).dump(2)
                 << std::endl;
     } else {
@@ -365,8 +370,8 @@ void add_study(CLI::App& app, Action& action) {
   auto flags = std::make_shared<StudyFlags>();
   CLI::App* study = app.add_subcommand(
       "study",
-      "Run a whole experiment, each training in a process of its own, "
-      "and make a page of it");
+      "Run an experiment, each training in its own process, and write a "
+      "report");
   study
       ->add_option("STUDY", flags->study,
                    "A study file, or a built-in study: quick, mnist, "
@@ -374,54 +379,55 @@ void add_study(CLI::App& app, Action& action) {
       ->capture_default_str();
   study->add_flag("--list", flags->list, "List the built-in studies");
   set_check(study->add_option("--out", flags->out,
-                              "Directory of its results (default: "
+                              "Directory of the results (default: "
                               "reprise-studies/NAME)"),
             not_empty());
   study->add_flag("--resume", flags->resume,
-                  "Go on with the results that are there");
+                  "Continue with the existing results");
   study->add_flag("--retry", flags->retry,
-                  "As --resume, and run again what failed");
-  study->add_flag("--dry-run", flags->dry_run,
-                  "Show the runs and what they will take; run none");
+                  "Continue, and repeat the runs that failed");
+  study->add_flag(
+      "--dry-run", flags->dry_run,
+      "Show the runs and their estimated time and memory; run none");
   study->add_flag("--no-estimate", flags->no_estimate,
-                  "Start without measuring what the runs will take");
-  study->add_flag("--no-report", flags->no_report, "Make no page at the end");
+                  "Start without estimating time and memory of the runs");
+  study->add_flag("--no-report", flags->no_report,
+                  "Write no report at the end");
   set_check(study
                 ->add_option("--device", flags->device,
-                             "cpu, cuda or cuda:N; auto: CUDA if there is one")
+                             "cpu, cuda or cuda:N; auto: CUDA if available")
                 ->capture_default_str(),
-            device_name({"auto"}));
+            device_name({kAutoDevice}));
   study
       ->add_option("--set", flags->set,
-                   "FLAG=VALUE in every run, such as seconds=1")
+                   "Set a flag in every run, such as seconds=1")
       ->type_name("FLAG=VALUE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->expected(1);
   study
       ->add_option("--only", flags->only,
-                   "The runs with FLAG=VALUE alone, such as model=mlp")
+                   "Select the runs with this value, such as model=mlp")
       ->type_name("FLAG=VALUE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->expected(1);
   study
       ->add_option("--part", flags->part,
-                   "I/N: every N-th run from the I-th, to share a study out "
+                   "I/N: every N-th run from the I-th, to divide a study "
                    "among machines")
       ->capture_default_str();
   // Less than LibTorch itself takes would fail every run.
   constexpr int64_t kLeastRunMemory = int64_t{64} << 20;
-  set_check(
-      study->add_option("--run-memory", flags->run_memory,
-                        "Most memory that a run on the CPU may take, such as "
-                        "8GiB (default: 90 % of what the machine has free)"),
-      byte_size(kLeastRunMemory));
-  add_format_flag(*study, flags->format, "Outcome as table or json");
+  set_check(study->add_option("--run-memory", flags->run_memory,
+                              "Memory limit of a run on the CPU, such as 8GiB "
+                              "(default: 90 % of the free memory)"),
+            byte_size(kLeastRunMemory));
+  add_format_flag(*study, flags->format, "Format of the outcome");
   study->footer(
       std::string(
           "Results are appended to results.jsonl as they come; an interrupt "
-          "loses the run\nunder way and nothing else. A run that fails is a "
-          "result: the study goes on.\nStatus 1 also means that every run "
-          "failed.\n") +
+          "loses only the\ncurrent run. A run that fails is a result: the "
+          "study "
+          "continues.\nStatus 1 also means that every run failed.\n") +
       kStatuses);
   study->callback(
       [flags, &action] { action = [flags] { return study_with(*flags); }; });

@@ -25,7 +25,6 @@
 #include <ctime>
 #include <filesystem>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <optional>
 
@@ -70,9 +69,12 @@ void continue_from(const TrainConfig& saved, CLI::App& app,
                    TrainConfig& config) {
   config = saved;
   for (CLI::Option* option : app.get_options()) {
-    // Hands the values that were read to the variable once more.
+    // Stores the value that was read once more.
     if (option->count() > 0) option->run_callback();
   }
+  // A run without a budget had no plan; with a budget it gets one.
+  const bool new_budget = saved.memory_limit == 0 && config.memory_limit > 0;
+  if (new_budget && app.count("--recompute") == 0) config.recompute.clear();
   if (app.count("--steps") > app.count("--epochs")) config.epochs = 0;
   if (app.count("--epochs") > app.count("--steps")) config.steps = 0;
   const std::string what = conflict(saved, config);
@@ -86,7 +88,8 @@ std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
                                       TrainConfig& config) {
   const auto place = rank_info_from_environment();
   if (!place) return nullptr;
-  if (config.device == "cuda") {
+  const torch::Device given(config.device);
+  if (given.is_cuda() && !given.has_index()) {
     config.device = fmt::format(
         "cuda:{}",
         place->local_rank %
@@ -95,24 +98,12 @@ std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
   RankGroupOptions options;
   options.rank_info = *place;
   options.device = device_of(config.device);
-  options.backend = flags.backend;
+  options.backend =
+      flags.backend == Backend::kAuto ? "" : to_text(flags.backend);
   options.timeout_s = flags.rank_timeout_s;
   options.must_match = {{"reprise", version()},
                         {"LibTorch", libtorch_version()}};
   return RankGroup::join(options);
-}
-
-/// Refuses ranks that were told something else, but for what concerns one machine.
-void require_same_config(RankGroup& group, const TrainConfig& config) {
-  std::map<std::string, std::string> values;
-  const auto fields = nlohmann::json::parse(to_json(config));
-  for (const auto& [name, value] : fields.items()) {
-    const bool local = name == "device" || name == "threads" ||
-                       name == "workers" || name == "tensorboard" ||
-                       name == "keep" || name == "weights";
-    if (!local) values["--" + name] = value.dump();
-  }
-  group.require_same(values);
 }
 
 struct CloseFile {
@@ -154,7 +145,7 @@ int compare_runs(const std::vector<std::string>& paths) {
 /// Directory that the run will be saved in; empty if it is not saved. Throws
 /// CLI::ValidationError if it cannot be written, before the work that would be lost.
 std::string output_directory(const TrainFlags& flags) {
-  if (flags.out == "none" || !flags.resume.empty()) return "";
+  if (flags.saves_nothing() || !flags.resume.empty()) return "";
   const std::string path =
       flags.out.empty() ? default_directory(flags.config) : flags.out;
   std::error_code none;
@@ -172,7 +163,7 @@ std::string output_directory(const TrainFlags& flags) {
 int report(const TrainFlags& flags, const TrainResult& result,
            const std::optional<Observation>& seen,
            const std::string& directory) {
-  if (flags.format == "json") {
+  if (flags.format == OutputFormat::kJson) {
     auto object = nlohmann::ordered_json::parse(to_json(result.summary));
     if (seen) object.update(nlohmann::ordered_json::parse(to_json(*seen)));
     std::cout << object.dump(2) << std::endl;
@@ -225,8 +216,8 @@ int train_with(TrainFlags& flags, CLI::App& app,
       config.device = device;
     }
   }
-  finish_train_flags(flags, app);
-  if (ranks) require_same_config(*ranks, config);
+  finish_train_flags(flags);
+  if (ranks) ranks->require_same(config_fields().rank_values(config));
   PlanningOptions planning;
   planning.progress = [first](const std::string& text) {
     if (first) fmt::print(stderr, "{}\n", text);
@@ -310,7 +301,7 @@ void print_failure(const std::string& what, bool out_of_memory) {
 }
 
 int train_with_json_errors(TrainFlags& flags, CLI::App& app) {
-  if (flags.format != "json") return train_as_rank(flags, app);
+  if (flags.format != OutputFormat::kJson) return train_as_rank(flags, app);
   try {
     return train_as_rank(flags, app);
   } catch (const CLI::Error& error) {

@@ -1,3 +1,4 @@
+#include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
 #include "config_options.h"
@@ -10,12 +11,14 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <iostream>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 namespace reprise::command {
@@ -30,12 +33,10 @@ struct Flags {
   ModelOptions sizes{};  // of the zoo's
   bool sized = false;    // whether one was given
   std::vector<std::string> strategies;
-  std::string device = "cpu";
-  std::string format = "table";
+  TrainOptions options;  // device, seed and threads
+  OutputFormat format = OutputFormat::kTable;
   int64_t batch = 6;
   int updates = 3;
-  uint64_t seed = 1;
-  int threads = 0;
   bool nested = false;
 };
 
@@ -171,11 +172,11 @@ std::vector<Subject> subjects_of(const Flags& flags, torch::Device device) {
 }
 
 int verify_all(const Flags& flags) {
-  if (flags.threads > 0) at::set_num_threads(flags.threads);
-  const torch::Device device = device_of(flags.device);
+  if (flags.options.threads > 0) at::set_num_threads(flags.options.threads);
+  const torch::Device device = device_of(flags.options.device);
   VerifyOptions how;
   how.updates = flags.updates;
-  how.seed = flags.seed;
+  how.seed = flags.options.seed;
   how.tolerance = device.is_cuda() ? kCudaTolerance : 0;
 
   const std::vector<Subject> subjects = subjects_of(flags, device);
@@ -198,8 +199,8 @@ int verify_all(const Flags& flags) {
                                reports.back().same ? "same" : "DIFFERENT");
     }
   }
-  if (flags.format == "json") {
-    nlohmann::json json = {{"device", flags.device},
+  if (flags.format == OutputFormat::kJson) {
+    nlohmann::json json = {{"device", flags.options.device},
                            {"tolerance", how.tolerance},
                            {"same", same},
                            {"results", nlohmann::json::array()}};
@@ -228,16 +229,19 @@ void add_verify(CLI::App& app, Action& action) {
   flags->strategies = default_strategies();
   CLI::App* verify = app.add_subcommand(
       "verify",
-      "Prove that recomputation changes nothing: train with and without it and "
+      "Check that recomputation changes nothing: train with and without it and "
       "compare loss, gradients, buffers, random numbers and parameters");
-  add_model_sizes(*verify, flags->sizes);
-  verify->add_option("--device", flags->device, "cpu, cuda or cuda:N")
-      ->capture_default_str();
-  verify->add_option("--seed", flags->seed, "Seed of weights, data, dropout")
-      ->capture_default_str();
-  verify->add_option("--threads", flags->threads,
-                     "CPU threads (0: LibTorch's choice)");
-  check_fields(*verify);
+  add_fields(*verify, model_fields(), flags->sizes);
+  TrainOptions& options = flags->options;
+  for (const auto& field : option_fields()) {
+    const bool used = std::set<std::string>{"device", "seed", "threads"}.count(
+                          field.name) > 0;
+    if (!used) continue;
+    add_field(*verify, field, field.get(options),
+              [&options, set = field.set](const std::string& text) {
+                set(options, text);
+              });
+  }
   // These take other values than the flags of train with their names.
   set_check(verify->add_option(
                 "--model", flags->models,
@@ -245,13 +249,14 @@ void add_verify(CLI::App& app, Action& action) {
                     "\nor any of train's, in their own sizes "
                     "unless flags change them"),
             one_of(known_names()));
-  set_check(verify
-                ->add_option("--recompute", flags->strategies,
-                             "Strategies: none, all, sqrt, every:K, "
-                             "checkpoints:K, revolve:S")
-                ->capture_default_str()
-                ->delimiter(','),
-            strategy_text());
+  set_check(
+      verify
+          ->add_option("--recompute", flags->strategies,
+                       "Strategies: " +
+                           fmt::format("{}", fmt::join(strategy_names(), ", ")))
+          ->capture_default_str()
+          ->delimiter(','),
+      strategy_text());
   set_check(verify->add_option("--batch", flags->batch, "Samples per batch")
                 ->capture_default_str(),
             whole_number(1, 1 << 16));
@@ -262,9 +267,10 @@ void add_verify(CLI::App& app, Action& action) {
                    "Also wrap part of each stage in checkpoint()");
   add_format_flag(*verify, flags->format);
   verify->footer(
-      std::string("On the CPU no bit may differ. On CUDA, where some kernels "
-                  "add up in a\nchanging order, a relative difference of 1e-5 "
-                  "is allowed.\nStatus 1 also means that they differ.\n") +
+      std::string(
+          "On the CPU results must be bitwise equal. On CUDA, where some "
+          "kernels sum in a\nvarying order, a relative difference of "
+          "1e-5 is allowed.\nStatus 1 also means that results differ.\n") +
       kStatuses);
   verify->callback([flags, verify, &action] {
     for (const CLI::Option* option : verify->get_options()) {

@@ -69,6 +69,9 @@ struct DataOptions {
   double test_fraction = 0.1;
 };
 
+/// Names of the datasets that need no path.
+const std::vector<std::string>& dataset_names();
+
 /// Opens a dataset. Images are read into memory; token files are mapped. Sample i
 /// of text or tokens spans tokens i·seq to i·seq + seq: all but the last are the
 /// inputs, all but the first are the targets. A sample of "random" depends only

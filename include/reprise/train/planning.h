@@ -50,8 +50,17 @@ PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
 PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
                              int64_t memory, int windows = 5);
 
+/// What find_largest() makes larger.
+enum class LargestAxis { kBatch, kImageSize, kSeq, kDepth };
+
+template <>
+struct EnumText<LargestAxis> {
+  static constexpr std::array<std::string_view, 4> names{"batch", "image-size",
+                                                         "seq", "depth"};
+};
+
 struct Largest {
-  std::string axis;
+  LargestAxis axis = LargestAxis::kBatch;
   int64_t plain = 0;  ///< that fits with no technique; 0: not even the smallest
   int64_t value = 0;  ///< that fits with them
   int64_t plain_peak_bytes = 0;
@@ -59,13 +68,12 @@ struct Largest {
   std::optional<Plan> plan;  ///< of `value`
 };
 
-/// The largest "batch", "image-size", "seq" or "depth" that fits in
-/// `request.memory`, everything else as configured: without any technique (the
+/// The largest value of `axis` that fits in `request.memory`, everything else as configured: without any technique (the
 /// whole batch at once, nothing recomputed) and with them. With "batch" that is
 /// the samples in memory at once; accumulation makes of it any global batch. Batch,
 /// sequence and depth are found to 1, the side of images to the model's own step
 /// (the side of a patch; 28 doubled for cnn-basic).
-Largest find_largest(const TrainConfig& config, const std::string& axis,
+Largest find_largest(const TrainConfig& config, LargestAxis axis,
                      const PlanRequest& request,
                      const PlanningOptions& options = {});
 

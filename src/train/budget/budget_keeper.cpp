@@ -18,14 +18,14 @@ using Decision = BudgetPlanner::Decision;
 BudgetKeeper::BudgetKeeper(Parts parts)
     : parts_(std::move(parts)), window_meter_(parts_.setup.device) {
   const TrainConfig& options = parts_.setup.options;
-  if (options.graph != "on") {
+  if (options.graph != GraphMode::kOn) {
     parts_.runner.graphs().set_limit(options.memory_limit);
   }
 }
 
 void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
                         const PlanningOptions& options) {
-  if (!planner && parts_.setup.options.recompute != "optimal") return;
+  if (!planner && !parts_.setup.options.plans_schedule()) return;
   TORCH_CHECK(parts_.setup.options.memory_limit > 0,
               "[Trainer] a planner needs a memory_limit above 0");
   std::optional<Decision> decision;
@@ -50,7 +50,7 @@ PlanRequest BudgetKeeper::request() const {
   TORCH_CHECK(request.memory > 0, "[--memory] expected more than the ",
               format_bytes(extra), " that reducing gradients takes, got ",
               format_bytes(options.memory_limit), "; see --bucket");
-  request.precisions = {options.precision};
+  request.precisions = {to_text(options.precision)};
   request.micro_batch = options.batch;  // 0: to be chosen
   request.explain = false;
   return request;
@@ -104,12 +104,15 @@ std::optional<Decision> BudgetKeeper::broadcast(
 
 void BudgetKeeper::adopt(Decision decision) {
   TrainConfig& options = parts_.setup.options;
-  const bool other_copies = !decision.weight_copies.empty() &&
-                            decision.weight_copies != options.weight_copies;
+  const WeightCopiesMode copies =
+      decision.weight_copies.empty()
+          ? options.weight_copies
+          : from_text<WeightCopiesMode>(decision.weight_copies);
+  const bool other_copies = copies != options.weight_copies;
   const bool sizes = decision.micro_batch != options.batch || other_copies;
   if (other_copies) {
     parts_.runner.drop_weight_copies();
-    options.weight_copies = decision.weight_copies;
+    options.weight_copies = copies;
   }
   options.batch = decision.micro_batch;
   options.accumulate = decision.accumulate;
@@ -117,7 +120,7 @@ void BudgetKeeper::adopt(Decision decision) {
   // Planning has tried more than is needed.
   if (parts_.setup.host) parts_.setup.host->trim();
   decision_.emplace(std::move(decision));
-  if (options.graph != "on") fit_graphs();
+  if (options.graph != GraphMode::kOn) fit_graphs();
   parts_.adopted(sizes);
 }
 
@@ -154,7 +157,7 @@ bool BudgetKeeper::end_window(int64_t step) {
   const int64_t limit = options.memory_limit;
   StepGraphs& graphs = parts_.runner.graphs();
   const bool many = parts_.ranks.group() != nullptr;
-  const bool optional_graphs = options.graph != "on";
+  const bool optional_graphs = options.graph != GraphMode::kOn;
   const int64_t without = window_meter_.peak_bytes();
   int64_t peak = std::max(without, graphs.peak_bytes());
   if (many) {

@@ -16,19 +16,20 @@ double factor_of(const Largest& largest) {
 }
 
 std::string answer(const Largest& largest) {
+  const std::string axis = to_text(largest.axis);
   if (largest.value == 0) {
-    return fmt::format("not even the smallest {} fits\n", largest.axis);
+    return fmt::format("not even the smallest {} fits\n", axis);
   }
   if (largest.plain == 0) {
     return fmt::format(
-        "{} {} fits; without any technique not even the smallest does\n",
-        largest.axis, largest.value);
+        "{} {} fits; without any technique not even the smallest does\n", axis,
+        largest.value);
   }
   return fmt::format(
       "{} {} fits, {:.1f} times the {} that fit{} without any "
       "technique\n",
-      largest.axis, largest.value, factor_of(largest), largest.plain,
-      largest.axis == "batch" ? "" : "s");
+      axis, largest.value, factor_of(largest), largest.plain,
+      largest.axis == LargestAxis::kBatch ? "" : "s");
 }
 
 std::string peak_row(const char* name, int64_t value, int64_t bytes) {
@@ -57,7 +58,7 @@ std::string to_text(const Largest& largest) {
 std::string to_json(const Largest& largest) {
   using nlohmann::ordered_json;
   ordered_json json;
-  json["axis"] = largest.axis;
+  json["axis"] = to_text(largest.axis);
   json["value"] = largest.value;
   json["plain"] = largest.plain;
   json["factor"] = largest.plain > 0 ? ordered_json(factor_of(largest))

@@ -36,7 +36,7 @@ TrainConfig plain(TrainConfig config) {
   if (config.batch == 0) config.batch = 1;
   if (config.accumulate == 0) config.accumulate = 1;
   config.global_batch = config.batch * config.accumulate;
-  if (config.recompute.empty() || config.recompute == "optimal") {
+  if (config.recompute.empty() || config.plans_schedule()) {
     config.recompute = "none";
   }
   return config;
@@ -64,7 +64,8 @@ PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
 class CopyChoice {
  public:
   CopyChoice(TrainSetup setup, TrainingCosts::Options options)
-      : free_(setup.options.weight_copies == "auto" && setup.device.is_cuda()),
+      : free_(setup.options.weight_copies == WeightCopiesMode::kAuto &&
+              setup.device.is_cuda()),
         setup_(std::move(setup)),
         options_(std::move(options)),
         usual_(setup_, options_) {}
@@ -81,14 +82,15 @@ class CopyChoice {
  private:
   PlanResult choose(const PlanRequest& request) {
     PlanResult with = make_plan(request, usual_);
-    const bool half = with.plan.precision != "fp32";
+    const bool half =
+        from_text<Precision>(with.plan.precision) != Precision::kFp32;
     const bool tight = !with.feasible || with.plan.schedule.total_runs() >
                                              with.plan.schedule.stages();
     if (!free_ || !half || request.memory == 0) return with;
     if (!each_) {
       if (!tight) return with;
       TrainSetup setup = setup_;
-      setup.options.weight_copies = "each";
+      setup.options.weight_copies = WeightCopiesMode::kEach;
       each_ = std::make_unique<TrainingCosts>(std::move(setup), options_);
     }
     PlanResult without = make_plan(request, *each_);
@@ -98,8 +100,9 @@ class CopyChoice {
           result.feasible ? result.plan.step_ms : result.smallest_bytes * 1.0);
     };
     if (worse(with) <= worse(without)) return with;
-    without.plan.weight_copies = "each";
-    for (Plan& plan : without.alternatives) plan.weight_copies = "each";
+    const std::string each = to_text(WeightCopiesMode::kEach);
+    without.plan.weight_copies = each;
+    for (Plan& plan : without.alternatives) plan.weight_copies = each;
     return without;
   }
 
@@ -226,19 +229,22 @@ int64_t image_step(const TrainConfig& config) {
   return 32;
 }
 
-Axis axis_of(const std::string& name, const TrainConfig& config) {
-  if (name == "batch") return {nullptr, 1, 1};
-  if (name == "image-size") {
-    // cnn-basic takes MNIST's side and its doubles only.
-    if (!takes_image_size(config, 32)) {
-      return {&ModelOptions::image_size, 28, 28, 3584, true};
-    }
-    return {&ModelOptions::image_size, image_step(config), 32, 1 << 14};
+Axis axis_of(LargestAxis axis, const TrainConfig& config) {
+  switch (axis) {
+    case LargestAxis::kBatch:
+      return {nullptr, 1, 1};
+    case LargestAxis::kImageSize:
+      // cnn-basic takes only the side of MNIST images, doubled any number of times.
+      if (!takes_image_size(config, 32)) {
+        return {&ModelOptions::image_size, 28, 28, 3584, true};
+      }
+      return {&ModelOptions::image_size, image_step(config), 32, 1 << 14};
+    case LargestAxis::kSeq:
+      return {&ModelOptions::seq, 1, 32};
+    case LargestAxis::kDepth:
+      return {&ModelOptions::depth, 1, 1, 1 << 14};
   }
-  if (name == "seq") return {&ModelOptions::seq, 1, 32};
-  if (name == "depth") return {&ModelOptions::depth, 1, 1, 1 << 14};
-  TORCH_CHECK(false, "[--largest] expected batch, image-size, seq or depth, ",
-              "got '", name, "'");
+  TORCH_INTERNAL_ASSERT(false, "unknown axis");
 }
 
 /// Measures memory at one value of an axis.
@@ -248,8 +254,9 @@ class Trial {
     TrainingCosts::Options measuring;
     TrainSetup setup = make_setup(plain(config));
     // As a training within the budget would choose.
-    if (setup.options.weight_copies == "auto" && setup.device.is_cuda()) {
-      setup.options.weight_copies = "each";
+    if (setup.options.weight_copies == WeightCopiesMode::kAuto &&
+        setup.device.is_cuda()) {
+      setup.options.weight_copies = WeightCopiesMode::kEach;
     }
     measuring.memory_only = true;
     measuring.progress = options.progress;
@@ -266,13 +273,13 @@ class Trial {
 
 class LargestSearch {
  public:
-  LargestSearch(const TrainConfig& config, std::string axis,
+  LargestSearch(const TrainConfig& config, LargestAxis axis,
                 const PlanRequest& request, const PlanningOptions& options)
       : config_(config),
         axis_(axis_of(axis, config)),
         request_(request),
         options_(options) {
-    result_.axis = std::move(axis);
+    result_.axis = axis;
     TORCH_CHECK(request.memory > 0, "[--largest] needs --memory");
   }
 
@@ -294,7 +301,7 @@ class LargestSearch {
     }
     request.strategy = plainly ? "none" : "";
     if (options_.progress) {
-      options_.progress(fmt::format("{} {}, {}", result_.axis, value,
+      options_.progress(fmt::format("{} {}, {}", to_text(result_.axis), value,
                                     plainly ? "no technique" : "planned"));
     }
     std::optional<PlanResult> found;
@@ -383,7 +390,7 @@ PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
   return TrainingPlanner(config, within).plan(request);
 }
 
-Largest find_largest(const TrainConfig& config, const std::string& axis,
+Largest find_largest(const TrainConfig& config, LargestAxis axis,
                      const PlanRequest& request,
                      const PlanningOptions& options) {
   return LargestSearch(config, axis, request, options).run();

@@ -26,7 +26,7 @@ TrainConfig common_part(TrainConfig config) {
   config.seconds = 0;
   config.evaluate = false;
   config.seed = 1;
-  config.graph = "off";
+  config.graph = GraphMode::kOff;
   return config;
 }
 
@@ -45,7 +45,7 @@ std::set<int64_t> sizes_to_measure(const std::set<int64_t>& sizes) {
 class Group {
  public:
   Group(const TrainConfig& config, const PlanningOptions& options)
-      : precision_(config.precision) {
+      : precision_(to_text(config.precision)) {
     TrainingCosts::Options measuring;
     measuring.memory_only = true;
     measuring.progress = options.progress;
@@ -61,7 +61,8 @@ class Group {
   std::optional<TrainingPrediction> predict(const TrainConfig& config) {
     const CostProfile& profile = costs_->profile(precision_);
     if (profile.sizes.empty() || config.plans_micro_batch()) return {};
-    const bool optimal = config.recompute == "optimal";
+    const bool optimal = config.plans_schedule();
+    const auto mode = from_text<GraphMode>(profile.graph);
     const auto plan_with = [&](bool graph) {
       const Evaluator evaluator(profile, config.batch, config.global_batch,
                                 optimal ? "" : config.recompute, graph);
@@ -69,8 +70,8 @@ class Group {
                            .value_or(evaluator.smallest())
                      : evaluator.smallest();
     };
-    Plan plan = plan_with(profile.graph != "off");
-    if (profile.graph == "auto" && config.memory_limit > 0 &&
+    Plan plan = plan_with(mode != GraphMode::kOff);
+    if (mode == GraphMode::kAuto && config.memory_limit > 0 &&
         plan.peak_bytes > config.memory_limit) {
       plan = plan_with(false);
     }
@@ -95,7 +96,8 @@ std::vector<std::optional<TrainingPrediction>> predict_trainings(
     const TrainConfig& first = configs[members.front()];
     if (options.progress) {
       options.progress(fmt::format("measuring {}, {}, {}", first.model,
-                                   first.precision, first.optimizer.name));
+                                   to_text(first.precision),
+                                   first.optimizer.name));
     }
     std::set<int64_t> sizes;
     for (const size_t i : members) {

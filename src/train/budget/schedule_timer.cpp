@@ -20,8 +20,8 @@ constexpr double kVeryLongMs = 1500;  // and of one that is timed once
 TrainSetup with_precision(const TrainSetup& setup,
                           const std::string& precision) {
   TrainSetup changed = setup;
-  changed.options.precision = precision;
-  changed.autocast = autocast_of(precision, setup.device);
+  changed.options.precision = from_text<Precision>(precision);
+  changed.autocast = autocast_of(changed.options.precision, setup.device);
   return changed;
 }
 
@@ -68,7 +68,7 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
   const auto ranks = make_ranks(nullptr);
   const auto exchange = make_window_exchange(*ranks, setup);
   StepRunner runner(setup, *exchange, trial.schedule,
-                    {.graph = trial.graph ? "auto" : "off"});
+                    {.graph = trial.graph ? GraphMode::kAuto : GraphMode::kOff});
   runner.refresh_weight_copies();
   Batches batches(setup, trial.micro_batch, std::move(any));
   std::vector<torch::Tensor> parameters = setup.parameter_list;

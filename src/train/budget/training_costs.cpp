@@ -15,6 +15,7 @@
 #include <reprise/memory/meter.h>
 #include <reprise/memory/out_of_memory.h>
 #include <reprise/recompute/host_memory.h>
+#include <reprise/train/fields.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/version.h>
 
@@ -32,7 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // What the figures mean; changes when they are measured in another way.
-constexpr int kFormat = 13;
+constexpr int kFormat = 14;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -100,16 +101,16 @@ const CostProfile& TrainingCosts::profile(const std::string& precision) {
   return entry(precision);
 }
 
-std::string TrainingCosts::graph() const {
+GraphMode TrainingCosts::graph() const {
   const TrainConfig& config = setup_.options;
   const bool waits = config.sync_norm && config.ranks > 1;
-  const bool can = setup_.device.is_cuda() && !waits &&
-                   compat::cuda_graph_unavailable_reason().empty();
-  return can ? config.graph : "off";
+  const bool can =
+      setup_.device.is_cuda() && !waits && compat::cuda_graph_unavailable_reason().empty();
+  return can ? config.graph : GraphMode::kOff;
 }
 
 compat::GraphStreamScope TrainingCosts::trained_stream() const {
-  return {setup_.device, graph() != "off"};
+  return {setup_.device, graph() != GraphMode::kOff};
 }
 
 CostProfile& TrainingCosts::entry(const std::string& precision) {
@@ -163,39 +164,30 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
 }
 
 std::string TrainingCosts::key_of(const std::string& precision) const {
-  const TrainConfig& c = setup_.options;
-  const ModelOptions& m = setup_.model.options;
-  const auto& o = c.optimizer;
+  // Options that change nothing get one value, so that costs are shared.
+  TrainConfig config = setup_.options;
+  config.model = setup_.model.name;
+  config.model_options = setup_.model.options;
+  config.precision = from_text<Precision>(precision);
+  if (config.ranks == 1) config.sync_norm = false;
+  if (config.shard == Sharding::kNone && !config.sync_norm) config.ranks = 1;
+  if (config.tf32) config.fp32_products = Fp32Products::kLibrary;
   size_t variants = 0;
   for (int i = 0; i < setup_.model.chain.size(); ++i) {
     variants += setup_.model.chain[i].variants().size();
   }
-  const std::string sharded =
-      (c.shard.empty() ? "" : fmt::format(" 1/{}", c.ranks)) +
-      (c.sync_norm && c.ranks > 1 ? " sync-norm" : "");
   return fmt::format(
-      "{} {} variants {} depth {} width {} heads {} classes {} vocab {} seq {} "
-      "image {} "
-      "channels {} norm {} dropout {} | {} | data {} {} workers {} resize {} | "
-      "{} momentum {}{}{} | {} threads {} | copies {} graph {} {}{}{} | "
-      "LibTorch {}",
-      kFormat, setup_.model.name, variants, m.depth, m.width, m.heads,
-      m.classes, m.vocab, m.seq, m.image_size, m.channels, m.norm, m.dropout,
-      precision, c.data, setup_.dataset_bytes, c.workers, c.resize, o.name,
-      o.momentum, c.quantize_embeddings ? " quantized embeddings" : "", sharded,
+      "{} {} | variants {} data bytes {} | {} threads {} | LibTorch {}",
+      kFormat, config_fields().cost_key(config), variants, setup_.dataset_bytes,
       setup_.device.is_cuda() ? compat::cuda_device_name(setup_.device.index())
                               : "cpu",
-      at::get_num_threads(), c.weight_copies, c.graph, c.layout,
-      c.tf32                         ? " tf32"
-      : c.fp32_products == "library" ? " library"
-                                     : "",
-      c.autotune ? " autotune" : "", libtorch_version());
+      at::get_num_threads(), libtorch_version());
 }
 
 std::unique_ptr<WeightCopies> TrainingCosts::copies(
     const std::string& precision) const {
-  return weight_copies_of(setup_.options, precision, setup_.model,
-                          setup_.device);
+  return weight_copies_of(setup_.options, from_text<Precision>(precision),
+                          setup_.model, setup_.device);
 }
 
 std::vector<std::string> TrainingCosts::stage_names() const {
@@ -212,7 +204,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   profile.gradient_bytes.assign(n, 0);
   profile.held_twice_bytes.assign(n, 0);
   profile.stages = stage_names();
-  profile.graph = graph();
+  profile.graph = to_text(graph());
   std::map<const void*, int> uses;
   for (int i = 0; i < chain.size(); ++i) {
     std::set<const void*> here;
@@ -289,7 +281,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   // The first step makes the state, and may take more besides it than later ones.
   const int64_t first_bytes =
       meter.peak_increase_bytes() - profile.fixed.optimizer;
-  if (!setup_.options.shard.empty()) {
+  if (setup_.options.shard != Sharding::kNone) {
     profile.fixed.optimizer /= setup_.options.ranks;
   }
   meter.restart();
@@ -325,7 +317,8 @@ int64_t TrainingCosts::bytes_of(const Batch& batch) const {
 }
 
 bool TrainingCosts::workers_prepare() const {
-  return setup_.device.is_cpu() && setup_.options.resize == "workers";
+  return setup_.device.is_cpu() &&
+         setup_.options.resize == ResizePlace::kWorkers;
 }
 
 int64_t TrainingCosts::ahead_bytes(const Batch& raw,
@@ -357,7 +350,7 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
   };
   int64_t workspace_bytes = taken_by_a_run();
   int64_t graph_workspace_bytes = 0;
-  if (graph() != "off") {
+  if (graph() != GraphMode::kOff) {
     const compat::CaptureExpected capture(true);
     graph_workspace_bytes = taken_by_a_run();
   }
@@ -405,7 +398,7 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
   };
   prepare_batch();
   size.prepare_bytes = meter.peak_increase_bytes() + ahead_bytes(raw, batch);
-  if (!options_.memory_only && setup_.options.resize == "device") {
+  if (!options_.memory_only && setup_.options.resize == ResizePlace::kDevice) {
     size.other_ms = time_of(setup_.device, 3, prepare_batch);
   }
   size.data_bytes = bytes_of(batch) + ahead_bytes(raw, batch);
@@ -415,9 +408,10 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
     size.prepare_bytes += setup_.options.workers * meter.peak_increase_bytes();
   }
   const auto made = copies(precision);
-  const compat::AutocastGuard autocast(autocast_of(precision, setup_.device));
-  size.chain_costs = measure_stage_costs(
-      setup_.model.chain, {batch.inputs, batch.targets}, tracing);
+  const compat::AutocastGuard autocast(
+      autocast_of(from_text<Precision>(precision), setup_.device));
+  size.chain_costs = measure_stage_costs(setup_.model.chain,
+                                     {batch.inputs, batch.targets}, tracing);
   limit_host_bytes(setup_, size.chain_costs);
   return size;
 }

@@ -39,8 +39,8 @@ class TrainingCosts final : public CostSource {
 
  private:
   CostProfile& entry(const std::string& precision);
-  /// As CostProfile::graph.
-  std::string graph() const;
+  /// CostProfile::graph of a training here.
+  GraphMode graph() const;
   /// On the stream that the training would use: libraries keep a workspace for each.
   compat::GraphStreamScope trained_stream() const;
   std::string key_of(const std::string& precision) const;

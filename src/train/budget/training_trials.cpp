@@ -34,12 +34,13 @@ int64_t new_row() {
 }  // namespace
 
 void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
+  const auto mode = from_text<GraphMode>(profile.graph);
   const auto factor = [&](const char* strategy) -> std::optional<double> {
     const Schedule schedule =
         make_schedule(strategy, setup_.model.chain.size());
     const bool graph =
-        profile.graph == "on" ||
-        (profile.graph == "auto" && fits_graph(profile, size, schedule));
+        mode == GraphMode::kOn ||
+        (mode == GraphMode::kAuto && fits_graph(profile, size, schedule));
     say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
                     profile.precision));
     const auto ms = run_schedule(profile, size, schedule, graph, {});

@@ -33,7 +33,7 @@ std::shared_ptr<const Dataset> open_split(const TrainConfig& config,
 /// Whether the test split is evaluated. Random data has nothing to learn, so it is
 /// evaluated only on request.
 bool evaluates(const TrainConfig& config) {
-  return config.evaluate && (config.data != "random" || config.eval_every > 0);
+  return config.evaluate && (!config.is_random_data() || config.eval_every > 0);
 }
 
 }  // namespace

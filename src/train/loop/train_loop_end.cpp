@@ -109,7 +109,7 @@ TrainSummary TrainLoop::summarize(double trained_s, double speed) {
   TrainSummary s;
   s.model = setup_.model.name;
   s.device = options.device;
-  s.precision = options.precision;
+  s.precision = to_text(options.precision);
   s.optimizer = options.optimizer.name;
   s.recompute = runner_.schedule().name();
   s.data = setup_.data.name;

@@ -1,4 +1,5 @@
-#include "train/optim/optimizers.h"
+#include "train/optim/list_optimizer.h"
+#include "train/optim/registry.h"
 
 #include <cmath>
 
@@ -85,9 +86,17 @@ class Adafactor final : public ListOptimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_adafactor(const OptimizerOptions& options,
-                                          const NamedTensors& parameters) {
-  return std::make_unique<Adafactor>(options, parameters);
+namespace detail {
+
+OptimizerInfo adafactor_info() {
+  OptimizerInfo info;
+  info.name = "adafactor";
+  info.make = [](const OptimizerOptions& options,
+                 const NamedTensors& parameters) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<Adafactor>(options, parameters);
+  };
+  return info;
 }
 
+}  // namespace detail
 }  // namespace reprise

@@ -1,5 +1,6 @@
 #include "compat/fused_optimizer.h"
-#include "train/optim/optimizers.h"
+#include "train/optim/list_optimizer.h"
+#include "train/optim/registry.h"
 
 #include <cmath>
 #include <map>
@@ -10,10 +11,11 @@ namespace {
 /// torch.optim.Adam and AdamW (Kingma and Ba 2014; Loshchilov and Hutter 2017).
 class Adam final : public ListOptimizer {
  public:
-  Adam(const OptimizerOptions& options, const NamedTensors& parameters)
+  Adam(const OptimizerOptions& options, const NamedTensors& parameters,
+       bool decoupled)
       : ListOptimizer(parameters, {"exp_avg", "exp_avg_sq"}),
         options_(options),
-        decoupled_(options.name == "adamw") {}
+        decoupled_(decoupled) {}
 
  protected:
   void update(const List& list, double lr) override {
@@ -73,11 +75,32 @@ class Adam final : public ListOptimizer {
   const bool decoupled_;
 };
 
-}  // namespace
-
-std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options,
-                                     const NamedTensors& parameters) {
-  return std::make_unique<Adam>(options, parameters);
+template <bool kDecoupled>
+detail::OptimizerInfo make_adam_info(const char* name) {
+  detail::OptimizerInfo info;
+  info.name = name;
+  info.make = [](const OptimizerOptions& options,
+                 const NamedTensors& parameters) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<Adam>(options, parameters, kDecoupled);
+  };
+  info.has_betas = true;
+  info.elementwise_state = [](const OptimizerOptions&) {
+    return std::vector<std::string>{"exp_avg.", "exp_avg_sq."};
+  };
+  return info;
 }
 
+}  // namespace
+
+namespace detail {
+
+OptimizerInfo adam_info() {
+  return make_adam_info<false>("adam");
+}
+
+OptimizerInfo adamw_info() {
+  return make_adam_info<true>("adamw");
+}
+
+}  // namespace detail
 }  // namespace reprise

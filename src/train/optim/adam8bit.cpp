@@ -1,7 +1,8 @@
 #include "compat/foreach.h"
 #include "train/optim/chunks.h"
 #include "train/optim/dynamic_quantization.h"
-#include "train/optim/optimizers.h"
+#include "train/optim/list_optimizer.h"
+#include "train/optim/registry.h"
 
 #include <array>
 #include <cmath>
@@ -38,11 +39,12 @@ int64_t blocks_in(int64_t values) {
 /// would jump by a thousand learning rates. A step that is too small does no harm.
 class Adam8bit final : public ListOptimizer {
  public:
-  Adam8bit(const OptimizerOptions& options, const NamedTensors& parameters)
+  Adam8bit(const OptimizerOptions& options, const NamedTensors& parameters,
+           bool decoupled)
       : ListOptimizer(parameters, {"exp_avg", "exp_avg_sq", "exp_avg_max",
                                    "exp_avg_sq_max"}),
         options_(options),
-        decoupled_(options.name == "adamw8bit") {
+        decoupled_(decoupled) {
     std::set<std::string> names(options.unquantized.begin(),
                                 options.unquantized.end());
     for (const auto& [name, parameter] : parameters) {
@@ -325,11 +327,30 @@ class Adam8bit final : public ListOptimizer {
   std::map<std::string, Codes> codes_;  // by device
 };
 
-}  // namespace
-
-std::unique_ptr<Optimizer> make_adam8bit(const OptimizerOptions& options,
-                                         const NamedTensors& parameters) {
-  return std::make_unique<Adam8bit>(options, parameters);
+template <bool kDecoupled>
+detail::OptimizerInfo make_adam8bit_info(const char* name) {
+  detail::OptimizerInfo info;
+  info.name = name;
+  info.make = [](const OptimizerOptions& options,
+                 const NamedTensors& parameters) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<Adam8bit>(options, parameters, kDecoupled);
+  };
+  info.has_betas = true;
+  info.quantized = true;
+  return info;
 }
 
+}  // namespace
+
+namespace detail {
+
+OptimizerInfo adam8bit_info() {
+  return make_adam8bit_info<false>("adam8bit");
+}
+
+OptimizerInfo adamw8bit_info() {
+  return make_adam8bit_info<true>("adamw8bit");
+}
+
+}  // namespace detail
 }  // namespace reprise

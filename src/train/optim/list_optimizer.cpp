@@ -1,6 +1,7 @@
+#include "train/optim/list_optimizer.h"
+
 #include "compat/fused_optimizer.h"
 #include "compat/reserved_scope.h"
-#include "train/optim/optimizers.h"
 
 #include <reprise/memory/out_of_memory.h>
 

@@ -15,10 +15,7 @@ void check(const LrScheduleOptions& options) {
   TORCH_CHECK(options.warmup_steps >= 0,
               "[rate_at] expected warmup_steps of 0 or more, got ",
               options.warmup_steps);
-  if (options.schedule == "constant") return;
-  TORCH_CHECK(options.schedule == "cosine",
-              "[rate_at] expected the schedule constant or cosine, got '",
-              options.schedule, "'");
+  if (options.schedule == LrScheduleKind::kConstant) return;
   TORCH_CHECK(options.total_steps > options.warmup_steps,
               "[rate_at] expected total_steps above the ", options.warmup_steps,
               " of the warm-up for cosine, got ", options.total_steps);
@@ -35,7 +32,7 @@ double rate_at(const LrScheduleOptions& options, int64_t step) {
   if (step < options.warmup_steps) {
     return options.base * double(step + 1) / double(options.warmup_steps);
   }
-  if (options.schedule == "constant") return options.base;
+  if (options.schedule == LrScheduleKind::kConstant) return options.base;
   const double done =
       std::min(1.0, double(step - options.warmup_steps) /
                         double(options.total_steps - options.warmup_steps));
@@ -43,18 +40,15 @@ double rate_at(const LrScheduleOptions& options, int64_t step) {
                               (1 + std::cos(std::numbers::pi * done)) / 2;
 }
 
-double scale_rate(double rate, const std::string& rule, double batch,
+double scale_rate(double rate, LrScaling scaling, double batch,
                   double base_batch) {
-  if (rule.empty()) return rate;
-  TORCH_CHECK(rule == "linear" || rule == "sqrt",
-              "[scale_rate] expected the rule linear, sqrt or none, got '",
-              rule, "'");
+  if (scaling == LrScaling::kNone) return rate;
   TORCH_CHECK(std::isfinite(batch) && batch > 0 && std::isfinite(base_batch) &&
                   base_batch > 0,
               "[scale_rate] expected batches above 0, got ", batch, " and ",
               base_batch);
   const double ratio = batch / base_batch;
-  return rate * (rule == "linear" ? ratio : std::sqrt(ratio));
+  return rate * (scaling == LrScaling::kLinear ? ratio : std::sqrt(ratio));
 }
 
 }  // namespace reprise

@@ -1,10 +1,59 @@
-#include "train/optim/optimizers.h"
+#include "base/text_check.h"
+#include "train/optim/registry.h"
 
 #include <reprise/train/optimizer.h>
 
 #include <cmath>
 
 namespace reprise {
+namespace detail {
+
+// The registered optimizers; `NAME_info()` is defined in the optimizer's source.
+#define REPRISE_OPTIMIZERS(X) \
+  X(sgd)                      \
+  X(adam)                     \
+  X(adamw)                    \
+  X(adam8bit)                 \
+  X(adamw8bit)                \
+  X(adafactor)
+
+#define REPRISE_DECLARE(name) OptimizerInfo name##_info();
+REPRISE_OPTIMIZERS(REPRISE_DECLARE)
+#undef REPRISE_DECLARE
+
+const std::vector<OptimizerInfo>& optimizer_list() {
+#define REPRISE_ENTRY(name) name##_info(),
+  static const std::vector<OptimizerInfo> list = {
+      REPRISE_OPTIMIZERS(REPRISE_ENTRY)};
+#undef REPRISE_ENTRY
+  return list;
+}
+
+#undef REPRISE_OPTIMIZERS
+
+const OptimizerInfo& find_optimizer(std::string_view name) {
+  for (const OptimizerInfo& info : optimizer_list()) {
+    if (info.name == name) return info;
+  }
+  TORCH_CHECK(false, "[make_optimizer] ",
+              one_of(optimizer_names())(std::string(name)));
+}
+
+std::string optimizers_with(bool OptimizerInfo::*property) {
+  std::vector<std::string> names;
+  for (const OptimizerInfo& info : optimizer_list()) {
+    if (info.*property) names.push_back(info.name);
+  }
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 < names.size() ? ", " : " or ";
+    text += names[i];
+  }
+  return text;
+}
+
+}  // namespace detail
+
 namespace {
 
 void check(const OptimizerOptions& options) {
@@ -31,25 +80,15 @@ void check(const OptimizerOptions& options) {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           const NamedTensors& parameters) {
   check(options);
-  if (options.name == "sgd") return make_sgd(options, parameters);
-  if (options.name == "adafactor") return make_adafactor(options, parameters);
-  if (options.name == "adam" || options.name == "adamw") {
-    return make_adam(options, parameters);
-  }
-  if (options.name == "adam8bit" || options.name == "adamw8bit") {
-    return make_adam8bit(options, parameters);
-  }
-  std::string known;
-  for (const auto& name : optimizer_names()) {
-    known += (known.empty() ? "" : ", ") + name;
-  }
-  TORCH_CHECK(false, "[make_optimizer] expected one of ", known, ", got '",
-              options.name, "'");
+  return detail::find_optimizer(options.name).make(options, parameters);
 }
 
 const std::vector<std::string>& optimizer_names() {
-  static const std::vector<std::string> names = {
-      "sgd", "adam", "adamw", "adam8bit", "adamw8bit", "adafactor"};
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const auto& info : detail::optimizer_list()) list.push_back(info.name);
+    return list;
+  }();
   return names;
 }
 

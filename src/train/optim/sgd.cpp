@@ -1,5 +1,6 @@
 #include "compat/fused_optimizer.h"
-#include "train/optim/optimizers.h"
+#include "train/optim/list_optimizer.h"
+#include "train/optim/registry.h"
 
 namespace reprise {
 namespace {
@@ -54,9 +55,22 @@ class Sgd final : public ListOptimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options,
-                                    const NamedTensors& parameters) {
-  return std::make_unique<Sgd>(options, parameters);
+namespace detail {
+
+OptimizerInfo sgd_info() {
+  OptimizerInfo info;
+  info.name = "sgd";
+  info.make = [](const OptimizerOptions& options,
+                 const NamedTensors& parameters) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<Sgd>(options, parameters);
+  };
+  info.has_momentum = true;
+  info.elementwise_state = [](const OptimizerOptions& options) {
+    return options.momentum > 0 ? std::vector<std::string>{"momentum."}
+                                : std::vector<std::string>{};
+  };
+  return info;
 }
 
+}  // namespace detail
 }  // namespace reprise

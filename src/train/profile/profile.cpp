@@ -110,7 +110,7 @@ class Profiler {
         setup_(logged_setup(config)),
         ranks_(make_ranks(nullptr)),
         exchange_(make_window_exchange(*ranks_, setup_)),
-        runner_(setup_, *exchange_, schedule_of(setup_), {.graph = "off"}),
+        runner_(setup_, *exchange_, schedule_of(setup_), {.graph = GraphMode::kOff}),
         source_(setup_, *ranks_),
         gradients_(setup_, *ranks_, *exchange_),
         optimizer_(optimizer_of(setup_.options, setup_.model)),
@@ -266,7 +266,7 @@ class Profiler {
     result.model = setup_.model.name;
     result.data = setup_.data.name;
     result.device = device_.str();
-    result.precision = options.precision;
+    result.precision = to_text(options.precision);
     result.optimizer = options.optimizer.name;
     result.recompute = runner_.schedule().name();
     result.parameters = parameter_count(setup_.model);

@@ -9,7 +9,7 @@ namespace reprise::detail {
 Gradients::Gradients(const TrainSetup& setup, Ranks& ranks,
                      WindowExchange& exchange)
     : clip_(setup.options.clip),
-      fp16_(setup.options.precision == "fp16"),
+      fp16_(setup.options.precision == Precision::kFp16),
       device_(setup.device),
       parameters_(setup.parameter_list),
       ranks_(ranks),

@@ -111,11 +111,12 @@ RecordedInstead::~RecordedInstead() {
 
 StepGraphs::StepGraphs(Options options)
     : options_(std::move(options)), meter_(options_.device) {
-  TORCH_CHECK(options_.mode != "on" || options_.device.is_cuda() || instead(),
-              "[--graph] on needs a CUDA device, got ", options_.device,
-              "; auto uses graphs where they can be");
-  if (options_.mode == "off") return;
-  TORCH_CHECK(options_.mode != "on" || options_.refusal.empty(),
+  TORCH_CHECK(
+      options_.mode != GraphMode::kOn || options_.device.is_cuda() || instead(),
+      "[--graph] on needs a CUDA device, got ", options_.device,
+      "; auto uses graphs where they can be");
+  if (options_.mode == GraphMode::kOff) return;
+  TORCH_CHECK(options_.mode != GraphMode::kOn || options_.refusal.empty(),
               "[--graph] on: ", options_.refusal);
   if (!options_.refusal.empty()) {
     if (instead() || options_.device.is_cuda()) reason_ = options_.refusal;
@@ -124,7 +125,8 @@ StepGraphs::StepGraphs(Options options)
   } else if (options_.device.is_cuda()) {
     reason_ = compat::cuda_graph_unavailable_reason();
     active_ = reason_.empty();
-    TORCH_CHECK(active_ || options_.mode != "on", "[--graph] on: ", reason_);
+    TORCH_CHECK(active_ || options_.mode != GraphMode::kOn,
+                "[--graph] on: ", reason_);
   }
 }
 

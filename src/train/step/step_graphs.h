@@ -2,6 +2,7 @@
 
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/stage.h>
+#include <reprise/train/options.h>
 
 #include <torch/types.h>
 
@@ -50,8 +51,8 @@ class StepGraphs {
 
   struct Options {
     torch::Device device;
-    std::string mode = "auto";  ///< auto, on, off
-    std::string refusal{};      ///< why none can be made; empty: they can
+    GraphMode mode = GraphMode::kAuto;
+    std::string refusal{};  ///< why none can be made; empty: they can
     /// Whose values and gradients, and `buffers` whose values, a step uses.
     std::vector<torch::Tensor> parameters{};
     std::vector<torch::Tensor> buffers{};

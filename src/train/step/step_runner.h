@@ -23,7 +23,7 @@ namespace reprise::detail {
 class StepRunner {
  public:
   struct Options {
-    std::string graph = "auto";  ///< mode of StepGraphs
+    GraphMode graph = GraphMode::kAuto;
     std::function<void(const std::string&)> warn{};
   };
 

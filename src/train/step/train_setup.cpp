@@ -4,6 +4,7 @@
 #include "compat/cuda.h"
 #include "ops/tf32x3_gemm.h"
 #include "recompute/tied_gradients.h"
+#include "train/optim/registry.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/memory/process_memory.h>
@@ -41,14 +42,15 @@ torch::Device check_device(const TrainConfig& config) {
   TORCH_CHECK(!device.is_cuda() || device.index() < compat::cuda_device_count(),
               "[--device] expected one of ", compat::cuda_device_count(),
               " CUDA devices, got ", config.device);
-  TORCH_CHECK(config.precision != "fp16" || device.is_cuda(),
+  TORCH_CHECK(config.precision != Precision::kFp16 || device.is_cuda(),
               "[--precision] fp16 needs a CUDA device; on the CPU use bf16");
   return device;
 }
 
 std::shared_ptr<HostStore> host_store_of(const TrainConfig& config,
                                          torch::Device device) {
-  if (!device.is_cuda() || config.host_memory == "off") return nullptr;
+  if (!device.is_cuda() || config.host_memory == HostMemoryMode::kOff)
+    return nullptr;
   int64_t free = available_memory();
   if (const int64_t allowed = process_limits().memory_bytes; allowed > 0) {
     free = std::min(free, allowed - process_memory().rss);
@@ -61,11 +63,11 @@ void place_model(Model& model, const TrainConfig& options, torch::Device device,
                  const std::shared_ptr<HostStore>& host) {
   if (device.is_cuda()) {
     compat::set_cuda_library_options({options.tf32, options.autotune});
-    allow_tf32x3_gemm(options.fp32_products == "auto" && !options.tf32);
+    allow_tf32x3_gemm(options.fp32_products == Fp32Products::kAuto && !options.tf32);
   }
   model.root->to(device);
-  if (options.layout == "channels-last") make_channels_last(model);
-  if (device.is_cuda() && options.weight_copies != "off" && model.packed_groups) {
+  if (options.layout == ImageLayout::kChannelsLast) make_channels_last(model);
+  if (device.is_cuda() && options.weight_copies != WeightCopiesMode::kOff && model.packed_groups) {
     for (const auto& group : model.packed_groups()) ops::pack_contiguous(group);
   }
   model.root->train();
@@ -83,7 +85,8 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainConfig& options,
   setup.parameters = named(setup.model.root->named_parameters());
   setup.parameter_list = values(setup.parameters);
   setup.autocast = autocast_of(options.precision, device);
-  setup.data.prepare.channels_last = options.layout == "channels-last";
+  setup.data.prepare.channels_last =
+      options.layout == ImageLayout::kChannelsLast;
   for (const auto& data : {setup.data.train, setup.data.test}) {
     if (!data) continue;
     const auto tensors = data->tensors();
@@ -129,7 +132,7 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& config,
   const NamedTensors parameters = named(model.root->named_parameters());
   OptimizerOptions options = config.optimizer;
   std::set<const c10::TensorImpl*> embeddings;
-  if (options.name.ends_with("8bit") && !config.quantize_embeddings) {
+  if (find_optimizer(options.name).quantized && !config.quantize_embeddings) {
     for (const auto& module : model.root->modules()) {
       const auto* embedding = module->as<torch::nn::Embedding>();
       if (embedding != nullptr) {
@@ -152,7 +155,7 @@ LoaderOptions make_loader_options(const TrainConfig& config,
   loading.seed = config.seed;
   loading.workers = config.workers;
   loading.pin = device.is_cuda();
-  if (config.resize == "workers") {
+  if (config.resize == ResizePlace::kWorkers) {
     loading.transform = [prepare](Batch& batch) {
       reprise::prepare(batch, prepare);
     };
@@ -160,14 +163,14 @@ LoaderOptions make_loader_options(const TrainConfig& config,
   return loading;
 }
 
-compat::AutocastState autocast_of(const std::string& precision,
-                                  torch::Device device) {
+compat::AutocastState autocast_of(Precision precision, torch::Device device) {
   compat::AutocastState state;
-  if (precision == "fp32") return state;
+  if (precision == Precision::kFp32) return state;
   // A forward casts each weight once in any case, and the cache would hold the
   // copies of stages that are dropped until the whole forward has ended.
   state.cache_enabled = false;
-  const auto type = precision == "bf16" ? torch::kBFloat16 : torch::kHalf;
+  const auto type =
+      precision == Precision::kBf16 ? torch::kBFloat16 : torch::kHalf;
   if (device.is_cuda()) {
     state.cuda_enabled = true;
     state.cuda_dtype = type;
@@ -179,18 +182,19 @@ compat::AutocastState autocast_of(const std::string& precision,
 }
 
 std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
-                                               const std::string& precision,
+                                               Precision precision,
                                                const Model& model,
                                                torch::Device device) {
-  const bool wanted = config.weight_copies == "on" ||
-                      config.weight_copies == "each" ||
-                      (config.weight_copies == "auto" && device.is_cuda());
+  const WeightCopiesMode mode = config.weight_copies;
+  const bool wanted = mode == WeightCopiesMode::kAuto
+                          ? device.is_cuda()
+                          : mode != WeightCopiesMode::kOff;
   if (!wanted || !model.linear_parameters) return nullptr;
-  const auto type = precision == "fp32"   ? torch::kFloat
-                    : precision == "bf16" ? torch::kBFloat16
-                                          : torch::kHalf;
+  const auto type = precision == Precision::kFp32   ? torch::kFloat
+                    : precision == Precision::kBf16 ? torch::kBFloat16
+                                                    : torch::kHalf;
   WeightCopiesOptions options;
-  options.convert_per_use = config.weight_copies == "each";
+  options.convert_per_use = mode == WeightCopiesMode::kEach;
   for (const auto& tied : tied_parameters(model.chain)) {
     options.shared_weights.push_back(tied.parameter);
   }
@@ -202,7 +206,7 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
 Schedule schedule_of(const TrainSetup& setup) {
   const TrainConfig& options = setup.options;
   const int stages = setup.model.chain.size();
-  if (options.recompute == "optimal") return make_schedule("none", stages);
+  if (options.plans_schedule()) return make_schedule("none", stages);
   if (is_schedule_text(options.recompute)) {
     return make_schedule(options.recompute, stages);
   }
@@ -231,7 +235,7 @@ LrScheduleOptions lr_schedule_of(const TrainConfig& config) {
 
 GradScaler::Options scaler_of(const TrainConfig& config) {
   GradScaler::Options options;
-  options.enabled = config.precision == "fp16";
+  options.enabled = config.precision == Precision::kFp16;
   options.scale = config.loss_scale;
   return options;
 }

@@ -80,13 +80,12 @@ LoaderOptions make_loader_options(const TrainConfig& options,
                                   const PrepareOptions& prepare,
                                   torch::Device device);
 
-compat::AutocastState autocast_of(const std::string& precision,
-                                  torch::Device device);
+compat::AutocastState autocast_of(Precision precision, torch::Device device);
 
 /// Half-precision copies of the model's linear weights for training in `precision`; null
 /// if `options.weight_copies` does not ask for them.
 std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& options,
-                                               const std::string& precision,
+                                               Precision precision,
                                                const Model& model,
                                                torch::Device device);
 

@@ -2,6 +2,7 @@
 
 #include "base/hash.h"
 #include "distributed/sync_batch_norm.h"
+#include "train/optim/registry.h"
 
 #include <fmt/format.h>
 
@@ -19,13 +20,8 @@ namespace {
 /// State that an optimizer keeps per value of a parameter, by prefix. Such state can be
 /// divided anywhere.
 std::vector<std::string> state_prefixes(const OptimizerOptions& options) {
-  if (options.name == "sgd") {
-    return options.momentum > 0 ? std::vector<std::string>{"momentum."}
-                                : std::vector<std::string>{};
-  }
-  if (options.name == "adam" || options.name == "adamw") {
-    return {"exp_avg.", "exp_avg_sq."};
-  }
+  const OptimizerInfo& info = find_optimizer(options.name);
+  if (info.elementwise_state != nullptr) return info.elementwise_state(options);
   TORCH_CHECK(false,
               "[--shard] optimizer works with sgd, adam and adamw, whose state "
               "can be divided anywhere, got ",
@@ -84,8 +80,8 @@ class RankExchange final : public WindowExchange {
     const TrainConfig& options = setup.options;
     ReducerOptions reducing;
     reducing.bucket_bytes = options.bucket_bytes;
-    reducing.bf16 = options.reduce == "bf16";
-    reducing.shard = sharded_ = options.shard == "optimizer";
+    reducing.bf16 = options.reduce == ReduceType::kBf16;
+    reducing.shard = sharded_ = options.shard == Sharding::kOptimizer;
     if (sharded_) prefixes_ = state_prefixes(options.optimizer);
     reducer_.emplace(ranks.group(),
                      parameters_by_stage(setup.model, parameters_), reducing);

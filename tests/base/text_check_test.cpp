@@ -1,14 +1,14 @@
-#include "support.h"
+#include "base/text_check.h"
 
-#include <reprise/train/field_check.h>
+#include "support.h"
 
 #include <limits>
 
 namespace reprise {
 namespace {
 
-TEST(FieldCheck, WholeNumbers) {
-  const FieldCheck check = whole_number(1, 300);
+TEST(TextCheck, WholeNumbers) {
+  const TextCheck check = whole_number(1, 300);
   for (const char* text : {"1", "300", "42"}) EXPECT_EQ(check(text), "");
   // 010 is 8 to some readers, 0x10 is 16.
   for (const char* text :
@@ -17,20 +17,20 @@ TEST(FieldCheck, WholeNumbers) {
     EXPECT_EQ(check(text), "expected a whole number from 1 to 300, got '" +
                                std::string(text) + "'");
   }
-  const FieldCheck seed = whole_number(0, std::numeric_limits<uint64_t>::max());
+  const TextCheck seed = whole_number(0, std::numeric_limits<uint64_t>::max());
   EXPECT_EQ(seed("18446744073709551615"), "");
   EXPECT_NE(seed("18446744073709551616"), "");
   EXPECT_EQ(seed("0"), "");
-  const FieldCheck negative = whole_number(-5, 5);
+  const TextCheck negative = whole_number(-5, 5);
   EXPECT_EQ(negative("-5"), "");
   EXPECT_NE(negative("-6"), "");
 }
 
-TEST(FieldCheck, LongValuesAreCut) {
+TEST(TextCheck, LongValuesAreCut) {
   EXPECT_LT(whole_number(1, 2)(std::string(5000, '9')).size(), 150u);
 }
 
-TEST(FieldCheck, RealNumbers) {
+TEST(TextCheck, RealNumbers) {
   EXPECT_EQ(real_number(0, 1)("1"), "");
   EXPECT_EQ(real_number(0, 1)("1e-3"), "");
   EXPECT_EQ(real_number(0, 1, Ends::kLow)("0"), "");
@@ -43,8 +43,8 @@ TEST(FieldCheck, RealNumbers) {
   }
 }
 
-TEST(FieldCheck, Words) {
-  const FieldCheck few = one_of({"table", "json"});
+TEST(TextCheck, Words) {
+  const TextCheck few = one_of({"table", "json"});
   EXPECT_EQ(few("json"), "");
   EXPECT_EQ(few("jsno"),
             "expected one of table, json, got 'jsno'; did you mean json?");
@@ -52,42 +52,12 @@ TEST(FieldCheck, Words) {
   EXPECT_EQ(one_of({"optimizer"})("x"), "expected optimizer, got 'x'");
 }
 
-TEST(FieldCheck, Sizes) {
+TEST(TextCheck, Sizes) {
   EXPECT_EQ(byte_size(1024)("1KiB"), "");
   EXPECT_NE(byte_size(1024)("25").find("which is 25 bytes; name a unit"),
             std::string::npos);
   EXPECT_NE(byte_size(1)("8G").find("8GiB"), std::string::npos);
   EXPECT_NE(byte_size(1)(""), "");
-}
-
-TEST(FieldCheck, Devices) {
-  for (const char* text : {"cpu", "cuda", "cuda:0", "cuda:12"}) {
-    EXPECT_EQ(device_name()(text), "") << text;
-  }
-  for (const char* text :
-       {"", "gpu", "cpu:1", "cuda:", "cuda:x", "cuda:-1", "auto", "mps"}) {
-    EXPECT_NE(device_name()(text), "") << text;
-  }
-  EXPECT_EQ(device_name({"auto"})("auto"), "");
-  EXPECT_NE(device_name()("cdua").find("did you mean cuda?"),
-            std::string::npos);
-}
-
-TEST(FieldCheck, Strategies) {
-  for (const char* text : {"none", "every:3", "optimal", "K0 K1 B1 B0"}) {
-    EXPECT_EQ(recompute_text()(text), "") << text;
-  }
-  EXPECT_NE(strategy_text()("optimal"), "");
-  EXPECT_NE(recompute_text()("evry:3").find("did you mean every:K?"),
-            std::string::npos);
-  EXPECT_EQ(recompute_text()("every:x"),
-            "expected every:N with a whole number N, got 'every:x'");
-}
-
-TEST(FieldCheck, FieldsAreFoundByTheirFlag) {
-  ASSERT_NE(field_check("--batch"), nullptr);
-  EXPECT_EQ(field_check("--tf32"), nullptr);
-  EXPECT_EQ(field_check("--no-such-flag"), nullptr);
 }
 
 }  // namespace

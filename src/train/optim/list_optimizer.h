@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-/// The optimizers behind make_optimizer(). ListOptimizer gathers what has a
-/// gradient, keeps state and counters, saves and loads them; a derived class
-/// says which state there is and does the arithmetic.
 namespace reprise {
 
+/// Base of the optimizers. Gathers the parameters that have a gradient into lists,
+/// holds state and counters, saves and loads them. A derived class declares its
+/// state and implements the update.
 class ListOptimizer : public Optimizer {
  public:
-  /// `kinds`: names of what is kept for a parameter, such as "exp_avg".
+  /// `kinds`: names of the state tensors per parameter, such as "exp_avg".
   ListOptimizer(const NamedTensors& parameters, std::vector<std::string> kinds);
 
   void step(double lr) final;
@@ -32,30 +32,29 @@ class ListOptimizer : public Optimizer {
   struct List {
     Tensors parameters;
     Tensors gradients;
-    std::vector<int64_t> counts;  // of each one's update, from 1
+    std::vector<int64_t> counts;  // updates including this one
     std::vector<Tensors> state;   // by kind
     Tensors workspace;            // of make_workspace()
   };
 
-  /// Shape of what is kept of `kind` for `parameter`; none: nothing is.
+  /// Shape of the state `kind` of `parameter`; none: there is no such state.
   virtual std::optional<std::vector<int64_t>> shape_of(
       size_t kind, const torch::Tensor& parameter) const;
 
-  /// Its type; the parameter's unless overridden.
+  /// Type of the state `kind`; by default the parameter's.
   virtual torch::ScalarType type_of(size_t kind,
                                     const torch::Tensor& parameter) const;
 
   /// One update. May use temporaries as temporaries() says, and scalars.
   virtual void update(const List& list, double lr) = 0;
 
-  /// What update() takes at one moment: nothing, or as much as the largest
-  /// parameter of the list or as the whole list; or the list's workspace, and
-  /// then it is given all parameters of one device and type and divides them
-  /// itself.
+  /// Temporary memory of update(): none, the size of the largest parameter of the
+  /// list, the size of the list, or the list's workspace. With a workspace the list
+  /// has all parameters of one device and type, and update() divides it into chunks.
   enum class Temporaries { kNone, kLargest, kList, kWorkspace };
   virtual Temporaries temporaries() const = 0;
 
-  /// For kWorkspace; what update() writes to. Nothing has changed yet.
+  /// Allocates the workspace of kWorkspace. Called before any value changes.
   virtual Tensors make_workspace(const List& list);
 
   /// Whether update_fused() can be used for lists on `device`.
@@ -63,12 +62,12 @@ class ListOptimizer : public Optimizer {
   virtual void update_fused(const List& list, double lr);
 
  private:
-  /// One parameter and what is kept for it.
+  /// A parameter with its state.
   struct Entry {
     std::string name;
     torch::Tensor parameter;
-    // Updates so far. torch.optim too counts them a parameter: one that gets
-    // its first gradient late starts its bias correction then.
+    // Updates so far, counted per parameter as in torch.optim: bias correction
+    // starts with the first gradient.
     int64_t count = 0;
     Tensors state;  // by kind; undefined before the first update
   };
@@ -83,7 +82,7 @@ class ListOptimizer : public Optimizer {
   void reserve(const std::vector<List>& lists) const;
   void update_all(const std::vector<List>& lists, bool fused, double lr);
 
-  /// A state by entry, as load() is given it.
+  /// The state given to load(), by entry.
   struct Saved {
     int64_t step = 0;
     std::vector<std::optional<int64_t>> counts;  // where they differ from step
@@ -96,16 +95,5 @@ class ListOptimizer : public Optimizer {
   std::vector<Entry> entries_;
   int64_t step_ = 0;
 };
-
-std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options,
-                                    const NamedTensors& parameters);
-/// adam and adamw.
-std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options,
-                                     const NamedTensors& parameters);
-/// adam8bit and adamw8bit.
-std::unique_ptr<Optimizer> make_adam8bit(const OptimizerOptions& options,
-                                         const NamedTensors& parameters);
-std::unique_ptr<Optimizer> make_adafactor(const OptimizerOptions& options,
-                                          const NamedTensors& parameters);
 
 }  // namespace reprise

@@ -1,0 +1,188 @@
+#pragma once
+
+#include <reprise/base/enum_text.h>
+#include <reprise/train/lr_schedule.h>
+#include <reprise/train/optimizer.h>
+
+#include <cstdint>
+#include <string>
+
+namespace reprise {
+
+/// Use of CUDA graphs for the micro-step. kAuto: on CUDA, if the micro-step can be
+/// captured and the graph fits memory_limit.
+enum class GraphMode { kAuto, kOn, kOff };
+
+template <>
+struct EnumText<GraphMode> {
+  static constexpr std::array<std::string_view, 3> names{"auto", "on", "off"};
+};
+
+/// Half-precision copies of the linear layers' weights (WeightCopies). kOn: one
+/// copy per window. kEach: a conversion at each use, which takes no memory. kAuto:
+/// kOn on CUDA, or kEach if a plan for memory_limit is better with it.
+enum class WeightCopiesMode { kAuto, kOn, kEach, kOff };
+
+template <>
+struct EnumText<WeightCopiesMode> {
+  static constexpr std::array<std::string_view, 4> names{"auto", "on", "each",
+                                                         "off"};
+};
+
+/// Activations in pinned host memory. kAuto: allowed on CUDA, up to half of the
+/// host's free memory.
+enum class HostMemoryMode { kAuto, kOff };
+
+template <>
+struct EnumText<HostMemoryMode> {
+  static constexpr std::array<std::string_view, 2> names{"auto", "off"};
+};
+
+/// Type of activations and of matrix products.
+enum class Precision { kFp32, kBf16, kFp16 };
+
+template <>
+struct EnumText<Precision> {
+  static constexpr std::array<std::string_view, 3> names{"fp32", "bf16",
+                                                         "fp16"};
+};
+
+/// State that is divided among the ranks instead of replicated.
+enum class Sharding { kNone, kOptimizer };
+
+template <>
+struct EnumText<Sharding> {
+  static constexpr std::array<std::string_view, 2> names{"none", "optimizer"};
+};
+
+/// Type in which ranks exchange gradients.
+enum class ReduceType { kFp32, kBf16 };
+
+template <>
+struct EnumText<ReduceType> {
+  static constexpr std::array<std::string_view, 2> names{"fp32", "bf16"};
+};
+
+/// Where images are enlarged: on the training device or in the loader's threads.
+enum class ResizePlace { kDevice, kWorkers };
+
+template <>
+struct EnumText<ResizePlace> {
+  static constexpr std::array<std::string_view, 2> names{"device", "workers"};
+};
+
+/// Memory layout of images and convolution weights: NCHW, or NHWC, which tensor
+/// cores prefer. Values are the same.
+enum class ImageLayout { kPlanes, kChannelsLast };
+
+template <>
+struct EnumText<ImageLayout> {
+  static constexpr std::array<std::string_view, 2> names{"planes",
+                                                         "channels-last"};
+};
+
+/// Matrix products in fp32 on CUDA. kAuto: on tensor cores if that is no less
+/// exact (ops/tf32x3_gemm.h). kLibrary: cuBLAS.
+enum class Fp32Products { kAuto, kLibrary };
+
+template <>
+struct EnumText<Fp32Products> {
+  static constexpr std::array<std::string_view, 2> names{"auto", "library"};
+};
+
+/// Options of a training that are independent of its model and dataset. Plain
+/// data. Every member is described in src/train/config/option_fields.cpp, from
+/// which the command line, JSON, validation and comparisons are generated.
+struct TrainOptions {
+  // Batches. Two of batch, accumulate and global_batch decide the third; 0: not
+  // given. resolve() fills them.
+
+  int64_t batch = 0;       ///< samples per micro-batch
+  int64_t accumulate = 0;  ///< micro-batches per window and rank
+  /// Samples per window: batch × accumulate × ranks, or less if it is not
+  /// divisible. The last micro-batch has the remainder: 10 as 3, 3, 3 and 1.
+  int64_t global_batch = 0;
+  ResizePlace resize = ResizePlace::kDevice;
+  int workers = 4;  ///< threads that load data
+
+  // Ranks (distributed/group.h).
+
+  int64_t ranks = 1;  ///< processes that share each window
+  Sharding shard = Sharding::kNone;
+  ReduceType reduce = ReduceType::kFp32;
+  int64_t bucket_bytes = int64_t{25} << 20;  ///< gradients reduced together
+  /// Batch normalisation over the micro-batches of all ranks.
+  bool sync_norm = false;
+
+  // Memory.
+
+  /// A Strategy, a schedule, or "optimal": planned so that the peak stays within
+  /// memory_limit. Empty: optimal if there is a limit, else none.
+  std::string recompute{};
+  int64_t memory_limit = 0;  ///< bytes that the peak must not exceed; 0: none
+  GraphMode graph = GraphMode::kAuto;
+  WeightCopiesMode weight_copies = WeightCopiesMode::kAuto;
+  HostMemoryMode host_memory = HostMemoryMode::kAuto;
+
+  // Arithmetic.
+
+  Precision precision = Precision::kFp32;
+  double loss_scale = 65536;  ///< initial scale of the loss with fp16
+  ImageLayout layout = ImageLayout::kPlanes;
+  bool tf32 = false;  ///< fp32 matrix products and convolutions in TF32 on CUDA
+  Fp32Products fp32_products = Fp32Products::kAuto;  ///< ignored with tf32
+  bool autotune = false;  ///< let cuDNN try its algorithms; takes more memory
+
+  // Optimization.
+
+  OptimizerOptions optimizer{};
+  /// Quantize the state of embeddings too, with an 8-bit optimizer.
+  bool quantize_embeddings = false;
+  LrScheduleOptions rate{};
+  LrScaling scale_lr = LrScaling::kNone;
+  int64_t base_batch = 0;  ///< global batch that the rate was tuned for
+  double clip = 0;         ///< largest norm of the gradient; 0: no limit
+
+  // Length and evaluation.
+
+  int64_t steps = 0;   ///< updates in total; 0: decided by epochs
+  int64_t epochs = 0;  ///< 0: decided by steps
+  /// Training time after which the run ends with its current window, regardless
+  /// of the remaining steps or epochs. 0: no limit.
+  double seconds = 0;
+  int64_t eval_every = 0;  ///< updates; 0: at the end of each epoch
+  /// Evaluate on the test split. On random data only if eval_every is given.
+  bool evaluate = true;
+  uint64_t seed = 1;
+
+  // Machine.
+
+  std::string device = "cpu";  ///< cpu, cuda or cuda:N
+  int threads = 0;             ///< CPU threads; 0: LibTorch's default
+
+  // Saving.
+
+  int64_t save_every = 0;  ///< updates; 0: every ten minutes
+  int keep = 2;            ///< number of saved states kept
+  bool tensorboard = false;
+
+  /// Checks every field and fills batch, accumulate and global_batch from those
+  /// given (none: 32 × 1), unless the micro-batch is to be planned. Throws
+  /// c10::Error that begins with the flag's name in brackets.
+  void resolve();
+
+  /// Largest number of samples per window and rank.
+  int64_t share() const;
+
+  /// Divides the windows among `processes` ranks. The micro-batch stays, or shrinks
+  /// to the share of a rank.
+  void share_among(int64_t processes);
+
+  /// True if the schedule is planned: recompute is "optimal".
+  bool plans_schedule() const;
+
+  /// True if the micro-batch is planned too: only a global batch is given.
+  bool plans_micro_batch() const;
+};
+
+}  // namespace reprise

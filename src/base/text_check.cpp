@@ -1,0 +1,112 @@
+#include "base/text_check.h"
+
+#include "base/nearest.h"
+
+#include <reprise/base/bytes.h>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+constexpr size_t kLongList = 8;
+
+std::string check_whole(const std::string& text, int64_t low, uint64_t high) {
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  int64_t negative = 0;
+  uint64_t value = 0;
+  const bool is_negative = text.starts_with("-");
+  const auto [rest, error] = is_negative ? std::from_chars(begin, end, negative)
+                                         : std::from_chars(begin, end, value);
+  // CLI11 would read 010 in base 8.
+  const bool octal = text.size() > 1 && text[0] == '0';
+  const bool whole = error == std::errc{} && rest == end && !octal;
+  const bool inside =
+      is_negative
+          ? negative >= low
+          : value <= high && (low <= 0 || value >= static_cast<uint64_t>(low));
+  if (whole && inside) return "";
+  return fmt::format("expected a whole number from {} to {}, got {}", low, high,
+                     in_quotes(text));
+}
+
+std::string check_real(const std::string& text, double low, double high,
+                       Ends ends) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const bool number = !text.empty() && *end == '\0' && std::isfinite(value) &&
+                      std::isspace(static_cast<unsigned char>(text[0])) == 0;
+  const bool above = ends == Ends::kNone ? value > low : value >= low;
+  const bool below = ends == Ends::kBoth ? value <= high : value < high;
+  if (number && above && below) return "";
+  const char* from = ends == Ends::kNone ? "above" : "from";
+  const char* to = ends == Ends::kBoth ? "to" : "to below";
+  return fmt::format("expected a number {} {:g} {} {:g}, got {}", from, low, to,
+                     high, in_quotes(text));
+}
+
+}  // namespace
+
+std::string in_quotes(const std::string& text) {
+  constexpr size_t kMost = 60;
+  return text.size() <= kMost ? "'" + text + "'"
+                              : "'" + text.substr(0, kMost) + "…'";
+}
+
+std::string without_origin(const std::string& message) {
+  const size_t end = message.find("] ");
+  return message.starts_with("[") && end != std::string::npos
+             ? message.substr(end + 2)
+             : message;
+}
+
+TextCheck whole_number(int64_t low, uint64_t high) {
+  return [=](const std::string& text) { return check_whole(text, low, high); };
+}
+
+TextCheck real_number(double low, double high, Ends ends) {
+  return [=](const std::string& text) {
+    return check_real(text, low, high, ends);
+  };
+}
+
+TextCheck one_of(std::vector<std::string> words) {
+  return [words = std::move(words)](const std::string& text) -> std::string {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return "";
+    const std::string hint = did_you_mean(text, words);
+    if (words.size() > kLongList && !hint.empty()) {
+      return fmt::format("unknown name {}{}", in_quotes(text), hint);
+    }
+    return fmt::format("expected {}{}, got {}{}",
+                       words.size() > 1 ? "one of " : "",
+                       fmt::join(words, ", "), in_quotes(text), hint);
+  };
+}
+
+TextCheck byte_size(int64_t least) {
+  return [least](const std::string& text) -> std::string {
+    int64_t bytes = 0;
+    try {
+      bytes = parse_bytes(text);
+    } catch (const c10::Error& error) {
+      return without_origin(error.what_without_backtrace());
+    }
+    if (bytes >= least) return "";
+    return fmt::format(
+        "expected at least {}, got {}, which is {} bytes; name a unit, such as "
+        "25MiB",
+        format_bytes(least), in_quotes(text), bytes);
+  };
+}
+
+}  // namespace reprise

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+/// Checks of values that are given as text, on a command line or in a file.
+namespace reprise {
+
+/// Returns "" if `text` is allowed, else what was expected and what was given:
+/// "expected a whole number from 1 to 16384, got 'abc'".
+using TextCheck = std::function<std::string(const std::string& text)>;
+
+/// A whole number in decimal digits.
+TextCheck whole_number(int64_t low, uint64_t high);
+
+/// Which ends of a range belong to it.
+enum class Ends { kBoth, kLow, kNone };
+
+/// A finite number between `low` and `high`.
+TextCheck real_number(double low, double high, Ends ends = Ends::kBoth);
+
+/// One of `words`. The message suggests the nearest one.
+TextCheck one_of(std::vector<std::string> words);
+
+/// A size as parse_bytes() reads it, of at least `least` bytes.
+TextCheck byte_size(int64_t least);
+
+/// `text` in quotes, shortened if it is long.
+std::string in_quotes(const std::string& text);
+
+/// Message of an exception without the "[function] " at its beginning.
+std::string without_origin(const std::string& message);
+
+}  // namespace reprise

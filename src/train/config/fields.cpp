@@ -1,0 +1,177 @@
+// The fields of a configuration that name a model and a dataset.
+#include "base/nearest.h"
+#include "base/text_check.h"
+
+#include <reprise/data/dataset.h>
+#include <reprise/recompute/strategy.h>
+#include <reprise/train/fields.h>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+constexpr uint64_t kMostSamples = 1'000'000'000;
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const ModelInfo& info : model_list()) names.push_back(info.name);
+  return names;
+}
+
+std::string model_descriptions() {
+  std::string text;
+  for (const ModelInfo& info : model_list()) {
+    text += fmt::format("\n  {:<14}{}", info.name, info.description);
+  }
+  return text;
+}
+
+/// A size of a model: a whole number up to `most`; 0 stands for the model's default.
+FieldInfo size_field(const char* name, uint64_t most, const char* help) {
+  return {.name = name,
+          .group = "Model",
+          .help = help,
+          .check = whole_number(1, most),
+          .unset = "0",
+          .same_on_resume = true,
+          .affects_costs = true};
+}
+
+FieldTable<ModelOptions> make_model_fields() {
+  using M = ModelOptions;
+  FieldTable<M> table;
+  table.add(&M::depth, size_field("depth", 1 << 14, "Number of blocks"))
+      .add(&M::width, size_field("width", 1 << 18, "Hidden size or channels"))
+      .add(&M::heads, size_field("heads", 1 << 14, "Number of attention heads"))
+      .add(&M::classes, size_field("classes", 1 << 24, "Number of classes"))
+      .add(&M::vocab,
+           size_field("vocab", 1 << 24, "Number of tokens in the vocabulary"))
+      .add(&M::seq, size_field("seq", 1 << 24, "Number of tokens per sequence"))
+      .add(&M::image_size,
+           size_field("image-size", 1 << 14,
+                      "Height and width of the images in pixels"))
+      .add(&M::channels,
+           size_field("channels", 1 << 12, "Number of image channels"))
+      .add(&M::norm, {.name = "norm",
+                      .group = "Model",
+                      .help = "Normalisation: batch or group",
+                      .check = one_of({"batch", "group"}),
+                      .metavar = "batch|group",
+                      .same_on_resume = true,
+                      .affects_costs = true})
+      .add(&M::dropout, {.name = "dropout",
+                         .group = "Model",
+                         .help = "Probability of dropout, from 0 to below 1",
+                         .check = real_number(0, 1, Ends::kLow),
+                         .unset = "-1",
+                         .same_on_resume = true,
+                         .affects_costs = true});
+  return table;
+}
+
+FieldTable<TrainConfig> make_config_fields() {
+  using C = TrainConfig;
+  FieldTable<C> table;
+  table.add(&C::model, {.name = "model",
+                        .group = "Model",
+                        .help = "One of:" + model_descriptions(),
+                        .check = one_of(model_names()),
+                        .metavar = "NAME",
+                        .same_on_resume = true,
+                        .affects_costs = true});
+  table.add_part(&C::model_options, model_fields());
+  table
+      .add(&C::weights,
+           {.name = "weights",
+            .group = "Model",
+            .help = "Safetensors file to start from (Hugging Face's or "
+                    "torchvision's names)",
+            .metavar = "PATH",
+            .same_on_ranks = false})
+      .add(&C::data,
+           {.name = "data",
+            .group = "Data",
+            .help = fmt::format(
+                "{}, or a path: IDX images, a text file, a .bin file of uint16 "
+                "tokens (default: mnist for images, random for tokens)",
+                fmt::join(dataset_names(), ", ")),
+            .metavar = "NAME|PATH",
+            .same_on_resume = true,
+            .affects_costs = true})
+      .add(&C::random_samples, {.name = "random-samples",
+                                .group = "Data",
+                                .help = "Number of samples in random",
+                                .check = whole_number(1, kMostSamples),
+                                .same_on_resume = true});
+  table.add_all(option_fields());
+  return table;
+}
+
+}  // namespace
+
+const FieldTable<ModelOptions>& model_fields() {
+  static const FieldTable<ModelOptions> table = make_model_fields();
+  return table;
+}
+
+const FieldTable<TrainConfig>& config_fields() {
+  static const FieldTable<TrainConfig> table = make_config_fields();
+  return table;
+}
+
+FieldCheck device_name(std::vector<std::string> also) {
+  return [also = std::move(also)](const std::string& text) -> std::string {
+    if (std::find(also.begin(), also.end(), text) != also.end()) return "";
+    if (text == "cpu" || text == "cuda") return "";
+    constexpr std::string_view kIndexed = "cuda:";
+    constexpr uint64_t kMostDevices = 127;
+    if (text.starts_with(kIndexed) &&
+        whole_number(0, kMostDevices)(text.substr(kIndexed.size())).empty()) {
+      return "";
+    }
+    std::vector<std::string> words = also;
+    words.insert(words.end(), {"cpu", "cuda"});
+    return fmt::format(
+        "expected {}cpu, cuda or cuda:N, got {}{}",
+        also.empty() ? "" : also.front() + ", ", in_quotes(text),
+        text.find(':') == std::string::npos ? did_you_mean(text, words) : "");
+  };
+}
+
+FieldCheck strategy_text(std::vector<std::string> also) {
+  return [also = std::move(also)](const std::string& text) -> std::string {
+    if (std::find(also.begin(), also.end(), text) != also.end()) return "";
+    try {
+      Strategy::parse(text);
+      return "";
+    } catch (const c10::Error& error) {
+      std::vector<std::string> words = strategy_names();
+      words.insert(words.end(), also.begin(), also.end());
+      // Compared without what follows the colon.
+      const std::string given = text.substr(0, text.find(':'));
+      std::vector<std::string> stems;
+      for (const std::string& word : words) {
+        stems.push_back(word.substr(0, word.find(':')));
+        if (stems.back() == given)
+          return without_origin(error.what_without_backtrace());
+      }
+      const auto at =
+          std::find(stems.begin(), stems.end(), nearest(given, stems));
+      const std::string hint =
+          at == stems.end()
+              ? ""
+              : fmt::format("; did you mean {}?",
+                            words[static_cast<size_t>(at - stems.begin())]);
+      return fmt::format("expected one of {}, got {}{}", fmt::join(words, ", "),
+                         in_quotes(text), hint);
+    }
+  };
+}
+
+}  // namespace reprise
