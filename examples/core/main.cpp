@@ -65,8 +65,9 @@ struct LanguageModelImpl : torch::nn::Module {
   }
 
   Tensor loss(const Tensor& x, const Tensor& targets) {
-    return reprise::ops::linear_cross_entropy(norm(x).flatten(0, 1), head->weight,
-                                         head->bias, targets.flatten())
+    return reprise::ops::linear_cross_entropy(norm(x).flatten(0, 1),
+                                              head->weight, head->bias,
+                                              targets.flatten())
         .loss;
   }
 

@@ -1,8 +1,7 @@
 #include "base/text_check.h"
 
 #include <reprise/base/enum_text.h>
-
-#include <c10/util/Exception.h>
+#include <reprise/base/error.h>
 
 #include <algorithm>
 
@@ -11,7 +10,7 @@ namespace reprise {
 size_t index_of_name(std::string_view text,
                      const std::vector<std::string>& names) {
   const auto found = std::find(names.begin(), names.end(), text);
-  TORCH_CHECK(found != names.end(), one_of(names)(std::string(text)));
+  if (found == names.end()) throw Error(one_of(names)(std::string(text)));
   return static_cast<size_t>(found - names.begin());
 }
 

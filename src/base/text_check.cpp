@@ -3,8 +3,8 @@
 #include "base/nearest.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/base/error.h>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -98,8 +98,8 @@ TextCheck byte_size(int64_t least) {
     int64_t bytes = 0;
     try {
       bytes = parse_bytes(text);
-    } catch (const c10::Error& error) {
-      return without_origin(error.what_without_backtrace());
+    } catch (const Error& error) {
+      return without_origin(error.what());
     }
     if (bytes >= least) return "";
     return fmt::format(

@@ -67,7 +67,7 @@ class SideStream {
 
   std::mutex mutex_;
   CUDAStream main_, stream_;
-  int64_t epoch_ = 0;               // g_workspace_epoch at the last use
+  int64_t epoch_ = 0;                // g_workspace_epoch at the last use
   std::optional<StreamEvent> done_;  // end of the pending work, if there is any
   std::vector<at::Tensor> used_;
 };

@@ -304,7 +304,9 @@ int study_with(const StudyFlags& flags) {
     const auto [flag, value] = assignment(one, "--only", keys);
     try {
       study.only(flag, value);
-    } catch (const c10::Error& error) {
+    } catch (const CLI::Error&) {
+      throw;
+    } catch (const std::exception& error) {
       throw CLI::ValidationError("--only", user_message(error));
     }
   }

@@ -39,12 +39,12 @@ std::string to_text(E value) {
   return std::string(EnumText<E>::names.at(static_cast<size_t>(value)));
 }
 
-/// Position of `text` in `names`. Throws c10::Error if it is not among them: the
+/// Position of `text` in `names`. Throws reprise::Error if it is not among them: the
 /// message lists them and suggests the nearest one.
 size_t index_of_name(std::string_view text,
                      const std::vector<std::string>& names);
 
-/// Value named `text`. Throws c10::Error as index_of_name() does.
+/// Value named `text`. Throws reprise::Error as index_of_name() does.
 template <NamedEnum E>
 E from_text(std::string_view text) {
   return static_cast<E>(index_of_name(text, names_of<E>()));

@@ -67,8 +67,9 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
   const TrainSetup setup = with_precision(setup_, trial.precision);
   const auto ranks = make_ranks(nullptr);
   const auto exchange = make_window_exchange(*ranks, setup);
-  StepRunner runner(setup, *exchange, trial.schedule,
-                    {.graph = trial.graph ? GraphMode::kAuto : GraphMode::kOff});
+  StepRunner runner(
+      setup, *exchange, trial.schedule,
+      {.graph = trial.graph ? GraphMode::kAuto : GraphMode::kOff});
   runner.refresh_weight_copies();
   Batches batches(setup, trial.micro_batch, std::move(any));
   std::vector<torch::Tensor> parameters = setup.parameter_list;

@@ -104,8 +104,8 @@ const CostProfile& TrainingCosts::profile(const std::string& precision) {
 GraphMode TrainingCosts::graph() const {
   const TrainConfig& config = setup_.options;
   const bool waits = config.sync_norm && config.ranks > 1;
-  const bool can =
-      setup_.device.is_cuda() && !waits && compat::cuda_graph_unavailable_reason().empty();
+  const bool can = setup_.device.is_cuda() && !waits &&
+                   compat::cuda_graph_unavailable_reason().empty();
   return can ? config.graph : GraphMode::kOff;
 }
 
@@ -410,8 +410,8 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
   const auto made = copies(precision);
   const compat::AutocastGuard autocast(
       autocast_of(from_text<Precision>(precision), setup_.device));
-  size.chain_costs = measure_stage_costs(setup_.model.chain,
-                                     {batch.inputs, batch.targets}, tracing);
+  size.chain_costs = measure_stage_costs(
+      setup_.model.chain, {batch.inputs, batch.targets}, tracing);
   limit_host_bytes(setup_, size.chain_costs);
   return size;
 }

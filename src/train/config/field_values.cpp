@@ -2,6 +2,7 @@
 #include "base/text_check.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/base/error.h>
 #include <reprise/train/fields.h>
 
 #include <c10/util/Exception.h>
@@ -102,8 +103,8 @@ uint64_t parse_unsigned(const FieldInfo& field, const std::string& text) {
 int64_t parse_size(const FieldInfo& field, const std::string& text) {
   try {
     return parse_bytes(text);
-  } catch (const c10::Error& error) {
-    refuse(field, without_origin(error.what_without_backtrace()));
+  } catch (const Error& error) {
+    refuse(field, without_origin(error.what()));
   }
 }
 

@@ -63,11 +63,13 @@ void place_model(Model& model, const TrainConfig& options, torch::Device device,
                  const std::shared_ptr<HostStore>& host) {
   if (device.is_cuda()) {
     compat::set_cuda_library_options({options.tf32, options.autotune});
-    allow_tf32x3_gemm(options.fp32_products == Fp32Products::kAuto && !options.tf32);
+    allow_tf32x3_gemm(options.fp32_products == Fp32Products::kAuto &&
+                      !options.tf32);
   }
   model.root->to(device);
   if (options.layout == ImageLayout::kChannelsLast) make_channels_last(model);
-  if (device.is_cuda() && options.weight_copies != WeightCopiesMode::kOff && model.packed_groups) {
+  if (device.is_cuda() && options.weight_copies != WeightCopiesMode::kOff &&
+      model.packed_groups) {
     for (const auto& group : model.packed_groups()) ops::pack_contiguous(group);
   }
   model.root->train();

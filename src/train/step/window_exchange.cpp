@@ -206,7 +206,8 @@ class RankExchange final : public WindowExchange {
   bool sharded_ = false;
   std::vector<std::string> prefixes_;  // of the optimizer state, if sharded
   std::optional<GradientReducer> reducer_;
-  std::shared_ptr<SyncBatchNormGroup> norms_;  // null: each rank has its own statistics
+  std::shared_ptr<SyncBatchNormGroup>
+      norms_;  // null: each rank has its own statistics
   std::optional<SyncBatchNormScope> norm_scope_;
   int64_t steps_left_ = 0;  // micro-batches of the rank that has most of them
   bool reducing_ = false;   // in the current backward
