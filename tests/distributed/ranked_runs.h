@@ -60,7 +60,8 @@ inline TrainResult train(const std::shared_ptr<RankGroup>& group,
   int left = options.stop_after;
   run.stop = [&] { return group->rank() == options.stop_rank && --left == 0; };
   std::optional<AllocationFailure> failure;
-  if (group->rank() == part.failing_rank) failure.emplace(part.failing_after);
+  if (group->rank() == options.failing_rank)
+    failure.emplace(options.failing_after);
   const TrainResult result = trainer.run(run);
   if (failure) {
     EXPECT_TRUE(failure->happened());
