@@ -15,7 +15,7 @@ struct TrainData {
   std::string name;  ///< for summaries, such as "mnist"
   std::shared_ptr<const Dataset> train;
   std::shared_ptr<const Dataset> test;  ///< null: no evaluation
-  PrepareOptions prepare{};  ///< the trainer sets the memory format
+  PrepareOptions prepare{};             ///< the trainer sets the memory format
 };
 
 /// Model and data of a training. The model has modules, and a chain of stages

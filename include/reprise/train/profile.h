@@ -12,9 +12,9 @@ namespace reprise {
 /// Memory and time of a training by phase and by stage.
 struct TrainingProfile {
   std::string model, data, device, precision, optimizer, recompute;
-  int64_t parameters = 0;   ///< number of parameter values
-  int64_t micro_batch = 0;  ///< samples per micro-batch
-  int64_t accumulate = 0;   ///< micro-batches per window
+  int64_t parameters = 0;  ///< number of parameter values
+  /// Samples per micro-batch, and micro-batches per window.
+  int64_t micro_batch = 0, accumulate = 0;
 
   /// A phase of the training. Bytes are those live on the device.
   struct Phase {

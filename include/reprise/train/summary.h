@@ -12,10 +12,9 @@ namespace reprise {
 /// Settings, speed and memory of a training, computed at its end.
 struct TrainSummary {
   std::string model, device, precision, optimizer, recompute, data;
-  int64_t parameters = 0;    ///< number of parameter values
-  int64_t micro_batch = 0;   ///< samples per micro-batch
-  int64_t accumulate = 0;    ///< micro-batches per window
-  int64_t global_batch = 0;  ///< samples per update
+  int64_t parameters = 0;  ///< number of parameter values
+  /// Samples per micro-batch, micro-batches per window, and samples per update.
+  int64_t micro_batch = 0, accumulate = 0, global_batch = 0;
   /// Number of processes. With several of them, samples_per_s and the losses
   /// cover all ranks; all other figures are those of rank 0.
   int64_t ranks = 1;
@@ -62,11 +61,11 @@ struct TrainSummary {
   };
   std::optional<Predicted> predicted;  ///< of the last plan; empty: not planned
   int64_t replans = 0;                 ///< plans after the first one
-  std::string graph = "off";   ///< CUDA graphs: "on", "off" or "off: REASON"
-  int64_t graph_captures = 0;  ///< CUDA graph captures of this process
-  int64_t graph_replays = 0;   ///< CUDA graph replays of this process
-  std::string peak_phase;      ///< forward, backward or update
-  std::string peak_stage;      ///< stage of the peak; empty: in the update
+  std::string graph = "off";      ///< CUDA graphs: "on", "off" or "off: REASON"
+  int64_t graph_captures = 0;     ///< CUDA graph captures of this process
+  int64_t graph_replays = 0;      ///< CUDA graph replays of this process
+  std::string peak_phase;         ///< forward, backward or update
+  std::string peak_stage;         ///< stage of the peak; empty: in the update
   int64_t window_peak_bytes = 0;  ///< peak of the profiled window
   MemoryBreakdown memory;         ///< memory by category at that peak
 };

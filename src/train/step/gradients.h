@@ -27,6 +27,8 @@ namespace reprise::detail {
 /// 3. After WindowExchange::finish() `.grad` is the sum over all ranks, or with a sharded
 ///    optimizer the shards' is, and the parameters have none.
 /// 4. make_ready() divides by the scale and clips, once. update() then clears.
+///
+/// Tested by tests/train/trainer_test.cpp and tests/train/oom_retry_test.cpp.
 class Gradients {
  public:
   Gradients(const TrainSetup& setup, Ranks& ranks, WindowExchange& exchange);
