@@ -62,7 +62,7 @@ std::string little_endian(Unsigned value) {
   return bytes;
 }
 
-/// `data` as a TFRecord.
+/// Returns `data` as a TFRecord.
 std::string record(std::string_view data) {
   const std::string length = little_endian(uint64_t{data.size()});
   return length + little_endian(masked(crc32c(length))) + std::string(data) +
@@ -88,7 +88,7 @@ std::string bytes_field(int field, std::string_view bytes) {
   return key(field, kBytes) + varint(bytes.size()) + std::string(bytes);
 }
 
-/// The beginning of an Event: its time.
+/// Returns the first field of an Event, its time.
 std::string event_now() {
   const double seconds =
       std::chrono::duration<double>(
@@ -97,7 +97,7 @@ std::string event_now() {
   return key(1, k64Bits) + little_endian(std::bit_cast<uint64_t>(seconds));
 }
 
-/// A file name that no other writer uses.
+/// Returns a file name that no other writer uses.
 std::string new_path(const std::string& directory) {
   static std::atomic<int> number{0};
   std::array<char, 256> host{};
