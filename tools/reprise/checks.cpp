@@ -23,8 +23,8 @@ namespace fs = std::filesystem;
 
 const char* const kNoPath = "expected a path, got ''";
 
-/// Returns why the file cannot be read; empty if it can. Sets `missing` if there
-/// is no such file.
+/// Returns why the file cannot be read; empty if it can. Sets `missing` if
+/// there is no such file.
 std::string why_unreadable(const std::string& path, bool* missing = nullptr) {
   if (path.empty()) return kNoPath;
   // O_NONBLOCK prevents waiting for the writer of a named pipe.

@@ -5,8 +5,8 @@
 #include <functional>
 
 /// One function per subcommand, which adds the subcommand to `app`. If the
-/// subcommand is selected, `action` is set to a function that runs it and returns
-/// the exit status.
+/// subcommand is selected, `action` is set to a function that runs it and
+/// returns the exit status.
 namespace reprise::command {
 
 using Action = std::function<int()>;

@@ -32,8 +32,8 @@ void add_format_flag(CLI::App& app, OutputFormat& format,
 /// them, otherwise random data. Throws c10::Error if the model is unknown.
 std::string default_data(const TrainConfig& config);
 
-/// Returns the device with its index. Throws CLI::ValidationError if there is no
-/// such device.
+/// Returns the device with its index. Throws CLI::ValidationError if there is
+/// no such device.
 torch::Device device_of(const std::string& text);
 
 }  // namespace reprise::command

@@ -42,8 +42,8 @@ constexpr std::array kOrigins = {
     Origin{"weights", "--weights"},
 };
 
-/// Returns the prefix of a message, such as "--batch" for "[--batch] expected …";
-/// empty if it has none.
+/// Returns the prefix of a message, such as "--batch" for "[--batch] expected
+/// …"; empty if it has none.
 std::string_view origin_of(std::string_view what) {
   const size_t end = what.find("] ");
   const bool has = what.starts_with("[") && end != std::string_view::npos;

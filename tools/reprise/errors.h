@@ -26,9 +26,9 @@ std::string user_message(const std::string& what);
 /// requested size and what to try.
 std::string user_message(const std::exception& error);
 
-/// Returns whether the error is in a value, a file or a combination of flags that
-/// the user gave, as opposed to a failure of the operation. False for exceptions
-/// other than c10::Error and reprise::Error.
+/// Returns whether the error is in a value, a file or a combination of flags
+/// that the user gave, as opposed to a failure of the operation. False for
+/// exceptions other than c10::Error and reprise::Error.
 bool is_wrong_usage(const std::exception& error);
 
 /// Returns the message for an error that CLI11 found in the command line, with

@@ -18,13 +18,13 @@ namespace reprise::command {
 /// Validates the values of `option` with `check`. Replaces an earlier check.
 CLI::Option* set_check(CLI::Option* option, FieldCheck check);
 
-/// Returns the placeholder for a field's value in --help, such as "INT", "SIZE" or
-/// "auto|on|off".
+/// Returns the placeholder for a field's value in --help, such as "INT", "SIZE"
+/// or "auto|on|off".
 std::string metavar_of(const FieldInfo& field);
 
 /// Adds the flag of `field`. `set` receives its value as text; `value` is the
-/// default that --help shows, or empty. Values that the field does not allow are
-/// rejected when the command line is parsed.
+/// default that --help shows, or empty. Values that the field does not allow
+/// are rejected when the command line is parsed.
 CLI::Option* add_field(CLI::App& app, const FieldInfo& field,
                        const std::string& value,
                        std::function<void(const std::string&)> set);

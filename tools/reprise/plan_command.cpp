@@ -47,8 +47,8 @@ struct Request {
   PlanRequest request;
 };
 
-/// Returns the request given by the flags. The micro-batch is fixed if the given
-/// sizes determine it; a global batch alone leaves it to the planner.
+/// Returns the request given by the flags. The micro-batch is fixed if the
+/// given sizes determine it; a global batch alone leaves it to the planner.
 Request request_of(const PlanFlags& flags) {
   Request asked{flags.config, {}};
   TrainConfig& config = asked.config;

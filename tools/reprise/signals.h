@@ -4,8 +4,8 @@
 
 namespace reprise::command {
 
-/// Installs handlers that record the first SIGINT or SIGTERM; a second signal ends
-/// the process. The returned function says whether a signal was received.
+/// Installs handlers that record the first SIGINT or SIGTERM; a second signal
+/// ends the process. The returned function says whether a signal was received.
 std::function<bool()> stop_on_signals();
 
 /// Returns the exit status of a command that was stopped: 130 after SIGINT, 143

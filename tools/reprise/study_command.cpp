@@ -99,8 +99,9 @@ Predictions predict(const Study& study, const StudyOptions& options) {
   return predict_trainings(configs, planning);
 }
 
-/// Predicts all runs in a child process, so that this process does not initialize
-/// CUDA or allocate LibTorch memory. A crash there loses only the estimate.
+/// Predicts all runs in a child process, so that this process does not
+/// initialize CUDA or allocate LibTorch memory. A crash there loses only the
+/// estimate.
 Predictions predictions_from(const StudyFlags& flags,
                              const StudyOptions& options, size_t runs) {
   std::vector<std::string> words{options.program, "study",       flags.study,
@@ -279,8 +280,8 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
   std::cout << std::flush;
 }
 
-/// Returns the exit status. A failed run is a result; the study fails only if all
-/// runs failed.
+/// Returns the exit status. A failed run is a result; the study fails only if
+/// all runs failed.
 int status_of(const StudyOutcome& outcome, const std::string& no_report) {
   if (!no_report.empty()) {
     std::cerr << "reprise: no page: " << no_report << "\n";

@@ -10,8 +10,8 @@ namespace reprise::command {
 
 using Predictions = std::vector<std::optional<TrainingPrediction>>;
 
-/// Returns a table with one line per run, with its predicted peak memory and time
-/// per update, and a line with the estimate for the whole study.
+/// Returns a table with one line per run, with its predicted peak memory and
+/// time per update, and a line with the estimate for the whole study.
 std::string estimate_table(const Study& study, const StudyOptions& options,
                            const Predictions& predictions);
 

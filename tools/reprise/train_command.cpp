@@ -82,8 +82,8 @@ void continue_from(const TrainConfig& saved, CLI::App& app,
               "; start a new one with --out");
 }
 
-/// Joins the group of ranks that a launcher has started; returns null for a single
-/// process. On CUDA, each rank gets its own device if there are enough.
+/// Joins the group of ranks that a launcher has started; returns null for a
+/// single process. On CUDA, each rank gets its own device if there are enough.
 std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
                                       TrainConfig& config) {
   const auto place = rank_info_from_environment();
@@ -143,8 +143,9 @@ int compare_runs(const std::vector<std::string>& paths) {
   return kDone;
 }
 
-/// Returns the directory that the run will be saved in; empty if it is not saved.
-/// Throws CLI::ValidationError if it is not writable, before any work is done.
+/// Returns the directory that the run will be saved in; empty if it is not
+/// saved. Throws CLI::ValidationError if it is not writable, before any work is
+/// done.
 std::string output_directory(const TrainFlags& flags) {
   if (flags.saves_nothing() || !flags.resume.empty()) return "";
   const std::string path =

@@ -38,9 +38,9 @@ void check_train_flags(const TrainFlags& flags, const CLI::App& train);
 void finish_train_flags(TrainFlags& flags);
 
 /// Returns the configuration given by the arguments after `train` on a command
-/// line, for `ranks` processes. It is resolved, except with --resume or --compare.
-/// Throws CLI::Success for --help, and CLI::ValidationError or c10::Error if a
-/// value is invalid.
+/// line, for `ranks` processes. It is resolved, except with --resume or
+/// --compare. Throws CLI::Success for --help, and CLI::ValidationError or
+/// c10::Error if a value is invalid.
 TrainConfig parse_train_flags(const std::vector<std::string>& words,
                               int64_t ranks = 1);
 

@@ -24,8 +24,8 @@
 namespace reprise::command {
 namespace {
 
-// On CUDA, some kernels sum in an order that differs between runs. The tolerance
-// is for single precision after three updates; see docs/exactness.md.
+// On CUDA, some kernels sum in an order that differs between runs. The
+// tolerance is for single precision after three updates; see docs/exactness.md.
 constexpr double kCudaTolerance = 1e-5;
 
 struct Flags {
@@ -242,7 +242,8 @@ void add_verify(CLI::App& app, Action& action) {
                 set(options, text);
               });
   }
-  // These flags accept other values than the flags of train with the same names.
+  // These flags accept other values than the flags of train with the same
+  // names.
   set_check(verify->add_option(
                 "--model", flags->models,
                 "Models to verify (default: all of these):" + known_models() +

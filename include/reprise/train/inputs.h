@@ -27,8 +27,9 @@ struct TrainInputs {
 
 /// Builds the built-in model that `config` names, in host memory. Seeds
 /// LibTorch's random generators with `config.seed` first, so that equal
-/// configurations give equal weights. Throws c10::Error if the model is unknown,
-/// does not support its options, or does not match the weights to load.
+/// configurations give equal weights. Throws c10::Error if the model is
+/// unknown, does not support its options, or does not match the weights to
+/// load.
 Model make_train_model(const TrainConfig& config);
 
 /// Opens the data that `config` names in the form that `model` expects. Throws

@@ -64,8 +64,8 @@ class RunDirectory {
   RunDirectory& operator=(RunDirectory&&) noexcept;
 
   const std::string& path() const { return path_; }
-  /// Reads config.json. Throws reprise::Error if it cannot be read and c10::Error
-  /// if it is malformed.
+  /// Reads config.json. Throws reprise::Error if it cannot be read and
+  /// c10::Error if it is malformed.
   TrainConfig config() const;
   /// Replaces config.json. Throws reprise::Error if it cannot be written.
   void set_config(const TrainConfig& config);

@@ -51,9 +51,9 @@ class TrainListener {
   virtual void stepped(const Step&) {}
 
   /// Called with true when steady training begins or continues, and with false
-  /// when it pauses for an evaluation or a save, or ends. Steady training begins
-  /// after the two warm-up updates, or at once if there are no further updates.
-  /// It never begins if the training is stopped before.
+  /// when it pauses for an evaluation or a save, or ends. Steady training
+  /// begins after the two warm-up updates, or at once if there are no further
+  /// updates. It never begins if the training is stopped before.
   virtual void training(bool /*active*/) {}
 
   /// Result of an evaluation on the test data.
@@ -96,8 +96,8 @@ struct TrainResult {
 
 /// Optional components of a Trainer.
 struct TrainerOptions {
-  /// Planner to use. If null and the options ask for a plan, the trainer creates
-  /// one that measures its model.
+  /// Planner to use. If null and the options ask for a plan, the trainer
+  /// creates one that measures its model.
   std::unique_ptr<BudgetPlanner> planner{};
   /// Options of the planner that the trainer creates.
   PlanningOptions planning{};
@@ -118,13 +118,13 @@ struct TrainerOptions {
 ///     Trainer trainer(std::move(inputs), options);
 ///     TrainResult result = trainer.run();
 ///
-/// Results are reproducible: they depend only on the inputs, the options and the
-/// states of the random generators. A resumed run gives the same results as one
-/// that was never stopped, at whatever point it was saved (on the CPU they are
-/// bit-identical). If an allocation fails in a window, an evaluation or a save,
-/// that part is repeated, with the same results unless the micro-batch changes.
-/// After eight consecutive failures run() saves all complete updates and throws
-/// c10::Error.
+/// Results are reproducible: they depend only on the inputs, the options and
+/// the states of the random generators. A resumed run gives the same results as
+/// one that was never stopped, at whatever point it was saved (on the CPU they
+/// are bit-identical). If an allocation fails in a window, an evaluation or a
+/// save, that part is repeated, with the same results unless the micro-batch
+/// changes. After eight consecutive failures run() saves all complete updates
+/// and throws c10::Error.
 class Trainer {
  public:
   /// Moves the model to the device of the options. If `recompute` is "optimal",
@@ -143,8 +143,8 @@ class Trainer {
   /// Returns the model, on its device.
   const Model& model() const;
 
-  /// Trains to the end, or until `run.stop` returns true. Must be called at most
-  /// once.
+  /// Trains to the end, or until `run.stop` returns true. Must be called at
+  /// most once.
   TrainResult run(const TrainRun& run = {});
 
   /// Returns the milliseconds of each window, for runs of at most 1,000

@@ -35,7 +35,8 @@ class ModelStateGuard {
 /// workers use the same share of the CPU.
 class Batches {
  public:
-  /// `any` is returned by each next() if the data has fewer than `size` samples.
+  /// `any` is returned by each next() if the data has fewer than `size`
+  /// samples.
   Batches(const TrainSetup& setup, int64_t size, Batch any);
   Batch next();
 

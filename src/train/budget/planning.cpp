@@ -59,8 +59,8 @@ PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
   return options;
 }
 
-/// Costs with weight copies. If the copies are optional and the budget is tight,
-/// also those without copies, whose memory may save more time elsewhere.
+/// Costs with weight copies. If the copies are optional and the budget is
+/// tight, also those without copies, whose memory may save more time elsewhere.
 class CopyChoice {
  public:
   CopyChoice(TrainSetup setup, TrainingCosts::Options options)
@@ -190,8 +190,9 @@ struct Axis {
   bool doubles = false;  // only `first` times powers of two are valid
 };
 
-/// Returns the largest multiple of the axis' step for which `fits` returns true;
-/// 0 if there is none. Doubles the first value until it does not fit, then bisects.
+/// Returns the largest multiple of the axis' step for which `fits` returns
+/// true; 0 if there is none. Doubles the first value until it does not fit,
+/// then bisects.
 int64_t search(const Axis& axis, const std::function<bool(int64_t)>& fits) {
   const int64_t step = axis.step;
   int64_t good = 0;
@@ -220,8 +221,8 @@ bool takes_image_size(const TrainConfig& config, int64_t size) {
   }
 }
 
-/// Returns the number that image sizes must be a multiple of: 1, the patch size,
-/// or the total stride of the model.
+/// Returns the number that image sizes must be a multiple of: 1, the patch
+/// size, or the total stride of the model.
 int64_t image_step(const TrainConfig& config) {
   for (const int64_t step : {1, 2, 4, 8, 16}) {
     if (takes_image_size(config, 32 + step)) return step;
@@ -234,7 +235,8 @@ Axis axis_of(LargestAxis axis, const TrainConfig& config) {
     case LargestAxis::kBatch:
       return {nullptr, 1, 1};
     case LargestAxis::kImageSize:
-      // cnn-basic accepts only 28 (the size of MNIST images) times powers of two.
+      // cnn-basic accepts only 28 (the size of MNIST images) times powers of
+      // two.
       if (!takes_image_size(config, 32)) {
         return {&ModelOptions::image_size, 28, 28, 3584, true};
       }
@@ -324,7 +326,8 @@ class LargestSearch {
     return true;
   }
 
-  /// Plans with a micro-batch of 1. If that fits, no other needs to be measured.
+  /// Plans with a micro-batch of 1. If that fits, no other needs to be
+  /// measured.
   static std::optional<PlanResult> smallest_micro_batch(Trial& trial,
                                                         PlanRequest request) {
     request.micro_batch = 1;

@@ -33,8 +33,9 @@ double time_rows(torch::Device device, const ScheduleTimer::Timing& timing,
   // The caching allocator needs a few steps until it reuses its blocks.
   const int warm_up = cuda ? 3 : timing.warm_up ? 1 : 0;
   for (int i = 0; i < warm_up; ++i) step();
-  // A row is long enough for the host to run ahead of the device as in training.
-  // On the CPU a long micro-batch is a row of its own, and one or two are enough.
+  // A row is long enough for the host to run ahead of the device as in
+  // training. On the CPU a long micro-batch is a row of its own, and one or two
+  // are enough.
   const double about_ms = std::max(time_of(device, 1, step), 0.1);
   const int enough = static_cast<int>(std::ceil(kRowMs / about_ms));
   const int in_a_row = std::max(enough, !cuda ? 1 : enough > 1 ? 5 : 2);

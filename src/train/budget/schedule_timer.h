@@ -11,8 +11,8 @@
 namespace reprise::detail {
 
 /// Times micro-batches as a training runs them: through a StepRunner, with
-/// batches read by worker threads, and in rows of consecutive micro-batches that
-/// are long enough for the host to run ahead of the device. Tested by
+/// batches read by worker threads, and in rows of consecutive micro-batches
+/// that are long enough for the host to run ahead of the device. Tested by
 /// tests/train/planning_test.cpp.
 class ScheduleTimer {
  public:
@@ -30,9 +30,9 @@ class ScheduleTimer {
 
   explicit ScheduleTimer(const TrainSetup& setup) : setup_(setup) {}
 
-  /// Returns the milliseconds per micro-batch. The caller must restore the state
-  /// of the model: gradients stay allocated and random numbers are drawn. `any`
-  /// is used if the data has fewer samples than a micro-batch.
+  /// Returns the milliseconds per micro-batch. The caller must restore the
+  /// state of the model: gradients stay allocated and random numbers are drawn.
+  /// `any` is used if the data has fewer samples than a micro-batch.
   double time(const Trial& trial, Batch any, const Timing& timing) const;
 
  private:

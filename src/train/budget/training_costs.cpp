@@ -41,9 +41,9 @@ int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   return allocated_bytes(static_cast<int64_t>(tensor.nbytes()), device);
 }
 
-/// Makes the offloading variant slower than the plain run. Copies are additional
-/// work, so a variant that was measured faster is noise, and must not be chosen
-/// if no memory needs to be saved.
+/// Makes the offloading variant slower than the plain run. Copies are
+/// additional work, so a variant that was measured faster is noise, and must
+/// not be chosen if no memory needs to be saved.
 void make_dearer(KeptRunCosts& host, const KeptRunCosts& plain) {
   constexpr double kAtLeast = 1.01;
   for (const auto field :
@@ -53,9 +53,9 @@ void make_dearer(KeptRunCosts& host, const KeptRunCosts& plain) {
   }
 }
 
-/// Restricts offloading to the stages with the longest forward per offloaded byte
-/// whose activations together fit in the host store. For all other stages, and
-/// those that offload nothing, the variant gets the costs of the plain run.
+/// Restricts offloading to the stages with the longest forward per offloaded
+/// byte whose activations together fit in the host store. For all other stages,
+/// and those that offload nothing, the variant gets the costs of the plain run.
 void limit_host_bytes(const TrainSetup& setup, ChainCosts& figures) {
   if (!setup.host) return;
   // Leave a reserve for micro-batches of other sizes, such as the last of a
@@ -342,13 +342,14 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
   if (!setup_.device.is_cuda()) {
     return trace_size(precision, micro_batch, tracing());
   }
-  // Exclude workspaces that libraries allocated for other sizes or earlier work.
+  // Exclude workspaces that libraries allocated for other sizes or earlier
+  // work.
   const bool released = compat::release_workspaces(setup_.device);
   // A cached block of another size may be larger than a request.
   compat::empty_cuda_cache();
   // Memory that stays allocated after a run is a workspace that a library
-  // allocated during a stage; it is not part of the stage. The run also warms up
-  // the allocator, as in a training that has run for a while.
+  // allocated during a stage; it is not part of the stage. The run also warms
+  // up the allocator, as in a training that has run for a while.
   const auto taken_by_a_run = [&] {
     const int64_t before = live_bytes(setup_.device);
     trace_size(precision, micro_batch, {});

@@ -64,8 +64,8 @@ class TrainingCosts final : public CostSource {
             const Schedule& schedule, bool first) const;
   bool fits_graph(const CostProfile& profile, const SizeCosts& size,
                   const Schedule& schedule) const;
-  /// Returns the milliseconds per micro-batch in a row of micro-batches; nullopt
-  /// if it does not fit in memory.
+  /// Returns the milliseconds per micro-batch in a row of micro-batches;
+  /// nullopt if it does not fit in memory.
   std::optional<double> run_schedule(const CostProfile& profile,
                                      const SizeCosts& size,
                                      const Schedule& schedule, bool graph,

@@ -48,7 +48,8 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
     if (!ms) return std::nullopt;
     profile.add(
         TriedSchedule{size.micro_batch, schedule.to_text(), *ms, graph});
-    // Other work may overlap with the chain, so at least half of the time counts.
+    // Other work may overlap with the chain, so at least half of the time
+    // counts.
     const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
     return chain_ms / simulate(schedule, size.chain_costs).time_ms;
   };
@@ -109,8 +110,8 @@ bool TrainingCosts::fits_graph(const CostProfile& profile,
 std::optional<double> TrainingCosts::run_schedule(
     const CostProfile& profile, const SizeCosts& size, const Schedule& schedule,
     bool graph, const ScheduleTimer::Timing& timing) {
-  // Add to existing gradients, as all micro-batches of a window but the first do.
-  // They may not fit if the window has one micro-batch.
+  // Add to existing gradients, as all micro-batches of a window but the first
+  // do. They may not fit if the window has one micro-batch.
   const bool accumulate = graph ? fits_graph(profile, size, schedule)
                                 : fits(profile, size, schedule, false);
   if (!accumulate && (graph || !fits(profile, size, schedule, true))) {

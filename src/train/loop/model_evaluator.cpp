@@ -29,8 +29,8 @@ std::optional<ModelEvaluator::Result> ModelEvaluator::run(
     int64_t step, const std::function<bool()>& stop) {
   int64_t batch = setup_.options.batch;
   bool repeated = false;
-  // Without synchronized BatchNorm, ranks have different statistics; use those of
-  // rank 0.
+  // Without synchronized BatchNorm, ranks have different statistics; use those
+  // of rank 0.
   ranks_.broadcast(setup_.model.root->buffers());
   Sums sums;
   const auto restore = [&] {

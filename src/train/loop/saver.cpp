@@ -23,7 +23,8 @@ void append(NamedTensors& list, const std::string& prefix,
   }
 }
 
-/// Returns the tensors whose names begin with `prefix`, with the prefix removed.
+/// Returns the tensors whose names begin with `prefix`, with the prefix
+/// removed.
 NamedTensors take(const NamedTensors& tensors, const std::string& prefix) {
   NamedTensors found;
   for (const auto& [name, tensor] : tensors) {

@@ -36,14 +36,14 @@ class Saver {
   };
   explicit Saver(Parts parts) : parts_(parts) {}
 
-  /// Sets the directory, which is not owned; if it is null, nothing is saved. All
-  /// ranks learn whether rank 0 has one.
+  /// Sets the directory, which is not owned; if it is null, nothing is saved.
+  /// All ranks learn whether rank 0 has one.
   void start(RunDirectory* directory);
 
   /// Returns the newest state on disk that can be read, on all ranks.
   std::optional<RunDirectory::Saved> newest();
-  /// Restores everything except the position of the loader, and sets `state` and
-  /// the number of samples of the current window.
+  /// Restores everything except the position of the loader, and sets `state`
+  /// and the number of samples of the current window.
   void restore(const RunDirectory::Saved& saved, RunState& state,
                int64_t& window_samples);
 

@@ -12,8 +12,8 @@ namespace {
 constexpr double kWaited = 0.2;
 constexpr double kSystem = 0.25;
 constexpr double kQueued = 0.15;
-// Share of CPU time below which the process is considered idle, because a GPU did
-// the work.
+// Share of CPU time below which the process is considered idle, because a GPU
+// did the work.
 constexpr double kBusy = 0.1;
 constexpr double kDenormals = 0.01;
 

@@ -8,10 +8,10 @@
 
 namespace reprise::detail {
 
-/// Detects reasons why the measured time of a training is misleading: waiting for
-/// data, system time, other programs on the same cores, denormal numbers. Such a
-/// time is an artifact of the machine or of the model's values, and must not be
-/// published as the cost of a technique.
+/// Detects reasons why the measured time of a training is misleading: waiting
+/// for data, system time, other programs on the same cores, denormal numbers.
+/// Such a time is an artifact of the machine or of the model's values, and must
+/// not be published as the cost of a technique.
 class TimeAudit {
  public:
   /// CPU time of the process in seconds.
@@ -46,8 +46,8 @@ class TimeAudit {
   Usage usage_;
 };
 
-/// Returns the sentences of TimeAudit::doubts() for the usage between two points
-/// in time.
+/// Returns the sentences of TimeAudit::doubts() for the usage between two
+/// points in time.
 std::vector<std::string> time_doubts(const TimeAudit::Usage& used,
                                      const TimeAudit::Finding& finding);
 

@@ -261,7 +261,8 @@ void TrainLoop::begin_window() {
 
 void TrainLoop::seed_window() {
   // Each rank has its own random numbers. Those of a window do not depend on
-  // earlier windows, so that a saved state need not contain them for every rank.
+  // earlier windows, so that a saved state need not contain them for every
+  // rank.
   if (ranks_->size() == 1) return;
   const uint64_t window =
       splitmix(setup_.options.seed, static_cast<uint64_t>(state_.step));

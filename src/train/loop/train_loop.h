@@ -78,9 +78,9 @@ class TrainLoop {
   void restart_window();
   void seed_window();
   void update();
-  /// Runs a part of the update. With several ranks, other ranks may already have
-  /// completed theirs, so a part that runs out of memory is repeated on its own.
-  /// It must allocate all its memory before it changes anything.
+  /// Runs a part of the update. With several ranks, other ranks may already
+  /// have completed theirs, so a part that runs out of memory is repeated on
+  /// its own. It must allocate all its memory before it changes anything.
   void guard_update(const std::function<void()>& part);
 
   /// Makes all ranks agree after a window on whether to stop, save or end.

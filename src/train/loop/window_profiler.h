@@ -14,9 +14,9 @@
 
 namespace reprise::detail {
 
-/// Profiles one window of a training to find its peak and the memory by category
-/// at the peak. This is the second window, because the optimizer has its state
-/// from then on, or the first if there is no other. Tested by
+/// Profiles one window of a training to find its peak and the memory by
+/// category at the peak. This is the second window, because the optimizer has
+/// its state from then on, or the first if there is no other. Tested by
 /// tests/train/trainer_test.cpp.
 class WindowProfiler {
  public:
@@ -24,8 +24,8 @@ class WindowProfiler {
   WindowProfiler(const TrainSetup& setup, const BatchSource& source,
                  StepRunner& runner, const Optimizer& optimizer);
 
-  /// Called when a window begins. `windows` is the number of windows done in this
-  /// run, `left` the number still to come, including this one.
+  /// Called when a window begins. `windows` is the number of windows done in
+  /// this run, `left` the number still to come, including this one.
   void begin_window(int64_t windows, int64_t left);
   /// Returns the profile of the current window; null if it is not profiled.
   WindowProfile* active() { return active_ ? &*profile_ : nullptr; }

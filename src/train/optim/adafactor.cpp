@@ -10,8 +10,8 @@ namespace {
 /// without relative steps, parameter scaling and first moments.
 ///
 /// Adam's average of squared gradients is as large as the parameter. Adafactor
-/// approximates the average of an (…, R, C) tensor by the outer product of its row
-/// means (…, R) and its column means (…, C), divided by the total mean.
+/// approximates the average of an (…, R, C) tensor by the outer product of its
+/// row means (…, R) and its column means (…, C), divided by the total mean.
 class Adafactor final : public ListOptimizer {
  public:
   Adafactor(const OptimizerOptions& options, const NamedTensors& parameters)
@@ -41,7 +41,8 @@ class Adafactor final : public ListOptimizer {
                                    list.state[kCol][i], keep)
                         : whole(gradient, list.state[kSquare][i], keep);
       change.mul_(gradient);
-      // Clip to a root mean square of kClip, on the device without synchronization.
+      // Clip to a root mean square of kClip, on the device without
+      // synchronization.
       const auto rms = change.norm() / std::sqrt(double(change.numel()));
       change.div_((rms / kClip).clamp_min_(1.0));
       if (decay_ > 0) list.parameters[i].mul_(1 - decay_ * lr);
@@ -56,13 +57,14 @@ class Adafactor final : public ListOptimizer {
   static constexpr double kEps = 1e-30;
   static constexpr double kClip = 1.0;
 
-  /// Adds `gradient` to the average of squares and returns 1 / √ of the average.
+  /// Adds `gradient` to the average of squares and returns 1 / √ of the
+  /// average.
   static torch::Tensor factored(const torch::Tensor& gradient,
                                 torch::Tensor row, torch::Tensor col,
                                 double keep) {
     {
-      // Take both means over the last dimension. Over any other, the CUDA kernel
-      // needs a temporary of twice the size of the tensor.
+      // Take both means over the last dimension. Over any other, the CUDA
+      // kernel needs a temporary of twice the size of the tensor.
       auto square = torch::empty(gradient.sizes(), gradient.options());
       torch::square_out(square, gradient).add_(kEps);
       row.mul_(keep).add_(square.mean(-1), 1 - keep);

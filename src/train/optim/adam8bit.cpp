@@ -18,9 +18,9 @@ constexpr int64_t kBlock = 256;
 // and norms, which are most sensitive to errors.
 constexpr int64_t kFewest = 4096;
 
-/// Returns the number of values per chunk, each with 17 bytes of buffers. On CUDA
-/// a chunk fills the device but fits in the L2 cache of large devices; on the CPU
-/// it fits in the cache of a core.
+/// Returns the number of values per chunk, each with 17 bytes of buffers. On
+/// CUDA a chunk fills the device but fits in the L2 cache of large devices; on
+/// the CPU it fits in the cache of a core.
 int64_t chunk_values(torch::Device device) {
   return device.is_cuda() ? int64_t{3} << 19 : int64_t{1} << 18;
 }
@@ -29,14 +29,15 @@ int64_t blocks_in(int64_t values) {
   return (values + kBlock - 1) / kBlock;
 }
 
-/// Adam with 8-bit moments. The moments of a chunk are dequantized into buffers,
-/// updated and quantized again, so that an update uses its moments before they are
-/// rounded.
+/// Adam with 8-bit moments. The moments of a chunk are dequantized into
+/// buffers, updated and quantized again, so that an update uses its moments
+/// before they are rounded.
 ///
 /// The code 0 is not used for the second moment; values nearest to it get the
 /// smallest positive code. If a second moment were rounded to 0 and the next
-/// gradient were also near 0, only eps would remain as divisor, and the parameter
-/// would jump by a thousand learning rates. A step that is too small is harmless.
+/// gradient were also near 0, only eps would remain as divisor, and the
+/// parameter would jump by a thousand learning rates. A step that is too small
+/// is harmless.
 class Adam8bit final : public ListOptimizer {
  public:
   Adam8bit(const OptimizerOptions& options, const NamedTensors& parameters,
@@ -263,8 +264,8 @@ class Adam8bit final : public ListOptimizer {
     bytes.copy_(values);
   }
 
-  /// Returns views of a chunk, with the moments in `buffers`, or in the state of
-  /// the list if it is null.
+  /// Returns views of a chunk, with the moments in `buffers`, or in the state
+  /// of the list if it is null.
   static Views views_of(const List& list, const Chunk& chunk,
                         const Buffers* buffers) {
     Views views;

@@ -16,9 +16,9 @@
 namespace reprise {
 namespace {
 
-// Bound for the size of a list, whose update needs temporaries of the same size.
-// Without it they would add a copy of the model to the peak. Lists of this size
-// are large enough to amortize the launch overhead.
+// Bound for the size of a list, whose update needs temporaries of the same
+// size. Without it they would add a copy of the model to the peak. Lists of
+// this size are large enough to amortize the launch overhead.
 constexpr size_t kChunkBytes = size_t{32} << 20;
 
 constexpr char kStep[] = "step";
@@ -44,7 +44,8 @@ size_t bytes_of(const std::vector<torch::Tensor>& tensors) {
   return bytes;
 }
 
-/// Returns `gradient` with the strides of `parameter`, as fused kernels require.
+/// Returns `gradient` with the strides of `parameter`, as fused kernels
+/// require.
 torch::Tensor like(const torch::Tensor& parameter,
                    const torch::Tensor& gradient) {
   if (gradient.strides() == parameter.strides() &&
@@ -192,9 +193,9 @@ std::vector<ListOptimizer::List> ListOptimizer::lists_by_type(
 }
 
 void ListOptimizer::reserve(const std::vector<List>& lists) const {
-  // Allocate and free temporaries of the sizes of the parameters, so that update()
-  // finds them in the cache. One large block would not do, because the CUDA
-  // allocator has separate pools for small and large blocks.
+  // Allocate and free temporaries of the sizes of the parameters, so that
+  // update() finds them in the cache. One large block would not do, because the
+  // CUDA allocator has separate pools for small and large blocks.
   Tensors largest;
   size_t most = 0;
   for (const List& list : lists) {
@@ -227,8 +228,8 @@ void ListOptimizer::update_all(const std::vector<List>& lists, bool fused,
       }
     }
   } catch (const c10::Error& error) {
-    // Replace the error message, because callers would take an allocation failure
-    // for one that changed nothing.
+    // Replace the error message, because callers would take an allocation
+    // failure for one that changed nothing.
     TORCH_CHECK(
         !is_out_of_memory(error),
         "[Optimizer::step] no memory in the middle of an update, though "
@@ -244,8 +245,8 @@ void ListOptimizer::step(double lr) {
               lr);
   const torch::NoGradGuard no_grad;
   const auto entries = with_gradient();
-  // Allocate everything before any value changes, so that a step can be repeated
-  // if an allocation fails.
+  // Allocate everything before any value changes, so that a step can be
+  // repeated if an allocation fails.
   for (Entry* entry : entries) make_state(*entry);
   const bool fused = can_fuse(entries);
   std::vector<List> lists;

@@ -12,9 +12,10 @@
 
 namespace reprise {
 
-/// Base class of the optimizers. Gathers the parameters that have a gradient into
-/// lists, and holds, saves and loads state and counters. A derived class declares
-/// its state and implements the update. Tested by tests/train/optimizer_test.cpp.
+/// Base class of the optimizers. Gathers the parameters that have a gradient
+/// into lists, and holds, saves and loads state and counters. A derived class
+/// declares its state and implements the update. Tested by
+/// tests/train/optimizer_test.cpp.
 class ListOptimizer : public Optimizer {
  public:
   /// `kinds` are the names of the state tensors of a parameter, such as
@@ -46,14 +47,14 @@ class ListOptimizer : public Optimizer {
   virtual torch::ScalarType type_of(size_t kind,
                                     const torch::Tensor& parameter) const;
 
-  /// Runs one update. May allocate scalars, and temporaries up to the size given
-  /// by temporaries().
+  /// Runs one update. May allocate scalars, and temporaries up to the size
+  /// given by temporaries().
   virtual void update(const List& list, double lr) = 0;
 
-  /// Temporary memory of update(): none, the size of the largest parameter of the
-  /// list, the size of the list, or the workspace of the list. With a workspace
-  /// the list has all parameters of one device and type, and update() divides it
-  /// into chunks.
+  /// Temporary memory of update(): none, the size of the largest parameter of
+  /// the list, the size of the list, or the workspace of the list. With a
+  /// workspace the list has all parameters of one device and type, and update()
+  /// divides it into chunks.
   enum class Temporaries { kNone, kLargest, kList, kWorkspace };
   virtual Temporaries temporaries() const = 0;
 

@@ -9,8 +9,8 @@
 
 namespace reprise::detail {
 
-/// An optimizer that make_optimizer() knows by name. It is defined in its source
-/// file and registered in the list in optimizer.cpp. Tested by
+/// An optimizer that make_optimizer() knows by name. It is defined in its
+/// source file and registered in the list in optimizer.cpp. Tested by
 /// tests/train/optimizer_test.cpp.
 struct OptimizerInfo {
   std::string name;
@@ -28,8 +28,8 @@ struct OptimizerInfo {
 /// Returns all optimizers, in the order of the help text.
 const std::vector<OptimizerInfo>& optimizer_list();
 
-/// Returns the optimizer `name`. Throws c10::Error with the known names if there
-/// is none.
+/// Returns the optimizer `name`. Throws c10::Error with the known names if
+/// there is none.
 const OptimizerInfo& find_optimizer(std::string_view name);
 
 /// Returns the names of the optimizers with a property. For example,

@@ -9,8 +9,9 @@
 namespace reprise {
 namespace {
 
-/// Unscales gradients on one CUDA device and checks that they are finite, with one
-/// operator and without synchronization. Returns 0 on the device if all are finite.
+/// Unscales gradients on one CUDA device and checks that they are finite, with
+/// one operator and without synchronization. Returns 0 on the device if all are
+/// finite.
 torch::Tensor unscale_on_cuda(const std::vector<torch::Tensor>& gradients,
                               double scale) {
   const auto options = gradients[0].options().dtype(torch::kFloat);
@@ -20,8 +21,8 @@ torch::Tensor unscale_on_cuda(const std::vector<torch::Tensor>& gradients,
   return found;
 }
 
-/// Returns whether all values are finite. Minimum and maximum are NaN if a value
-/// is NaN, and need no temporary.
+/// Returns whether all values are finite. Minimum and maximum are NaN if a
+/// value is NaN, and need no temporary.
 bool is_finite(const torch::Tensor& gradient) {
   const auto [least, most] = torch::aminmax(gradient);
   return std::isfinite(least.item<double>()) &&

@@ -221,7 +221,8 @@ class Profiler {
                     WindowProfile* profile) {
     if (log != nullptr) log->begin("batch");
     runner_.refresh_weight_copies();
-    // Start at the first sample, because the last window of an epoch may be short.
+    // Start at the first sample, because the last window of an epoch may be
+    // short.
     source_.open({});
     const Loader::Window window = source_.window_ahead();
     gradients_.begin(static_cast<double>(window.total_count),

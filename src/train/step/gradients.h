@@ -14,8 +14,9 @@
 
 namespace reprise::detail {
 
-/// Owner of the `.grad` of a training's parameters: their scale, their life from the first
-/// backward of a window to its update, and what happens to them in between.
+/// Owner of the `.grad` of a training's parameters: their scale, their life
+/// from the first backward of a window to its update, and what happens to them
+/// in between.
 ///
 /// Invariants
 /// 1. Between windows no parameter has a gradient, or with keep_in_place() a gradient of
@@ -36,8 +37,8 @@ class Gradients {
   /// See Accumulator::keep_gradients(); CUDA graphs need it.
   void keep_in_place(bool keep) { accumulator_.keep_gradients(keep); }
 
-  /// Opens a window of `total_count` samples or tokens over all ranks, of which this one
-  /// has `own_count`.
+  /// Opens a window of `total_count` samples or tokens over all ranks, of which
+  /// this one has `own_count`.
   void begin(double total_count, double own_count) {
     accumulator_.begin_share(total_count, own_count);
   }
@@ -63,8 +64,8 @@ class Gradients {
   Ready make_ready(
       const std::function<void(const std::function<void()>&)>& guarded);
 
-  /// Calls `step` if `finite`, clears the gradients, closes the window and adjusts the
-  /// loss scale.
+  /// Calls `step` if `finite`, clears the gradients, closes the window and
+  /// adjusts the loss scale.
   void update(bool finite, const std::function<void()>& step);
 
   /// Share of denormal numbers among the values; on the CPU only.

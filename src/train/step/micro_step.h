@@ -10,9 +10,9 @@
 namespace reprise::detail {
 
 /// The work of a micro-batch on the device: forward, recomputation, backward,
-/// and the sums of losses and gradients. Tensors that are used across calls keep
-/// their addresses, and values that change between windows (the weight of the
-/// loss) are read from device memory. A call captured in a CUDA graph is
+/// and the sums of losses and gradients. Tensors that are used across calls
+/// keep their addresses, and values that change between windows (the weight of
+/// the loss) are read from device memory. A call captured in a CUDA graph is
 /// therefore valid for all later micro-batches of the same shape.
 class MicroStep {
  public:
@@ -21,8 +21,9 @@ class MicroStep {
   MicroStep(torch::Device device, const compat::AutocastState& autocast,
             std::vector<torch::Tensor> small);
 
-  /// Returns the smallest of `parameters`, whose gradients should be accumulated
-  /// together. Empty on the CPU, where kernels have no launch overhead to save.
+  /// Returns the smallest of `parameters`, whose gradients should be
+  /// accumulated together. Empty on the CPU, where kernels have no launch
+  /// overhead to save.
   static std::vector<torch::Tensor> small_of(
       torch::Device device, const std::vector<torch::Tensor>& parameters);
 

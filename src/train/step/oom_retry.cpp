@@ -44,7 +44,8 @@ void OomRetry::run(const std::string& what, const std::function<void()>& body,
       body();
     });
     if (failure) {
-      // Outside of the handler, where the frames of the failed attempt are gone.
+      // Outside of the handler, where the frames of the failed attempt are
+      // gone.
       recovery.drop();
       release_();
       if (device_.is_cuda()) compat::empty_cuda_cache();

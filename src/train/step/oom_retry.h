@@ -45,16 +45,16 @@ class OomRetry {
     /// next attempt.
     std::function<void()> restore = [] {};
     /// Called after each attempt if there are several ranks. `failed` says
-    /// whether the attempt failed on this rank; returns whether it failed on any
-    /// rank. If so, all ranks call `restore` together, which must not fail on
-    /// only some of them.
+    /// whether the attempt failed on this rank; returns whether it failed on
+    /// any rank. If so, all ranks call `restore` together, which must not fail
+    /// on only some of them.
     std::function<bool(bool failed)> agree{};
   };
 
   /// Runs `body` until no allocation fails in it. Unused memory of the CUDA
   /// allocator is returned to the driver between attempts. Throws
-  /// RetriesExhausted after kMaxFailures failures in a row; `what` names the work
-  /// in warnings.
+  /// RetriesExhausted after kMaxFailures failures in a row; `what` names the
+  /// work in warnings.
   void run(const std::string& what, const std::function<void()>& body,
            const Recovery& recovery);
   void run(const std::string& what, const std::function<void()>& body) {

@@ -13,10 +13,10 @@
 
 namespace reprise::detail {
 
-/// The processes of a training. There are two implementations: a single process,
-/// for which every collective returns its argument, and the processes of a
-/// RankGroup. All ranks must make the same calls in the same order, except for
-/// rank(), size(), first() and fail().
+/// The processes of a training. There are two implementations: a single
+/// process, for which every collective returns its argument, and the processes
+/// of a RankGroup. All ranks must make the same calls in the same order, except
+/// for rank(), size(), first() and fail().
 class Ranks {
  public:
   virtual ~Ranks() = default;

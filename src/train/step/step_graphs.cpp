@@ -144,8 +144,8 @@ void StepGraphs::see(const Tensors& batch) {
 
 bool StepGraphs::run(const Tensors& batch, const Step& step) {
   if (!active_) return false;
-  // If a tensor moved, such as a gradient that was freed, its address may belong
-  // to another tensor.
+  // If a tensor moved, such as a gradient that was freed, its address may
+  // belong to another tensor.
   if (has_graphs() && places() != places_) clear();
   Shape& shape = shape_of(batch);
   if (!shape.graph) {

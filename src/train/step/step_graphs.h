@@ -30,7 +30,8 @@ class Recorded {
 /// Creates objects that share one memory pool.
 using MakeRecorded = std::function<std::unique_ptr<Recorded>()>;
 
-/// Replaces CUDA graphs by `make` during its lifetime, on any device. For tests.
+/// Replaces CUDA graphs by `make` during its lifetime, on any device. For
+/// tests.
 class RecordedInstead {
  public:
   explicit RecordedInstead(MakeRecorded make);
@@ -57,8 +58,8 @@ class StepGraphs {
     GraphMode mode = GraphMode::kAuto;
     /// Reason why CUDA graphs cannot be used; empty: they can.
     std::string refusal{};
-    /// Parameters and buffers that a step uses. Captured CUDA graphs are dropped
-    /// if the memory of one of them, or of a gradient, moves.
+    /// Parameters and buffers that a step uses. Captured CUDA graphs are
+    /// dropped if the memory of one of them, or of a gradient, moves.
     std::vector<torch::Tensor> parameters{};
     std::vector<torch::Tensor> buffers{};
     std::function<void(const std::string&)> warn{};
@@ -76,9 +77,9 @@ class StepGraphs {
   void see(const Tensors& batch);
 
   /// Runs `step` on `batch` with a CUDA graph, which is captured if necessary.
-  /// Returns false if nothing was run; the caller must then run the step itself.
-  /// `step` is called with other tensors of the same shapes, and must be the same
-  /// for all calls until drop().
+  /// Returns false if nothing was run; the caller must then run the step
+  /// itself. `step` is called with other tensors of the same shapes, and must
+  /// be the same for all calls until drop().
   bool run(const Tensors& batch, const Step& step);
 
   /// Drops all CUDA graphs and shapes, and frees their memory.
@@ -92,15 +93,16 @@ class StepGraphs {
   /// second time disables them until drop().
   void drop_for_memory();
 
-  /// Disables CUDA graphs for lack of memory until drop(), and reports `reason`.
+  /// Disables CUDA graphs for lack of memory until drop(), and reports
+  /// `reason`.
   void give_up_memory(const std::string& reason);
 
-  /// Sets the memory budget of the training; 0: none. CUDA graphs are disabled if
-  /// the training would exceed it with them.
+  /// Sets the memory budget of the training; 0: none. CUDA graphs are disabled
+  /// if the training would exceed it with them.
   void set_limit(int64_t bytes) { limit_bytes_ = bytes; }
 
-  /// Sets the transient memory used between steps, such as the temporaries of an
-  /// update. It cannot come from the memory pool of the CUDA graphs.
+  /// Sets the transient memory used between steps, such as the temporaries of
+  /// an update. It cannot come from the memory pool of the CUDA graphs.
   void set_between(int64_t bytes) { between_bytes_ = bytes; }
 
   /// Device memory reserved for the CUDA graphs, whether they run or not.

@@ -45,8 +45,9 @@ class StepRunner {
   void drop_weight_copies();
   std::vector<torch::Tensor> weight_copies() const;
 
-  /// Reports every operation to `observer` and every saved tensor to `kept` until
-  /// unobserve(), and runs without CUDA graphs. Both must stay valid until then.
+  /// Reports every operation to `observer` and every saved tensor to `kept`
+  /// until unobserve(), and runs without CUDA graphs. Both must stay valid
+  /// until then.
   void observe(ExecutionObserver& observer, const KeptMeter* kept,
                bool separate_graphs);
   void unobserve() { observed_.reset(); }
@@ -58,12 +59,12 @@ class StepRunner {
     bool allow_graph = true;
     WindowProfile* profile = nullptr;
   };
-  /// Runs forward and backward of one micro-batch, which must be prepared and on
-  /// the device, and adds to the sums of losses and gradients.
+  /// Runs forward and backward of one micro-batch, which must be prepared and
+  /// on the device, and adds to the sums of losses and gradients.
   void run(const Batch& batch, const Run& how);
 
-  /// Takes part in the collectives of other ranks' micro-batch. `batch` does not
-  /// contribute to statistics, losses or gradients.
+  /// Takes part in the collectives of other ranks' micro-batch. `batch` does
+  /// not contribute to statistics, losses or gradients.
   void run_empty(const Batch& batch);
 
   /// Runs the forward only and returns the outputs of the chain.

@@ -168,8 +168,8 @@ LoaderOptions make_loader_options(const TrainConfig& config,
 compat::AutocastState autocast_of(Precision precision, torch::Device device) {
   compat::AutocastState state;
   if (precision == Precision::kFp32) return state;
-  // A forward casts each weight only once, and the cache would keep the copies of
-  // recomputed stages until the end of the forward.
+  // A forward casts each weight only once, and the cache would keep the copies
+  // of recomputed stages until the end of the forward.
   state.cache_enabled = false;
   const auto type =
       precision == Precision::kBf16 ? torch::kBFloat16 : torch::kHalf;

@@ -24,8 +24,8 @@
 /// tests/train/trainer_test.cpp.
 namespace reprise::detail {
 
-/// Model, data and options of a training, ready on its device. Copies share the model's
-/// tensors and the data.
+/// Model, data and options of a training, ready on its device. Copies share the
+/// model's tensors and the data.
 struct TrainSetup {
   TrainConfig options;  ///< the sizes in it change with the plan
   torch::Device device;
@@ -65,8 +65,8 @@ torch::Device check_device(const TrainConfig& options);
 std::shared_ptr<HostStore> host_store_of(const TrainConfig& options,
                                          torch::Device device);
 
-/// Moves `model` to `device`, in training mode, with the memory layout of the options.
-/// With `host`, its stages get a variant that offloads to it.
+/// Moves `model` to `device`, in training mode, with the memory layout of the
+/// options. With `host`, its stages get a variant that offloads to it.
 void place_model(Model& model, const TrainConfig& options, torch::Device device,
                  const std::shared_ptr<HostStore>& host);
 

@@ -31,9 +31,9 @@ class WindowExchange {
  public:
   virtual ~WindowExchange() = default;
 
-  /// Adds the callback that sends gradients during the backward to `options`. If
-  /// `cuts` is true, also adds the stages at which the autograd graph is cut so
-  /// that gradients become final early.
+  /// Adds the callback that sends gradients during the backward to `options`.
+  /// If `cuts` is true, also adds the stages at which the autograd graph is cut
+  /// so that gradients become final early.
   virtual void attach(ExecutionOptions& /*options*/, bool /*cuts*/) {}
 
   /// Device memory that the exchange needs in addition to the gradients.
@@ -84,8 +84,8 @@ class WindowExchange {
   /// Whether another rank has reported a failure in this attempt.
   virtual bool failed_elsewhere() const { return false; }
 
-  /// Completes the collectives of a window that failed on any rank. The gradients
-  /// are invalid afterwards.
+  /// Completes the collectives of a window that failed on any rank. The
+  /// gradients are invalid afterwards.
   virtual void abort_attempt() {}
 
   /// Returns the parameters that this rank's optimizer updates: all of

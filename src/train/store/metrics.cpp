@@ -12,7 +12,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// Returns `value`, or its text if it is not finite, which JSON cannot represent.
+/// Returns `value`, or its text if it is not finite, which JSON cannot
+/// represent.
 ordered_json number(double value) {
   return std::isfinite(value) ? ordered_json(value)
                               : ordered_json(fmt::format("{}", value));

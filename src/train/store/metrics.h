@@ -14,10 +14,10 @@
 
 namespace reprise::detail {
 
-/// Writes the metrics of each update to the files of a run. They are copied from
-/// the device in groups, so that the training does not wait for the device after
-/// each update. Pending values are stored in a tensor of fixed size, so that
-/// memory use does not depend on when they are copied. Tested by
+/// Writes the metrics of each update to the files of a run. They are copied
+/// from the device in groups, so that the training does not wait for the device
+/// after each update. Pending values are stored in a tensor of fixed size, so
+/// that memory use does not depend on when they are copied. Tested by
 /// tests/train/trainer_test.cpp.
 class Metrics {
  public:
@@ -34,9 +34,9 @@ class Metrics {
           const std::string& tensorboard, TrainListener* listener,
           torch::Device device);
 
-  /// Adds the metrics of an update. `loss` and `norm` are scalars on the device;
-  /// `norm` may be undefined. Allocates no device memory. Must not be called
-  /// while full().
+  /// Adds the metrics of an update. `loss` and `norm` are scalars on the
+  /// device; `norm` may be undefined. Allocates no device memory. Must not be
+  /// called while full().
   void add(int64_t step, const torch::Tensor& loss, const torch::Tensor& norm,
            double rate, int64_t samples);
   bool full() const { return std::ssize(pending_) == kMostPending; }

@@ -13,9 +13,9 @@
 #include <string_view>
 #include <unistd.h>
 
-// An event file is a sequence of TFRecords: length (8 bytes), masked CRC-32C of the
-// length, data, masked CRC-32C of the data; all little-endian. The data is an Event in
-// the protocol buffer wire format, of which four fields are used:
+// An event file is a sequence of TFRecords: length (8 bytes), masked CRC-32C of
+// the length, data, masked CRC-32C of the data; all little-endian. The data is
+// an Event in the protocol buffer wire format, of which four fields are used:
 //
 //     Event   { double wall_time = 1; int64 step = 2;
 //               string file_version = 3; Summary summary = 5; }
@@ -47,8 +47,8 @@ uint32_t crc32c(std::string_view data) {
   return ~crc;
 }
 
-/// TFRecord stores CRCs rotated and offset, because the CRC of data that contains its own
-/// CRC is weak.
+/// TFRecord stores CRCs rotated and offset, because the CRC of data that
+/// contains its own CRC is weak.
 uint32_t masked(uint32_t crc) {
   return std::rotr(crc, 15) + 0xA282EAD8u;
 }
