@@ -13,7 +13,7 @@
 /// chooses sizes and schedule.
 namespace reprise {
 
-/// How a planner measures.
+/// Options for the measurements of a planner.
 struct PlanningOptions {
   bool fresh = false;  ///< ignore cached measurements
   /// Runs each stage only once. Bytes are as exact as otherwise, but times are
@@ -104,7 +104,7 @@ class BudgetPlanner {
  public:
   virtual ~BudgetPlanner() = default;
 
-  /// What the training runs from now on.
+  /// Sizes and schedule for the following windows.
   struct Decision {
     int64_t micro_batch = 0;  ///< samples per micro-batch
     int64_t accumulate = 0;   ///< micro-batches per window

@@ -107,7 +107,7 @@ class MetricsLog {
   /// Appends `line` and a newline. If the line cannot be written, the file is
   /// unchanged and reprise::Error is thrown.
   void write(const std::string& line);
-  /// Flushes written lines to disk.
+  /// Flushes written lines to disk. Errors are ignored.
   void sync();
   /// Length of the file.
   int64_t bytes() const;

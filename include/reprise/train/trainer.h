@@ -75,7 +75,7 @@ struct TrainRun {
   /// Directory to save in; not owned. If null, nothing is saved. With several
   /// ranks only rank 0 has one.
   RunDirectory* directory = nullptr;
-  /// Continue from the newest state in `directory`.
+  /// Continue from the newest state in `directory`, which rank 0 must then have.
   bool resume = false;
   TrainListener* listener = nullptr;  ///< not owned; may be null
   /// Called before each micro-batch, or with several ranks before each window.
@@ -144,7 +144,8 @@ class Trainer {
   const Model& model() const;
 
   /// Trains to the end, or until `run.stop` returns true. Must be called at
-  /// most once.
+  /// most once. Throws c10::Error if a state cannot be restored, retries are
+  /// exhausted or another rank failed.
   TrainResult run(const TrainRun& run = {});
 
   /// Returns the milliseconds of each window, for runs of at most 1,000

@@ -29,6 +29,7 @@ class Ranks {
   /// several processes it stops between windows only.
   virtual bool can_stop_in_window() const = 0;
 
+  /// Collectives; see RankGroup.
   virtual std::vector<int64_t> all_reduce_max(std::vector<int64_t> values) = 0;
   virtual std::vector<double> all_reduce_sum(std::vector<double> values) = 0;
   virtual std::string broadcast_text(const std::string& text) = 0;
@@ -45,10 +46,10 @@ class Ranks {
   /// Tells the other ranks that this one ends with an error. Never throws.
   virtual void fail(const std::string& what) noexcept = 0;
 
-  /// Null for a single process.
+  /// Returns the group of processes; null for a single process.
   virtual std::shared_ptr<RankGroup> group() const = 0;
 
-  /// True if `value` is true on any rank.
+  /// Returns whether `value` is true on any rank.
   bool any(bool value) { return all_reduce_max({value ? 1 : 0}).at(0) > 0; }
 };
 
