@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+/// Flags that several subcommands share. Tested by tests/tools/command_test.sh.
 namespace reprise::command {
 
 /// Format of a result on standard output.

@@ -6,7 +6,8 @@
 #include <string>
 
 /// Error messages for users of the command: one line that names the flag, the
-/// expected and the given value, and what to change.
+/// expected and the given value, and what to change. Tested by
+/// tests/tools/wrong_inputs_test.py.
 namespace reprise::command {
 
 constexpr int kDone = 0;

@@ -10,6 +10,7 @@ namespace reprise::command {
 
 /// Shows the progress of a training on standard error or in another open file:
 /// one line that is rewritten on a terminal, occasional lines in a log file.
+/// Tested by tests/tools/train_command_test.sh.
 class Progress : public TrainListener {
  public:
   explicit Progress(std::FILE* out = stderr);  // not owned

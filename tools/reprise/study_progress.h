@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+/// Progress and estimates of `reprise study`. Tested by
+/// tests/tools/study_command_test.sh.
 namespace reprise::command {
 
 using Predictions = std::vector<std::optional<TrainingPrediction>>;

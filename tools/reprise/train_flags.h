@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+/// Flags of `reprise train`. Tested by tests/tools/train_command_test.sh.
 namespace reprise::command {
 
 /// Communication library of the ranks. kAuto selects it by device.
