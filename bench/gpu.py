@@ -1,16 +1,16 @@
-"""Ours and PyTorch's techniques side by side on one CUDA machine, in one run.
+"""Compares Reprise with PyTorch techniques on one CUDA machine, in one run.
 
     python3 bench/gpu.py build/cuda/tools/reprise/reprise [--only gpt2-1x32 …]
 
-Ours and every peer start from the same weights and see the same samples; an update's
-window is the whole data, so that the losses of the first updates must agree whatever the
-order of the samples. Only then are times printed: medians of several updates, how many
-times as fast ours is, the peak of tensors, and the distance to the floor: the step's
-products at the rate of a large product measured here (in single precision a third of
-TF32's), plus the least traffic of weights and gradients, of the networks' images, at the
-rate of a large copy. BERT-Large stands beside Hugging Face's Trainer, whose
-losses cannot be compared so (it has dropout); scripts/compare_models.sh compares the model
-itself.
+Reprise and every peer start from the same weights and train on the same samples. The
+window of an update is the whole dataset, so that the losses of the first updates must
+agree for any order of the samples. Times are printed only if they do: the median of
+several updates, the speedup of Reprise, the peak of live tensors, and the ratio to a lower
+bound of the step time. The lower bound is the time of the matrix products at the measured
+rate of a large product (for single precision a third of the TF32 rate), plus the time of
+the minimal memory traffic of weights, gradients and images at the measured rate of a large
+copy. BERT-Large is compared with the Hugging Face Trainer; its losses cannot be compared
+because it has dropout, but scripts/compare_models.sh compares the model itself.
 """
 import argparse
 import datetime
@@ -26,7 +26,7 @@ GIB = 2**30
 
 
 def run(command, seconds=None):
-    """What it printed; no longer than `seconds`."""
+    """Runs a command for at most `seconds` and returns its standard output."""
     try:
         answer = subprocess.run([str(word) for word in command], capture_output=True,
                                 text=True, timeout=seconds)
@@ -43,8 +43,8 @@ def peer_script(name, *words, seconds=None):
 
 
 class Gpt2:
-    """bf16, 1024 tokens, AdamW. Speed is in tokens."""
-    unit, scale, tolerance = "tokens/s", 1024, 5e-3  # bf16 rounds in other places
+    """GPT-2 in bf16 with 1024 tokens per sample and AdamW. Speeds are in tokens/s."""
+    unit, scale, tolerance = "tokens/s", 1024, 5e-3  # bf16 rounds differently
     timed_flags = []
     sizes = {"gpt2": (12, 768), "gpt2-xl": (48, 1600)}
     vocabulary = 50257
@@ -59,7 +59,7 @@ class Gpt2:
 
     def make_data(self, path, window):
         import numpy
-        # Ours leaves the last tenth of a file for evaluation.
+        # Reprise reserves the last tenth of a file for evaluation.
         count = int((window * 1024 + 1) / 0.9) + 2
         path = path.with_suffix(".bin")
         numpy.random.default_rng(0).integers(0, self.vocabulary, count,
@@ -67,7 +67,7 @@ class Gpt2:
         return path, ["--tokens", path]
 
     def floor_seconds(self, rates, micro, accumulate, recompute):
-        """By the products' arithmetic and by the least traffic of the weights."""
+        """Lower bound from the matrix products and the minimal traffic of the weights."""
         depth, width = self.sizes[self.model]
         block = 12 * width * width
         matrices = depth * block + self.vocabulary * width
@@ -82,15 +82,15 @@ class Gpt2:
 
 
 class Cnn:
-    """fp32, enlarged images, Adam. Losses are compared without TF32, times with it, which
-    is how PyTorch runs convolutions by default."""
+    """CNNs in fp32 with enlarged images and Adam. Losses are compared without TF32, times
+    with TF32, which is PyTorch's default for convolutions."""
     unit, scale, tolerance = "images/s", 1, 2e-3
     timed_flags = ["--tf32"]
     flags = ["--optimizer", "adam"]
 
     def __init__(self, model, size):
         self.model, self.size = model, size
-        # BatchNorm has nothing to normalise in one sample of one pixel.
+        # BatchNorm cannot normalize one sample of one pixel.
         self.norm = "group" if model == "cnn-basic" and size == 112 else "batch"
         self.flags = [*Cnn.flags, "--image-size", size,
                       *(["--norm", self.norm] if model == "cnn-basic" else [])]
@@ -103,8 +103,8 @@ class Cnn:
         return path / "train-images-idx3-ubyte", ["--data", path]
 
     def blocks(self):
-        """Channels and side before and after each convolution, its kernel's side, and the
-        side after the pool."""
+        """Yields channels and image size before and after each convolution, its kernel
+        size, and the image size after the pooling."""
         side, channels = self.size, 1
         if self.model == "cnn-blocks":
             for following in (16, 32, 64, 64, 64):
@@ -116,13 +116,14 @@ class Cnn:
             yield channels, side, following, after, 2, after
             side, channels = after, following
 
-    WHOLE = 3584  # of cnn-basic; smaller images enter at a later block
+    WHOLE = 3584  # largest image of cnn-basic; smaller ones skip the first blocks
 
     def floor_seconds(self, rates, micro, accumulate, recompute):
-        """Of a block's tensors the convolution's output is written and read by the norm,
-        read again by its backward, whose gradient is written and read; the block's input is
-        read forth and back, and has a gradient but for the image; its output is written
-        and its gradient read."""
+        """Lower bound from the convolutions and the minimal traffic of each block. The
+        output of the convolution is written, read by the norm and read by its backward, and
+        its gradient is written and read. The input of the block is read in forward and
+        backward, and its gradient is written except for the image. The output of the block
+        is written and its gradient is read."""
         flops = values = 0
         for i, (before, side, after, out, kernel, pooled) in enumerate(self.blocks()):
             first = i == 0
@@ -134,7 +135,7 @@ class Cnn:
 
 
 class Bert:
-    """BERT-Large, 512 random tokens, AdamW, with its dropout."""
+    """BERT-Large with 512 random tokens per sample, AdamW and dropout."""
     model, unit, scale, tolerance = "bert-large", "samples/s", 1, 0
     timed_flags = []
 
@@ -160,8 +161,8 @@ class Bert:
         return flops / rate + traffic / rates["bytes"]
 
 
-# name, family, micro-batch, accumulation, ours' flags, peers' techniques. A budget is
-# (share, technique): of that peer's peak.
+# Name, family, micro-batch, accumulation, flags of Reprise, techniques of the peer. A
+# budget is given as (share, technique): the share of the peak of that technique.
 CASES = [
     ("gpt2-1x32", Gpt2("gpt2"), 1, 32, [], ["eager", "compile", "compile-graphs", "graph"]),
     ("gpt2-32x1", Gpt2("gpt2"), 32, 1, [],
@@ -191,7 +192,7 @@ CASES = [
 class Bench:
     def __init__(self, arguments, work):
         self.reprise, self.work = arguments.reprise, work
-        self.answers = {}  # of peers, and files that were made
+        self.answers = {}  # files created so far, by path
         self.keep = arguments.keep
         self.patience = arguments.patience
         self.kept_answers = {}
@@ -200,7 +201,8 @@ class Bench:
         self.rates = self.answer("rates", lambda: json.loads(peer_script("rates.py")))
 
     def answer(self, key, ask):
-        """Of a peer, asked once; with --keep once for several calls."""
+        """Returns the result `key`, which is computed once, or with --keep once for all
+        calls."""
         if key not in self.kept_answers:
             print(f"… {key}", file=sys.stderr, flush=True)
             self.kept_answers[key] = ask()
@@ -209,7 +211,7 @@ class Bench:
         return self.kept_answers[key]
 
     def kept(self, name, make):
-        """Weights and data are made once."""
+        """Returns the file `name`, which is created once."""
         path = self.work / name
         if path not in self.answers:
             self.answers[path] = make(path)
@@ -243,13 +245,14 @@ class Bench:
         return self.answer(key, ask)
 
     def ours(self, family, micro, accumulate, flags, losses):
-        """With `losses` also those of each update, which costs a saved state."""
+        """Trains with Reprise and returns its summary. With `losses`, saves the run and adds
+        the loss of each update."""
         window = micro * accumulate
         print(f"… {family.model} {micro} x {accumulate} by ours", file=sys.stderr,
               flush=True)
         folder = tempfile.TemporaryDirectory(dir=self.work)
         out = pathlib.Path(folder.name) / "run" if losses else "none"
-        # Another micro-batch would be another BatchNorm, and for BERT another question.
+        # Another micro-batch would change BatchNorm, and for BERT the comparison.
         sizes = (["--global-batch", window]
                  if "--memory" in flags and isinstance(family, Gpt2)
                  else ["--batch", micro, "--accumulate", accumulate])
@@ -266,14 +269,14 @@ class Bench:
         return {**summary, "losses": [json.loads(line)["loss"] for line in lines]}
 
     def versions(self):
-        """Of the machine and of what is measured on it."""
+        """Returns the device name and the versions of Reprise and LibTorch."""
         import torch
         version, libtorch = run([self.reprise, "--version"]).split(",")
         return {"device_name": torch.cuda.get_device_name(),
                 "version": version.split()[-1], "libtorch": libtorch.split()[-1]}
 
     def flags(self, family, micro, accumulate, flags):
-        """A share of a peer's peak becomes bytes."""
+        """Converts shares of a peer's peak to bytes."""
         def real(word):
             if not isinstance(word, tuple):
                 return word
@@ -283,7 +286,7 @@ class Bench:
 
 
 def shown(rate):
-    """In at least three digits, so that a ratio can be checked by hand."""
+    """Formats a rate with at least three digits, so that ratios can be checked by hand."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
@@ -303,8 +306,8 @@ def ask_peers(bench, case):
 
 
 def keep_line(path, case, technique, ours, theirs):
-    """Puts both figures into the line of `case` and `technique` in the file `path`, which
-    scripts/figures.py makes the tables of. A line that is not there yet is added."""
+    """Writes both results to the line of `case` and `technique` in the file `path`, from
+    which scripts/figures.py generates the tables. Adds the line if necessary."""
     data = json.loads(path.read_text()) if path.exists() else {"lines": []}
     data.update(device=ours["device_name"], libtorch=ours["libtorch"],
                 reprise=ours["version"], measured=datetime.date.today().isoformat())
@@ -323,7 +326,7 @@ def keep_line(path, case, technique, ours, theirs):
 
 
 def show_case(bench, case, repeats, json_path=None):
-    """False if something failed or the losses differ."""
+    """Prints the results of a case. Returns False if a run failed or the losses differ."""
     name, family, micro, accumulate, flags, techniques = case
     try:
         real = bench.flags(family, micro, accumulate, flags)
@@ -331,7 +334,7 @@ def show_case(bench, case, repeats, json_path=None):
         if family.tolerance > 0:
             ours.append(bench.ours(family, micro, accumulate, real, True))
         losses = ours[0]["losses"] if ours else []
-        if family.timed_flags:  # the one with the losses is another kind
+        if family.timed_flags:  # the run with the losses has other flags
             ours, real = [], [*real, *family.timed_flags]
         while len(ours) < repeats:
             ours.append(bench.ours(family, micro, accumulate, real, False))

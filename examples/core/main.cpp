@@ -1,4 +1,5 @@
-// Trains a user-defined torch::nn::Module within a memory budget. Uses reprise::core only:
+// Trains a user-defined torch::nn::Module within a memory budget. Uses
+// reprise::core only:
 //
 //   1. checkpoint() recomputes the activations of a block inside an ordinary forward.
 //   2. Chain and Solver run the model with the fastest schedule that fits the budget.
@@ -44,7 +45,8 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// Predicts `targets` (N, T) from `tokens` (N, T); returns the sum of the losses.
+/// Predicts `targets` (N, T) from `tokens` (N, T); returns the sum of the
+/// losses.
 struct LanguageModelImpl : torch::nn::Module {
   LanguageModelImpl() {
     register_module("embedding", embedding);
@@ -55,7 +57,8 @@ struct LanguageModelImpl : torch::nn::Module {
     register_module("head", head);
   }
 
-  /// If `recompute` is true, the activations of the blocks are recomputed in the backward.
+  /// If `recompute` is true, the activations of the blocks are recomputed in
+  /// the backward.
   Tensor forward(const Tensor& tokens, const Tensor& targets, bool recompute) {
     Tensor x = embedding(tokens);
     for (auto& block : blocks) {
@@ -71,8 +74,8 @@ struct LanguageModelImpl : torch::nn::Module {
         .loss;
   }
 
-  /// The model as a chain on {x, targets}. The targets are passed to the last stage. The
-  /// stages share the modules of this model.
+  /// The model as a chain on {x, targets}. The targets are passed to the last
+  /// stage. The stages share the modules of this model.
   reprise::Chain chain() {
     std::vector<reprise::Stage> stages;
     stages.push_back(reprise::make_stage("embedding", embedding).on_first());
@@ -133,8 +136,8 @@ bool equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   return true;
 }
 
-/// Returns the fastest schedule for a budget halfway between the smallest memory of any
-/// schedule and the memory without recomputation.
+/// Returns the fastest schedule for a budget halfway between the smallest
+/// memory of any schedule and the memory without recomputation.
 reprise::Schedule plan(const reprise::Chain& chain, const MicroBatch& batch) {
   const reprise::Solver solver(
       reprise::measure_stage_costs(chain, {batch.tokens, batch.targets}));
@@ -150,9 +153,9 @@ reprise::Schedule plan(const reprise::Chain& chain, const MicroBatch& batch) {
   return solution->schedule;
 }
 
-/// Runs one update with micro-batches of 4, 4 and 2 samples and returns the mean loss per
-/// token. Raises `peak_bytes` to the peak of the micro-batches after the first one, which
-/// allocates the gradients of the parameters.
+/// Runs one update with micro-batches of 4, 4 and 2 samples and returns the
+/// mean loss per token. Raises `peak_bytes` to the peak of the micro-batches
+/// after the first one, which allocates the gradients of the parameters.
 double train_window(const reprise::Chain& chain,
                     const reprise::Schedule& schedule,
                     reprise::Accumulator& accumulator,

@@ -1,5 +1,5 @@
-// Reduces the activation memory of a torch::nn::Sequential and checks that the gradients
-// do not change.
+// Reduces the activation memory of a torch::nn::Sequential and checks that the
+// gradients do not change.
 #include <reprise/reprise.h>
 
 #include <torch/torch.h>

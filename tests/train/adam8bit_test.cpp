@@ -38,8 +38,9 @@ std::map<std::string, Tensor> state_of(const Optimizer& optimizer) {
   return {state.begin(), state.end()};
 }
 
-/// Of sizes around what matters: a whole number of blocks or not, more than one
-/// chunk, too few values to be quantized, one with its own strides.
+/// Returns parameters that cover the special cases: sizes that are and are not
+/// a multiple of the block, more than one chunk, too few values to be
+/// quantized, and strides that are not contiguous.
 NamedTensors make_parameters() {
   torch::manual_seed(3);
   NamedTensors parameters = {
@@ -53,7 +54,8 @@ NamedTensors make_parameters() {
   return parameters;
 }
 
-/// Those of update `k`; values of a block differ by a factor of a million.
+/// Sets the gradients of update `k`, whose values differ by factors of up to a
+/// million within a block.
 void set_gradients(const NamedTensors& parameters, uint64_t k) {
   torch::manual_seed(100 + k);
   for (const auto& [name, parameter] : parameters) {
@@ -72,7 +74,7 @@ std::vector<uint8_t> bytes_of(const std::string& hex) {
   return bytes;
 }
 
-TEST(Adam8bit, CodesAreThoseOfThePaper) {
+TEST(Adam8bit, CodesMatchThePaper) {
   for (const bool with_sign : {true, false}) {
     const auto code = dynamic_code(with_sign);
     const auto expected =
@@ -85,8 +87,8 @@ TEST(Adam8bit, CodesAreThoseOfThePaper) {
   }
 }
 
-/// As the optimizer looks a number up, against looking at every code.
-TEST(Adam8bit, TheNearestCodeIsFound) {
+/// Compares the table lookup of the optimizer with a search over all codes.
+TEST(Adam8bit, FindsTheNearestCode) {
   for (const bool with_sign : {true, false}) {
     const auto code = dynamic_code(with_sign);
     const auto nearest = nearest_code(code, !with_sign);
@@ -123,7 +125,7 @@ TEST(Adam8bit, TheNearestCodeIsFound) {
   }
 }
 
-TEST(Adam8bit, EqualsAnIndependentOne) {
+TEST(Adam8bit, MatchesAnIndependentImplementation) {
   for (const json& test : optimizer_values()["quantized"]) {
     OptimizerOptions options;
     options.name = test["options"]["name"];
@@ -168,7 +170,7 @@ TEST(Adam8bit, EqualsAnIndependentOne) {
         EXPECT_LE(std::abs(difference), 1) << kind << " " << i;
         others += difference != 0;
       }
-      // Half-way between two codes, rounding of single precision decides.
+      // At the midpoint of two codes, the result depends on float rounding.
       EXPECT_LE(others, 3) << kind;
       EXPECT_LT(
           relative_error(
@@ -180,11 +182,11 @@ TEST(Adam8bit, EqualsAnIndependentOne) {
   }
 }
 
-/// Both learn a matrix from products with it, where all of 32 bits counts only
-/// towards the end. Of a block's normally distributed values a code is off by
-/// 1.5% on average, up to 7% for those a tenth as large as the largest; these
-/// errors have no common direction and Adam's averages run over many updates. So
-/// the way from start to end must agree within 3%, and it must arrive as well.
+/// Both optimizers learn a matrix from products with it. For the normally
+/// distributed values of a block, the quantization error is 1.5% on average,
+/// and up to 7% for values of a tenth of the largest. The errors are
+/// independent and Adam averages over many updates, so the total change of the
+/// parameters must agree within 3%, and the final loss must be about as low.
 TEST(Adam8bit, StaysCloseToAdam) {
   const auto learn = [](const std::string& name, double* loss) {
     torch::manual_seed(1);
@@ -207,12 +209,12 @@ TEST(Adam8bit, StaysCloseToAdam) {
   const double off = relative_error(p, p_8bit);
   std::printf("off by %.4f, errors %.3g and %.3g\n", off, loss, loss_8bit);
   EXPECT_LT(off, 0.03);
-  EXPECT_GT(off, 0);  // it is quantized
+  EXPECT_GT(off, 0);  // the moments are quantized
   EXPECT_LT(loss_8bit, 1.2 * loss + 1e-3);
 }
 
-/// A second moment that rounds to 0 would leave eps alone as the divisor.
-TEST(Adam8bit, ASmallGradientBetweenLargeOnesMakesNoJump) {
+/// If a second moment were rounded to 0, only eps would remain as divisor.
+TEST(Adam8bit, TakesNoLargeStepAfterASmallGradient) {
   const auto p = torch::zeros({4096}, on_device());
   const auto optimizer = make_optimizer(options_of("adam8bit", 0), {{"p", p}});
   const auto gradient = torch::ones({4096}, on_device());
@@ -226,7 +228,7 @@ TEST(Adam8bit, ASmallGradientBetweenLargeOnesMakesNoJump) {
   EXPECT_LT(p[0].item<double>(), -0.04);
 }
 
-TEST(Adam8bit, KeepsTwoBytesAValue) {
+TEST(Adam8bit, StoresTwoBytesPerValue) {
   const auto parameters = make_parameters();
   set_gradients(parameters, 0);
   auto options = options_of("adamw8bit");
@@ -247,7 +249,7 @@ TEST(Adam8bit, KeepsTwoBytesAValue) {
   EXPECT_EQ(bytes("rest"), 2u * 4757 + 2u * 4 * 19);
   EXPECT_EQ(bytes("small"), 2u * 4 * 4095);
   EXPECT_EQ(bytes("embedding"), 2u * 4 * 6400);
-  // Besides the state it holds the codes, the same for any size.
+  // Besides the state it holds the codes, whose size is constant.
   size_t held = 0;
   for (const auto& tensor : optimizer->held()) held += tensor.nbytes();
   for (const auto& [name, tensor] : state) {
@@ -259,8 +261,9 @@ TEST(Adam8bit, KeepsTwoBytesAValue) {
   EXPECT_EQ(state.at("exp_avg_max.rest").scalar_type(), torch::kFloat);
 }
 
-/// What is not quantized is Adam, whatever its strides, and chunks do not show.
-TEST(Adam8bit, WithoutQuantizationIsAdam) {
+/// Parameters that are not quantized must give the results of Adam for all
+/// strides and chunk sizes.
+TEST(Adam8bit, EqualsAdamWithoutQuantization) {
   for (const std::string name : {"adam", "adamw"}) {
     const auto parameters = make_parameters();
     const auto others = copy_of(parameters);
@@ -283,7 +286,7 @@ TEST(Adam8bit, WithoutQuantizationIsAdam) {
   }
 }
 
-TEST(Adam8bit, StridesDoNotShow) {
+TEST(Adam8bit, DoesNotDependOnStrides) {
   torch::manual_seed(5);
   const auto a = torch::randn({8, 40, 30}, on_device());
   const auto b = a.permute({2, 0, 1}).contiguous().permute({1, 2, 0});
@@ -293,7 +296,7 @@ TEST(Adam8bit, StridesDoNotShow) {
   for (int k = 0; k < 3; ++k) {
     const auto gradient = torch::randn({8, 40, 30}, on_device());
     a.mutable_grad() = gradient;
-    // Once as the parameter, then with strides of its own.
+    // First with the strides of the parameter, then with other strides.
     b.mutable_grad() = torch::empty_like(b).copy_(gradient);
     if (k > 0)
       b.mutable_grad() = gradient.transpose(0, 1).contiguous().transpose(0, 1);
@@ -305,7 +308,7 @@ TEST(Adam8bit, StridesDoNotShow) {
                    state_of(*second).at("exp_avg.p")));
 }
 
-TEST(Adam8bit, ParametersOfOtherTypesAreNotQuantized) {
+TEST(Adam8bit, DoesNotQuantizeOtherTypes) {
   for (const auto type : {torch::kDouble, torch::kBFloat16}) {
     const auto p = torch::zeros({5000}, on_device(type));
     const auto q = p.clone();
@@ -328,7 +331,7 @@ TEST(Adam8bit, ParametersOfOtherTypesAreNotQuantized) {
   }
 }
 
-TEST(Adam8bit, GoesOnBitByBitAfterSavingAndLoading) {
+TEST(Adam8bit, ContinuesBitIdenticallyAfterLoading) {
   for (const std::string name : {"adam8bit", "adamw8bit"}) {
     const auto parameters = make_parameters();
     auto options = options_of(name);
@@ -358,7 +361,7 @@ TEST(Adam8bit, GoesOnBitByBitAfterSavingAndLoading) {
   }
 }
 
-TEST(Adam8bit, RefusesAStateOfAnotherKind) {
+TEST(Adam8bit, RejectsTheStateOfAnotherOptimizer) {
   const auto parameters = make_parameters();
   set_gradients(parameters, 0);
   const auto adam = make_optimizer(options_of("adamw"), parameters);
@@ -383,8 +386,8 @@ TEST(Adam8bit, RefusesAStateOfAnotherKind) {
             std::string::npos);
 }
 
-/// Whichever allocation fails, nothing has changed and the step can be repeated.
-TEST(Adam8bit, AFailedAllocationChangesNothing) {
+/// Whichever allocation fails, no value changes and the step can be repeated.
+TEST(Adam8bit, IsUnchangedByAFailedAllocation) {
   if (!testing::device().is_cpu()) {
     GTEST_SKIP() << "failures are injected on the CPU";
   }
@@ -421,12 +424,12 @@ TEST(Adam8bit, AFailedAllocationChangesNothing) {
       EXPECT_TRUE(same(parameters[i].second, whole[i].second));
     }
   }
-  // State and codes the first time, buffers each time.
+  // The first step allocates state and codes, each step allocates buffers.
   EXPECT_GT(failures, 12);
 }
 
-/// And what is taken is taken before the first write: the rest are scalars.
-TEST(Adam8bit, BoundsItsTemporaries) {
+/// After the first write, only scalars are allocated.
+TEST(Adam8bit, BoundsTemporaryMemory) {
   const auto peak = [](int64_t values, const std::vector<std::string>& whole) {
     const auto p = torch::zeros({values}, on_device());
     p.mutable_grad() = torch::ones_like(p);
@@ -443,7 +446,7 @@ TEST(Adam8bit, BoundsItsTemporaries) {
   EXPECT_LE(large, 32 * kMiB);
   EXPECT_EQ(peak(12 * kMiB, {}), large);
   EXPECT_LE(peak(12 * kMiB, {"p"}), 32 * kMiB);
-  // Of a small parameter as much as it needs: 17 bytes a value, and maxima.
+  // A small parameter needs 17 bytes per value, and block maxima.
   EXPECT_LE(peak(8192, {}), 17 * 8192 + 2 * 4 * 32 + 4096);
 }
 

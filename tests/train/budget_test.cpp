@@ -1,4 +1,4 @@
-// A session plans again when its peak passes the budget or memory runs out.
+// Tests of replanning when the peak exceeds the budget or memory runs out.
 #include "runs.h"
 
 #include <reprise/recompute/strategy.h>
@@ -26,14 +26,15 @@ struct Planned {
   std::string strategy;
 };
 
-/// What a planner was asked.
+/// Calls of a planner.
 struct Asked {
   int decided = 0;
   std::vector<int64_t> over_bytes;
   std::vector<std::string> present;
 };
 
-/// Decides by a list, and disturbs what one that measures would disturb.
+/// Returns decisions from a list. Changes the state that measurements would
+/// change.
 class Scripted : public BudgetPlanner {
  public:
   Scripted(std::deque<Planned> list, const TrainConfig& config, Asked& asked)
@@ -102,7 +103,8 @@ TrainConfig batch_norm() {
   return config;
 }
 
-/// Windows of eight samples within so many bytes; the micro-batch is open.
+/// Returns a configuration with windows of eight samples and a budget of
+/// `memory` bytes, which leaves the micro-batch to the planner.
 TrainConfig open_size(int64_t memory) {
   auto config = small();
   config.batch = 0;
@@ -114,7 +116,7 @@ TrainConfig open_size(int64_t memory) {
 
 constexpr int64_t kMuch = int64_t{1} << 50;
 
-TEST(Budget, WithinItTheFirstPlanStays) {
+TEST(Budget, KeepsTheFirstPlanIfItFits) {
   auto config = batch_norm();
   const Ended plain = run(config);
   config.memory_limit = kMuch;
@@ -132,8 +134,8 @@ TEST(Budget, WithinItTheFirstPlanStays) {
   EXPECT_FALSE(plain.result.summary.predicted.has_value());
 }
 
-TEST(Budget, PassedItPlansAgainAndTheResultStays) {
-  // One with buffers, one with dropout.
+TEST(Budget, ReplansWithoutChangingResultsIfExceeded) {
+  // One model has buffers, the other dropout.
   for (TrainConfig config : {batch_norm(), small()}) {
     const Ended plain = run(config);
     config.memory_limit = 1;
@@ -153,7 +155,7 @@ TEST(Budget, PassedItPlansAgainAndTheResultStays) {
   }
 }
 
-TEST(Budget, AFailedAllocationPlansAgainAndTheResultStays) {
+TEST(Budget, ReplansWithoutChangingResultsAfterAFailedAllocation) {
   if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
   auto config = batch_norm();
   config.workers = 0;
@@ -165,7 +167,7 @@ TEST(Budget, AFailedAllocationPlansAgainAndTheResultStays) {
     expect_same(planned.ended, plain, "failed");
     EXPECT_EQ(planned.asked.over_bytes, std::vector<int64_t>{0});
     EXPECT_EQ(planned.ended.result.summary.recompute, "all");
-    // Nothing smaller: as it is.
+    // Without a smaller plan, the window is repeated with the same one.
     const PlannedRun same_plan =
         run_planned(config, {{4, "sqrt"}}, {}, {.after = after});
     expect_same(same_plan.ended, plain, "failed, no other plan");
@@ -173,7 +175,7 @@ TEST(Budget, AFailedAllocationPlansAgainAndTheResultStays) {
   }
 }
 
-TEST(Budget, TheMicroBatchIsChosenAndKeptForAResume) {
+TEST(Budget, ChoosesTheMicroBatchAndSavesItForResume) {
   auto given = open_size(0);
   given.batch = 3;  // 3, 3, 2
   const Ended plain = run(given);
@@ -189,7 +191,7 @@ TEST(Budget, TheMicroBatchIsChosenAndKeptForAResume) {
               "stopped");
 }
 
-TEST(Budget, ASmallerMicroBatchGoesOnAtTheSameSample) {
+TEST(Budget, ContinuesAtTheSameSampleWithASmallerMicroBatch) {
   auto given = open_size(0);
   given.batch = 8;
   given.model_options.dropout = 0;
@@ -218,8 +220,8 @@ TEST(Budget, ASmallerMicroBatchGoesOnAtTheSameSample) {
   EXPECT_EQ(samples, (std::vector<int64_t>{8, 8, 6, 8, 8, 6}));
 }
 
-/// In mid-window, continued from disk, with another size from there on.
-TEST(Budget, AFailedAllocationMayChangeTheMicroBatch) {
+/// Also tests a window that was resumed from disk.
+TEST(Budget, ReducesTheMicroBatchAfterAFailedAllocation) {
   if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
   auto config = open_size(kMuch);
   config.model_options.dropout = 0;
@@ -241,7 +243,7 @@ TEST(Budget, AFailedAllocationMayChangeTheMicroBatch) {
   }
 }
 
-TEST(Budget, WhereNothingFitsNothingIsWritten) {
+TEST(Budget, ThrowsIfNothingFits) {
   class Impossible : public BudgetPlanner {
     Decision decide() override {
       TORCH_CHECK(false, "[plan] expected at least 5 GiB");

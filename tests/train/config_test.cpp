@@ -18,7 +18,7 @@ TrainConfig sizes(int64_t batch, int64_t accumulate, int64_t global) {
   return config;
 }
 
-TEST(Config, TwoOfThreeSizesDecide) {
+TEST(Config, TwoSizesDetermineTheThird) {
   const auto expect = [](const TrainConfig& config, int64_t batch,
                          int64_t accumulate) {
     EXPECT_EQ(config.batch, batch);
@@ -39,7 +39,7 @@ TEST(Config, TwoOfThreeSizesDecide) {
   EXPECT_THROW(sizes(-1, 0, 0), c10::Error);
 }
 
-TEST(Config, TheLastMicroBatchMayBeSmaller) {
+TEST(Config, AllowsASmallerLastMicroBatch) {
   const auto expect = [](const TrainConfig& config, int64_t batch,
                          int64_t accumulate) {
     EXPECT_EQ(config.batch, batch);
@@ -53,7 +53,7 @@ TEST(Config, TheLastMicroBatchMayBeSmaller) {
   expect(sizes(0, 4, 10), 3, 4);
   expect(sizes(3, 4, 10), 3, 4);
   expect(sizes(6, 0, 10), 6, 2);
-  // Six of two would leave the sixth empty.
+  // Six micro-batches of two samples would leave the sixth one empty.
   EXPECT_NE(error_of([] {
               sizes(0, 6, 10);
             }).find("10 samples are 5 micro-batches of 2, not --accumulate 6"),
@@ -62,7 +62,7 @@ TEST(Config, TheLastMicroBatchMayBeSmaller) {
             std::string::npos);
 }
 
-TEST(Config, HowARunIsExecutedMayChangeInAResume) {
+TEST(Config, AllowsExecutionOptionsToChangeOnResume) {
   TrainConfig config;
   config.resolve();
   EXPECT_EQ(config.graph, GraphMode::kAuto);
@@ -76,7 +76,7 @@ TEST(Config, HowARunIsExecutedMayChangeInAResume) {
   EXPECT_EQ(config_from_json(to_json(other)).graph, GraphMode::kOff);
 }
 
-TEST(Config, ALimitMeansOptimalUnlessAStrategyIsGiven) {
+TEST(Config, MemoryLimitImpliesOptimalUnlessAStrategyIsGiven) {
   TrainConfig config;
   config.resolve();
   EXPECT_EQ(config.recompute, "none");
@@ -95,7 +95,7 @@ TEST(Config, ALimitMeansOptimalUnlessAStrategyIsGiven) {
             std::string::npos);
 }
 
-TEST(Config, TheMicroBatchStaysOpenUntilItIsPlanned) {
+TEST(Config, LeavesTheMicroBatchToThePlanner) {
   TrainConfig config;
   config.memory_limit = 1 << 20;
   config.global_batch = 10;
@@ -110,7 +110,7 @@ TEST(Config, TheMicroBatchStaysOpenUntilItIsPlanned) {
   EXPECT_EQ(config.accumulate, 4);
 }
 
-TEST(Config, BadWordsAreNamed) {
+TEST(Config, ErrorsNameInvalidValues) {
   const auto error = [](auto change) {
     TrainConfig config;
     change(config);
@@ -135,7 +135,7 @@ TEST(Config, BadWordsAreNamed) {
   EXPECT_FALSE(error([](auto& c) { c.recompute = "every:x"; }).empty());
 }
 
-TEST(Config, FlagsWithoutEffectAreRefused) {
+TEST(Config, RejectsOptionsWithoutEffect) {
   const auto error = [](auto change) {
     TrainConfig config;
     change(config);
@@ -175,9 +175,8 @@ TEST(Config, FlagsWithoutEffectAreRefused) {
          "[--warmup] expected fewer than the --steps of 10");
 }
 
-/// Values that mean "not given" are allowed; others must be in their range, whatever
-/// they come from.
-TEST(Config, FieldsAreHeldToTheirRanges) {
+/// Values that mean "not given" are allowed; all others must be in range.
+TEST(Config, RejectsValuesOutOfRange) {
   const auto resolve_with = [](const char* field, const auto& value) {
     auto fields = nlohmann::json::parse(to_json(TrainConfig{}));
     fields[field] = value;
@@ -215,7 +214,7 @@ TEST(Config, FieldsAreHeldToTheirRanges) {
          "[--host-memory] expected one of auto, off, got '8GiB'");
 }
 
-TEST(Config, JsonThatIsNoConfigurationIsNamed) {
+TEST(Config, RejectsInvalidJson) {
   EXPECT_NE(error_of([] { config_from_json("{\"model\": "); }).find("JSON"),
             std::string::npos);
   auto fields = nlohmann::json::parse(to_json(TrainConfig{}));
@@ -231,7 +230,7 @@ TEST(Config, JsonThatIsNoConfigurationIsNamed) {
             std::string::npos);
 }
 
-TEST(Config, JsonOfAnotherVersion) {
+TEST(Config, ReadsJsonOfOtherVersions) {
   TrainConfig config;
   config.model = "gpt2";
   config.model_options.depth = 3;
@@ -244,7 +243,7 @@ TEST(Config, JsonOfAnotherVersion) {
   config.resolve();
   EXPECT_EQ(to_json(config_from_json(to_json(config))), to_json(config));
   EXPECT_THROW(config_from_json("{}"), c10::Error);
-  // A run saved before a field was added gets its default.
+  // A field that is missing in an older run gets its default.
   std::string older = to_json(config);
   const std::string field = "\"fp32-products\"";
   const auto at = older.find(field);
@@ -254,7 +253,7 @@ TEST(Config, JsonOfAnotherVersion) {
   EXPECT_THROW(config_from_json("no"), c10::Error);
 }
 
-TEST(Config, ConflictNamesTheFirstDifferenceThatMatters) {
+TEST(Config, ConflictNamesTheFirstRelevantDifference) {
   TrainConfig saved;
   TrainConfig now = saved;
   now.steps = 100;

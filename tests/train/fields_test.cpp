@@ -46,7 +46,7 @@ struct Five : Three {
 static_assert(member_count<Three>() == 3);
 static_assert(member_count<Five>() == 3);
 
-/// A value that the field allows and that is not the default.
+/// Returns an allowed value that is not the default.
 std::string other_value(const FieldInfo& field, const std::string& present) {
   std::vector<std::string> candidates = field.choices;
   candidates.insert(candidates.end(),
@@ -70,7 +70,7 @@ std::string other_value(const FieldInfo& field, const std::string& present) {
   return "";
 }
 
-/// A configuration in which no field has its default.
+/// Returns a configuration in which no field has its default.
 template <class Config>
 Config with_other_values(const FieldTable<Config>& table) {
   Config config;
@@ -82,20 +82,20 @@ Config with_other_values(const FieldTable<Config>& table) {
   return config;
 }
 
-TEST(Fields, EveryMemberIsInTheTable) {
-  // Not fields: the nested structs themselves, LrScheduleOptions::total_steps and
-  // OptimizerOptions::unquantized, which the trainer computes.
+TEST(Fields, TableContainsEveryMember) {
+  // Not fields: the nested structs themselves, LrScheduleOptions::total_steps
+  // and OptimizerOptions::unquantized, which the trainer computes.
   const size_t options = member_count<TrainOptions>() - 2 +
                          member_count<OptimizerOptions>() - 1 +
                          member_count<LrScheduleOptions>() - 1;
   EXPECT_EQ(option_fields().size(), options);
   EXPECT_EQ(model_fields().size(), member_count<ModelOptions>());
-  // Its members: the base class and the sizes count as their fields.
+  // The base class and the model options are counted by their own fields.
   EXPECT_EQ(config_fields().size(),
             member_count<TrainConfig>() - 2 + options + model_fields().size());
 }
 
-TEST(Fields, NamesAreUniqueAndTextsComplete) {
+TEST(Fields, NamesAreUniqueAndHelpTextsComplete) {
   std::set<std::string> names;
   for (const auto& field : config_fields()) {
     EXPECT_TRUE(names.insert(field.name).second) << field.name;
@@ -123,7 +123,7 @@ TEST(Fields, DefaultsAreAllowed) {
   EXPECT_NO_THROW(config_fields().check(TrainConfig{}));
 }
 
-TEST(Fields, JsonAndBack) {
+TEST(Fields, JsonRoundTrip) {
   const TrainConfig config = with_other_values(config_fields());
   EXPECT_FALSE(config_fields().equal(config, {}));
   const TrainConfig back = config_from_json(to_json(config));
@@ -132,7 +132,7 @@ TEST(Fields, JsonAndBack) {
   EXPECT_EQ(back.graph, config.graph);
 }
 
-TEST(Fields, ConflictSeesEachFieldThatMustMatch) {
+TEST(Fields, ConflictDetectsEachFieldThatMustMatch) {
   const TrainConfig saved;
   for (const auto& field : config_fields()) {
     TrainConfig now;
@@ -143,7 +143,7 @@ TEST(Fields, ConflictSeesEachFieldThatMustMatch) {
   }
 }
 
-TEST(Fields, CostKeyDependsOnWhatCostsDependOn) {
+TEST(Fields, CostKeyDependsOnFieldsThatAffectCosts) {
   const std::string key = config_fields().cost_key({});
   for (const auto& field : config_fields()) {
     TrainConfig config;
@@ -153,14 +153,14 @@ TEST(Fields, CostKeyDependsOnWhatCostsDependOn) {
   }
 }
 
-TEST(Fields, RanksNeedNotAgreeOnTheirMachine) {
+TEST(Fields, RanksMayDifferInMachineOptions) {
   const auto values = config_fields().rank_values({});
   EXPECT_EQ(values.count("--device"), 0u);
   EXPECT_EQ(values.count("--workers"), 0u);
   EXPECT_EQ(values.at("--precision"), "fp32");
 }
 
-TEST(Fields, StudiesSetNothingThatIsWritten) {
+TEST(Fields, StudiesCannotSetOutputOptions) {
   const auto names = config_fields().names(&FieldInfo::in_studies);
   const std::set<std::string> keys(names.begin(), names.end());
   for (const char* name : {"batch", "ranks", "no-eval", "memory"}) {
@@ -171,7 +171,7 @@ TEST(Fields, StudiesSetNothingThatIsWritten) {
   }
 }
 
-TEST(Fields, ValuesOfAnotherKindAreRefused) {
+TEST(Fields, RejectsValuesOfTheWrongType) {
   TrainConfig config;
   const auto error = [&](const char* name, const char* text) {
     return error_of([&] { config_fields().find(name)->set(config, text); });
@@ -188,7 +188,7 @@ TEST(Fields, ValuesOfAnotherKindAreRefused) {
   EXPECT_NE(error("graph", "of").find("did you mean off?"), std::string::npos);
 }
 
-TEST(Fields, Devices) {
+TEST(Fields, ChecksDeviceNames) {
   for (const char* text : {"cpu", "cuda", "cuda:0", "cuda:12"}) {
     EXPECT_EQ(device_name()(text), "") << text;
   }
@@ -201,7 +201,7 @@ TEST(Fields, Devices) {
             std::string::npos);
 }
 
-TEST(Fields, Strategies) {
+TEST(Fields, ChecksStrategyNames) {
   const FieldCheck recompute = config_fields().find("recompute")->check;
   for (const char* text : {"none", "every:3", "optimal", "K0 K1 B1 B0"}) {
     EXPECT_EQ(recompute(text), "") << text;

@@ -1,4 +1,4 @@
-// Trainings whose micro-step is a graph on a CUDA device.
+// Tests of trainings with CUDA graphs on a CUDA device.
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
 #include "graph_runs.h"
@@ -28,7 +28,7 @@ using testing::tokens;
     GTEST_SKIP() << "graphs need a CUDA device"; \
   }
 
-TEST(GraphCuda, ReplayIsTheSameTraining) {
+TEST(GraphCuda, ReplayDoesNotChangeResults) {
   REPRISE_NEEDS_CUDA();
   expect_same_with_graph(small(), "mlp", 2);
   expect_same_with_graph(ragged(small()), "ragged mlp", 2);
@@ -39,7 +39,7 @@ TEST(GraphCuda, ReplayIsTheSameTraining) {
   expect_same_with_graph(config, "gpt2 in bf16", 2);
 }
 
-TEST(GraphCuda, EveryStrategyIsTheSame) {
+TEST(GraphCuda, ReplayDoesNotChangeResultsForAnyStrategy) {
   REPRISE_NEEDS_CUDA();
   for (const char* strategy :
        {"sqrt", "all", "every:2", "checkpoints:2", "revolve:2"}) {
@@ -52,7 +52,7 @@ TEST(GraphCuda, EveryStrategyIsTheSame) {
   }
 }
 
-TEST(GraphCuda, RateAndScaleMayChangeBetweenReplays) {
+TEST(GraphCuda, LearningRateAndLossScaleMayChangeBetweenReplays) {
   REPRISE_NEEDS_CUDA();
   auto config = small();
   config.precision = Precision::kFp16;
@@ -70,7 +70,7 @@ TEST(GraphCuda, RateAndScaleMayChangeBetweenReplays) {
   expect_same(graphed, plain, "fp16");
 }
 
-TEST(GraphCuda, AStageThatWaitsForTheDeviceRunsWithout) {
+TEST(GraphCuda, DisablesGraphsIfAStageSynchronizes) {
   REPRISE_NEEDS_CUDA();
   const compat::GraphStreamScope stream(device(), true);
   torch::nn::Linear linear(4, 4);
@@ -92,7 +92,7 @@ TEST(GraphCuda, AStageThatWaitsForTheDeviceRunsWithout) {
   EXPECT_TRUE(same(found, expected));
 }
 
-TEST(GraphCuda, AStageThatDrawsOnTheHostRunsWithout) {
+TEST(GraphCuda, DisablesGraphsIfAStageUsesTheCpuGenerator) {
   REPRISE_NEEDS_CUDA();
   const compat::GraphStreamScope stream(device(), true);
   torch::nn::Linear linear(4, 4);
@@ -112,7 +112,7 @@ TEST(GraphCuda, AStageThatDrawsOnTheHostRunsWithout) {
             std::string::npos);
 }
 
-TEST(GraphCuda, AThousandReplaysOfAStepTakeNoMemory) {
+TEST(GraphCuda, ReplaysAllocateNoMemory) {
   REPRISE_NEEDS_CUDA();
   const compat::GraphStreamScope stream(device(), true);
   torch::nn::Linear linear(64, 64);
@@ -137,19 +137,19 @@ TEST(GraphCuda, AThousandReplaysOfAStepTakeNoMemory) {
   EXPECT_EQ(stepper.graphs.captures(), 1);
 }
 
-TEST(GraphCuda, StagesOnTheHostAreCapturedToo) {
+TEST(GraphCuda, CapturesOffloadedStages) {
   REPRISE_NEEDS_CUDA();
   auto config = tokens();
   config.model_options.width = 256;  // tensors of a MiB and more
   config.model_options.heads = 4;
   config.model_options.seq = 256;
-  // Adam would magnify the rounding of gradients that are zero, as those of keys'
-  // biases are.
+  // Adam would amplify rounding errors in gradients that are zero, such as
+  // those of key biases.
   config.optimizer.name = "sgd";
   const Model model = make_model(config.model, config.model_options);
   std::string forward, backward;
   for (int i = 0; i < model.chain.size(); ++i) {
-    // The variant on the host is the last one.
+    // The offloading variant is the last one.
     const auto variant = model.chain[i].variants().size() + 1;
     forward += "K" + std::to_string(i) + "." + std::to_string(variant) + " ";
     const std::string ahead = i > 0 ? "F" + std::to_string(i - 1) + " " : "";
@@ -171,11 +171,11 @@ TEST(GraphCuda, StagesOnTheHostAreCapturedToo) {
             std::string::npos);
 }
 
-TEST(GraphCuda, ABudgetIsKeptWithAGraph) {
+TEST(GraphCuda, KeepsTheBudgetWithAGraph) {
   REPRISE_NEEDS_CUDA();
   auto config = images();
   config.graph = GraphMode::kOff;
-  compat::release_workspaces(device());  // what planning does too
+  compat::release_workspaces(device());  // as planning does
   const auto plain = run(config).result.summary;
   config.recompute = "optimal";
   config.memory_limit = plain.peak_bytes + (int64_t{256} << 20);

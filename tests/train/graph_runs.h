@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-/// Trainings and steps for the tests of graphs.
+/// Trainings and steps for tests of CUDA graphs.
 namespace reprise::testing {
 
 inline TrainConfig images() {
@@ -35,12 +35,12 @@ inline TrainConfig tokens() {
 inline TrainConfig ragged(TrainConfig config) {
   config.batch = 3;
   config.accumulate = 0;
-  config.global_batch = 8;  // 3, 3, 2; the epoch's last window 3, 3
+  config.global_batch = 8;  // 3, 3, 2; the last window of an epoch has 3, 3
   config.epochs = 3;
   return config;
 }
 
-/// As it should be without a graph and with one.
+/// Checks that a training gives the same results with and without CUDA graphs.
 inline void expect_same_with_graph(TrainConfig config, const std::string& what,
                                    int64_t captures) {
   config.graph = GraphMode::kOff;
@@ -57,7 +57,7 @@ inline void expect_same_with_graph(TrainConfig config, const std::string& what,
   expect_same(graphed, plain, what);
 }
 
-/// A step of its own with graphs around it.
+/// A micro-step with CUDA graphs, outside of a training.
 struct Stepper {
   Stepper(Chain given, Schedule schedule)
       : chain(std::move(given)),
@@ -68,7 +68,7 @@ struct Stepper {
                 .warn = [this](const std::string& t) { told.push_back(t); }}) {
     step.set_weight(1);
   }
-  /// True where a graph ran.
+  /// Returns whether a CUDA graph ran.
   bool run(const Tensors& batch) {
     const auto body = [this](const Tensors& in) { step.run(execution, in); };
     if (graphs.run(batch, body)) return true;

@@ -1,7 +1,7 @@
-// Trainings whose micro-step is a graph. What needs no CUDA runs everywhere, with a
-// stand-in that repeats the step where a graph would be launched: static inputs,
-// the weight on the device, gradients that stand and the choice when to capture are
-// then the real ones. Real graphs are in graph_cuda_test.cpp.
+// Tests of trainings with CUDA graphs. They run on any device with a fake that
+// repeats the step instead of launching a CUDA graph. This covers static
+// inputs, the weight in device memory, gradients that keep their address, and
+// the decision when to capture. graph_cuda_test.cpp tests real CUDA graphs.
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
 #include "graph_runs.h"
@@ -35,7 +35,7 @@ using testing::summed;
 using testing::tokens;
 using testing::Warnings;
 
-/// Runs the step again where a graph would be launched.
+/// Runs the step again instead of launching a CUDA graph.
 class Repeated final : public Recorded {
  public:
   explicit Repeated(int* fails = nullptr) : fails_(fails) {}
@@ -55,29 +55,29 @@ detail::MakeRecorded repeated(int* fails = nullptr) {
   return [fails] { return std::make_unique<Repeated>(fails); };
 }
 
-TEST(Graph, TheStepOnStandingTensorsIsTheSameTraining) {
+TEST(Graph, ReplayDoesNotChangeResults) {
   if (device().is_cuda()) GTEST_SKIP() << "with real graphs there";
   const RecordedInstead instead(repeated());
-  expect_same_with_graph(small(), "mlp", 2);  // 22 samples: 4, 4, … and 2
+  expect_same_with_graph(small(), "mlp", 2);  // micro-batches of 4 and 2
   expect_same_with_graph(ragged(small()), "ragged mlp", 2);
   expect_same_with_graph(images(), "cnn-basic", 2);
   expect_same_with_graph(tokens(), "gpt2", 2);
 }
 
-TEST(Graph, EveryStrategyIsTheSameOnStandingTensors) {
+TEST(Graph, ReplayDoesNotChangeResultsForAnyStrategy) {
   if (device().is_cuda()) GTEST_SKIP() << "with real graphs there";
   const RecordedInstead instead(repeated());
   for (const char* strategy : {"sqrt", "all", "every:2", "revolve:2"}) {
     auto config = ragged(images());
     config.recompute = strategy;
     expect_same_with_graph(config, strategy, 2);
-    config = tokens();  // with a weight that two stages share
+    config = tokens();  // has a weight that two stages share
     config.recompute = strategy;
     expect_same_with_graph(config, strategy, 2);
   }
 }
 
-TEST(Graph, AResumedRunIsTheSame) {
+TEST(Graph, ReplayDoesNotChangeResumedRuns) {
   const auto check = [](const std::string& what) {
     auto config = ragged(small());
     config.rate.schedule = LrScheduleKind::kCosine;
@@ -99,7 +99,7 @@ TEST(Graph, AResumedRunIsTheSame) {
   }
 }
 
-TEST(Graph, EvaluationInBetweenChangesNothing) {
+TEST(Graph, EvaluationDoesNotChangeResults) {
   const auto check = [] {
     auto config = images();
     config.graph = GraphMode::kOff;
@@ -123,12 +123,12 @@ TEST(Graph, EvaluationInBetweenChangesNothing) {
   }
 }
 
-TEST(Graph, WhereItCannotBeCapturedTheReasonIsToldAndTrainingGoesOn) {
+TEST(Graph, ReportsAFailedCaptureAndContinuesWithout) {
   auto config = ragged(small());
   config.graph = GraphMode::kOff;
   const Ended plain = run(config);
   config.graph = GraphMode::kAuto;
-  for (const int which : {1, 2}) {  // also after a first graph was there
+  for (const int which : {1, 2}) {  // the capture that fails
     int fails = which;
     const RecordedInstead instead(repeated(&fails));
     Warnings warnings;
@@ -140,7 +140,7 @@ TEST(Graph, WhereItCannotBeCapturedTheReasonIsToldAndTrainingGoesOn) {
   }
 }
 
-TEST(Graph, StartsAgainWhereMemoryRanOut) {
+TEST(Graph, RepeatsTheWindowWhenMemoryRunsOut) {
   if (device().is_cuda()) GTEST_SKIP() << "failures are injected on the CPU";
   const RecordedInstead instead(repeated());
   auto config = ragged(small());
@@ -158,7 +158,7 @@ TEST(Graph, StartsAgainWhereMemoryRanOut) {
   }
 }
 
-TEST(Graph, OnNeedsACudaDevice) {
+TEST(Graph, RequiresACudaDeviceIfOn) {
   auto config = small();
   config.device = "cpu";
   config.graph = GraphMode::kOn;
@@ -171,7 +171,7 @@ TEST(Graph, OnNeedsACudaDevice) {
   EXPECT_EQ(Trainer(make_inputs(config), config).run({}).summary.graph, "off");
 }
 
-TEST(Graph, IsMadeAtTheSecondSightOfAShapeAndNotForEver) {
+TEST(Graph, CapturesTheSecondBatchOfAShape) {
   const RecordedInstead instead(repeated());
   torch::nn::Linear linear(4, 4);
   linear->to(device());
@@ -187,7 +187,7 @@ TEST(Graph, IsMadeAtTheSecondSightOfAShapeAndNotForEver) {
   EXPECT_EQ(stepper.graphs.captures(), 1);
   EXPECT_EQ(stepper.graphs.replays(), 2);
   EXPECT_TRUE(stepper.run(batch(2)));
-  // At most so many at a time.
+  // There are at most kMost CUDA graphs.
   for (int64_t n = 3; n < 10; ++n) {
     EXPECT_FALSE(stepper.run(batch(n)));
     EXPECT_EQ(stepper.run(batch(n)),
@@ -195,7 +195,7 @@ TEST(Graph, IsMadeAtTheSecondSightOfAShapeAndNotForEver) {
   }
   EXPECT_EQ(stepper.graphs.captures(), int64_t{StepGraphs::kMost});
 
-  // Gradients that moved: the graphs are of no use any more.
+  // If gradients move, the CUDA graphs are dropped.
   for (auto& parameter : linear->parameters()) {
     parameter.mutable_grad() = parameter.grad().clone();
   }
@@ -207,7 +207,7 @@ TEST(Graph, IsMadeAtTheSecondSightOfAShapeAndNotForEver) {
   EXPECT_TRUE(stepper.told.empty());
 }
 
-TEST(Graph, AnOverflowIsFoundAndGoneInTheNextWindow) {
+TEST(Graph, DetectsAnOverflowInOneWindowOnly) {
   const auto check = [] {
     const compat::GraphStreamScope stream(device(), true);
     torch::nn::Linear linear(4, 4);
@@ -223,7 +223,7 @@ TEST(Graph, AnOverflowIsFoundAndGoneInTheNextWindow) {
     for (int window = 0; window < 6; ++window) {
       const bool overflows = window == 3;
       accumulator.begin(2);
-      // More than a float holds.
+      // 1e39 overflows a float.
       stepper.step.set_weight(accumulator.weigh(2) *
                               (overflows ? 1e39 : scaler.scale()));
       EXPECT_EQ(stepper.run(batch), window > 0);
@@ -247,7 +247,7 @@ TEST(Graph, AnOverflowIsFoundAndGoneInTheNextWindow) {
   }
 }
 
-TEST(Graph, IsGivenUpWhereItsMemoryPassesTheBudget) {
+TEST(Graph, IsDisabledIfItExceedsTheBudget) {
   struct Large final : Recorded {
     void capture(const std::function<void()>&) override {}
     void replay() override { FAIL(); }
@@ -266,12 +266,12 @@ TEST(Graph, IsGivenUpWhereItsMemoryPassesTheBudget) {
   ASSERT_EQ(stepper.told.size(), 1u);
   EXPECT_NE(stepper.told[0].find("the budget is"), std::string::npos);
   EXPECT_EQ(stepper.graphs.bytes(), 0);
-  EXPECT_EQ(stepper.graphs.peak_bytes(), 0);  // it never was of any use
-  stepper.graphs.drop();                      // another plan: once more
+  EXPECT_EQ(stepper.graphs.peak_bytes(), 0);  // it was never replayed
+  stepper.graphs.drop();                      // enables CUDA graphs again
   EXPECT_TRUE(stepper.graphs.active());
 }
 
-TEST(Graph, WhatComesBetweenStepsHasToFitBesideIt) {
+TEST(Graph, CountsTransientMemoryBetweenSteps) {
   const RecordedInstead instead(repeated());
   for (const bool room : {true, false}) {
     torch::nn::Linear linear(4, 4);
@@ -287,7 +287,7 @@ TEST(Graph, WhatComesBetweenStepsHasToFitBesideIt) {
   }
 }
 
-TEST(Graph, ItsMemoryCountsAsLiveAllTheTime) {
+TEST(Graph, CountsItsMemoryAsLive) {
   struct Held final : Recorded {
     void capture(const std::function<void()>&) override {}
     void replay() override {}
@@ -316,7 +316,7 @@ TEST(Graph, ItsMemoryCountsAsLiveAllTheTime) {
   EXPECT_EQ(stepper.graphs.peak_bytes(), 0);
 }
 
-/// Plans "none" first, then what is left of a list.
+/// Plans "none" first, then the strategies of a list.
 class Listed final : public BudgetPlanner {
  public:
   Listed(const TrainConfig& config, std::vector<std::string> later,
@@ -347,11 +347,11 @@ class Listed final : public BudgetPlanner {
   size_t next_ = 0;
 };
 
-TEST(Graph, APlanThatChangesIsCapturedAnew) {
+TEST(Graph, IsCapturedAgainAfterReplanning) {
   const auto check = [] {
     auto config = small();
     config.epochs = 4;
-    config.memory_limit = 1;  // passed by all: each window a smaller plan
+    config.memory_limit = 1;  // always exceeded, so each window replans
     config.recompute = "optimal";
     const auto planner = [config]() mutable {
       config.resolve();
@@ -374,7 +374,7 @@ TEST(Graph, APlanThatChangesIsCapturedAnew) {
   }
 }
 
-TEST(Graph, WithoutRatherThanOverTheBudget) {
+TEST(Graph, IsDisabledBeforeReplanning) {
   struct Large final : Recorded {
     void capture(const std::function<void()>&) override {}
     void replay() override { FAIL(); }
@@ -398,7 +398,7 @@ TEST(Graph, WithoutRatherThanOverTheBudget) {
   EXPECT_LT(ended.result.summary.peak_bytes, config.memory_limit);
 }
 
-TEST(Graph, IsLeftOutWhereThePlanHasNoRoomForIt) {
+TEST(Graph, IsDisabledIfThePlanHasNoRoom) {
   const RecordedInstead instead(repeated());
   auto config = small();
   config.batch = 8;
@@ -421,14 +421,14 @@ TEST(Graph, IsLeftOutWhereThePlanHasNoRoomForIt) {
   }
 }
 
-TEST(Graph, MemoryThatRanOutTwiceBesideItEndsIt) {
+TEST(Graph, IsDisabledAfterMemoryRanOutTwice) {
   const RecordedInstead instead(repeated());
   torch::nn::Linear linear(4, 4);
   linear->to(device());
   Stepper stepper(summed(make_stage("linear", linear)),
                   make_schedule("none", 2));
   const Tensors batch = {torch::ones({2, 4}, on_device())};
-  stepper.graphs.drop_for_memory();  // none is there: not its fault
+  stepper.graphs.drop_for_memory();  // does not count without CUDA graphs
   stepper.run(batch);
   EXPECT_TRUE(stepper.run(batch));
   stepper.graphs.drop_for_memory();

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Kills trainings with SIGKILL at random moments, resumes them until they end,
-# and compares the last state and the metrics with those of a training that was
-# never stopped: every byte must be the same. Then the same with SIGTERM.
+# Kills trainings with SIGKILL at random times, resumes them until they end, and
+# compares the last state and the metrics with those of a training that was never
+# stopped. They must be bit-identical. Then stops a training with SIGTERM.
 #
 #   kill_test.sh REPRISE [KILLS]
 set -euo pipefail
@@ -19,8 +19,8 @@ fail() {
   exit 1
 }
 
-# last_state DIR: the newest state, whose metadata holds times, so only the
-# tensors after the header are compared.
+# last_state DIR: path of the newest state. Its metadata contains times, so only
+# the tensors after the header are compared.
 last_state() { ls "$1"/state-*.safetensors | tail -n 1; }
 tensors() {
   python3 - "$1" <<'PY'
@@ -56,12 +56,12 @@ while [ $done_kills -lt "$kills" ]; do
   while true; do
     "$reprise" train "${flags[@]}" "${how[@]}" >/dev/null 2>"$work/log" &
     pid=$!
-    # Anywhere in the life of a process, start and end included.
+    # At any time in the life of a process, including its start and end.
     sleep "$(awk "BEGIN { print $RANDOM / 32768 * $whole_ms / 1000 }")"
     if kill -KILL $pid 2>/dev/null; then done_kills=$((done_kills + 1)); fi
     if wait $pid 2>/dev/null; then break; fi
     grep -q "^reprise:" "$work/log" && fail "$(cat "$work/log")"
-    # Killed before there was a run: begin again.
+    # Start again if the process was killed before it created the run.
     if [ -f "$dir/config.json" ]; then
       how=(--resume "$dir")
     fi
@@ -78,8 +78,8 @@ while [ $done_kills -lt "$kills" ]; do
 done
 echo "$done_kills kills in $run runs: every byte the same"
 
-# SIGTERM: saves at once and says how to go on.
-rm "$work/log"  # the last one has steps too
+# SIGTERM saves the state and prints the command to resume.
+rm "$work/log"  # the previous log has steps too
 touch "$work/log"
 "$reprise" train "${flags[@]}" --epochs 200 --out "$work/term" \
   >/dev/null 2>"$work/log" &

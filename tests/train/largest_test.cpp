@@ -22,7 +22,7 @@ Largest example_largest() {
   return largest;
 }
 
-TEST(Largest, Text) {
+TEST(Largest, FormatsText) {
   EXPECT_EQ(to_text(example_largest()),
             "batch 96 fits, 8.0 times the 12 that fit without any technique\n"
             "  no technique        12  peak 500 MiB\n"
@@ -31,7 +31,7 @@ TEST(Largest, Text) {
             "recompute optimal: keeps 2 of 4 stages, recomputes 2 once\n");
 }
 
-TEST(Largest, WhatDoesNotFit) {
+TEST(Largest, FormatsAnInfeasibleSearch) {
   Largest largest = example_largest();
   largest.plain = 0;
   EXPECT_EQ(to_text(largest).substr(0, to_text(largest).find('\n')),
@@ -44,7 +44,7 @@ TEST(Largest, WhatDoesNotFit) {
   EXPECT_TRUE(json["plan"].is_null());
 }
 
-TEST(Largest, Json) {
+TEST(Largest, FormatsJson) {
   const auto json = nlohmann::json::parse(to_json(example_largest()));
   EXPECT_EQ(json["axis"], "batch");
   EXPECT_EQ(json["value"], 96);

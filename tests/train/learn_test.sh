@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Trains on real data: a convolutional network on MNIST, with and without
-# recomputation (the same losses in every digit), and a language model on a text
-# (its loss falls below the text's unigram entropy).
+# Trains on real data: a convolutional network on MNIST with and without
+# recomputation (the losses must be identical), and a language model on a text
+# (its loss must fall below the unigram entropy of the text).
 #
 #   learn_test.sh REPRISE
 set -euo pipefail

@@ -31,7 +31,7 @@ TEST(LrSchedule, WarmsUpLinearly) {
   EXPECT_DOUBLE_EQ(rate_at(options, 0), 0.4);
 }
 
-TEST(LrSchedule, FallsAlongHalfACosine) {
+TEST(LrSchedule, DecaysAlongAHalfCosine) {
   const auto options = cosine();
   EXPECT_DOUBLE_EQ(rate_at(options, 0), 0.1);
   EXPECT_DOUBLE_EQ(rate_at(options, 4), 0.5);
@@ -45,11 +45,11 @@ TEST(LrSchedule, FallsAlongHalfACosine) {
   }
 }
 
-TEST(LrSchedule, RefusesOptionsOutOfRange) {
+TEST(LrSchedule, RejectsOptionsOutOfRange) {
   const auto expect_error = [](const std::string& part, auto&& change) {
     LrScheduleOptions options = cosine();
     change(options);
-    // Already during the warm-up, not when the schedule begins.
+    // Options are checked in the warm-up, before the schedule begins.
     const auto error = error_of([&] { rate_at(options, 0); });
     EXPECT_NE(error.find(part), std::string::npos) << error;
   };
@@ -64,7 +64,7 @@ TEST(LrSchedule, RefusesOptionsOutOfRange) {
             std::string::npos);
 }
 
-TEST(LrSchedule, ScalesWithTheBatch) {
+TEST(LrSchedule, ScalesWithTheBatchSize) {
   EXPECT_DOUBLE_EQ(scale_rate(0.1, LrScaling::kNone, 1024, 256), 0.1);
   EXPECT_DOUBLE_EQ(scale_rate(0.1, LrScaling::kLinear, 1024, 256), 0.4);
   EXPECT_DOUBLE_EQ(scale_rate(0.1, LrScaling::kSqrt, 1024, 256), 0.2);

@@ -12,7 +12,7 @@ namespace {
 
 using detail::MicroStep;
 
-// So wide that the biases have less than a 64th of all values.
+// Wide enough for the biases to have less than 1/64 of all values.
 constexpr int64_t kWidth = 80;
 
 struct Small {
@@ -33,8 +33,8 @@ struct Small {
   }
 };
 
-/// Gradients of the last stage when the execution said that they are final, and at
-/// the end, after two micro-batches.
+/// Runs two micro-batches. Returns the gradients of the last stage when the
+/// execution reports them final, and at the end.
 std::pair<torch::Tensor, torch::Tensor> gradients(bool final_on_the_way) {
   Small small;
   torch::Tensor told;
@@ -51,10 +51,11 @@ std::pair<torch::Tensor, torch::Tensor> gradients(bool final_on_the_way) {
   return {told, small.last->bias.grad()};
 }
 
-TEST(MicroStep, GradientsAreWholeWhenTheyAreFinal) {
+TEST(MicroStep, GradientsAreCompleteWhenReportedFinal) {
   const auto [told, end] = gradients(/*final_on_the_way=*/true);
   EXPECT_TRUE(same(told, end));
-  // Added up together, they are not before the end; the sums are the same.
+  // If small gradients are accumulated together, they are complete only at the
+  // end; the sums are the same.
   const auto [early, sum] = gradients(/*final_on_the_way=*/false);
   EXPECT_FALSE(same(early, sum));
   EXPECT_TRUE(same(sum, end));

@@ -1,4 +1,6 @@
-// Allocations fail at random places of a training; it ends with the same bits.
+// Tests of whole trainings in which allocations fail at random points; the
+// results must be bit-identical. retry_rules_test.cpp tests OomRetry in
+// isolation.
 #include "runs.h"
 
 #include <algorithm>
@@ -56,7 +58,8 @@ TrainConfig dropped_tokens() {
   return config;
 }
 
-/// Fails `points` times, each in a run of its own, evenly spread with chance.
+/// Trains `points` times, with one failed allocation each. The failures are
+/// spread evenly over the run, with random offsets.
 void fail_everywhere(const TrainConfig& config, int points,
                      const std::vector<int>& stops = {}) {
   if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
@@ -75,7 +78,7 @@ void fail_everywhere(const TrainConfig& config, int points,
     const Ended ended =
         run(config, stops, &warnings, {.part = part, .after = after});
     expect_same(ended, whole, "allocation " + std::to_string(after));
-    // A batch that was read ahead and never asked for may be what failed.
+    // The failure may be in a batch that was read ahead but not used.
     EXPECT_LE(warnings.list.size(), 1u);
     rescued += warnings.count("ran out of memory") > 0;
     if (::testing::Test::HasFailure()) return;
@@ -85,36 +88,36 @@ void fail_everywhere(const TrainConfig& config, int points,
               static_cast<long>(whole.allocations), rescued);
 }
 
-TEST(OomRetry, BatchNormAndClippingAreTheSame) {
+TEST(OomRetry, DoesNotChangeBatchNormAndClipping) {
   fail_everywhere(saved_images(), 30);
 }
 
-TEST(OomRetry, ASmallerLastMicroBatchAndRecomputationAreTheSame) {
+TEST(OomRetry, DoesNotChangeASmallerLastMicroBatchAndRecomputation) {
   fail_everywhere(ragged_images(), 30);
 }
 
-TEST(OomRetry, DropoutIsTheSame) {
+TEST(OomRetry, DoesNotChangeDropout) {
   fail_everywhere(dropped_tokens(), 30);
 }
 
-TEST(OomRetry, OtherOptimizersAreTheSame) {
+TEST(OomRetry, DoesNotChangeOtherOptimizers) {
   for (const char* name : {"sgd", "adafactor", "adam8bit"}) {
     auto config = dropped_tokens();
-    config.model_options.width = 32;  // enough for 8 bits
+    config.model_options.width = 32;  // large enough to be quantized
     config.optimizer.name = name;
     config.optimizer.momentum = name == std::string("sgd") ? 0.9 : 0;
     fail_everywhere(config, 10);
   }
 }
 
-TEST(OomRetry, AWindowContinuedFromDiskIsTheSame) {
+TEST(OomRetry, DoesNotChangeAWindowResumedFromDisk) {
   auto config = ragged_images();
   config.evaluate = false;
   fail_everywhere(config, 20, {4});  // one micro-batch into the second window
 }
 
-/// A state whose reading fails for want of memory is no state to pass over.
-TEST(OomRetry, ResumingItselfCanFail) {
+/// If memory runs out while a state is read, an older state must not be used.
+TEST(OomRetry, RepeatsAFailedResume) {
   if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
   auto config = small();
   config.workers = 0;
@@ -129,7 +132,7 @@ TEST(OomRetry, ResumingItselfCanFail) {
   }
 }
 
-TEST(OomRetry, TheLastUpdateAndTheSaveCanFail) {
+TEST(OomRetry, RepeatsAFailedLastUpdateAndSave) {
   if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
   auto config = saved_images();
   config.evaluate = false;
@@ -137,7 +140,7 @@ TEST(OomRetry, TheLastUpdateAndTheSaveCanFail) {
   config.workers = 0;
   const Ended whole = run(config);
   ASSERT_EQ(whole.result.summary.steps, 1);
-  // From the run's end backwards: saving, the update with its first state.
+  // Go backwards from the end of the run, through the save and the last update.
   for (int64_t before_end = 1; before_end < 60; before_end += 3) {
     expect_same(
         run(config, {}, nullptr, {.after = whole.allocations - before_end}),
@@ -145,7 +148,7 @@ TEST(OomRetry, TheLastUpdateAndTheSaveCanFail) {
   }
 }
 
-/// Trains; before micro-batch `at` of the run memory runs out as on a GPU.
+/// Trains with a CUDA out-of-memory error before micro-batch `at`.
 Ended run_failing_before(TrainConfig config, int at) {
   const testing::TemporaryDirectory base;
   config.resolve();
@@ -168,8 +171,8 @@ Ended run_failing_before(TrainConfig config, int at) {
   return ended;
 }
 
-/// On any device, and in fp16 where there is one.
-TEST(OomRetry, FailuresBetweenMicroBatchesChangeNothing) {
+/// Runs on any device, and with fp16 on CUDA.
+TEST(OomRetry, DoesNotChangeResultsIfMicroBatchesFail) {
   auto config = ragged_images();
   config.evaluate = false;
   for (const char* precision : {"fp32", "bf16", "fp16"}) {
@@ -183,7 +186,7 @@ TEST(OomRetry, FailuresBetweenMicroBatchesChangeNothing) {
   }
 }
 
-TEST(OomRetry, GivesUpWithTheLastGoodStateOnDisk) {
+TEST(OomRetry, SavesTheLastCompleteStateWhenRetriesAreExhausted) {
   const testing::TemporaryDirectory base;
   auto config = small();
   config.steps = 4;
@@ -197,7 +200,7 @@ TEST(OomRetry, GivesUpWithTheLastGoodStateOnDisk) {
   how.listener = &warnings;
   int asked = 0;
   how.stop = [&asked] {
-    // Two micro-batches a window: the third window never gets through.
+    // A window has two micro-batches, so the third window always fails.
     if (++asked > 4) {
       C10_THROW_ERROR(OutOfMemoryError, "CUDA out of memory. (for the test)");
     }

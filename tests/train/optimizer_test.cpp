@@ -59,7 +59,7 @@ int count() {
   return static_cast<int>(optimizer_values()["rates"].size());
 }
 
-/// Of update `k` of the fixture.
+/// Sets the gradients of update `k` of the fixture.
 void set_gradients(const NamedTensors& parameters, int k) {
   const json& gradients = optimizer_values()["gradients"][k];
   for (const auto& [name, parameter] : parameters) {
@@ -70,7 +70,7 @@ void set_gradients(const NamedTensors& parameters, int k) {
   }
 }
 
-/// Update `k` of the fixture.
+/// Runs update `k` of the fixture.
 void step(Optimizer& optimizer, const NamedTensors& parameters, int k) {
   set_gradients(parameters, k);
   optimizer.step(optimizer_values()["rates"][k]);
@@ -85,7 +85,7 @@ void expect_near(const NamedTensors& parameters, const json& expected,
   }
 }
 
-TEST(Optimizer, EqualsTorchOptimAndThePapersAdafactor) {
+TEST(Optimizer, MatchesTorchOptimAndReferenceAdafactor) {
   for (const auto& [name, test] : optimizer_values()["cases"].items()) {
     for (const auto type : {torch::kDouble, torch::kFloat}) {
       const double tolerance = type == torch::kDouble ? 1e-12 : 1e-6;
@@ -101,7 +101,7 @@ TEST(Optimizer, EqualsTorchOptimAndThePapersAdafactor) {
   }
 }
 
-TEST(Optimizer, GoesOnBitByBitAfterSavingAndLoading) {
+TEST(Optimizer, ContinuesBitIdenticallyAfterLoading) {
   for (const auto& [name, test] : optimizer_values()["cases"].items()) {
     const auto options = options_of(test["options"]);
     const auto parameters = start();
@@ -110,7 +110,7 @@ TEST(Optimizer, GoesOnBitByBitAfterSavingAndLoading) {
     const auto resumed_parameters = copy_of(parameters);
     const auto saved = copy_of(optimizer->state());
     const auto resumed = make_optimizer(options, resumed_parameters);
-    // Over a state of its own, which must not show through.
+    // Load over an existing state, which must be replaced completely.
     if (name == "adam") {
       const auto elsewhere = copy_of(parameters);
       const auto used = make_optimizer(options, elsewhere);
@@ -134,7 +134,7 @@ TEST(Optimizer, GoesOnBitByBitAfterSavingAndLoading) {
   }
 }
 
-TEST(Optimizer, StateHasNamesAndIsItsOwn) {
+TEST(Optimizer, StateIsNamedAndOwned) {
   const auto parameters = start();
   OptimizerOptions options;
   const auto optimizer = make_optimizer(options, parameters);
@@ -163,7 +163,7 @@ TEST(Optimizer, StateHasNamesAndIsItsOwn) {
   EXPECT_EQ(by_name(sgd->state()).count("momentum.fc.bias"), 1u);
 }
 
-TEST(Optimizer, AdafactorKeepsRowsAndColumns) {
+TEST(Optimizer, AdafactorStoresRowAndColumnMeans) {
   const auto weight = torch::ones({300, 200}, on_device()).requires_grad_();
   const auto bias = torch::ones({7}, on_device()).requires_grad_();
   weight.mutable_grad() = torch::ones_like(weight);
@@ -179,7 +179,7 @@ TEST(Optimizer, AdafactorKeepsRowsAndColumns) {
   EXPECT_EQ(state.size(), 4u);
 }
 
-TEST(Optimizer, LeavesGradientsAndOthersAlone) {
+TEST(Optimizer, DoesNotChangeGradientsAndOtherParameters) {
   for (const auto& [name, test] : optimizer_values()["cases"].items()) {
     const auto parameters = start();
     const auto before = copy_of(parameters);
@@ -201,7 +201,7 @@ TEST(Optimizer, LeavesGradientsAndOthersAlone) {
   }
 }
 
-TEST(Optimizer, TakesGradientsOfOtherStrides) {
+TEST(Optimizer, AcceptsGradientsWithOtherStrides) {
   for (const auto& name : optimizer_names()) {
     OptimizerOptions options;
     options.name = name;
@@ -225,7 +225,7 @@ TEST(Optimizer, UpdatesTiedWeightsOnce) {
   EXPECT_TRUE(same(weight, torch::full({2}, 0.75, on_device())));
 }
 
-TEST(Optimizer, BoundsItsTemporaries) {
+TEST(Optimizer, BoundsTemporaryMemory) {
   constexpr int64_t kMiB = 1 << 20;
   NamedTensors parameters;
   for (int i = 0; i < 3; ++i) {
@@ -246,8 +246,8 @@ TEST(Optimizer, BoundsItsTemporaries) {
   }
 }
 
-/// Whichever allocation fails, nothing has changed and the step can be repeated.
-TEST(Optimizer, AFailedAllocationChangesNothing) {
+/// Whichever allocation fails, no value changes and the step can be repeated.
+TEST(Optimizer, IsUnchangedByAFailedAllocation) {
   if (!testing::device().is_cpu()) {
     GTEST_SKIP() << "failures are injected on the CPU";
   }
@@ -287,7 +287,7 @@ TEST(Optimizer, AFailedAllocationChangesNothing) {
   }
 }
 
-TEST(Optimizer, RefusesOptionsOutOfRange) {
+TEST(Optimizer, RejectsOptionsOutOfRange) {
   const auto error = [](auto&& change) {
     OptimizerOptions options;
     change(options);
@@ -324,7 +324,7 @@ TEST(Optimizer, RefusesOptionsOutOfRange) {
             std::string::npos);
 }
 
-TEST(Optimizer, RefusesAnotherStateAndKeepsItsOwn) {
+TEST(Optimizer, RejectsAnInvalidStateAndKeepsItsOwn) {
   const auto parameters = start();
   const auto optimizer = make_optimizer({}, parameters);
   for (int k = 0; k < 2; ++k) step(*optimizer, parameters, k);
@@ -360,7 +360,7 @@ TEST(Optimizer, RefusesAnotherStateAndKeepsItsOwn) {
                [](State& state) { state["step.fc.bias"].zero_(); });
 }
 
-TEST(Optimizer, LoadsAnEmptyStateAsTheBeginning) {
+TEST(Optimizer, LoadsAnEmptyStateAsInitialState) {
   const auto parameters = start();
   const auto optimizer = make_optimizer({}, parameters);
   step(*optimizer, parameters, 0);

@@ -6,10 +6,10 @@
 
 #include <fstream>
 
-/// For tests of optimizers.
+/// Expected values for tests of optimizers.
 namespace reprise::testing {
 
-/// What fixtures/make_optimizer_values.py wrote.
+/// Returns the output of fixtures/make_optimizer_values.py.
 inline const nlohmann::json& optimizer_values() {
   static const nlohmann::json values = [] {
     std::ifstream file(REPRISE_FIXTURES "/optimizer_values.json");

@@ -16,7 +16,7 @@ namespace {
 using testing::expect_same;
 using testing::run;
 
-/// Profiles go to a folder of the test's own.
+/// Redirects cached profiles to a temporary directory.
 class OwnCache {
  public:
   OwnCache() { ::setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }
@@ -58,12 +58,12 @@ PlanRequest request_for(const TrainConfig& config, int64_t memory) {
   return request;
 }
 
-TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
+TEST(Planning, KeepsBudgetsAndPredictsPeaks) {
   const OwnCache cache;
   for (const std::string model : {"cnn-basic", "unet", "gpt2", "gpt2 copies"}) {
     const bool copies = model == "gpt2 copies";
     TrainConfig config = config_of(copies ? "gpt2" : model);
-    // With temporaries of its own, and state that is not all of one kind.
+    // adamw8bit has its own workspace and state of different types.
     if (model == "gpt2") config.optimizer.name = "adamw8bit";
     if (copies) {
       config.precision = Precision::kBf16;
@@ -72,7 +72,7 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
     config.resolve();
     std::vector<std::pair<int64_t, PlanResult>> plans;
     {
-      // Gone before anything is measured: its model takes memory too.
+      // Destroyed before the measurements, because its model uses memory.
       TrainingPlanner planner(config);
       const PlanResult least = planner.plan(request_for(config, 1));
       EXPECT_FALSE(least.feasible);
@@ -80,7 +80,7 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
       for (const auto& point : least.references) {
         most = std::max(most, point.peak_bytes);
       }
-      // Where the update sets the peak there is no room between the two.
+      // If the peak is in the update, all budgets are equal.
       const double range =
           std::max(0.0, double(most) - double(least.smallest_bytes));
       for (const double share : {0.0, 0.3, 0.6, 1.05}) {
@@ -101,9 +101,10 @@ TEST(Planning, BudgetsAreKeptAndPeaksPredicted) {
   }
 }
 
-/// What a training holds besides activations is planned for: random states with dropout,
-/// statistics with BatchNorm, copies of gradients that lie otherwise than their tensors
-/// with channels last, and on CUDA the small gradients that are added up together.
+/// Plans include memory other than activations: random states for dropout,
+/// statistics for BatchNorm, copies of gradients with other strides for
+/// channels last, and on CUDA the small gradients that are accumulated
+/// together.
 TEST(Planning, TheSmallestPlanKeepsItsBudget) {
   const OwnCache cache;
   PlanningOptions quick;
@@ -132,7 +133,7 @@ TEST(Planning, TheSmallestPlanKeepsItsBudget) {
     open.resolve();
     PlanRequest request = request_for(open, 1);
     request.micro_batch = config.batch;
-    request.margin = 0;  // the prediction is to be that good
+    request.margin = 0;  // the prediction must be exact enough
     config.memory_limit = plan_training(open, request, quick).smallest_bytes;
     request.memory = config.memory_limit;
     const PlanResult result = plan_training(open, request, quick);
@@ -140,7 +141,7 @@ TEST(Planning, TheSmallestPlanKeepsItsBudget) {
     EXPECT_GT(result.plan.schedule.total_runs(), result.plan.schedule.stages());
     const PlanMeasurement measured = measure_plan(open, result.plan, 0, 1);
     EXPECT_LE(measured.peak_bytes, config.memory_limit) << model;
-    // With the margin that a training leaves.
+    // Now with the default margin.
     request.margin = PlanRequest{}.margin;
     request.memory = 1;
     config.memory_limit = plan_training(open, request, quick).smallest_bytes;
@@ -150,10 +151,10 @@ TEST(Planning, TheSmallestPlanKeepsItsBudget) {
   }
 }
 
-TEST(Planning, OffersTheHostNoMoreThanItHolds) {
+TEST(Planning, OffloadsNoMoreThanTheHostStoreHolds) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
-  config.host_memory = HostMemoryMode::kOff;  // here it is another one
+  config.host_memory = HostMemoryMode::kOff;  // the test has its own store
   config.batch = 4;
   config.resolve();
   const detail::TrainSetup setup = detail::make_setup(config);
@@ -171,7 +172,7 @@ TEST(Planning, OffersTheHostNoMoreThanItHolds) {
     for (const StageCosts& stage : figures.stages) {
       const KeptRunCosts& host = stage.variants.back();
       sum += host.host_bytes;
-      // Either it is moved, or it is like the plain run.
+      // A stage is either offloaded or has the costs of the plain run.
       if (host.host_bytes > 0) {
         EXPECT_LT(host.saved_bytes, stage.saved_bytes);
         EXPECT_GT(host.forward_ms, stage.forward_ms);
@@ -190,7 +191,7 @@ TEST(Planning, OffersTheHostNoMoreThanItHolds) {
   EXPECT_LE(half, all / 2 * 3 / 4);
 }
 
-TEST(Planning, LeavesNoMarkOnATraining) {
+TEST(Planning, DoesNotChangeTheTraining) {
   const OwnCache cache;
   // Otherwise two runs of one training differ as well.
   for (const char* model : {"cnn-basic", "gpt2"}) {
@@ -206,7 +207,7 @@ TEST(Planning, LeavesNoMarkOnATraining) {
   }
 }
 
-/// What a planning has left of fp32.
+/// Returns the cached profile for fp32.
 CostProfile kept_profile(const OwnCache& cache) {
   for (const auto& file :
        std::filesystem::directory_iterator(cache.profiles())) {
@@ -216,7 +217,7 @@ CostProfile kept_profile(const OwnCache& cache) {
   return {};
 }
 
-TEST(Planning, TriesWhatItPlans) {
+TEST(Planning, TimesThePlanItReturns) {
   for (const char* model : {"cnn-basic", "gpt2"}) {
     const OwnCache cache;
     TrainConfig config = config_of(model);
@@ -228,15 +229,15 @@ TEST(Planning, TriesWhatItPlans) {
       const PlanResult result =
           plan_training(config, request_for(config, memory));
       ASSERT_TRUE(result.feasible);
-      // Within the budget, so there was room.
+      // The plan is within the budget, so it must have been tried.
       const auto ms = kept_profile(cache).tried_ms(
           result.plan.micro_batch, result.plan.schedule.to_text(),
           result.plan.graph);
       ASSERT_TRUE(ms.has_value()) << model << " " << share;
       EXPECT_EQ(result.plan.micro_ms, *ms);
       EXPECT_GT(*ms, 0);
-      // What is kept is enough for the same answer. On a busy machine the times may be
-      // compared once more before.
+      // The cached measurements give the same result. On a busy machine the
+      // times may be compared once more before.
       std::string last = to_json(result);
       bool settled = false;
       for (int i = 0; i < 4 && !settled; ++i) {
@@ -250,7 +251,7 @@ TEST(Planning, TriesWhatItPlans) {
   }
 }
 
-TEST(Planning, TryingLeavesNoMark) {
+TEST(Planning, TrialsDoNotChangeTheTraining) {
   // Otherwise two runs of one training differ as well.
   for (const char* model : {"cnn-basic", "gpt2"}) {
     const OwnCache cache;
@@ -267,7 +268,7 @@ TEST(Planning, TryingLeavesNoMark) {
     const size_t before = kept_profile(cache).tried.size();
     planned.memory_limit = least + least / 20;
     const auto a = run(planned);
-    // Nothing left to compare where the session tried nothing itself.
+    // The trainer must have tried schedules itself.
     EXPECT_GT(kept_profile(cache).tried.size(), before) << model;
     TrainConfig plain = planned;
     plain.memory_limit = 0;
@@ -276,7 +277,7 @@ TEST(Planning, TryingLeavesNoMark) {
   }
 }
 
-TEST(Planning, RefusesABudgetThatNothingFits) {
+TEST(Planning, RejectsAnInfeasibleBudget) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
   config.memory_limit = 1 << 20;
@@ -289,7 +290,7 @@ TEST(Planning, RefusesABudgetThatNothingFits) {
       << error;
 }
 
-TEST(Planning, ConvertsWeightsAtEachUseWhereCopiesDoNotFit) {
+TEST(Planning, ConvertsWeightsAtEachUseIfCopiesDoNotFit) {
   if (!testing::device().is_cuda()) {
     GTEST_SKIP() << "copies are left to the plan on CUDA alone";
   }
@@ -317,7 +318,7 @@ TEST(Planning, ConvertsWeightsAtEachUseWhereCopiesDoNotFit) {
   EXPECT_LE(run(config).result.summary.peak_bytes, between);
 }
 
-TEST(Planning, KeepsWhatItMeasured) {
+TEST(Planning, CachesMeasurements) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
   config.resolve();
@@ -339,7 +340,7 @@ TEST(Planning, KeepsWhatItMeasured) {
   options.fresh = true;
   plan_training(config, request_for(config, 0), options);
   EXPECT_GT(measured, 0);
-  // Another model is another profile.
+  // Another model has another profile.
   measured = 0;
   options.fresh = false;
   config.model_options.depth = 2;
@@ -347,7 +348,7 @@ TEST(Planning, KeepsWhatItMeasured) {
   EXPECT_GT(measured, 0);
 }
 
-TEST(Planning, AProfileOfAnotherChainIsNotUsed) {
+TEST(Planning, IgnoresTheCachedProfileOfAnotherChain) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
   config.resolve();
@@ -367,7 +368,7 @@ TEST(Planning, AProfileOfAnotherChainIsNotUsed) {
   EXPECT_GT(measured, 0);
 }
 
-TEST(Planning, TheLargestFits) {
+TEST(Planning, FindsTheLargestSizeThatFits) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
   config.resolve();
@@ -381,12 +382,12 @@ TEST(Planning, TheLargestFits) {
   EXPECT_LE(batch.peak_bytes, memory);
   ASSERT_TRUE(batch.plan.has_value());
   EXPECT_EQ(batch.plan->micro_batch, batch.value);
-  // One more does not fit.
+  // The next larger value does not fit.
   std::string found;
   const auto fits = [&](TrainConfig one, PlanRequest request, bool plain) {
     if (plain) request.strategy = "none";
     PlanningOptions anything = quick;
-    anything.fresh = true;  // nothing cached, as the search has it
+    anything.fresh = true;  // the search does not use the cache either
     const PlanResult result = TrainingPlanner(one, anything).plan(request);
     found = to_text(result);
     return result.feasible;
@@ -412,7 +413,7 @@ TEST(Planning, TheLargestFits) {
         << longer.model_options.seq << "\n"
         << to_text(seq) << found;
   }
-  // Sizes that are doubles.
+  // cnn-basic accepts only sizes that are doubled.
   TrainConfig cnn = config_of("cnn-basic");
   cnn.resolve();
   const Largest side = find_largest(cnn, LargestAxis::kImageSize,

@@ -31,7 +31,7 @@ TrainConfig profiled(const std::string& recompute = "none") {
   return config;
 }
 
-TEST(Profile, PhasesFollowEachOtherWithoutGaps) {
+TEST(Profile, PhasesHaveNoGaps) {
   for (const int64_t accumulate : {1, 2}) {
     TrainConfig config = profiled("sqrt");
     config.accumulate = accumulate;
@@ -61,7 +61,7 @@ TEST(Profile, PhasesFollowEachOtherWithoutGaps) {
   }
 }
 
-TEST(Profile, PhasesHoldWhatTheyAreNamedFor) {
+TEST(Profile, PhasesContainTheirMemory) {
   const TrainConfig config = profiled();
   const TrainingProfile profile = profile_training(config);
   const auto increment = [&](const std::string& name) {
@@ -72,9 +72,9 @@ TEST(Profile, PhasesHoldWhatTheyAreNamedFor) {
   };
   const Model model = make_model(config.model, config.model_options);
   const int64_t parameters = storage_bytes(model.root->parameters());
-  if (device().is_cpu()) {  // CUDA's allocator rounds up
+  if (device().is_cpu()) {  // the CUDA allocator rounds up
     EXPECT_EQ(increment("model"), parameters);
-    // adamw: two moments.
+    // AdamW has two moments per parameter.
     EXPECT_NEAR(static_cast<double>(increment("optimizer state")),
                 2.0 * static_cast<double>(parameters), 256);
   }
@@ -82,7 +82,7 @@ TEST(Profile, PhasesHoldWhatTheyAreNamedFor) {
   EXPECT_LE(increment("update"), -parameters);
 }
 
-TEST(Profile, KeptBytesAreTheTrainings) {
+TEST(Profile, KeptBytesEqualThoseOfTheTraining) {
   for (const char* recompute : {"none", "all", "sqrt"}) {
     const TrainConfig config = profiled(recompute);
     const TrainingProfile profile = profile_training(config);
@@ -93,8 +93,8 @@ TEST(Profile, KeptBytesAreTheTrainings) {
     for (const auto& stage : profile.stages) by_stage += stage.kept_bytes;
     EXPECT_EQ(by_stage, profile.kept_bytes) << recompute;
     if (device().is_cuda()) continue;
-    // A training also holds its loss and, to begin a window again, the state of
-    // a random generator.
+    // A training also holds its loss, and the state of a random generator to
+    // repeat a window.
     const int64_t more = summary.window_peak_bytes - profile.peak_bytes;
     EXPECT_GE(more, 0) << recompute;
     EXPECT_LT(more, 8192) << recompute;
@@ -103,7 +103,7 @@ TEST(Profile, KeptBytesAreTheTrainings) {
   }
 }
 
-TEST(Profile, ThePeakIsThatOfThePhasesMeters) {
+TEST(Profile, PeakEqualsTheHighestPhasePeak) {
   const TrainingProfile profile = profile_training(profiled("all"));
   int64_t highest = 0;
   bool window = false;
@@ -117,10 +117,10 @@ TEST(Profile, ThePeakIsThatOfThePhasesMeters) {
   EXPECT_EQ(sum, profile.peak_bytes);
 }
 
-TEST(Profile, StagesHaveTheFiguresOfATrace) {
+TEST(Profile, StagesHaveMeasuredCosts) {
   const TrainingProfile profile = profile_training(profiled());
   ASSERT_FALSE(profile.stages.empty());
-  // A hidden layer's output: 4 samples of 64 floats.
+  // The output of a hidden layer has 4 samples of 64 floats.
   EXPECT_EQ(profile.stages[1].output_bytes % (4 * 64 * 4), 0);
   EXPECT_GT(profile.stages[1].output_bytes, 0);
   for (const auto& stage : profile.stages) {
@@ -129,7 +129,7 @@ TEST(Profile, StagesHaveTheFiguresOfATrace) {
   }
 }
 
-TEST(Profile, TextAndJson) {
+TEST(Profile, FormatsTextAndJson) {
   TrainingProfile profile;
   profile.model = "mlp";
   profile.recompute = "all";

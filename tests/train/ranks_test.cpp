@@ -1,5 +1,6 @@
-// Also covers the single process's WindowExchange; those of several ranks are covered by
-// distributed/ranked_training_test.cpp and distributed/sync_batch_norm_test.cpp.
+// Also tests the WindowExchange of a single process. That of several ranks is
+// tested by distributed/ranked_training_test.cpp and
+// distributed/sync_batch_norm_test.cpp.
 #include "train/step/ranks.h"
 
 #include "support.h"
@@ -9,7 +10,7 @@
 namespace reprise::detail {
 namespace {
 
-TEST(Ranks, CollectivesOfOneProcessReturnTheirArgument) {
+TEST(Ranks, SingleProcessCollectivesReturnTheirArgument) {
   const auto ranks = make_ranks(nullptr);
   EXPECT_EQ(ranks->rank(), 0);
   EXPECT_EQ(ranks->size(), 1);

@@ -1,4 +1,4 @@
-// The rules of OomRetry by itself; oom_retry_test.cpp has whole trainings.
+// Tests of OomRetry in isolation; oom_retry_test.cpp tests whole trainings.
 #include "support.h"
 #include "train/step/oom_retry.h"
 
@@ -14,7 +14,7 @@ namespace {
   TORCH_CHECK(false, "DefaultCPUAllocator: can't allocate memory: 1 byte");
 }
 
-/// Calls in their order, by name.
+/// Records the names of calls in order.
 struct Calls {
   std::vector<std::string> list;
   OomRetry retry{c10::Device(c10::kCPU),
@@ -39,7 +39,7 @@ TEST(RetryRules, RestoresBeforeTheNextAttempt) {
                                                   "warn", "restore", "body"}));
 }
 
-TEST(RetryRules, AFailureInRestoreCountsAsOne) {
+TEST(RetryRules, CountsAFailureInRestore) {
   Calls calls;
   int restores = 0;
   calls.recovery.restore = [&] {
@@ -56,7 +56,7 @@ TEST(RetryRules, AFailureInRestoreCountsAsOne) {
   EXPECT_EQ(bodies, 2);
 }
 
-TEST(RetryRules, GivesUpAfterTheLastFailure) {
+TEST(RetryRules, ThrowsAfterTheLastFailure) {
   Calls calls;
   int bodies = 0;
   const auto work = [&] {
@@ -67,15 +67,15 @@ TEST(RetryRules, GivesUpAfterTheLastFailure) {
   EXPECT_EQ(bodies, OomRetry::kMaxFailures);
 }
 
-TEST(RetryRules, OtherErrorsPropagateAtOnce) {
+TEST(RetryRules, PropagatesOtherErrors) {
   Calls calls;
   EXPECT_THROW(calls.retry.run("work", [] { TORCH_CHECK(false, "other"); }),
                c10::Error);
   EXPECT_TRUE(calls.list.empty());
 }
 
-TEST(RetryRules, AllRanksRepeatWhatFailedOnOne) {
-  // This rank succeeds at first, but another one does not.
+TEST(RetryRules, RepeatsOnAllRanksIfOneFails) {
+  // The first attempt succeeds on this rank but fails on another one.
   Calls calls;
   int attempts = 0;
   calls.recovery.agree = [&](bool failed) {
@@ -85,11 +85,11 @@ TEST(RetryRules, AllRanksRepeatWhatFailedOnOne) {
   calls.retry.run(
       "work", [&] { ++attempts; }, calls.recovery);
   EXPECT_EQ(attempts, 2);
-  // Its own attempt had not failed: there is nothing to release.
+  // The attempt did not fail on this rank, so there is nothing to release.
   EXPECT_EQ(calls.list, (std::vector<std::string>{"restore", "warn"}));
 }
 
-TEST(RetryRules, AFailureElsewhereIsNoErrorHere) {
+TEST(RetryRules, ToleratesAFailureOnAnotherRank) {
   Calls calls;
   int attempts = 0;
   std::vector<bool> failed;

@@ -47,7 +47,7 @@ TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
     }
     EXPECT_EQ(states, 2);
 
-    // A damaged newest state is passed over, with its name.
+    // A damaged newest state is skipped with a warning that names it.
     fs::resize_file(saved->path, fs::file_size(saved->path) - 5);
     std::string warning;
     const auto older = run.newest([&](const auto& text) { warning = text; });
@@ -57,7 +57,7 @@ TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
   }
 }
 
-TEST(RunDirectory, RefusesWhatWouldDestroy) {
+TEST(RunDirectory, RejectsDirectoriesInUse) {
   const testing::TemporaryDirectory temporary;
   const std::string& base = temporary.path();
   {
@@ -71,7 +71,7 @@ TEST(RunDirectory, RefusesWhatWouldDestroy) {
               }).find("another process is training in"),
               std::string::npos);
   }
-  RunDirectory::open(base);  // the lock went with the first
+  RunDirectory::open(base);  // the lock was released
   EXPECT_NE(error_of([&] { RunDirectory::open("/tmp"); }).find("holds no run"),
             std::string::npos);
   std::ofstream(base + "/file") << "x";
@@ -81,7 +81,7 @@ TEST(RunDirectory, RefusesWhatWouldDestroy) {
             std::string::npos);
 }
 
-TEST(RunDirectory, MetricsAreCutBackToTheState) {
+TEST(RunDirectory, TruncatesMetricsToTheState) {
   const testing::TemporaryDirectory temporary;
   const std::string& base = temporary.path();
   int64_t bytes = 0;

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-/// Small trainings, and what they end with.
+/// Small trainings and their results.
 namespace reprise::testing {
 
 inline TrainConfig small(const std::string& model = "mlp") {
@@ -31,7 +31,7 @@ inline TrainConfig small(const std::string& model = "mlp") {
   config.epochs = 2;
   config.workers = 2;
   config.evaluate = false;
-  config.graph = GraphMode::kOff;  // graph_test.cpp has them
+  config.graph = GraphMode::kOff;  // tested by graph_test.cpp
   if (model == "mlp") {
     config.model_options.depth = 2;
     config.model_options.width = 16;
@@ -40,7 +40,7 @@ inline TrainConfig small(const std::string& model = "mlp") {
   return config;
 }
 
-/// What a training warned of.
+/// Records the warnings of a training.
 struct Warnings : TrainListener {
   void warned(const std::string& text) override { list.push_back(text); }
   int count(const std::string& part) const {
@@ -56,11 +56,12 @@ struct Ended {
   TrainResult result;
   NamedTensors tensors;
   std::string metrics;
-  TrainConfig config;       ///< as the run directory has it
-  int64_t allocations = 0;  ///< of the part that was to fail
+  TrainConfig config;       ///< from the run directory
+  int64_t allocations = 0;  ///< number in the part with the failure
 };
 
-/// Which allocation fails: number `after` of part `part`, from its `run()` on.
+/// Selects the allocation that fails: number `after` since the beginning of
+/// run() in part `part` of a training.
 struct Failing {
   size_t part = 0;
   int64_t after = std::numeric_limits<int64_t>::max();  ///< none
@@ -68,8 +69,8 @@ struct Failing {
 
 using MakePlanner = std::function<std::unique_ptr<BudgetPlanner>()>;
 
-/// Trains in a directory of its own, stopped and resumed after each of `stops`
-/// micro-batches.
+/// Trains in a temporary directory. The training is stopped and resumed after
+/// each of `stops` micro-batches.
 inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
                  TrainListener* listener = nullptr, const Failing& failing = {},
                  const MakePlanner& planner = {}) {

@@ -32,7 +32,7 @@ std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction&) {
   return nullptr;
 }
 
-/// Operators that `body` runs on this thread.
+/// Returns the number of operators that `body` runs on this thread.
 int operators_in(const std::function<void()>& body) {
   const auto handle =
       at::addThreadLocalCallback(at::RecordFunctionCallback(count_operator)
@@ -57,7 +57,7 @@ TEST(Scaler, DividesGradients) {
   EXPECT_FALSE(none.grad().defined());
 }
 
-TEST(Scaler, SkipsAnUpdateThatIsNotFiniteAndGoesOn) {
+TEST(Scaler, SkipsUpdatesThatAreNotFinite) {
   for (const double bad : {kInf, -kInf, kNan}) {
     GradScaler scaler;
     const auto weight = torch::ones(4, on_device()).requires_grad_();
@@ -70,7 +70,7 @@ TEST(Scaler, SkipsAnUpdateThatIsNotFiniteAndGoesOn) {
       scales.push_back(scaler.scale());
       weight.mutable_grad() = Tensor();
       (weight.sum() * scaler.scale()).backward();
-      // One value among good ones.
+      // One value among finite ones.
       if (k == 1) weight.grad()[2] = bad;
       const bool good = scaler.unscale({other, weight});
       EXPECT_EQ(good, k != 1);
@@ -98,13 +98,13 @@ TEST(Scaler, GrowsAfterTheInterval) {
   EXPECT_EQ(window(1), 16);
   EXPECT_EQ(window(1), 16);
   EXPECT_EQ(window(1), 16);
-  EXPECT_EQ(window(kInf), 8);  // counts anew
+  EXPECT_EQ(window(kInf), 8);  // restarts the interval
   EXPECT_EQ(window(1), 8);
   EXPECT_EQ(window(1), 8);
   EXPECT_EQ(window(1), 16);
 }
 
-TEST(Scaler, NeverGrowsPastAFloat) {
+TEST(Scaler, StaysInTheRangeOfAFloat) {
   GradScaler::Options options;
   options.scale = std::ldexp(1.0, 127);
   options.growth_interval = 1;
@@ -114,7 +114,7 @@ TEST(Scaler, NeverGrowsPastAFloat) {
   EXPECT_EQ(scaler.scale(), options.scale);
 }
 
-TEST(Scaler, GoesOnFromAState) {
+TEST(Scaler, RestoresItsState) {
   GradScaler::Options options;
   options.growth_interval = 3;
   GradScaler scaler(options);
@@ -124,7 +124,7 @@ TEST(Scaler, GoesOnFromAState) {
   EXPECT_EQ(scaler.state(), (GradScaler::State{128, 0, 5}));
 }
 
-TEST(Scaler, OffIsFree) {
+TEST(Scaler, RunsNoOperatorsIfDisabled) {
   GradScaler::Options options;
   options.enabled = false;
   GradScaler scaler(options);
@@ -143,7 +143,7 @@ TEST(Scaler, OffIsFree) {
   EXPECT_GT(operators_in([&] { on.unscale({bad}); }), 0);
 }
 
-TEST(Scaler, RefusesAWrongOrder) {
+TEST(Scaler, RejectsCallsInTheWrongOrder) {
   GradScaler scaler;
   EXPECT_NE(error_of([&] { scaler.update(); }).find("expected unscale() first"),
             std::string::npos);
@@ -155,7 +155,7 @@ TEST(Scaler, RefusesAWrongOrder) {
   EXPECT_TRUE(same(one.grad(), torch::ones({3, 2}, on_device())));
 }
 
-TEST(Scaler, RefusesOptionsOutOfRange) {
+TEST(Scaler, RejectsOptionsOutOfRange) {
   const auto expect_error = [](const std::string& part, auto&& change) {
     GradScaler::Options options;
     change(options);
@@ -170,7 +170,7 @@ TEST(Scaler, RefusesOptionsOutOfRange) {
   expect_error("growth_interval of 1", [](O& o) { o.growth_interval = 0; });
 }
 
-TEST(Scaler, GivesUpWhereNoScaleHelps) {
+TEST(Scaler, ThrowsIfNoScaleHelps) {
   GradScaler scaler;
   const auto error = error_of([&] {
     for (int k = 0; k < 200; ++k) {

@@ -29,7 +29,7 @@ TrainSummary example_summary() {
   return s;
 }
 
-TEST(Summary, JsonHasTheKeysOfTheDesignAndReadsBack) {
+TEST(Summary, JsonRoundTrip) {
   const auto json = nlohmann::json::parse(to_json(example_summary()));
   for (const char* key :
        {"model", "device", "precision", "optimizer", "time_s", "samples_per_s",
@@ -50,7 +50,7 @@ TEST(Summary, JsonHasTheKeysOfTheDesignAndReadsBack) {
   EXPECT_THROW(summary_from_json("{}"), c10::Error);
 }
 
-TEST(Summary, APlansPredictionStandsBesideTheMeasurement) {
+TEST(Summary, ShowsPredictionAndMeasurement) {
   TrainSummary s = example_summary();
   EXPECT_TRUE(nlohmann::json::parse(to_json(s))["predicted"].is_null());
   EXPECT_EQ(to_table(s).find("predicted"), std::string::npos);
@@ -59,7 +59,7 @@ TEST(Summary, APlansPredictionStandsBesideTheMeasurement) {
   const auto json = nlohmann::json::parse(to_json(s));
   EXPECT_EQ(json["predicted"]["peak_bytes"], 950);
   EXPECT_EQ(json["predicted"]["step_ms"], 390.5);
-  EXPECT_EQ(json["step_ms"], 400);  // 4 samples at 10 a second
+  EXPECT_EQ(json["step_ms"], 400);  // 4 samples at 10 samples/s
   EXPECT_EQ(json["replans"], 2);
   EXPECT_EQ(to_json(summary_from_json(to_json(s))), to_json(s));
   const std::string table = to_table(s);
@@ -69,7 +69,7 @@ TEST(Summary, APlansPredictionStandsBesideTheMeasurement) {
   EXPECT_NE(table.find("planned again"), std::string::npos);
 }
 
-TEST(Summary, SaysWhetherGraphsRanAndWhyNot) {
+TEST(Summary, ShowsTheStateOfCudaGraphs) {
   TrainSummary s = example_summary();
   EXPECT_EQ(to_table(s).find("CUDA graphs"), std::string::npos);
   s.graph = "on";
@@ -85,7 +85,7 @@ TEST(Summary, SaysWhetherGraphsRanAndWhyNot) {
   EXPECT_EQ(to_json(summary_from_json(to_json(s))), to_json(s));
 }
 
-TEST(Summary, SaysWhatTheHostPins) {
+TEST(Summary, ShowsPinnedHostMemory) {
   TrainSummary s = example_summary();
   EXPECT_EQ(to_table(s).find("on the host"), std::string::npos);
   s.host_bytes = 3 << 20;
@@ -94,7 +94,7 @@ TEST(Summary, SaysWhatTheHostPins) {
   EXPECT_EQ(to_json(summary_from_json(to_json(s))), to_json(s));
 }
 
-TEST(Summary, TableAndComparison) {
+TEST(Summary, FormatsTableAndComparison) {
   const std::string table = to_table(example_summary());
   EXPECT_NE(table.find("Time"), std::string::npos);
   EXPECT_NE(table.find("Samples/second"), std::string::npos);

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::error_of;
 
-/// Bit by bit from the definition, where the writer uses a table.
+/// Computes the CRC bit by bit from its definition; the writer uses a table.
 uint32_t crc32c(const std::string& data) {
   uint32_t crc = 0xFFFFFFFF;
   for (const char c : data) {
@@ -49,7 +49,7 @@ std::string contents(const std::string& path) {
   return text.str();
 }
 
-/// The data of each record; checks lengths and both CRCs.
+/// Returns the data of each record. Checks lengths and both CRCs.
 std::vector<std::string> records(const std::string& bytes) {
   std::vector<std::string> result;
   size_t at = 0;
@@ -67,7 +67,7 @@ std::vector<std::string> records(const std::string& bytes) {
   return result;
 }
 
-/// Takes the first field, the time, off an event.
+/// Returns an event without its first field, the time.
 std::string without_time(const std::string& event) {
   EXPECT_EQ(event[0], '\x09');
   const double now = std::chrono::duration<double>(
@@ -81,14 +81,14 @@ std::string bytes(std::initializer_list<int> values) {
   return {values.begin(), values.end()};
 }
 
-TEST(Tensorboard, TestsOwnCrcIsTheKnownOne) {
-  // RFC 3720, appendix B.4, and the check value of CRC-32C.
+TEST(Tensorboard, ReferenceCrcMatchesKnownValues) {
+  // Values of RFC 3720, appendix B.4, and the check value of CRC-32C.
   EXPECT_EQ(crc32c("123456789"), 0xE3069283);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AA);
   EXPECT_EQ(crc32c(std::string(32, '\xFF')), 0x62A8AB43);
 }
 
-TEST(Tensorboard, WritesEventsByteByByte) {
+TEST(Tensorboard, WritesExpectedBytes) {
   const testing::TemporaryDirectory folder;
   EventWriter writer(folder.path());
   writer.scalar("train/loss", 0.15625, 300);
@@ -123,7 +123,7 @@ TEST(Tensorboard, WritesLongTagsAndLargeSteps) {
                 bytes({0x15, 0x00, 0x00, 0x80, 0x3F}));
 }
 
-TEST(Tensorboard, MakesANewFileEachTime) {
+TEST(Tensorboard, CreatesANewFileEachTime) {
   const testing::TemporaryDirectory folder;
   const auto directory = folder / "a/b";
   EventWriter first(directory);
@@ -139,7 +139,7 @@ TEST(Tensorboard, MakesANewFileEachTime) {
   }
 }
 
-TEST(Tensorboard, SaysWhereItCannotWrite) {
+TEST(Tensorboard, ErrorNamesThePath) {
   const testing::TemporaryDirectory folder;
   std::ofstream(folder / "file") << "x";
   const auto error = error_of([&] { EventWriter(folder / "file/logs"); });

@@ -20,11 +20,11 @@ std::string only(const std::vector<std::string>& doubts) {
   return doubts.size() == 1 ? doubts[0] : "";
 }
 
-TEST(TimeAudit, ATrainingThatOnlyTrainsIsNotDoubted) {
+TEST(TimeAudit, FindsNothingInAnUndisturbedTraining) {
   EXPECT_TRUE(time_doubts(kBusy, steady()).empty());
 }
 
-TEST(TimeAudit, EachReasonIsNamedWithItsShare) {
+TEST(TimeAudit, NamesEachReasonWithItsShare) {
   auto waiting = steady();
   waiting.waited_s = 4.3;
   EXPECT_NE(only(time_doubts(kBusy, waiting))
@@ -45,27 +45,27 @@ TEST(TimeAudit, EachReasonIsNamedWithItsShare) {
   denormal.denormal_share = 0.5;
   EXPECT_NE(only(time_doubts(kBusy, denormal)).find("50 % of the gradients'"),
             std::string::npos);
-  // A GPU computes with denormals at full speed.
+  // Denormal numbers do not slow down a GPU.
   denormal.device = torch::kCUDA;
   EXPECT_TRUE(time_doubts(kBusy, denormal).empty());
 }
 
-TEST(TimeAudit, AMomentIsTooShortToTell) {
+TEST(TimeAudit, IgnoresShortTimes) {
   auto waiting = steady(0.1);
   waiting.waited_s = 0.1;
   EXPECT_TRUE(time_doubts(kBusy, waiting).empty());
 }
 
-TEST(TimeAudit, CountsFromTheSteadyPartOn) {
+TEST(TimeAudit, IgnoresTimeBeforeTheSteadyPart) {
   TimeAudit audit;
   EXPECT_TRUE(audit.doubts({10, 9, 0, torch::kCPU}).empty());
   audit.start(5, 4);
-  // Four of the first five seconds were waited for, none since.
+  // Four of the first five seconds were spent waiting, and none since.
   EXPECT_TRUE(audit.doubts({10, 4, 0, torch::kCPU}).empty());
   EXPECT_FALSE(audit.doubts({10, 7, 0, torch::kCPU}).empty());
 }
 
-TEST(TimeAudit, SeesTheKernelsTimeOfThisProcess) {
+TEST(TimeAudit, MeasuresTheSystemTimeOfThisProcess) {
   TimeAudit audit;
   audit.start(0, 0);
   const auto end =

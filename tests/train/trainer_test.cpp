@@ -21,7 +21,7 @@ using testing::run;
 using testing::same;
 using testing::small;
 
-TEST(Trainer, RecomputationChangesNothing) {
+TEST(Trainer, RecomputationDoesNotChangeResults) {
   auto config = small("cnn-basic");
   const Ended plain = run(config);
   for (const char* strategy : {"sqrt", "all", "revolve:2"}) {
@@ -30,7 +30,7 @@ TEST(Trainer, RecomputationChangesNothing) {
   }
 }
 
-TEST(Trainer, ResumeIsTheSameWhereverItStopped) {
+TEST(Trainer, ResumeDoesNotChangeResultsAtAnyStop) {
   for (const char* optimizer : {"adamw", "sgd", "adafactor", "adamw8bit"}) {
     auto config = small();
     config.optimizer.name = optimizer;
@@ -39,7 +39,7 @@ TEST(Trainer, ResumeIsTheSameWhereverItStopped) {
     config.rate.schedule = LrScheduleKind::kCosine;
     config.rate.warmup_steps = 2;
     const Ended whole = run(config);
-    // 12 micro-batches in 6 windows: stops at every place, and several times.
+    // Stop after each of the 12 micro-batches in 6 windows, and several times.
     for (int stop = 0; stop < 12; ++stop) {
       expect_same(
           run(config, {stop}), whole,
@@ -49,11 +49,11 @@ TEST(Trainer, ResumeIsTheSameWhereverItStopped) {
   }
 }
 
-TEST(Trainer, ResumeIsTheSameWithASmallerLastMicroBatch) {
+TEST(Trainer, ResumeDoesNotChangeResultsWithASmallerLastMicroBatch) {
   auto config = small();
   config.batch = 3;
   config.accumulate = 0;
-  config.global_batch = 8;  // 3, 3, 2; the epoch's last window 3, 3
+  config.global_batch = 8;  // 3, 3, 2; the last window of an epoch has 3, 3
   const Ended whole = run(config);
   EXPECT_EQ(whole.result.summary.steps, 6);
   EXPECT_EQ(whole.result.summary.accumulate, 3);
@@ -85,7 +85,7 @@ TEST(Trainer, AccumulationEqualsTheFullBatch) {
   }
 }
 
-TEST(Trainer, MetricsHaveALineAnUpdate) {
+TEST(Trainer, MetricsHaveOneLinePerUpdate) {
   const Ended ended = run(small());
   std::istringstream lines(ended.metrics);
   std::string line;
@@ -102,7 +102,7 @@ TEST(Trainer, MetricsHaveALineAnUpdate) {
   EXPECT_EQ(ended.result.summary.steps, 6);
 }
 
-TEST(Trainer, MetricsWaitInAFixedPlace) {
+TEST(Trainer, PendingMetricsHaveAFixedSize) {
   using detail::Metrics;
   const testing::TemporaryDirectory base;
   const auto directory = RunDirectory::create(base.path() + "/run", small());
@@ -133,7 +133,7 @@ TEST(Trainer, MetricsWaitInAFixedPlace) {
   EXPECT_EQ(step, kUpdates);
 }
 
-TEST(Trainer, SummaryDividesThePeakAmongCategories) {
+TEST(Trainer, SummaryShowsThePeakByCategory) {
   auto config = small();
   config.optimizer.name = "adam";
   const auto s = run(config).result.summary;
@@ -150,7 +150,7 @@ TEST(Trainer, SummaryDividesThePeakAmongCategories) {
   EXPECT_GE(s.memory[Category::kOptimizer], 2 * bytes);
 }
 
-TEST(Trainer, EmbeddingsAreQuantizedOnRequestOnly) {
+TEST(Trainer, QuantizesEmbeddingsOnRequestOnly) {
   auto config = small("gpt2");
   config.model_options.depth = 1;
   config.model_options.width = 64;
@@ -171,7 +171,7 @@ TEST(Trainer, EmbeddingsAreQuantizedOnRequestOnly) {
   }
 }
 
-TEST(Trainer, EvaluationLeavesTheTrainingAlone) {
+TEST(Trainer, EvaluationDoesNotChangeResults) {
   auto config = small("cnn-basic");
   const Ended plain = run(config);
   config.evaluate = true;
@@ -185,7 +185,7 @@ TEST(Trainer, EvaluationLeavesTheTrainingAlone) {
   EXPECT_LE(*evaluated.result.summary.eval_accuracy, 1);
 }
 
-TEST(Trainer, ABadConfigurationIsRefusedBeforeAnythingIsWritten) {
+TEST(Trainer, RejectsAnInvalidConfigurationBeforeWriting) {
   const auto refused = [](auto change) {
     auto config = small();
     change(config);
@@ -207,7 +207,7 @@ TEST(Trainer, ABadConfigurationIsRefusedBeforeAnythingIsWritten) {
   }
 }
 
-TEST(Trainer, Fp16OverflowSkipsTheUpdateAndGoesOn) {
+TEST(Trainer, Fp16OverflowSkipsTheUpdate) {
   if (!device().is_cuda()) GTEST_SKIP() << "fp16 needs a CUDA device";
   auto config = small();
   config.precision = Precision::kFp16;
@@ -221,7 +221,7 @@ TEST(Trainer, Fp16OverflowSkipsTheUpdateAndGoesOn) {
   EXPECT_NE(warnings.list[0].find("overflowed"), std::string::npos);
 }
 
-TEST(Trainer, TrainingProperBeginsWarm) {
+TEST(Trainer, SteadyTrainingBeginsAfterWarmUp) {
   struct Heard : TrainListener {
     void training(bool active) override { list += active ? '+' : '-'; }
     void evaluated(const Evaluation&) override { list += 'e'; }
@@ -240,7 +240,7 @@ TEST(Trainer, TrainingProperBeginsWarm) {
   EXPECT_EQ(heard(1, {}), "+-e+-");
   EXPECT_EQ(heard(2, {}), "+-e+-e+-");
   EXPECT_EQ(heard(4, {}), "e+-e+-e+-e+-");
-  // Stopped in the first window, before it had begun, and gone on with.
+  // Stopped in the first window, before steady training began, and resumed.
   EXPECT_EQ(heard(4, {1}), heard(4, {}));
 }
 
@@ -253,16 +253,16 @@ TEST(Trainer, Bf16Trains) {
   expect_same(run(config), plain, "bf16, all");
 }
 
-TEST(Trainer, ChannelsLastTrainsAlike) {
+TEST(Trainer, ChannelsLastGivesSimilarResults) {
   auto config = small("cnn-basic");
   config.model_options.image_size = 28;
-  // BatchNorm of so few values makes much of a rounding.
+  // BatchNorm over few values would amplify rounding errors.
   config.model_options.norm = "group";
   config.optimizer.name = "adam";
   const Ended planes = run(config);
   config.layout = ImageLayout::kChannelsLast;
   const Ended last = run(config);
-  // Other kernels, other roundings.
+  // Other kernels round differently.
   EXPECT_NEAR(*last.result.summary.loss, *planes.result.summary.loss,
               1e-2 * *planes.result.summary.loss);
   config.recompute = "all";
@@ -271,7 +271,7 @@ TEST(Trainer, ChannelsLastTrainsAlike) {
   expect_same(run(config, {3, 4}), last, "stopped and resumed");
 }
 
-TEST(Trainer, CopiesOfWeightsTrainAlike) {
+TEST(Trainer, WeightCopiesGiveSimilarResults) {
   auto config = small("gpt2");
   config.model_options = {.depth = 2, .width = 64, .vocab = 90, .seq = 16};
   config.precision = Precision::kBf16;
@@ -280,8 +280,8 @@ TEST(Trainer, CopiesOfWeightsTrainAlike) {
   const Ended without = run(config);
   config.weight_copies = WeightCopiesMode::kOn;
   const Ended with = run(config);
-  // Gradients are rounded in fewer places, so not the same bits; the same
-  // training all the same.
+  // Gradients are rounded in fewer places, so results are close but not
+  // bit-identical.
   EXPECT_NE(with.metrics, without.metrics);
   EXPECT_NEAR(*with.result.summary.loss, *without.result.summary.loss,
               2e-3 * *without.result.summary.loss);

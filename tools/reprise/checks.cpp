@@ -23,10 +23,11 @@ namespace fs = std::filesystem;
 
 const char* const kNoPath = "expected a path, got ''";
 
-/// Empty: it can be read. `missing` is set if there is no such file.
+/// Returns why the file cannot be read; empty if it can. Sets `missing` if
+/// there is no such file.
 std::string why_unreadable(const std::string& path, bool* missing = nullptr) {
   if (path.empty()) return kNoPath;
-  // Without O_NONBLOCK a named pipe would wait for a writer.
+  // O_NONBLOCK prevents waiting for the writer of a named pipe.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) {
     if (missing != nullptr) *missing = errno == ENOENT;
@@ -38,7 +39,7 @@ std::string why_unreadable(const std::string& path, bool* missing = nullptr) {
   return folder ? fmt::format("expected a file, {} is a directory", path) : "";
 }
 
-/// Tries to make a file and removes it. Empty: it worked.
+/// Creates and removes a file. Returns why that failed; empty if it succeeded.
 std::string why_not_created(const std::string& path) {
   const std::string trial = fmt::format("{}.tmp.{}", path, getpid());
   const int file =

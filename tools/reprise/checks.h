@@ -2,25 +2,27 @@
 
 #include <reprise/train/fields.h>
 
-/// Checks of values while the command line is read, before any work begins.
+/// Checks of flag values when the command line is parsed, before any work is
+/// done. Tested by tests/tools/wrong_inputs_test.py.
 namespace reprise::command {
 
-/// A file, not a directory, that can be opened for reading.
+/// Accepts files, not directories, that can be opened for reading.
 FieldCheck readable_file();
 
-/// A study's directory with results, or a results file.
+/// Accepts results files, and directories of studies that contain one.
 FieldCheck readable_results();
 
-/// The name of a dataset, or a readable file.
+/// Accepts names of datasets and readable files.
 FieldCheck data_source();
 
-/// A file that can be created or replaced. Leaves no file behind.
+/// Accepts paths at which a file can be created or replaced. Leaves no file
+/// behind.
 FieldCheck writable_file();
 
-/// A directory that is writable or can be created.
+/// Accepts directories that are writable or can be created.
 FieldCheck writable_directory();
 
-/// A text that is not empty.
+/// Accepts texts that are not empty.
 FieldCheck not_empty();
 
 }  // namespace reprise::command

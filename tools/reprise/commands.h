@@ -4,8 +4,10 @@
 
 #include <functional>
 
-/// One function a subcommand: adds it to `app`. When it was chosen, `action` is
-/// set to what it does; the action returns the exit status.
+/// One function per subcommand, which adds the subcommand to `app`. If the
+/// subcommand is selected, `action` is set to a function that runs it and
+/// returns the exit status. Tested by tests/tools/command_test.sh and the other
+/// scripts in tests/tools.
 namespace reprise::command {
 
 using Action = std::function<int()>;

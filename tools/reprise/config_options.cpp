@@ -20,8 +20,8 @@ CLI::App* add_configured(CLI::App& app, const char* name, const char* text,
                          TrainConfig& config,
                          const std::vector<std::string>& without) {
   CLI::App* command = app.add_subcommand(name, text);
-  // The last one counts if a flag is given twice, so that the flags of a script can
-  // be overridden.
+  // If a flag is given twice, the last value counts, so that flags in a script
+  // can be overridden.
   command->option_defaults()->multi_option_policy(
       CLI::MultiOptionPolicy::TakeLast);
   std::vector<std::string> names;

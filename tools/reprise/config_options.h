@@ -13,13 +13,14 @@
 #include <string_view>
 #include <vector>
 
+/// Flags that several subcommands share. Tested by tests/tools/command_test.sh.
 namespace reprise::command {
 
 /// Format of a result on standard output.
 enum class OutputFormat { kTable, kJson };
 
-/// Adds a subcommand with the flags of a training, except those in the groups or
-/// with the names in `without`.
+/// Adds a subcommand with the flags of a training, except the flags and the
+/// groups named in `without`.
 CLI::App* add_configured(CLI::App& app, const char* name, const char* text,
                          TrainConfig& config,
                          const std::vector<std::string>& without = {});
@@ -28,11 +29,12 @@ CLI::App* add_configured(CLI::App& app, const char* name, const char* text,
 void add_format_flag(CLI::App& app, OutputFormat& format,
                      const std::string& text = "Output as table or json");
 
-/// Dataset for a training that names none: images, or random data. Throws c10::Error
-/// on an unknown model.
+/// Returns the dataset of a training without --data: images if the model takes
+/// them, otherwise random data. Throws c10::Error if the model is unknown.
 std::string default_data(const TrainConfig& config);
 
-/// Device with its index. Throws CLI::ValidationError if there is no such device.
+/// Returns the device with its index. Throws CLI::ValidationError if there is
+/// no such device.
 torch::Device device_of(const std::string& text);
 
 }  // namespace reprise::command

@@ -19,7 +19,7 @@
 namespace reprise::command {
 namespace {
 
-/// Beginning of a library message, and the flag that it is about.
+/// Prefix of a library message and the flag that it is about.
 struct Origin {
   std::string_view name;
   std::string_view flag;  // empty: no flag
@@ -42,7 +42,8 @@ constexpr std::array kOrigins = {
     Origin{"weights", "--weights"},
 };
 
-/// "--batch" in "[--batch] expected …"; empty: the message has no such beginning.
+/// Returns the prefix of a message, such as "--batch" for "[--batch] expected
+/// …"; empty if it has none.
 std::string_view origin_of(std::string_view what) {
   const size_t end = what.find("] ");
   const bool has = what.starts_with("[") && end != std::string_view::npos;
@@ -74,7 +75,7 @@ std::string near_flag(const std::string& flag, const CLI::App& command) {
   return near.empty() ? "" : "; did you mean --" + near + "?";
 }
 
-/// A word at the place of the subcommand.
+/// Returns the message for an unknown subcommand.
 std::string unknown_subcommand(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* sub : app.get_subcommands({})) {
@@ -100,7 +101,8 @@ std::vector<std::string>::const_iterator first_flag(
   });
 }
 
-/// The first flag, or else word, that the subcommand has no use for.
+/// Returns the message for the first unknown flag, or else the first unexpected
+/// argument.
 std::string unexpected_word(const CLI::App& app, const CLI::App& command) {
   const auto words = app.remaining(/*recurse=*/true);
   if (words.empty()) return "unexpected arguments";
@@ -131,7 +133,7 @@ std::string unexpected_word(const CLI::App& app, const CLI::App& command) {
   return fmt::format("unknown flag {} for {}{}", word, name, hint);
 }
 
-/// The option that a message of CLI11 names; null: none.
+/// Returns the option that a CLI11 message names; null if it names none.
 const CLI::Option* option_in(const CLI::App& command, const std::string& text) {
   const CLI::Option* best = nullptr;
   for (const CLI::Option* option : command.get_options()) {
@@ -206,7 +208,7 @@ bool is_wrong_usage(const std::exception& error) {
   if (torch_error == nullptr && !ours) return false;
   const std::string what =
       ours ? error.what() : torch_error->what_without_backtrace();
-  // A budget that nothing fits into is an answer, and a full disk a failure.
+  // An infeasible budget and a full disk are not wrong usage.
   if (!ours && is_out_of_memory(*torch_error)) return false;
   const auto says = [&](const char* part) {
     return what.find(part) != std::string::npos;
@@ -229,7 +231,7 @@ std::string parse_message(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = chosen_command(app);
   const std::string what = error.what();
   if (&command == &app) return unknown_subcommand(app);
-  // A flag that is unknown may be why something else is missing.
+  // Report unknown flags first, because they may be why another one is missing.
   const auto words = app.remaining(/*recurse=*/true);
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
       first_flag(words) != words.end()) {

@@ -5,8 +5,9 @@
 #include <exception>
 #include <string>
 
-/// Errors as the user of the command reads them: one line that names the flag, what
-/// was expected, what was given and what to change.
+/// Error messages for users of the command: one line that names the flag, the
+/// expected and the given value, and what to change. Tested by
+/// tests/tools/wrong_inputs_test.py.
 namespace reprise::command {
 
 constexpr int kDone = 0;
@@ -14,27 +15,29 @@ constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
 constexpr int kInterrupted = 130;  // 128 + SIGINT
 
-/// Last line of the help.
+/// Last line of the help text.
 constexpr const char* kStatuses =
     "Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.";
 
-/// The first line of a library's message, with the flag it is about in the place of
-/// the "[function] " that it begins with.
+/// Returns the first line of a library message, with its "[function] " prefix
+/// replaced by the flag that the error is about.
 std::string user_message(const std::string& what);
 
-/// Overload for an exception. If memory ran out, says how much was requested and what to
-/// try.
+/// Overload for an exception. If memory ran out, the message includes the
+/// requested size and what to try.
 std::string user_message(const std::exception& error);
 
-/// Whether the error is in a value, a file or a combination of flags that the user
-/// gave, rather than a failure of the work itself. False for exceptions that are neither
-/// c10::Error nor reprise::Error.
+/// Returns whether the error is in a value, a file or a combination of flags
+/// that the user gave, as opposed to a failure of the operation. False for
+/// exceptions other than c10::Error and reprise::Error.
 bool is_wrong_usage(const std::exception& error);
 
-/// What CLI11 found wrong in the command line, with the nearest known name.
+/// Returns the message for an error that CLI11 found in the command line, with
+/// the nearest known name.
 std::string parse_message(const CLI::App& app, const CLI::ParseError& error);
 
-/// "reprise train --help", of the subcommand that was chosen.
+/// Returns the help command of the selected subcommand, such as
+/// "reprise train --help".
 std::string help_command(const CLI::App& app);
 
 }  // namespace reprise::command

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kCheck = "field";  // name of the validators
 
-/// Sizes below this lack a unit.
+/// Smallest size in bytes; a smaller number probably lacks its unit.
 constexpr int64_t kLeastSize = 1024;
 
 std::string shown_default(const FieldInfo& field, const std::string& value) {

@@ -15,21 +15,22 @@
 /// Command-line flags of configuration fields.
 namespace reprise::command {
 
-/// Refuses values that `check` refuses. Replaces an earlier check.
+/// Validates the values of `option` with `check`. Replaces an earlier check.
 CLI::Option* set_check(CLI::Option* option, FieldCheck check);
 
-/// What --help shows of a field's value: "INT", "SIZE", "auto|on|off".
+/// Returns the placeholder for a field's value in --help, such as "INT", "SIZE"
+/// or "auto|on|off".
 std::string metavar_of(const FieldInfo& field);
 
 /// Adds the flag of `field`. `set` receives its value as text; `value` is the
-/// default that --help shows, empty for none. Values that the field does not allow
-/// are refused while the command line is read.
+/// default that --help shows, or empty. Values that the field does not allow
+/// are rejected when the command line is parsed.
 CLI::Option* add_field(CLI::App& app, const FieldInfo& field,
                        const std::string& value,
                        std::function<void(const std::string&)> set);
 
-/// Adds a flag for each field of `table` that is meant for the command line, except
-/// those named in `without`. They write into `config`, whose values are the defaults.
+/// Adds a flag for each command-line field of `table` except those named in
+/// `without`. The flags write to `config`, whose values are the defaults.
 template <class Config>
 void add_fields(CLI::App& app, const FieldTable<Config>& table, Config& config,
                 const std::vector<std::string>& without = {}) {

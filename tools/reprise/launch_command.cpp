@@ -29,7 +29,8 @@ std::string own_path() {
   return {path.data(), static_cast<size_t>(size)};
 }
 
-/// Reports errors once instead of once per rank.
+/// Checks the command before it is launched, so that errors are reported once
+/// instead of once per rank.
 void check_words(const LaunchFlags& flags) {
   const std::string error = one_of({"train"})(flags.words.front());
   if (!error.empty()) throw CLI::ValidationError("after --", error);
@@ -37,7 +38,7 @@ void check_words(const LaunchFlags& flags) {
     parse_train_flags({flags.words.begin() + 1, flags.words.end()},
                       flags.ranks);
   } catch (const CLI::Success&) {
-    // --help, which the first rank prints.
+    // For --help; the first rank prints the text.
   }
 }
 

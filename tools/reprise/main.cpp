@@ -45,7 +45,7 @@ void add_all(CLI::App& app, Action& action) {
   add_devices(app, action);
 }
 
-/// Catches and prints all errors.
+/// Runs the command, prints errors and returns the exit status.
 int run(CLI::App& app, const Action& action, int argc, char** argv) {
   try {
     app.parse(argc, argv);
@@ -67,7 +67,7 @@ int run(CLI::App& app, const Action& action, int argc, char** argv) {
   }
 }
 
-/// Fails if the result could not be written to standard output.
+/// Returns `status`, or kFailed if standard output could not be written.
 int check_output(int status) {
   errno = 0;
   std::cout.flush();

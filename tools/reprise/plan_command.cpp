@@ -16,7 +16,7 @@
 namespace reprise {
 namespace command {
 
-/// --precision: auto is the faster of fp32 and bf16.
+/// Values of --precision. kAuto selects the faster of fp32 and bf16.
 enum class PlanPrecision { kAuto, kFp32, kBf16, kFp16 };
 
 }  // namespace command
@@ -47,8 +47,8 @@ struct Request {
   PlanRequest request;
 };
 
-/// Request given by the flags. A size that determines the micro-batch fixes it; a
-/// global batch alone leaves it to the planner.
+/// Returns the request given by the flags. The micro-batch is fixed if the
+/// given sizes determine it; a global batch alone leaves it to the planner.
 Request request_of(const PlanFlags& flags) {
   Request asked{flags.config, {}};
   TrainConfig& config = asked.config;
@@ -65,7 +65,7 @@ Request request_of(const PlanFlags& flags) {
   }
   config.precision = from_text<Precision>(request.precisions.front());
   if (config.plans_schedule()) {
-    config.recompute = "none";  // until the planner has decided
+    config.recompute = "none";  // replaced by the plan
   } else {
     request.strategy = config.recompute;
   }
@@ -119,7 +119,7 @@ int plan_with(const PlanFlags& flags) {
   return result.feasible ? 0 : 1;
 }
 
-/// Help of the flags whose defaults the planner chooses.
+/// Sets the help texts of flags whose defaults the planner chooses.
 void describe_choices(CLI::App& plan) {
   plan.get_option("--batch")->description(
       "Samples per micro-batch (default: chosen)");

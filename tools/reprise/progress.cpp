@@ -57,7 +57,7 @@ void Progress::stepped(const Step& step) {
     open_ = true;
     return;
   }
-  // In a log: often at first, then every ten seconds.
+  // In a log file, print more often at first, then every ten seconds.
   const double since =
       std::chrono::duration<double>(Clock::now() - last_).count();
   const bool last = step.step == step.total_steps;

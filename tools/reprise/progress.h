@@ -8,8 +8,9 @@
 
 namespace reprise::command {
 
-/// Shows a training on standard error, or in another open file: one line that
-/// changes on a terminal, plain lines now and then in a log.
+/// Shows the progress of a training on standard error or in another open file:
+/// one line that is rewritten on a terminal, occasional lines in a log file.
+/// Tested by tests/tools/train_command_test.sh.
 class Progress : public TrainListener {
  public:
   explicit Progress(std::FILE* out = stderr);  // not owned
@@ -25,7 +26,7 @@ class Progress : public TrainListener {
   void line(const std::string& text);
   std::FILE* out_;
   bool terminal_;
-  bool open_ = false;  // a changing line stands there
+  bool open_ = false;  // the current line will be rewritten
   std::chrono::steady_clock::time_point last_{};
   int lines_ = 0;
 };

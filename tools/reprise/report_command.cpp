@@ -30,14 +30,14 @@ struct ReportFlags {
   ReportOptions options;
 };
 
-/// report.html beside the first results.
+/// Returns the path of report.html in the directory of the first results.
 std::string default_out(const std::string& results) {
   const fs::path path(results);
   const fs::path folder = fs::is_directory(path) ? path : path.parent_path();
   return (folder / "report.html").string();
 }
 
-/// An empty file is a mistake; a study that has only begun is not.
+/// Throws CLI::ValidationError if the files contain no results.
 void check_results(const std::vector<std::string>& paths) {
   if (!read_results(paths).empty()) return;
   throw CLI::ValidationError(fmt::format(

@@ -8,7 +8,7 @@ namespace {
 
 std::atomic<int> stop_signal = 0;
 
-/// The handler is gone by the time of a second signal.
+/// Removes itself, so that a second signal ends the process.
 extern "C" void on_signal(int number) {
   stop_signal = number;
   std::signal(number, SIG_DFL);

@@ -2,14 +2,16 @@
 
 #include <functional>
 
+/// Stopping a command by a signal. Tested by tests/tools/train_command_test.sh
+/// and tests/train/kill_test.sh.
 namespace reprise::command {
 
-/// From now on SIGINT and SIGTERM are noted instead of ending the process; a
-/// second one ends it at once. The function says whether one came.
+/// Installs handlers that record the first SIGINT or SIGTERM; a second signal
+/// ends the process. The returned function says whether a signal was received.
 std::function<bool()> stop_on_signals();
 
-/// Exit status of a command that was stopped: 130 after SIGINT, 143 after SIGTERM,
-/// as a shell shows them; 130 if the signal came to another rank.
+/// Returns the exit status of a command that was stopped: 130 after SIGINT, 143
+/// after SIGTERM, as in a shell; 130 if another rank received the signal.
 int stopped_status();
 
 }  // namespace reprise::command

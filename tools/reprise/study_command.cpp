@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-/// CUDA if there is one, else the CPU.
+/// Selects CUDA if there is a device, otherwise the CPU.
 constexpr const char* kAutoDevice = "auto";
 
 struct StudyFlags {
@@ -49,7 +49,7 @@ struct StudyFlags {
   bool no_estimate = false, no_report = false, list = false;
 };
 
-/// Does not initialize CUDA in this process.
+/// Returns the device of the study. Does not initialize CUDA in this process.
 std::string device_for(const std::string& given) {
   if (given != kAutoDevice) return given;
   for (const DeviceInfo& device : list_devices()) {
@@ -58,7 +58,7 @@ std::string device_for(const std::string& given) {
   return "cpu";
 }
 
-/// Configuration of a run, parsed from its command line.
+/// Returns the configuration of a run, parsed from its command line.
 TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
   std::vector<std::string> words = command_of(run, options);
   const std::string ranks = run.value("ranks");
@@ -86,7 +86,7 @@ TrainConfig config_of(const StudyRun& run, const StudyOptions& options) {
   }
 }
 
-/// Measures, and therefore needs a process that runs nothing else.
+/// Predicts all runs. It measures, so the process must not run anything else.
 Predictions predict(const Study& study, const StudyOptions& options) {
   std::vector<TrainConfig> configs;
   for (const StudyRun& run : study.runs) {
@@ -99,8 +99,9 @@ Predictions predict(const Study& study, const StudyOptions& options) {
   return predict_trainings(configs, planning);
 }
 
-/// Predicts in another process, so that this one initializes no CUDA and holds no
-/// LibTorch memory. A crash there loses only the estimate.
+/// Predicts all runs in a child process, so that this process does not
+/// initialize CUDA or allocate LibTorch memory. A crash there loses only the
+/// estimate.
 Predictions predictions_from(const StudyFlags& flags,
                              const StudyOptions& options, size_t runs) {
   std::vector<std::string> words{options.program, "study",       flags.study,
@@ -177,7 +178,7 @@ std::pair<std::string, std::string> assignment(
   return {key, text.substr(equals + 1)};
 }
 
-/// "2/3" as its two numbers.
+/// Parses a part such as "2/3".
 std::pair<int, int> part_of(const std::string& text) {
   static const std::regex form("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})");
   std::smatch found;
@@ -224,7 +225,7 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
   return options;
 }
 
-/// Command that continues this study.
+/// Returns the command that continues this study.
 std::string resume_command(const StudyFlags& flags,
                            const StudyOptions& options) {
   std::vector<std::string> words{"reprise", "study", flags.study};
@@ -279,7 +280,8 @@ void print_outcome(const StudyFlags& flags, const StudyOptions& options,
   std::cout << std::flush;
 }
 
-/// A run that fails is a result; a study in which every run failed is a failure.
+/// Returns the exit status. A failed run is a result; the study fails only if
+/// all runs failed.
 int status_of(const StudyOutcome& outcome, const std::string& no_report) {
   if (!no_report.empty()) {
     std::cerr << "reprise: no page: " << no_report << "\n";
@@ -315,7 +317,7 @@ int study_with(const StudyFlags& flags) {
     study.set(flag, value);
   }
   StudyOptions options = options_of(flags, study);
-  // Whatever is wrong in any run shows before the first one starts.
+  // Check the flags of all runs before the first one starts.
   for (const StudyRun& run : study.runs) config_of(run, options);
   if (flags.dry_run) {
     const Predictions predictions =
@@ -346,14 +348,14 @@ int study_with(const StudyFlags& flags) {
   const StudyOutcome outcome = run_study(study, options, predictions);
   progress.end();
   std::string report;
-  std::string no_report;  // why
+  std::string no_report;  // error message; empty: none
   if (!flags.no_report &&
       outcome.completed.total() + outcome.existing.total() > 0) {
     report = (fs::path(options.directory) / "report.html").string();
     try {
       write_report({options.directory}, report);
     } catch (const std::exception& error) {
-      // The results are there all the same.
+      // The results are complete without the report.
       no_report = user_message(error);
       report.clear();
     }
@@ -417,7 +419,7 @@ void add_study(CLI::App& app, Action& action) {
                    "I/N: every N-th run from the I-th, to divide a study "
                    "among machines")
       ->capture_default_str();
-  // Less than LibTorch itself takes would fail every run.
+  // LibTorch itself needs this much; with less, every run would fail.
   constexpr int64_t kLeastRunMemory = int64_t{64} << 20;
   set_check(study->add_option("--run-memory", flags->run_memory,
                               "Memory limit of a run on the CPU, such as 8GiB "

@@ -19,8 +19,8 @@ std::string duration(double seconds) {
 
 struct Estimate {
   double seconds = 0;
-  int over = 0;     // of the device's memory, by the prediction
-  int unknown = 0;  // not predicted
+  int over = 0;     // runs predicted not to fit on the device
+  int unknown = 0;  // runs without a prediction
 };
 
 bool over_memory(const std::optional<TrainingPrediction>& one,

@@ -6,16 +6,19 @@
 #include <string>
 #include <vector>
 
+/// Progress and estimates of `reprise study`. Tested by
+/// tests/tools/study_command_test.sh.
 namespace reprise::command {
 
 using Predictions = std::vector<std::optional<TrainingPrediction>>;
 
-/// Runs, time and what will not fit, a line a run.
+/// Returns a table with one line per run, with its predicted peak memory and
+/// time per update, and a line with the estimate for the whole study.
 std::string estimate_table(const Study& study, const StudyOptions& options,
                            const Predictions& predictions);
 
-/// Shows a study on standard error: a line a run, as it ends; on a terminal also
-/// the one under way.
+/// Shows the progress of a study on standard error: one line per completed run,
+/// and on a terminal the current run.
 class StudyProgress final : public StudyListener {
  public:
   StudyProgress();
@@ -32,7 +35,7 @@ class StudyProgress final : public StudyListener {
  private:
   void line(const std::string& text);
   bool terminal_;
-  bool open_ = false;  // a changing line stands there
+  bool open_ = false;  // the current line will be rewritten
 };
 
 }  // namespace reprise::command

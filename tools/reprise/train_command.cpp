@@ -31,7 +31,7 @@
 namespace reprise::command {
 namespace {
 
-/// Progress, and a look at the device while it trains.
+/// Shows progress, and activates `observer` during steady training.
 class ObservedProgress final : public Progress {
  public:
   ObservedProgress(Observer* observer, std::FILE* out)
@@ -63,16 +63,16 @@ std::string default_directory(const TrainConfig& config) {
   return fmt::format("reprise-runs/{}-{}", config.model, when);
 }
 
-/// Puts the configuration of the run in `saved` in the place of the defaults:
-/// flags that were given stand above it, as long as it stays the same training.
+/// Sets `config` to the saved configuration of a run, overridden by flags that
+/// were given. Throws if these would change the training.
 void continue_from(const TrainConfig& saved, CLI::App& app,
                    TrainConfig& config) {
   config = saved;
   for (CLI::Option* option : app.get_options()) {
-    // Stores the value that was read once more.
+    // Stores the value of the flag again.
     if (option->count() > 0) option->run_callback();
   }
-  // A run without a budget had no plan; with a budget it gets one.
+  // A run without a budget had no plan; plan it if a budget is given now.
   const bool new_budget = saved.memory_limit == 0 && config.memory_limit > 0;
   if (new_budget && app.count("--recompute") == 0) config.recompute.clear();
   if (app.count("--steps") > app.count("--epochs")) config.epochs = 0;
@@ -82,8 +82,8 @@ void continue_from(const TrainConfig& saved, CLI::App& app,
               "; start a new one with --out");
 }
 
-/// This process among the ranks that a launcher has started; null: alone. On CUDA
-/// each gets a device of its own, as far as there are enough.
+/// Joins the group of ranks that a launcher has started; returns null for a
+/// single process. On CUDA, each rank gets its own device if there are enough.
 std::shared_ptr<RankGroup> join_ranks(const TrainFlags& flags,
                                       TrainConfig& config) {
   const auto place = rank_info_from_environment();
@@ -113,7 +113,8 @@ struct CloseFile {
 };
 using Log = std::unique_ptr<std::FILE, CloseFile>;
 
-/// Where this rank speaks: the first one to all, the others into the run directory.
+/// Opens the log of this rank: standard error for rank 0, a file in the run
+/// directory for others.
 Log open_log(const RankGroup* group, const std::string& directory) {
   if (group == nullptr || group->rank() == 0) return Log(stderr);
   const std::string path =
@@ -121,7 +122,7 @@ Log open_log(const RankGroup* group, const std::string& directory) {
           ? "/dev/null"
           : fmt::format("{}/rank-{}.log", directory, group->rank());
   std::FILE* file = std::fopen(path.c_str(), "a");
-  // A machine that does not see the directory has nothing to say elsewhere.
+  // Discard the log if this machine cannot access the directory.
   return Log(file != nullptr ? file : std::fopen("/dev/null", "a"));
 }
 
@@ -142,8 +143,9 @@ int compare_runs(const std::vector<std::string>& paths) {
   return kDone;
 }
 
-/// Directory that the run will be saved in; empty if it is not saved. Throws
-/// CLI::ValidationError if it cannot be written, before the work that would be lost.
+/// Returns the directory that the run will be saved in; empty if it is not
+/// saved. Throws CLI::ValidationError if it is not writable, before any work is
+/// done.
 std::string output_directory(const TrainFlags& flags) {
   if (flags.saves_nothing() || !flags.resume.empty()) return "";
   const std::string path =
@@ -196,7 +198,7 @@ int report(const TrainFlags& flags, const TrainResult& result,
 int train_with(TrainFlags& flags, CLI::App& app,
                const std::shared_ptr<RankGroup>& ranks) {
   TrainConfig& config = flags.config;
-  const std::string device = config.device;  // of this rank
+  const std::string device = config.device;  // device of this rank
   const bool first = !ranks || ranks->rank() == 0;
   config.ranks = ranks ? ranks->size() : 1;
   std::optional<RunDirectory> directory;
@@ -222,12 +224,12 @@ int train_with(TrainFlags& flags, CLI::App& app,
   planning.progress = [first](const std::string& text) {
     if (first) fmt::print(stderr, "{}\n", text);
   };
-  // Before the model is there, so that it is none of the baseline.
+  // Start before the model is built, so that the baseline does not include it.
   std::optional<Observer> observer;
   if (flags.observe_ms > 0 && first) {
     observer.emplace(config.device, ObserverOptions{flags.observe_ms});
   }
-  // Whatever is wrong shows before a file is touched.
+  // Create the trainer first, so that errors occur before a file is written.
   Trainer trainer(make_inputs(config), config,
                   {.planning = planning, .ranks = ranks});
   if (!first) {
@@ -268,7 +270,7 @@ int train_with(TrainFlags& flags, CLI::App& app,
   return report(flags, result, seen, path);
 }
 
-/// Tells the other ranks where this one fails.
+/// Trains as one of the ranks. Reports an error to the other ranks.
 int train_as_rank(TrainFlags& flags, CLI::App& app) {
   check_train_flags(flags, app);
   if (!flags.compare.empty()) return compare_runs(flags.compare);
@@ -285,14 +287,14 @@ int train_as_rank(TrainFlags& flags, CLI::App& app) {
   }
 }
 
-/// Programs that read the figures read the failure too.
+/// Prints the error as JSON, for programs that read the summary.
 void print_failure(const std::string& what, bool out_of_memory) {
   try {
-    // Standard output is the first rank's, whoever launched it.
+    // Only the first rank writes to standard output.
     const auto place = rank_info_from_environment();
     if (place && place->rank != 0) return;
   } catch (const c10::Error&) {
-    // A variable that is wrong may be what failed.
+    // An invalid environment variable may be the error to report.
   }
   std::cout << nlohmann::ordered_json{{"error", what},
                                       {"out_of_memory", out_of_memory}}

@@ -109,7 +109,7 @@ TrainConfig parse_train_flags(const std::vector<std::string>& words,
   TrainFlags flags;
   flags.config.ranks = ranks;
   CLI::App* train = add_train_flags(app, flags);
-  // CLI11 takes words from the back.
+  // CLI11 expects the arguments in reverse order.
   std::vector<std::string> reversed(words.rbegin(), words.rend());
   reversed.push_back("train");
   try {
@@ -120,7 +120,7 @@ TrainConfig parse_train_flags(const std::vector<std::string>& words,
     throw CLI::ValidationError(parse_message(app, error));
   }
   check_train_flags(flags, *train);
-  // A run that continues takes its other values from its directory.
+  // A resumed run takes its other values from its directory.
   const bool whole = flags.resume.empty() && flags.compare.empty();
   if (whole) finish_train_flags(flags);
   return flags.config;

@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
+/// Flags of `reprise train`. Tested by tests/tools/train_command_test.sh.
 namespace reprise::command {
 
-/// Library that connects the ranks. kAuto: by the device.
+/// Communication library of the ranks. kAuto selects it by device.
 enum class Backend { kAuto, kGloo, kNccl };
 
 /// Values of the flags of `reprise train`.
@@ -20,11 +21,11 @@ struct TrainFlags {
   std::string export_path;
   OutputFormat format = OutputFormat::kTable;
   std::vector<std::string> compare;
-  double observe_ms = 0;  ///< interval of observations; 0: none
+  double observe_ms = 0;  ///< interval between observations; 0: none
   Backend backend = Backend::kAuto;
   double rank_timeout_s = 60;
 
-  /// True if nothing is to be saved: --out none.
+  /// Whether saving is disabled by --out none.
   bool saves_nothing() const;
 };
 
@@ -37,9 +38,10 @@ void check_train_flags(const TrainFlags& flags, const CLI::App& train);
 /// Completes the configuration after the flags were read.
 void finish_train_flags(TrainFlags& flags);
 
-/// Configuration given by the words after `train` on a command line, for `ranks`
-/// processes; not resolved with --resume or --compare. Throws CLI::Success for
-/// --help, CLI::ValidationError and c10::Error if a value is wrong.
+/// Returns the configuration given by the arguments after `train` on a command
+/// line, for `ranks` processes. It is resolved, except with --resume or
+/// --compare. Throws CLI::Success for --help, and CLI::ValidationError or
+/// c10::Error if a value is invalid.
 TrainConfig parse_train_flags(const std::vector<std::string>& words,
                               int64_t ranks = 1);
 

@@ -24,14 +24,14 @@
 namespace reprise::command {
 namespace {
 
-// On CUDA some kernels add up in an order that changes from run to run. The
-// figure is for single precision after three updates; see docs/exactness.md.
+// On CUDA, some kernels sum in an order that differs between runs. The
+// tolerance is for single precision after three updates; see docs/exactness.md.
 constexpr double kCudaTolerance = 1e-5;
 
 struct Flags {
   std::vector<std::string> models;
-  ModelOptions sizes{};  // of the zoo's
-  bool sized = false;    // whether one was given
+  ModelOptions sizes{};  // sizes of built-in models
+  bool sized = false;    // whether a size was given
   std::vector<std::string> strategies;
   TrainOptions options;  // device, seed and threads
   OutputFormat format = OutputFormat::kTable;
@@ -120,7 +120,7 @@ Subject subject_of(const SampleChain& sample, const Flags& flags,
           sample.make_chain({}).size()};
 }
 
-/// A model of the zoo.
+/// Returns the subject for a built-in model.
 Subject subject_of(const std::string& name, const Flags& flags,
                    torch::Device device) {
   TORCH_CHECK(!flags.nested,
@@ -144,7 +144,7 @@ Subject subject_of(const std::string& name, const Flags& flags,
       first.chain.size()};
 }
 
-/// The small ones that come first in the help, then those of train.
+/// Returns the names of the sample chains, then those of the built-in models.
 std::vector<std::string> known_names() {
   std::vector<std::string> names;
   for (const SampleChain& sample : sample_chains())
@@ -184,7 +184,7 @@ int verify_all(const Flags& flags) {
   for (const auto& text : flags.strategies) {
     strategies.push_back(Strategy::parse(text));
   }
-  for (const Subject& one : subjects) {  // a K too large is found here
+  for (const Subject& one : subjects) {  // throws if K is too large
     for (const auto& strategy : strategies) make_schedule(strategy, one.stages);
   }
 
@@ -242,7 +242,8 @@ void add_verify(CLI::App& app, Action& action) {
                 set(options, text);
               });
   }
-  // These take other values than the flags of train with their names.
+  // These flags accept other values than the flags of train with the same
+  // names.
   set_check(verify->add_option(
                 "--model", flags->models,
                 "Models to verify (default: all of these):" + known_models() +

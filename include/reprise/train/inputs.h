@@ -10,30 +10,34 @@
 
 namespace reprise {
 
-/// Datasets of a training and how their batches become the model's inputs.
+/// Datasets of a training and the conversion of their batches to model inputs.
 struct TrainData {
   std::string name;  ///< for summaries, such as "mnist"
   std::shared_ptr<const Dataset> train;
   std::shared_ptr<const Dataset> test;  ///< null: no evaluation
-  PrepareOptions prepare{};             ///< memory format is the trainer's
+  PrepareOptions prepare{};             ///< the trainer sets the memory format
 };
 
-/// What is trained: a model, as modules and a chain that ends in the loss sum, and data.
+/// Model and data of a training. The model has modules, and a chain of stages
+/// whose last one returns the sum of the losses.
 struct TrainInputs {
   Model model;
   TrainData data;
 };
 
-/// Builds the built-in model that `config` names, on the host. Seeds LibTorch's generators
-/// with `config.seed` first, so that equal configurations give equal weights. Throws
-/// c10::Error on an unknown model, options it cannot take, or weights that do not fit.
+/// Builds the built-in model that `config` names, in host memory. Seeds
+/// LibTorch's random generators with `config.seed` first, so that equal
+/// configurations give equal weights. Throws c10::Error if the model is
+/// unknown, does not support its options, or does not match the weights to
+/// load.
 Model make_train_model(const TrainConfig& config);
 
-/// Opens the data that `config` names, as `model` needs it. Throws c10::Error if it cannot
-/// be read or does not suit the model.
+/// Opens the data that `config` names in the form that `model` expects. Throws
+/// c10::Error if it cannot be read or does not match the model.
 TrainData open_train_data(const TrainConfig& config, const Model& model);
 
-/// Both.
+/// Builds the model and opens the data that `config` names. Throws as
+/// make_train_model() and open_train_data() do.
 TrainInputs make_inputs(const TrainConfig& config);
 
 }  // namespace reprise

@@ -9,31 +9,37 @@
 #include <optional>
 #include <string>
 
-/// The planner applied to a training: makes the model, measures its costs on
-/// its device, decides.
+/// Plans a training: builds its model, measures the costs on its device and
+/// chooses sizes and schedule.
 namespace reprise {
 
+/// Options for the measurements of a planner.
 struct PlanningOptions {
-  bool fresh = false;  ///< measure again, whatever is cached
-  /// Runs each stage once: bytes are as exact, times are rough, nothing is tried and
-  /// nothing is cached.
+  bool fresh = false;  ///< ignore cached measurements
+  /// Runs each stage only once. Bytes are as exact as otherwise, but times are
+  /// rough; no schedule is tried and nothing is cached.
   bool quick = false;
-  int64_t memory = 0;  ///< bytes that measuring may take; 0: any
-  std::function<void(const std::string&)> progress{};  ///< a line at a time
+  /// Device memory that measurements may use, in bytes; 0: unlimited.
+  int64_t memory = 0;
+  /// Called with one line of text for each measurement; may be empty.
+  std::function<void(const std::string&)> progress{};
 };
 
-/// Answers several requests about one training; what was measured for one serves
-/// the next. `config` resolved but for the sizes that are to be chosen.
-/// Measurements are kept in ${XDG_CACHE_HOME:-~/.cache}/reprise/profiles. Throws
-/// c10::Error where the configuration cannot be run.
+/// Plans one training for any number of requests, which share their
+/// measurements. Measurements are cached in
+/// ${XDG_CACHE_HOME:-~/.cache}/reprise/profiles.
 class TrainingPlanner {
  public:
+  /// `config` must be resolved, except for sizes that the planner chooses.
+  /// Throws c10::Error if the configuration cannot be run.
   explicit TrainingPlanner(const TrainConfig& config,
                            const PlanningOptions& options = {});
   ~TrainingPlanner();
   TrainingPlanner(TrainingPlanner&&) noexcept;
   TrainingPlanner& operator=(TrainingPlanner&&) noexcept;
 
+  /// Returns the fastest plan for `request`, or why there is none. Measures
+  /// what earlier requests have not measured yet.
   PlanResult plan(const PlanRequest& request);
 
  private:
@@ -41,16 +47,17 @@ class TrainingPlanner {
   std::unique_ptr<Impl> impl_;
 };
 
-/// One request.
+/// Plans a training for a single request; see TrainingPlanner.
 PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
                          const PlanningOptions& options = {});
 
-/// Trains a few windows by `plan`, within the budget it was made for (0: none), and says
-/// what they took.
+/// Trains `windows` windows according to `plan` and returns their peak memory
+/// and speed. `memory` is the budget of the plan in bytes; 0: none. Throws
+/// c10::Error if the configuration cannot be run.
 PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
                              int64_t memory, int windows = 5);
 
-/// What find_largest() makes larger.
+/// Size that find_largest() maximizes.
 enum class LargestAxis { kBatch, kImageSize, kSeq, kDepth };
 
 template <>
@@ -59,56 +66,68 @@ struct EnumText<LargestAxis> {
                                                          "seq", "depth"};
 };
 
+/// Result of find_largest().
 struct Largest {
   LargestAxis axis = LargestAxis::kBatch;
-  int64_t plain = 0;  ///< that fits with no technique; 0: not even the smallest
-  int64_t value = 0;  ///< that fits with them
-  int64_t plain_peak_bytes = 0;
-  int64_t peak_bytes = 0;
-  std::optional<Plan> plan;  ///< of `value`
+  /// Largest value that fits without any technique; 0: none fits.
+  int64_t plain = 0;
+  /// Largest value that fits with all techniques; 0: none fits.
+  int64_t value = 0;
+  int64_t plain_peak_bytes = 0;  ///< predicted peak at `plain`
+  int64_t peak_bytes = 0;        ///< predicted peak at `value`
+  std::optional<Plan> plan;      ///< plan for `value`; empty: none fits
 };
 
-/// The largest value of `axis` that fits in `request.memory`, everything else as configured: without any technique (the
-/// whole batch at once, nothing recomputed) and with them. With "batch" that is
-/// the samples in memory at once; accumulation makes of it any global batch. Batch,
-/// sequence and depth are found to 1, the side of images to the model's own step
-/// (the side of a patch; 28 doubled for cnn-basic).
+/// Returns the largest value of `axis` that fits in `request.memory` bytes if
+/// everything else stays as configured: without any technique (the whole batch
+/// at once, no recomputation), and with all of them. For kBatch the value is
+/// the micro-batch, since accumulation allows any global batch. Batch, sequence
+/// length and depth are exact; image sizes are multiples of what the model
+/// accepts (the patch size, or 28 times a power of two for cnn-basic). Throws
+/// c10::Error if `request.memory` is 0 or the configuration cannot be run.
 Largest find_largest(const TrainConfig& config, LargestAxis axis,
                      const PlanRequest& request,
                      const PlanningOptions& options = {});
 
-/// For people: "batch 96 fits, 8.0 times the 12 that fit without any technique",
-/// the peaks and the plan.
+/// Returns human-readable text: "batch 96 fits, 8.0 times the 12 that fit
+/// without any technique", the peaks and the plan.
 std::string to_text(const Largest& largest);
 
-/// axis, value, plain, factor (null where plain is 0), peak_bytes,
-/// plain_peak_bytes and plan (null where nothing fits), as to_json(Plan).
+/// Returns a JSON object with the keys axis, value, plain, factor (null if
+/// plain is 0), peak_bytes, plain_peak_bytes and plan (as in to_json(Plan);
+/// null if nothing fits).
 std::string to_json(const Largest& largest);
 
-/// Decides for a session what to run within a budget, again and again as more
-/// becomes known.
+/// Chooses sizes and schedule of a training within its memory budget: once
+/// before the first window, and again whenever a decision turns out not to fit.
 class BudgetPlanner {
  public:
   virtual ~BudgetPlanner() = default;
 
+  /// Sizes and schedule for the following windows.
   struct Decision {
-    int64_t micro_batch = 0;
-    int64_t accumulate = 0;
+    int64_t micro_batch = 0;  ///< samples per micro-batch
+    int64_t accumulate = 0;   ///< micro-batches per window
     Schedule schedule;
     int64_t predicted_peak_bytes = 0;
-    double predicted_step_ms = 0;
-    std::string text{};           ///< in words
-    std::string weight_copies{};  ///< that it counts on; empty: as configured
-    bool graph = true;  ///< a CUDA graph of the micro-step has room in it
+    double predicted_step_ms = 0;  ///< milliseconds per window
+    std::string text{};            ///< description for the user
+    /// Value of `weight_copies` that the prediction assumes; empty: as
+    /// configured.
+    std::string weight_copies{};
+    /// Whether a CUDA graph of the micro-step fits in the budget.
+    bool graph = true;
   };
 
-  /// The first one. Throws c10::Error with what would fit where nothing does.
+  /// Returns the first decision. Throws c10::Error with the smallest budget
+  /// that works if nothing fits.
   virtual Decision decide() = 0;
 
-  /// The peak passed the budget by `over_bytes`, or an allocation failed (0).
-  /// Keeps the micro-batch where a schedule of it needs less than the present
-  /// one, since results then stay the same to the bit; a smaller one otherwise.
-  /// Nothing: none is left.
+  /// Returns a decision that needs less memory than `present`, after the peak
+  /// exceeded the budget by `over_bytes` or an allocation failed (0). If a
+  /// schedule with the same micro-batch needs less memory it is chosen, since
+  /// the results then stay bit-identical; otherwise the micro-batch becomes
+  /// smaller. Returns nullopt if no smaller decision is left.
   virtual std::optional<Decision> tighten(const Decision& present,
                                           int64_t over_bytes) = 0;
 };

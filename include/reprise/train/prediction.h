@@ -9,17 +9,18 @@
 
 namespace reprise {
 
-/// What a training will take; rougher than a plan's figures.
+/// Predicted memory and time of a training. Less accurate than a plan's.
 struct TrainingPrediction {
-  int64_t peak_bytes = 0;
-  double step_ms = 0;  ///< a window
+  int64_t peak_bytes = 0;  ///< on the device
+  double step_ms = 0;      ///< milliseconds per window
 };
 
-/// Predicts many trainings from few measurements: one run of each stage at two
-/// micro-batch sizes for each model, everything else by the line through them.
-/// `configs` resolved. Nothing for a training that cannot be predicted so: one
-/// that cannot be made, whose micro-batch is open, or whose smallest size the
-/// device has no room for.
+/// Predicts many trainings from few measurements: runs each stage of a model
+/// once at two micro-batch sizes, and interpolates linearly for all trainings
+/// of that model. `configs` must be resolved. The result has one entry per
+/// configuration. It is nullopt if the training cannot be built, leaves its
+/// micro-batch to a planner, or does not fit on the device even at the smallest
+/// size.
 std::vector<std::optional<TrainingPrediction>> predict_trainings(
     const std::vector<TrainConfig>& configs,
     const PlanningOptions& options = {});

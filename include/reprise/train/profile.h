@@ -9,35 +9,37 @@
 
 namespace reprise {
 
-/// Where the memory and the time of a training go.
+/// Memory and time of a training by phase and by stage.
 struct TrainingProfile {
   std::string model, data, device, precision, optimizer, recompute;
-  int64_t parameters = 0;  ///< how many
+  int64_t parameters = 0;  ///< number of parameter values
+  /// Samples per micro-batch, and micro-batches per window.
   int64_t micro_batch = 0, accumulate = 0;
 
-  /// What happens between two moments, with the bytes live on the device.
+  /// A phase of the training. Bytes are those live on the device.
   struct Phase {
     std::string name;
-    int64_t before_bytes = 0;
-    int64_t after_bytes = 0;
-    int64_t peak_bytes = 0;  ///< most live inside it
-    double ms = 0;
+    int64_t before_bytes = 0;  ///< when the phase begins
+    int64_t after_bytes = 0;   ///< when the phase ends
+    int64_t peak_bytes = 0;    ///< highest value within the phase
+    double ms = 0;             ///< duration in milliseconds
 
+    /// Bytes that the phase adds; negative if it frees memory.
     int64_t increment_bytes() const { return after_bytes - before_bytes; }
   };
-  /// Each begins where the one before ends: model, data, optimizer state (the
-  /// first updates, and what libraries keep from then on); then of a window
-  /// batch, forward, last stage (with the loss), backward (and what runs again),
-  /// other micro-batches, update. Without accumulation there are no others.
+  /// Phases in order, without gaps: model, data, optimizer state (the first
+  /// updates, including memory that libraries allocate once); then those of one
+  /// window: batch, forward, last stage (with the loss), backward (with
+  /// recomputation), other micro-batches (only with accumulation) and update.
   std::vector<Phase> phases;
 
-  /// Of a micro-batch.
+  /// Costs of a stage for one micro-batch.
   struct Stage {
     std::string name;
     int64_t output_bytes = 0;
-    int64_t kept_bytes = 0;  ///< after the forward, as the strategy keeps it
-    /// Temporaries: the highest rise of a run over what it leaves behind, and of
-    /// the backward over what is there when it begins.
+    int64_t kept_bytes = 0;  ///< saved for the backward by the strategy
+    /// Temporary memory: the peak of the forward above what it leaves live, and
+    /// the peak of the backward above what was live when it began.
     int64_t forward_extra_bytes = 0;
     int64_t backward_extra_bytes = 0;
     double forward_ms = 0;
@@ -45,27 +47,26 @@ struct TrainingProfile {
   };
   std::vector<Stage> stages;
 
-  /// Resident in host memory; only the phase "data" shows it, no other figure counts
-  /// it.
+  /// Size of a dataset that is resident in host memory. Counted in the phase
+  /// "data" and in no other figure.
   int64_t dataset_bytes = 0;
-  int64_t kept_bytes = 0;  ///< held for the backward after a forward
-  int64_t peak_bytes = 0;  ///< of a window
-  std::string peak_phase;  ///< data, forward, backward, update
-  std::string peak_stage;  ///< name; empty where it is in none
-  MemoryBreakdown memory;  ///< at that peak
+  int64_t kept_bytes = 0;  ///< saved for the backward after a forward
+  int64_t peak_bytes = 0;  ///< peak of a window
+  std::string peak_phase;  ///< data, forward, backward or update
+  std::string peak_stage;  ///< stage of the peak; empty: outside of stages
+  MemoryBreakdown memory;  ///< memory by category at the peak
 };
 
-/// Makes the model, opens the data and runs a few windows, the last of them with
-/// a look at every operation. Learns nothing: the rate is 0. `config` must be
-/// resolved. Batches are read where they are used, so that on the CPU none is
-/// counted that was read ahead. Throws c10::Error where the configuration cannot
-/// be run.
+/// Builds the model, opens the data and runs a few windows, the last of them
+/// with every operation observed. The learning rate is 0. `config` must be
+/// resolved. Batches are not read ahead, so that each phase shows only its own
+/// memory. Throws c10::Error if the configuration cannot be run.
 TrainingProfile profile_training(const TrainConfig& config);
 
-/// For people: the phases, the stages, the moment of the peak.
+/// Returns human-readable tables of the phases, the stages and the peak.
 std::string to_text(const TrainingProfile& profile);
 
-/// The same as one object: phases[], stages[], total{}, kept_bytes, peak_bytes,
+/// Returns a JSON object: phases[], stages[], total{}, kept_bytes, peak_bytes,
 /// peak_at{phase, stage}, memory{}.
 std::string to_json(const TrainingProfile& profile);
 

@@ -16,42 +16,47 @@ namespace detail {
 class AppendLog;
 }
 
-/// How far a training has come, besides its tensors.
+/// Progress of a training, without its tensors.
 struct RunState {
   int64_t step = 0;        ///< updates done
-  int64_t micro = 0;       ///< micro-batches done of the window that is open
-  double total_count = 0;  ///< of that window
-  double done_count = 0;
+  int64_t micro = 0;       ///< micro-batches done in the current window
+  double total_count = 0;  ///< samples or tokens of the current window
+  double done_count = 0;   ///< those of them that are done
   LoaderPosition position{};
   GradScaler::State scaler{};
-  int64_t samples = 0;          ///< trained on in all
-  double train_s = 0;           ///< seconds trained in all
-  int64_t metrics_bytes = 0;    ///< length of metrics.jsonl at this moment
-  bool evaluation_due = false;  ///< stopped in an evaluation: repeat it
-  bool finished = false;        ///< the training has reached its end
+  int64_t samples = 0;        ///< samples trained on so far
+  double train_s = 0;         ///< seconds of training so far
+  int64_t metrics_bytes = 0;  ///< length of metrics.jsonl at this point
+  /// The training was stopped during an evaluation, which must be repeated.
+  bool evaluation_due = false;
+  bool finished = false;  ///< the training has reached its end
 };
 
-/// As a state's file has it, and back. Throws where the text is no such state.
+/// Returns `state` in the format of a state file.
 std::string to_text(const RunState& state);
+
+/// Parses the result of to_text(). Throws std::exception if `text` is not a
+/// state.
 RunState run_state_from_text(const std::string& text);
 
-/// A run on disk:
+/// Directory of a run:
 ///
-///     config.json                       as resolved
-///     metrics.jsonl                     a line an update or evaluation
-///     state-STEP-MICRO.safetensors      the last few states, each whole
+///     config.json                       resolved configuration
+///     metrics.jsonl                     one line per update or evaluation
+///     state-STEP-MICRO.safetensors      the most recent states
 ///
-/// Every file but the metrics is written atomically; a state is there whole or
-/// not at all, whenever the process dies. One process at a time: a lock on the
-/// directory, which the system drops with the process.
+/// All files except the metrics are written atomically, so that a state is
+/// either complete or absent even if the process is killed. The directory is
+/// locked by one process at a time; the lock ends with the process.
 class RunDirectory {
  public:
-  /// Creates the directory. Throws c10::Error if it cannot be created or already holds a
-  /// run, and reprise::Error if config.json cannot be written.
+  /// Creates the directory. Throws c10::Error if it cannot be created or
+  /// already holds a run, and reprise::Error if config.json cannot be written.
   static RunDirectory create(const std::string& path,
                              const TrainConfig& config);
 
-  /// Throws c10::Error if there is no run, or another process is training in it.
+  /// Opens an existing run. Throws c10::Error if there is none, or if another
+  /// process holds its lock.
   static RunDirectory open(const std::string& path);
 
   ~RunDirectory();
@@ -59,21 +64,26 @@ class RunDirectory {
   RunDirectory& operator=(RunDirectory&&) noexcept;
 
   const std::string& path() const { return path_; }
+  /// Reads config.json. Throws reprise::Error if it cannot be read and
+  /// c10::Error if it is malformed.
   TrainConfig config() const;
+  /// Replaces config.json. Throws reprise::Error if it cannot be written.
   void set_config(const TrainConfig& config);
   std::string metrics_path() const { return path_ + "/metrics.jsonl"; }
 
-  /// Writes a state, then removes all but the last `keep`. Throws reprise::Error if the
-  /// state cannot be written.
+  /// Writes a state, then removes all but the last `keep` states. Throws
+  /// reprise::Error if the state cannot be written.
   void save(const RunState& state, const NamedTensors& tensors, int keep);
 
+  /// A state that was read from disk.
   struct Saved {
     std::string path;
     RunState state;
     NamedTensors tensors;  ///< on the CPU
   };
-  /// The newest state that can be read; those that cannot are named to `warn`
-  /// and passed over. Throws c10::Error where memory runs out.
+  /// Returns the newest state that can be read; nullopt if there is none.
+  /// Calls `warn` for each newer state that cannot be read. Throws c10::Error
+  /// if memory runs out.
   std::optional<Saved> newest(
       const std::function<void(const std::string&)>& warn) const;
 
@@ -83,19 +93,23 @@ class RunDirectory {
   int lock_ = -1;
 };
 
-/// Appends lines of JSON to a file. Opening truncates it to `keep_bytes`: lines later than
-/// the state that a run continues from will be written again. Throws reprise::Error if
-/// the file is shorter or cannot be written; a line is then not in the file.
+/// Appends lines of JSON to a file.
 class MetricsLog {
  public:
+  /// Opens or creates the file and truncates it to `keep_bytes`: lines after
+  /// the state that a run continues from will be written again. Throws
+  /// reprise::Error if the file is shorter or cannot be written.
   MetricsLog(const std::string& path, int64_t keep_bytes);
   ~MetricsLog();
   MetricsLog(const MetricsLog&) = delete;
   MetricsLog& operator=(const MetricsLog&) = delete;
 
+  /// Appends `line` and a newline. If the line cannot be written, the file is
+  /// unchanged and reprise::Error is thrown.
   void write(const std::string& line);
-  /// Forces what was written to disk.
+  /// Flushes written lines to disk. Errors are ignored.
   void sync();
+  /// Length of the file.
   int64_t bytes() const;
 
  private:

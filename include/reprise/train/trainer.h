@@ -19,77 +19,92 @@ namespace detail {
 class TrainLoop;
 }
 
-/// What happened, told to whoever shows it. Called on the training thread.
+/// Receives the events of a training. All calls are made on the thread of
+/// Trainer::run(). The default implementations do nothing.
 class TrainListener {
  public:
   virtual ~TrainListener() = default;
 
+  /// Description of a training.
   struct Start {
-    std::string model;  ///< with its size
+    std::string model;  ///< name and number of parameters
     std::string data;
     std::string how;  ///< batch, accumulation, recomputation, precision, device
-    int64_t step = 0;
-    int64_t total_steps = 0;
+    int64_t step = 0;         ///< updates done before a resume
+    int64_t total_steps = 0;  ///< 0: limited by time
   };
+  /// Called once, before the first window.
   virtual void started(const Start&) {}
 
+  /// Progress of a training.
   struct Step {
-    int64_t step = 0;         ///< updates done
-    int64_t total_steps = 0;  ///< 0: as many as the time allows
-    double loss = 0;          ///< mean over the last update's window
-    double rate = 0;
-    double samples_per_s = 0;
+    int64_t step = 0;          ///< updates done
+    int64_t total_steps = 0;   ///< 0: limited by time
+    double loss = 0;           ///< mean over the window of the last update
+    double rate = 0;           ///< learning rate
+    double samples_per_s = 0;  ///< over all ranks
+    /// Device memory: live now, peak so far, and budget (0: none).
     int64_t live_bytes = 0, peak_bytes = 0, limit_bytes = 0;
-    double left_s = 0;  ///< at this speed
+    double left_s = 0;  ///< estimated seconds to the end
   };
-  /// Not for every update: a few times a second at most.
+  /// Called at most a few times per second, not for every update.
   virtual void stepped(const Step&) {}
 
-  /// Training proper begins or goes on (true), or stops: for an evaluation, for
-  /// saving, at the end. It begins after the two updates that warm up, at once
-  /// where no more than two are made; a training that is stopped before never
-  /// begins.
+  /// Called with true when steady training begins or continues, and with false
+  /// when it pauses for an evaluation or a save, or ends. Steady training
+  /// begins after the two warm-up updates, or at once if there are no further
+  /// updates. It never begins if the training is stopped before.
   virtual void training(bool /*active*/) {}
 
+  /// Result of an evaluation on the test data.
   struct Evaluation {
-    int64_t step = 0;
-    double loss = 0;
-    double accuracy = 0;
+    int64_t step = 0;     ///< updates done
+    double loss = 0;      ///< mean
+    double accuracy = 0;  ///< share of correct predictions, 0 to 1
   };
+  /// Called after each evaluation.
   virtual void evaluated(const Evaluation&) {}
-  virtual void saved(const std::string& /*path*/) {}
+  /// Called after a state was saved; the text names its directory and update.
+  virtual void saved(const std::string& /*text*/) {}
+  /// Called with a warning for the user.
   virtual void warned(const std::string& /*text*/) {}
 };
 
+/// Arguments of Trainer::run().
 struct TrainRun {
-  /// Not owned; null: nothing is saved. Of several ranks, rank 0's alone.
+  /// Directory to save in; not owned. If null, nothing is saved. With several
+  /// ranks only rank 0 has one.
   RunDirectory* directory = nullptr;
-  /// Continue from the directory's newest state.
+  /// Continue from the newest state in `directory`, which rank 0 must then have.
   bool resume = false;
-  TrainListener* listener = nullptr;  ///< not owned
-  /// Asked before each micro-batch: true means save what there is and return. With
-  /// several ranks asked before each window, and one that says true stops all.
+  TrainListener* listener = nullptr;  ///< not owned; may be null
+  /// Called before each micro-batch, or with several ranks before each window.
+  /// If it returns true on any rank, the training saves its state and returns.
   std::function<bool()> stop{};
-  std::string export_path;  ///< weights at the end, as safetensors
+  /// File for the final weights, in safetensors format; empty: none.
+  std::string export_path;
   std::string tensorboard;  ///< directory for event files; empty: none
 };
 
+/// Result of Trainer::run().
 struct TrainResult {
   TrainSummary summary;
-  bool stopped = false;      ///< before its end
-  bool save_failed = false;  ///< the last attempt; earlier states are whole
+  bool stopped = false;  ///< ended early because `stop` returned true
+  /// The last attempt to save failed. Earlier states are intact.
+  bool save_failed = false;
 };
 
-/// What a trainer can be given besides its model, data and options.
+/// Optional components of a Trainer.
 struct TrainerOptions {
-  /// Decides what runs within the budget. Null: one that measures this model is made if
-  /// the options ask for a plan.
+  /// Planner to use. If null and the options ask for a plan, the trainer
+  /// creates one that measures its model.
   std::unique_ptr<BudgetPlanner> planner{};
-  /// How the trainer's own planner measures; `progress` is told what it is doing.
+  /// Options of the planner that the trainer creates.
   PlanningOptions planning{};
-  /// All processes of the group make the same trainer and run it together; the options'
-  /// `ranks` is their number. Rank 0 plans, saves, and reads what is resumed. Null: this
-  /// process alone.
+  /// Group of processes that train together; null: a single process. All of
+  /// them create the same trainer and call run(). The `ranks` of the training
+  /// options must equal their number. Rank 0 plans, saves and reads saved
+  /// states.
   std::shared_ptr<RankGroup> ranks{};
 };
 
@@ -103,34 +118,38 @@ struct TrainerOptions {
 ///     Trainer trainer(std::move(inputs), options);
 ///     TrainResult result = trainer.run();
 ///
-/// Equal inputs, options and states of the random generators give equal numbers. A run
-/// resumed from a saved state, wherever it was saved, gives the numbers of a run that
-/// never stopped (on the CPU bit by bit). If an allocation fails in a window, an evaluation
-/// or a save, that part is repeated and ends with the same numbers as long as the
-/// micro-batch stays; after eight failures in a row run() throws c10::Error, with all
-/// complete updates saved.
+/// Results are reproducible: they depend only on the inputs, the options and
+/// the states of the random generators. A resumed run gives the same results as
+/// one that was never stopped, at whatever point it was saved (on the CPU they
+/// are bit-identical). If an allocation fails in a window, an evaluation or a
+/// save, that part is repeated, with the same results unless the micro-batch
+/// changes. After eight consecutive failures run() saves all complete updates
+/// and throws c10::Error.
 class Trainer {
  public:
-  /// Moves the model to the options' device and plans the training if the options ask for
-  /// it; writes nothing to disk. `options` must be resolved. Throws c10::Error if they
-  /// cannot be run: strategy, device, precision, budget.
+  /// Moves the model to the device of the options. If `recompute` is "optimal",
+  /// plans the schedule, and the micro-batch unless it is given. Writes nothing
+  /// to disk except cached measurements. `options` must be resolved. Throws
+  /// c10::Error if they cannot be run: strategy, device, precision, budget.
   ///
-  /// With `recompute` "optimal" the micro-batch (if it is open) and the schedule are
-  /// planned here. A resumed run should be given the options of its run directory, which
-  /// has the micro-batch that was decided.
+  /// To resume a run, pass the options of its run directory, which contain the
+  /// planned micro-batch.
   Trainer(TrainInputs inputs, const TrainConfig& options,
           TrainerOptions with = {});
   ~Trainer();
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;
 
-  /// The model on its device.
+  /// Returns the model, on its device.
   const Model& model() const;
 
-  /// Trains to the end, or until `run.stop` says so. To be called once.
+  /// Trains to the end, or until `run.stop` returns true. Must be called at
+  /// most once. Throws c10::Error if a state cannot be restored, retries are
+  /// exhausted or another rank failed.
   TrainResult run(const TrainRun& run = {});
 
-  /// Milliseconds of each window of a run of at most 1,000 windows; waits for the device.
+  /// Returns the milliseconds of each window, for runs of at most 1,000
+  /// windows; empty for longer ones. Waits for the device.
   std::vector<double> window_ms() const;
 
  private:

@@ -117,7 +117,7 @@ void BudgetKeeper::adopt(Decision decision) {
   options.batch = decision.micro_batch;
   options.accumulate = decision.accumulate;
   parts_.runner.set_schedule(decision.schedule);
-  // Planning has tried more than is needed.
+  // Trials may have allocated more host memory than the plan needs.
   if (parts_.setup.host) parts_.setup.host->trim();
   decision_.emplace(std::move(decision));
   if (options.graph != GraphMode::kOn) fit_graphs();
@@ -137,7 +137,7 @@ void BudgetKeeper::fit_graphs() {
 
 bool BudgetKeeper::tighten(int64_t over_bytes) {
   if (!planned()) return false;
-  parts_.runner.drop_weight_copies();  // the planner measures with its own
+  parts_.runner.drop_weight_copies();  // the planner creates its own
   std::optional<Decision> own;
   if (planner_) own = planner_->tighten(*decision_, over_bytes);
   auto decision = broadcast(std::move(own));
@@ -161,7 +161,7 @@ bool BudgetKeeper::end_window(int64_t step) {
   const int64_t without = window_meter_.peak_bytes();
   int64_t peak = std::max(without, graphs.peak_bytes());
   if (many) {
-    // Each rank decides for itself whether graphs fit; the plan is the same for all.
+    // Each rank decides on its CUDA graphs, but all ranks have the same plan.
     const bool leave_graphs = optional_graphs && graphs.active();
     peak = parts_.ranks.all_reduce_max({leave_graphs ? without : peak}).at(0);
     if (leave_graphs && graphs.peak_bytes() > limit) {
@@ -177,7 +177,7 @@ bool BudgetKeeper::end_window(int64_t step) {
     return false;
   }
   const int64_t batch = options.batch;
-  graphs.clear();  // their memory is not part of the plan
+  graphs.clear();  // the plan does not include their memory
   const auto replan = [&] { measuring([&] { exhausted_ = !tighten(over); }); };
   if (many) {
     replan();

@@ -18,29 +18,32 @@
 
 namespace reprise::detail {
 
-/// Keeps a training within its memory budget: plans it before the first window, and plans
-/// again if a window's peak passes the budget or an allocation fails. Without a budget or
-/// with a given schedule it does nothing.
+/// Keeps a training within its memory budget: plans it before the first window,
+/// and plans again if the peak of a window exceeds the budget or an allocation
+/// fails. Without a budget, or if the schedule is given, it does nothing.
 ///
-/// Rank 0 plans; the others adopt its decisions.
+/// Rank 0 plans; the other ranks adopt its decisions.
+///
+/// Tested by tests/train/budget_test.cpp.
 class BudgetKeeper {
  public:
   struct Parts {
-    TrainSetup& setup;  ///< decisions change its sizes
+    TrainSetup& setup;  ///< a decision changes the sizes in its options
     Ranks& ranks;
     WindowExchange& exchange;
     StepRunner& runner;
     Gradients& gradients;
     OomRetry& retry;
     std::function<void(const std::string&)> warn;
-    /// Called after a decision was adopted; `sizes`: with another micro-batch or other
-    /// weight copies, which a resumed run must know.
+    /// Called after a decision was adopted. `sizes` is true if the micro-batch
+    /// or the weight copies changed, which a resumed run must know.
     std::function<void(bool sizes)> adopted;
   };
   explicit BudgetKeeper(Parts parts);
 
-  /// Makes and adopts the first decision if the options ask for a plan or `planner` is
-  /// given. Throws c10::Error with the smallest budget that works if nothing fits.
+  /// Makes and adopts the first decision if the options ask for a plan or
+  /// `planner` is given. If nothing fits, throws c10::Error with the smallest
+  /// budget that works.
   void plan(std::unique_ptr<BudgetPlanner> planner,
             const PlanningOptions& options);
 
@@ -49,28 +52,29 @@ class BudgetKeeper {
   const std::optional<BudgetPlanner::Decision>& decision() const {
     return decision_;
   }
-  /// Includes what the exchange between ranks takes.
+  /// Predicted peak of the current decision, including the memory of the
+  /// exchange between ranks.
   int64_t predicted_peak_bytes() const;
   int64_t replans() const { return replans_; }
 
   void begin_window();
-  /// After update `step`: plans again if its peak passed the budget. Returns true if the
-  /// micro-batch changed.
+  /// Called after update `step`. Plans again if the peak of its window exceeded
+  /// the budget. Returns true if the micro-batch changed.
   bool end_window(int64_t step);
-  /// After an allocation failure in a window.
+  /// Plans again after an allocation failure in a window.
   void tighten_after_failure();
 
  private:
   PlanRequest request() const;
-  /// Rank 0's decision on all ranks; nothing if it has none.
+  /// Returns the decision of rank 0 on all ranks; nullopt if it has none.
   std::optional<BudgetPlanner::Decision> broadcast(
       std::optional<BudgetPlanner::Decision> own) const;
   void adopt(BudgetPlanner::Decision decision);
-  /// Gives up CUDA graphs that the plan has no room for.
+  /// Disables CUDA graphs if they do not fit in the plan.
   void fit_graphs();
-  /// False if no smaller plan is left.
+  /// Adopts a decision that needs less memory. Returns false if there is none.
   bool tighten(int64_t over_bytes);
-  /// Runs `body`, which may run the model, and undoes what that changed.
+  /// Runs `body`, which may run the model, and restores the model's state.
   void measuring(const std::function<void()>& body);
 
   Parts parts_;
@@ -79,7 +83,7 @@ class BudgetKeeper {
   std::optional<BudgetPlanner::Decision> decision_;
   MemoryMeter window_meter_;
   int64_t replans_ = 0;
-  bool exhausted_ = false;  // even the smallest plan passes the budget
+  bool exhausted_ = false;  // even the smallest plan exceeds the budget
 };
 
 }  // namespace reprise::detail

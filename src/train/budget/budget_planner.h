@@ -8,7 +8,9 @@
 
 namespace reprise::detail {
 
-/// Plans a training with its own model, which is unchanged afterwards.
+/// Returns a planner that measures with the model of `setup` and restores the
+/// model's state after each measurement. Tested by
+/// tests/train/planning_test.cpp.
 std::unique_ptr<BudgetPlanner> make_budget_planner(
     TrainSetup setup, PlanRequest request, const PlanningOptions& options = {});
 

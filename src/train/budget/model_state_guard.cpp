@@ -20,10 +20,11 @@ ModelStateGuard::ModelStateGuard(const Model& model, torch::Device device,
     values_.emplace_back(buffer, buffer.detach().clone());
   }
   for (auto& parameter : model.root->parameters()) {
-    // In the host's memory: the device may have no room for a copy.
+    // Copy to host memory, because a copy may not fit on the device.
     if (parameters) values_.emplace_back(parameter, to_host(parameter));
   }
-  // Last: the above may run out of memory, and then nothing puts these back.
+  // Take the gradients last: if the above runs out of memory, the destructor
+  // does not run and could not restore them.
   for (auto& parameter : model.root->parameters()) {
     gradients_.emplace_back(
         parameter, std::exchange(parameter.mutable_grad(), torch::Tensor()));
@@ -55,7 +56,7 @@ Batch Batches::next() {
   if (!loader_) return any_;
   while (true) {
     auto batch = loader_->next();
-    // An epoch's last one may be smaller.
+    // The last batch of an epoch may be smaller.
     if (batch && batch->samples == size_) return std::move(*batch);
   }
 }

@@ -11,10 +11,12 @@
 #include <utility>
 #include <vector>
 
-/// What measuring the costs of a training works with.
+/// Helpers for measurements that run the model of a training. Tested by
+/// tests/train/planning_test.cpp.
 namespace reprise::detail {
 
-/// Puts gradients, buffers, parameters and random generators back.
+/// Restores gradients, buffers and random generators when it is destroyed, and
+/// with `parameters` the parameters as well.
 class ModelStateGuard {
  public:
   ModelStateGuard(const Model& model, torch::Device device, bool parameters);
@@ -29,11 +31,12 @@ class ModelStateGuard {
   compat::RngState rng_;
 };
 
-/// Batches of one size, read as a training reads them: its workers take their
-/// share of the host.
+/// Batches of one size, read by worker threads as in a training, so that the
+/// workers use the same share of the CPU.
 class Batches {
  public:
-  /// `any`: handed out again and again where the data has too few samples.
+  /// `any` is returned by each next() if the data has fewer than `size`
+  /// samples.
   Batches(const TrainSetup& setup, int64_t size, Batch any);
   Batch next();
 
@@ -43,10 +46,11 @@ class Batches {
   std::optional<Loader> loader_;
 };
 
-/// Until the device has done its work.
+/// Waits until the device has completed all submitted work.
 void wait_for(torch::Device device);
 
-/// Milliseconds that `work` takes, the device's part included: the median.
+/// Returns the median duration of `times` runs of `work` in milliseconds,
+/// including its work on the device.
 template <class Work>
 double time_of(torch::Device device, int times, Work&& work) {
   using Clock = std::chrono::steady_clock;

@@ -29,7 +29,7 @@ TrainingCosts::Options cost_options(const PlanningOptions& options) {
   return result;
 }
 
-/// What a training with fixed settings does: no planning inside, no test data.
+/// Returns the configuration without planning and evaluation.
 TrainConfig plain(TrainConfig config) {
   config.memory_limit = 0;
   config.evaluate = false;
@@ -59,8 +59,8 @@ PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
   return options;
 }
 
-/// Costs with copies of the weights, and, where they are left to us and a budget is
-/// tight, without: the memory may do more elsewhere.
+/// Costs with weight copies. If the copies are optional and the budget is
+/// tight, also those without copies, whose memory may save more time elsewhere.
 class CopyChoice {
  public:
   CopyChoice(TrainSetup setup, TrainingCosts::Options options)
@@ -73,7 +73,7 @@ class CopyChoice {
   PlanResult plan(const PlanRequest& request) {
     const compat::FlushDenormals flush(setup_.device);
     PlanResult result = choose(request);
-    // The training takes what it needs itself, and no more.
+    // Free workspaces that the training does not need.
     usual_.release_workspaces();
     if (each_) each_->release_workspaces();
     return result;
@@ -122,7 +122,7 @@ class MeasuringPlanner final : public BudgetPlanner {
 
   Decision decide() override {
     const PlanResult result = costs_.plan(request_);
-    // For whoever asks, it is the memory that was not enough.
+    // To the caller, an infeasible budget is a lack of memory.
     TORCH_CHECK_WITH(OutOfMemoryError, result.feasible,
                      "[--memory] nothing fits into ",
                      detail::format_exact_bytes(request_.memory),
@@ -134,8 +134,8 @@ class MeasuringPlanner final : public BudgetPlanner {
 
   std::optional<Decision> tighten(const Decision& present,
                                   int64_t over_bytes) override {
-    // By as much as the prediction was off; where that is not known, by a
-    // tenth.
+    // Lower the budget by the error of the prediction, or by a tenth if the
+    // error is unknown.
     const int64_t less =
         over_bytes > 0
             ? over_bytes
@@ -146,7 +146,7 @@ class MeasuringPlanner final : public BudgetPlanner {
     const PlanResult result = costs_.plan(request);
     if (result.feasible) return decision(result.plan);
     const bool lower = result.plan.peak_bytes < present.predicted_peak_bytes;
-    // Not as low as asked for, but it leaves every bit as it is.
+    // This saves less than requested, but results stay bit-identical.
     if (lower && over_bytes == 0) return decision(result.plan);
     if (auto smaller = smaller_batch(present, request.memory)) return smaller;
     if (lower) return decision(result.plan);
@@ -181,17 +181,18 @@ class MeasuringPlanner final : public BudgetPlanner {
   PlanRequest request_;
 };
 
-/// One way along which something grows: the whole multiples of `step`.
+/// Size to maximize, as multiples of `step`.
 struct Axis {
   int64_t ModelOptions::*option = nullptr;  // null: the batch
   int64_t step = 1;
-  int64_t first = 1;  // value tried first; a whole multiple
+  int64_t first = 1;  // first value to try; a multiple of `step`
   int64_t most = 1 << 20;
-  bool doubles = false;  // the model takes no values between
+  bool doubles = false;  // only `first` times powers of two are valid
 };
 
-/// The largest whole multiple of the axis' step for which `fits` holds, 0 if none
-/// does: doubles the first value, then halves the distance until it is one step.
+/// Returns the largest multiple of the axis' step for which `fits` returns
+/// true; 0 if there is none. Doubles the first value until it does not fit,
+/// then bisects.
 int64_t search(const Axis& axis, const std::function<bool(int64_t)>& fits) {
   const int64_t step = axis.step;
   int64_t good = 0;
@@ -220,8 +221,8 @@ bool takes_image_size(const TrainConfig& config, int64_t size) {
   }
 }
 
-/// What the sides of images must be a multiple of: 1, a patch, or a side that can be
-/// halved as often as the model does.
+/// Returns the number that image sizes must be a multiple of: 1, the patch
+/// size, or the total stride of the model.
 int64_t image_step(const TrainConfig& config) {
   for (const int64_t step : {1, 2, 4, 8, 16}) {
     if (takes_image_size(config, 32 + step)) return step;
@@ -234,7 +235,8 @@ Axis axis_of(LargestAxis axis, const TrainConfig& config) {
     case LargestAxis::kBatch:
       return {nullptr, 1, 1};
     case LargestAxis::kImageSize:
-      // cnn-basic takes only the side of MNIST images, doubled any number of times.
+      // cnn-basic accepts only 28 (the size of MNIST images) times powers of
+      // two.
       if (!takes_image_size(config, 32)) {
         return {&ModelOptions::image_size, 28, 28, 3584, true};
       }
@@ -253,7 +255,7 @@ class Trial {
   Trial(const TrainConfig& config, const PlanningOptions& options) {
     TrainingCosts::Options measuring;
     TrainSetup setup = make_setup(plain(config));
-    // As a training within the budget would choose.
+    // A training within a budget would choose the same.
     if (setup.options.weight_copies == WeightCopiesMode::kAuto &&
         setup.device.is_cuda()) {
       setup.options.weight_copies = WeightCopiesMode::kEach;
@@ -310,7 +312,7 @@ class LargestSearch {
       if (request.micro_batch == 0) found = smallest_micro_batch(here, request);
       if (!found) found = here.plan(request);
     } catch (const c10::Error& error) {
-      // No room for it at all, or a size that the model cannot take.
+      // It does not fit at all, or the model does not support the size.
       if (value == axis_.first) throw;
       return false;
     }
@@ -324,7 +326,8 @@ class LargestSearch {
     return true;
   }
 
-  /// If that fits, no other has to be measured.
+  /// Plans with a micro-batch of 1. If that fits, no other needs to be
+  /// measured.
   static std::optional<PlanResult> smallest_micro_batch(Trial& trial,
                                                         PlanRequest request) {
     request.micro_batch = 1;
@@ -337,11 +340,11 @@ class LargestSearch {
     return std::nullopt;
   }
 
-  /// The batch needs one model only.
+  /// Returns the trial for `value`. All batch sizes share one model.
   Trial& trial(const TrainConfig& config, int64_t value) {
     const int64_t key = axis_.option == nullptr ? 0 : value;
     if (!trial_ || trial_key_ != key) {
-      trial_.reset();  // before the next one takes memory
+      trial_.reset();  // free its memory before the next trial
       trial_.emplace(config, options_);
       trial_key_ = key;
     }

@@ -16,7 +16,7 @@ using detail::Evaluator;
 using detail::make_setup;
 using detail::TrainingCosts;
 
-/// The same for trainings that one model's measurements serve.
+/// Returns the part of the configuration that determines the measurements.
 TrainConfig common_part(TrainConfig config) {
   config.batch = config.accumulate = config.global_batch = 1;
   config.recompute = "none";
@@ -30,8 +30,8 @@ TrainConfig common_part(TrainConfig config) {
   return config;
 }
 
-/// Two sizes: measured, not guessed at, and not so large that measuring takes
-/// longer than what it is for.
+/// Returns the two sizes to measure. The larger one is bounded, so that the
+/// measurement does not take longer than the run that it predicts.
 std::set<int64_t> sizes_to_measure(const std::set<int64_t>& sizes) {
   const int64_t small = *sizes.begin();
   int64_t large = small;
@@ -111,7 +111,7 @@ std::vector<std::optional<TrainingPrediction>> predict_trainings(
         predictions[i] = group.predict(configs[i]);
       }
     } catch (const c10::Error&) {
-      // The run itself will say why it cannot be.
+      // The run itself will report the error.
     }
   }
   return predictions;

@@ -12,11 +12,11 @@
 namespace reprise::detail {
 namespace {
 
-constexpr double kRowMs = 30;         // of micro-batches timed together
-constexpr double kLongMs = 500;       // of a micro-batch that is timed twice
-constexpr double kVeryLongMs = 1500;  // and of one that is timed once
+constexpr double kRowMs = 30;         // least duration of a row
+constexpr double kLongMs = 500;       // micro-batches to time in two rows only
+constexpr double kVeryLongMs = 1500;  // micro-batches to time in one row only
 
-/// The setup with another precision; shares the model.
+/// Returns the setup with another precision. It shares the model.
 TrainSetup with_precision(const TrainSetup& setup,
                           const std::string& precision) {
   TrainSetup changed = setup;
@@ -30,11 +30,12 @@ template <class Step>
 double time_rows(torch::Device device, const ScheduleTimer::Timing& timing,
                  const Step& step) {
   const bool cuda = device.is_cuda();
-  // The caching allocator needs a few to find its blocks.
+  // The caching allocator needs a few steps until it reuses its blocks.
   const int warm_up = cuda ? 3 : timing.warm_up ? 1 : 0;
   for (int i = 0; i < warm_up; ++i) step();
-  // A row long enough for the host to run ahead as it does in training. On the CPU a long
-  // micro-batch is a row by itself, and one or two of those are enough.
+  // A row is long enough for the host to run ahead of the device as in
+  // training. On the CPU a long micro-batch is a row of its own, and one or two
+  // are enough.
   const double about_ms = std::max(time_of(device, 1, step), 0.1);
   const int enough = static_cast<int>(std::ceil(kRowMs / about_ms));
   const int in_a_row = std::max(enough, !cuda ? 1 : enough > 1 ? 5 : 2);

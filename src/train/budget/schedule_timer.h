@@ -10,33 +10,36 @@
 
 namespace reprise::detail {
 
-/// Times micro-batches as a training runs them: through its StepRunner, with batches read
-/// by its workers, and in rows long enough for the host to run ahead of the device.
+/// Times micro-batches as a training runs them: through a StepRunner, with
+/// batches read by worker threads, and in rows of consecutive micro-batches
+/// that are long enough for the host to run ahead of the device. Tested by
+/// tests/train/planning_test.cpp.
 class ScheduleTimer {
  public:
   struct Timing {
-    bool warm_up = true;  ///< run some micro-batches first
-    int rows = 3;         ///< of which the median counts
+    bool warm_up = true;  ///< run some untimed micro-batches first
+    int rows = 3;         ///< number of rows; the result is their median
   };
   struct Trial {
     std::string precision;
     int64_t micro_batch = 1;
     const Schedule& schedule;
-    bool accumulate = true;  ///< add to gradients that exist
-    bool graph = false;      ///< as a CUDA graph
+    bool accumulate = true;  ///< add to existing gradients
+    bool graph = false;      ///< run as a CUDA graph
   };
 
   explicit ScheduleTimer(const TrainSetup& setup) : setup_(setup) {}
 
-  /// Milliseconds per micro-batch. Leaves gradients behind and draws random numbers: the
-  /// caller restores the model's state. `any` is used if the data has too few samples.
+  /// Returns the milliseconds per micro-batch. The caller must restore the
+  /// state of the model: gradients stay allocated and random numbers are drawn.
+  /// `any` is used if the data has fewer samples than a micro-batch.
   double time(const Trial& trial, Batch any, const Timing& timing) const;
 
  private:
   const TrainSetup& setup_;
 };
 
-/// Median; of an even number of values the lower one.
+/// Returns the median, or the lower median of an even number of values.
 double median_of(std::vector<double> values);
 
 }  // namespace reprise::detail

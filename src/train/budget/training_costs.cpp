@@ -32,7 +32,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the figures mean; changes when they are measured in another way.
+// Version of cached measurements. Increase it when the method of measurement
+// changes.
 constexpr int kFormat = 14;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
@@ -40,8 +41,9 @@ int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   return allocated_bytes(static_cast<int64_t>(tensor.nbytes()), device);
 }
 
-/// Copies are work on top of the stage's own: a variant that was measured quicker was
-/// lucky, and must not be taken where nothing needs to be saved.
+/// Makes the offloading variant slower than the plain run. Copies are
+/// additional work, so a variant that was measured faster is noise, and must
+/// not be chosen if no memory needs to be saved.
 void make_dearer(KeptRunCosts& host, const KeptRunCosts& plain) {
   constexpr double kAtLeast = 1.01;
   for (const auto field :
@@ -51,12 +53,13 @@ void make_dearer(KeptRunCosts& host, const KeptRunCosts& plain) {
   }
 }
 
-/// Leaves the variant on the host to the stages that spend most time for each byte, as
-/// long as all of them together fit into the store; of the others, and where it moves
-/// nothing, it is like the plain run.
+/// Restricts offloading to the stages with the longest forward per offloaded
+/// byte whose activations together fit in the host store. For all other stages,
+/// and those that offload nothing, the variant gets the costs of the plain run.
 void limit_host_bytes(const TrainSetup& setup, ChainCosts& figures) {
   if (!setup.host) return;
-  // The rest is for micro-batches of other sizes, such as a window's last.
+  // Leave a reserve for micro-batches of other sizes, such as the last of a
+  // window.
   const int64_t limit = setup.host->limit_bytes() / 4 * 3;
   const Chain& chain = setup.model.chain;
   struct Offer {
@@ -116,7 +119,7 @@ compat::GraphStreamScope TrainingCosts::trained_stream() const {
 CostProfile& TrainingCosts::entry(const std::string& precision) {
   const auto found = profiles_.find(precision);
   if (found != profiles_.end()) return found->second;
-  // Made whole before it is kept: memory may run out on the way.
+  // Complete the profile before storing it, because memory may run out.
   CostProfile profile;
   profile.key = key_of(precision);
   profile.precision = precision;
@@ -164,7 +167,7 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
 }
 
 std::string TrainingCosts::key_of(const std::string& precision) const {
-  // Options that change nothing get one value, so that costs are shared.
+  // Normalize options that do not affect costs, so that they share an entry.
   TrainConfig config = setup_.options;
   config.model = setup_.model.name;
   config.model_options = setup_.model.options;
@@ -219,10 +222,10 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   std::set<const void*> small;
   for (const auto& p :
        MicroStep::small_of(setup_.device, setup_.parameter_list)) {
-    // As SmallGradients: copies have their layers add to the sum.
+    // As in SmallGradients: layers with weight copies add to the sum directly.
     if (!WeightCopies::has(p)) small.insert(p.unsafeGetTensorImpl());
   }
-  // The last stage to use a parameter is the first to give it a gradient.
+  // The last stage that uses a parameter is the first to compute its gradient.
   std::set<const void*> seen;
   for (int i = chain.size(); i-- > 0;) {
     for (const auto& module : chain[i].modules()) {
@@ -243,7 +246,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     if (p.requires_grad()) profile.fixed.gradients += bytes;
   }
   for (const auto& b : setup_.model.root->buffers()) {
-    // Twice: a session copies them to start a window again.
+    // Count them twice, because a training has a snapshot of the buffers.
     profile.fixed.parameters += 2 * bytes_on(b, setup_.device);
   }
   if (made) {
@@ -263,7 +266,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   }
   const auto optimizer = optimizer_of(setup_.options, setup_.model);
   const auto parameters = setup_.parameter_list;
-  // With what a session's update has on the device besides the optimizer's own.
+  // Include the device memory of the update outside of the optimizer.
   const auto update = [&] {
     torch::Tensor norm;
     if (setup_.options.clip > 0) {
@@ -278,7 +281,8 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   for (const auto& tensor : optimizer->held()) {
     profile.fixed.optimizer += bytes_on(tensor, setup_.device);
   }
-  // The first step makes the state, and may take more besides it than later ones.
+  // The first step allocates the state and may need more temporaries than later
+  // ones.
   const int64_t first_bytes =
       meter.peak_increase_bytes() - profile.fixed.optimizer;
   if (setup_.options.shard != Sharding::kNone) {
@@ -296,7 +300,8 @@ int64_t TrainingCosts::held_by_training() const {
 
 void TrainingCosts::measure_workspace(CostProfile& profile,
                                       const SizeCosts& size) {
-  // All that is neither model nor data when nothing runs, and not the size's.
+  // Live memory between steps that is neither model, data nor specific to the
+  // micro-batch size.
   const auto made = copies(profile.precision);
   const int64_t rest = live_bytes(setup_.device) - profile.fixed.parameters -
                        size.workspace_bytes - size.graph_workspace_bytes;
@@ -337,12 +342,14 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
   if (!setup_.device.is_cuda()) {
     return trace_size(precision, micro_batch, tracing());
   }
-  // What other sizes, or whatever ran before, had libraries take is not this one's.
+  // Exclude workspaces that libraries allocated for other sizes or earlier
+  // work.
   const bool released = compat::release_workspaces(setup_.device);
-  // A block that is left over from another size may be larger than what is asked for.
+  // A cached block of another size may be larger than a request.
   compat::empty_cuda_cache();
-  // What stays of a run is a library's, taken in the midst of a stage; it is no part of
-  // it. And blocks are found as in a training that has run for a while.
+  // Memory that stays allocated after a run is a workspace that a library
+  // allocated during a stage; it is not part of the stage. The run also warms
+  // up the allocator, as in a training that has run for a while.
   const auto taken_by_a_run = [&] {
     const int64_t before = live_bytes(setup_.device);
     trace_size(precision, micro_batch, {});
@@ -355,7 +362,7 @@ SizeCosts TrainingCosts::measure_size(const std::string& precision,
     graph_workspace_bytes = taken_by_a_run();
   }
   if (!released) {
-    // What was there and is used again cannot be told from what is not.
+    // Existing workspaces that were reused cannot be distinguished from others.
     for (const SizeCosts& other : entry(precision).sizes) {
       workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
       graph_workspace_bytes =
@@ -403,7 +410,7 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
   }
   size.data_bytes = bytes_of(batch) + ahead_bytes(raw, batch);
   if (workers_prepare()) {
-    // Each of them does at any moment what is done here before a micro-batch.
+    // Each worker may need this memory at any time.
     size.data_bytes += setup_.options.workers * meter.peak_increase_bytes();
     size.prepare_bytes += setup_.options.workers * meter.peak_increase_bytes();
   }
@@ -434,21 +441,21 @@ void TrainingCosts::load_kept(CostProfile& profile) const {
   if (path.empty() || !fs::exists(path, none)) return;
   try {
     CostProfile kept = profile_from_json(read_text(path));
-    // A chain may be divided in another way since.
+    // The chain may have been divided differently when this was written.
     if (kept.key == profile.key && kept.stages == stage_names()) {
       for (const TriedSchedule& one : kept.tried) {
         Schedule::parse("tried", setup_.model.chain.size(), one.schedule);
       }
       profile = std::move(kept);
-      // The host may have less memory to spare than it had then.
+      // The host may have less free memory now than when this was written.
       for (SizeCosts& size : profile.sizes) {
         limit_host_bytes(setup_, size.chain_costs);
       }
     }
   } catch (const c10::Error&) {
-    // Written by another version: it is measured again.
+    // Written by another version; measure again.
   } catch (const Error&) {
-    // Not readable: it is measured again.
+    // Not readable; measure again.
   }
 }
 

@@ -15,18 +15,19 @@
 
 namespace reprise::detail {
 
-/// Measures the costs of a training, and keeps them on disk for the next time.
+/// Measures the costs of a training and caches them on disk. Tested by
+/// tests/train/planning_test.cpp.
 class TrainingCosts final : public CostSource {
  public:
   struct Options {
-    bool fresh = false;        // measure again, whatever was kept
-    int64_t memory = 0;        // bytes that trying a schedule may take; 0: any
-    bool memory_only = false;  // one run of each stage; nothing is kept on disk
+    bool fresh = false;        ///< ignore cached measurements
+    int64_t memory = 0;        ///< bytes a trial may use; 0: unlimited
+    bool memory_only = false;  ///< run each stage once; cache nothing
     std::function<void(const std::string&)> progress{};
   };
 
-  /// Uses the model as it stands; parameters, gradients, buffers and random generators are
-  /// unchanged afterwards.
+  /// Measures with the model of `setup`. Parameters, gradients, buffers and
+  /// random generators are restored after each measurement.
   TrainingCosts(TrainSetup setup, Options options);
 
   const CostProfile& profile(const std::string& precision) override;
@@ -34,14 +35,15 @@ class TrainingCosts final : public CostSource {
   std::optional<double> try_plan(const Plan& plan) override;
   bool compare(const std::vector<Plan>& plans) override;
 
-  /// Lets go of what libraries took to be measured with.
+  /// Frees library workspaces that were allocated by measurements.
   void release_workspaces();
 
  private:
   CostProfile& entry(const std::string& precision);
-  /// CostProfile::graph of a training here.
+  /// Value of CostProfile::graph for this training.
   GraphMode graph() const;
-  /// On the stream that the training would use: libraries keep a workspace for each.
+  /// Selects the stream that the training would use, because libraries allocate
+  /// one workspace per stream.
   compat::GraphStreamScope trained_stream() const;
   std::string key_of(const std::string& precision) const;
   std::vector<std::string> stage_names() const;
@@ -49,29 +51,30 @@ class TrainingCosts final : public CostSource {
   void measure_fixed(CostProfile& profile);
   void measure_update(CostProfile& profile);
   void measure_workspace(CostProfile& profile, const SizeCosts& size);
-  /// Sums and figures of a training that stay on the device.
+  /// Bytes of loss sums and metrics that a training holds on the device.
   int64_t held_by_training() const;
   SizeCosts measure_size(const std::string& precision, int64_t micro_batch);
   StageCostOptions tracing() const;
   SizeCosts trace_size(const std::string& precision, int64_t micro_batch,
                        const StageCostOptions& tracing);
   void measure_factors(CostProfile& profile, SizeCosts& size);
-  /// Into what trying may take; `first` as micro_batch_peak() has it.
+  /// Whether a trial fits in `options_.memory`; for `first` see
+  /// micro_batch_peak().
   bool fits(const CostProfile& profile, const SizeCosts& size,
             const Schedule& schedule, bool first) const;
   bool fits_graph(const CostProfile& profile, const SizeCosts& size,
                   const Schedule& schedule) const;
-  /// Milliseconds of a micro-batch in the midst of others. Nothing if there is no
-  /// room for it.
+  /// Returns the milliseconds per micro-batch in a row of micro-batches;
+  /// nullopt if it does not fit in memory.
   std::optional<double> run_schedule(const CostProfile& profile,
                                      const SizeCosts& size,
                                      const Schedule& schedule, bool graph,
                                      const ScheduleTimer::Timing& timing);
   Batch make_batch(int64_t samples) const;
   int64_t bytes_of(const Batch& batch) const;  // on the device
-  /// Whether worker threads enlarge images, in the memory that is counted.
+  /// Whether worker threads prepare batches in memory that is counted.
   bool workers_prepare() const;
-  /// Of the batches that workers have read ahead.
+  /// Bytes of the batches that workers have read ahead.
   int64_t ahead_bytes(const Batch& raw, const Batch& prepared) const;
   void say(const std::string& text) const;
   std::string path_of(const CostProfile& profile) const;

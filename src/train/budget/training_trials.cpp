@@ -1,4 +1,4 @@
-// TrainingCosts: trying schedules and comparing plans.
+// TrainingCosts: schedule trials and comparison of plans.
 #include "compat/cuda.h"
 #include "plan/evaluator.h"
 #include "train/budget/model_state_guard.h"
@@ -19,12 +19,13 @@ namespace reprise::detail {
 namespace {
 
 constexpr double kShortestRowMs = 30;
-// How long plans are timed in turn, within these numbers of rounds.
+// Time for a comparison, in which plans are timed in turn, and bounds for the
+// number of rounds.
 constexpr double kCompareMs = 2000;
 constexpr int kFewestRounds = 3;
 constexpr int kMostRounds = 9;
 
-/// A number that no other comparison has.
+/// Returns a unique number for a comparison.
 int64_t new_row() {
   using std::chrono::microseconds;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -47,7 +48,8 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
     if (!ms) return std::nullopt;
     profile.add(
         TriedSchedule{size.micro_batch, schedule.to_text(), *ms, graph});
-    // The rest may overlap with the chain's work; it is not all of the time.
+    // Other work may overlap with the chain, so at least half of the time
+    // counts.
     const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
     return chain_ms / simulate(schedule, size.chain_costs).time_ms;
   };
@@ -108,8 +110,8 @@ bool TrainingCosts::fits_graph(const CostProfile& profile,
 std::optional<double> TrainingCosts::run_schedule(
     const CostProfile& profile, const SizeCosts& size, const Schedule& schedule,
     bool graph, const ScheduleTimer::Timing& timing) {
-  // With gradients there to add to, as from a window's second micro-batch on;
-  // a window of one may have no room for them.
+  // Add to existing gradients, as all micro-batches of a window but the first
+  // do. They may not fit if the window has one micro-batch.
   const bool accumulate = graph ? fits_graph(profile, size, schedule)
                                 : fits(profile, size, schedule, false);
   if (!accumulate && (graph || !fits(profile, size, schedule, true))) {
@@ -124,7 +126,7 @@ std::optional<double> TrainingCosts::run_schedule(
   } catch (const c10::Error& error) {
     if (!is_out_of_memory(error)) throw;
     if (setup_.device.is_cuda()) compat::empty_cuda_cache();
-    return std::nullopt;  // another schedule may fit all the same
+    return std::nullopt;  // another schedule may still fit
   }
 }
 

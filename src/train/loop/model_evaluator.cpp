@@ -9,7 +9,7 @@
 namespace reprise::detail {
 namespace {
 
-/// Evaluation mode while it lives; training mode afterwards, whatever happens.
+/// Sets evaluation mode during its lifetime and training mode afterwards.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : module_(module) {
@@ -29,11 +29,12 @@ std::optional<ModelEvaluator::Result> ModelEvaluator::run(
     int64_t step, const std::function<bool()>& stop) {
   int64_t batch = setup_.options.batch;
   bool repeated = false;
-  // Without synchronised BatchNorm each rank has statistics of its own; rank 0's count.
+  // Without synchronized BatchNorm, ranks have different statistics; use those
+  // of rank 0.
   ranks_.broadcast(setup_.model.root->buffers());
   Sums sums;
   const auto restore = [&] {
-    // Once with the same size, since another size rounds differently; then smaller.
+    // First repeat with the same size, because another size rounds differently.
     if (repeated) batch = std::max<int64_t>(batch / 2, 1);
     repeated = true;
   };

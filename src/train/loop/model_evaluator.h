@@ -11,24 +11,27 @@
 
 namespace reprise::detail {
 
-/// Evaluates the model on the test split, divided among the ranks.
+/// Evaluates the model on the test data, which is divided among the ranks.
+/// Tested by tests/train/trainer_test.cpp.
 class ModelEvaluator {
  public:
   struct Result {
     double loss = 0;      ///< mean
-    double accuracy = 0;  ///< share of right predictions
+    double accuracy = 0;  ///< share of correct predictions, 0 to 1
   };
 
-  /// Keeps references to all of them. `stop` is asked between batches by a single process.
+  /// Keeps references to all arguments.
   ModelEvaluator(const TrainSetup& setup, Ranks& ranks, StepRunner& runner,
                  OomRetry& retry)
       : setup_(setup), ranks_(ranks), runner_(runner), retry_(retry) {}
 
-  /// Whether there is a test split.
+  /// Whether there is test data.
   bool enabled() const { return setup_.data.test != nullptr; }
 
-  /// Nothing if `stop` ended it early. After update `step`. If memory runs out it is
-  /// repeated, from the second time on with smaller batches.
+  /// Evaluates the model after update `step`. A single process calls `stop`
+  /// between batches; if it returns true, the result is nullopt. If memory runs
+  /// out, the evaluation is repeated, from the second failure on with smaller
+  /// batches.
   std::optional<Result> run(int64_t step, const std::function<bool()>& stop);
 
  private:

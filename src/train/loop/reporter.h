@@ -10,14 +10,15 @@
 
 namespace reprise::detail {
 
-/// Reports a training to its listener and its metrics files.
+/// Reports a training to its listener and its metrics files. Tested by
+/// tests/train/trainer_test.cpp.
 class Reporter {
  public:
-  /// Null listener: nobody is told.
+  /// Sets the listener, which is not owned and may be null.
   void set_listener(TrainListener* listener) { listener_ = listener; }
   TrainListener* listener() const { return listener_; }
 
-  /// Opens the files; see Metrics.
+  /// Opens the metrics files; see Metrics.
   void open_metrics(const RunDirectory* directory, int64_t keep_bytes,
                     const std::string& tensorboard, torch::Device device) {
     metrics_.emplace(directory, keep_bytes, tensorboard, listener_, device);
@@ -40,7 +41,7 @@ class Reporter {
     if (listener_ != nullptr) listener_->stepped(step);
   }
 
-  /// Training proper begins: from now on training() is passed on.
+  /// Steady training begins. From now on, training() calls the listener.
   void begin_training() {
     if (running_) return;
     running_ = true;
@@ -55,7 +56,8 @@ class Reporter {
     if (listener_ != nullptr && running_) listener_->training(active);
   }
 
-  /// Whether the listener's next step is due; starts the next interval.
+  /// Returns whether the listener's next step is due, or `now` is true. If so,
+  /// starts the next interval.
   bool step_due(bool now);
 
  private:

@@ -55,10 +55,10 @@ double RunClock::samples_per_s(int64_t samples) const {
 
 void RunClock::check_limit() {
   if (limit_s_ <= 0 || !steady()) return;
-  // The host runs ahead of a GPU; waiting after each window would slow it down.
+  // Waiting after each window would keep the host from running ahead of a GPU.
   if (Clock::now() < next_check_) return;
   wait_for_device();
-  // Capturing a CUDA graph may take longer than the whole limit.
+  // The capture of a CUDA graph may take longer than the whole limit.
   const double left_s = std::max(limit_s_ - seconds(),
                                  limit_s_ / 2 - (seconds() - steady_from_s_));
   time_is_up_ = left_s <= 0;

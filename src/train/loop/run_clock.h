@@ -12,19 +12,21 @@
 
 namespace reprise::detail {
 
-/// Windows at the beginning that do not count for the speed: they fill caches, create
-/// gradients and optimizer state, and the second one is profiled.
+/// Number of windows at the start that do not count for the speed: they fill
+/// caches, allocate gradients and optimizer state, and the second is profiled.
 constexpr int64_t kWarmUpWindows = 2;
 
-/// Time and speed of a training. Evaluations and saves are left out (Pause).
+/// Measures time and speed of a training. Evaluations and saves do not count;
+/// see Pause. Tested by tests/train/trainer_test.cpp.
 class RunClock {
  public:
   using Clock = std::chrono::steady_clock;
 
   explicit RunClock(c10::Device device) : device_(device) {}
 
-  /// `limit_s`: training time after which the run ends; 0: none. `previous_s`: trained
-  /// before a resume. `note_windows`: keep the end of each window.
+  /// Starts the clock. The run ends after `limit_s` seconds of training (0: no
+  /// limit). `previous_s` is the training time before a resume. With
+  /// `note_windows`, the end of each window is recorded for window_ms().
   void start(double limit_s, double previous_s, bool note_windows);
 
   /// Seconds of training in this process; does not wait for the device.
@@ -33,7 +35,7 @@ class RunClock {
   double previous_seconds() const { return previous_s_; }
   double total_seconds() const { return previous_s_ + seconds(); }
 
-  /// Stops the clock while it lives.
+  /// Stops the clock during its lifetime.
   class Pause {
    public:
     explicit Pause(RunClock& clock) : clock_(clock) {}
@@ -46,26 +48,29 @@ class RunClock {
     Clock::time_point began_ = Clock::now();
   };
 
-  /// After each window: `samples` trained so far by this process, `captures` of CUDA
-  /// graphs so far, `waited_s` for data. A capture takes longer than many steps, so the
-  /// speed counts from after it. Returns true when the steady part begins, the first time.
+  /// Called after each window with totals of this process: `samples` trained,
+  /// `captures` of CUDA graphs, and `waited_s` seconds of waiting for data. A
+  /// capture takes longer than many steps, so the speed is measured after the
+  /// last one. Returns true once, when the steady part begins.
   bool window_done(int64_t samples, int64_t captures, double waited_s);
   int64_t windows() const { return windows_; }
-  /// Keeps the time for window_ms(), if asked to: before the first window and after each.
+  /// Called before the first window and after each window. Records the time if
+  /// start() was called with `note_windows`.
   void note_window_end();
 
-  /// Steady speed, or that of all windows while there is none yet.
+  /// Speed of the steady part, or of all windows before it begins.
   double samples_per_s(int64_t samples) const;
 
-  /// Looks at the clock from time to time; waits for the device then. The run ends after
-  /// `limit_s`, but not before half of it has been steady.
+  /// Checks the time limit at intervals, and waits for the device to do so. The
+  /// run ends after `limit_s`, but not before half of it has been steady.
   void check_limit();
   bool time_is_up() const { return time_is_up_; }
   void set_time_is_up(bool up) { time_is_up_ = up; }
 
-  /// Duration of each window of a short run; waits for the device.
+  /// Milliseconds of each recorded window; waits for the device.
   std::vector<double> window_ms() const;
 
+  /// Reasons why the times may be misleading; see TimeAudit::doubts().
   std::vector<std::string> doubts(double waited_s, double denormal_share) const;
 
   void wait_for_device() const;

@@ -23,7 +23,8 @@ void append(NamedTensors& list, const std::string& prefix,
   }
 }
 
-/// Tensors whose names begin with `prefix`, without it.
+/// Returns the tensors whose names begin with `prefix`, with the prefix
+/// removed.
 NamedTensors take(const NamedTensors& tensors, const std::string& prefix) {
   NamedTensors found;
   for (const auto& [name, tensor] : tensors) {
@@ -94,7 +95,7 @@ std::optional<RunDirectory::Saved> Saver::newest() {
     });
   }
   if (!parts_.ranks.group()) return saved;
-  // Only rank 0 needs to see the directory.
+  // Only rank 0 needs access to the directory.
   const std::string state =
       parts_.ranks.broadcast_text(saved ? to_text(saved->state) : "");
   if (state.empty()) return std::nullopt;
@@ -118,7 +119,7 @@ void Saver::restore(const RunDirectory::Saved& saved, RunState& state,
   }
   parts_.optimizer.load(parts_.exchange.own_state(std::move(of_optimizer)));
   parts_.gradients.scaler().load(state.scaler);
-  // A window begun by a single process: rank 0 takes over what it had done.
+  // If a single process began the window, rank 0 takes over its gradients.
   if (state.micro > 0 && parts_.ranks.first()) {
     std::map<std::string, torch::Tensor> gradients;
     for (auto& [name, tensor] : take(saved.tensors, "gradient.")) {
@@ -157,7 +158,7 @@ bool Saver::time_is_up() const {
 
 void Saver::save(RunState& state, int64_t window_samples) {
   if (!enabled_) return;
-  // Each rank has a part of a sharded state, so all take part in collecting it.
+  // All ranks take part in gathering a sharded state.
   NamedTensors collected;
   const bool together = parts_.exchange.sharded();
   if (together) collected = tensors(state, window_samples);
@@ -198,7 +199,7 @@ void Saver::save_config() {
   try {
     directory_->set_config(parts_.setup.options);
   } catch (const Error& error) {
-    // As with a state that cannot be written.
+    // Only warn, as in save().
     parts_.reporter.warn(std::string("not saved: ") + error.what());
   }
 }

@@ -17,8 +17,10 @@
 
 namespace reprise::detail {
 
-/// Saves the state of a training to its run directory and restores it. Rank 0 has the
-/// directory; with a sharded optimizer all ranks take part in a save.
+/// Saves the state of a training to its run directory and restores it. Only
+/// rank 0 has the directory; with a sharded optimizer all ranks take part in a
+/// save. Tested by tests/train/trainer_test.cpp and
+/// tests/train/oom_retry_test.cpp.
 class Saver {
  public:
   struct Parts {
@@ -34,25 +36,27 @@ class Saver {
   };
   explicit Saver(Parts parts) : parts_(parts) {}
 
-  /// `directory` null: nothing is saved. All ranks learn whether rank 0 has one.
+  /// Sets the directory, which is not owned; if it is null, nothing is saved.
+  /// All ranks learn whether rank 0 has one.
   void start(RunDirectory* directory);
 
-  /// Newest state on disk that can be read, on all ranks.
+  /// Returns the newest state on disk that can be read, on all ranks.
   std::optional<RunDirectory::Saved> newest();
-  /// Restores `saved` everywhere but in the loader; `window_samples`: of its open window.
+  /// Restores everything except the position of the loader, and sets `state`
+  /// and the number of samples of the current window.
   void restore(const RunDirectory::Saved& saved, RunState& state,
                int64_t& window_samples);
 
-  /// Whether the time between saves has passed on this process's clock.
+  /// Whether a save is due by the clock of this process.
   bool time_is_up() const;
-  /// Saves, and reports a failure as a warning: the last good state is whole, and a later
-  /// attempt may find room on the disk again.
+  /// Saves the state. A failure is only reported as a warning, because earlier
+  /// states are intact and a later save may succeed.
   void save(RunState& state, int64_t window_samples);
   /// Whether the last attempt failed.
   bool failed() const { return failed_; }
   bool enabled() const { return enabled_; }
 
-  /// Writes the sizes that a plan has decided to the run directory.
+  /// Writes the sizes chosen by a plan to the run directory.
   void save_config();
 
  private:

@@ -8,11 +8,12 @@
 namespace reprise::detail {
 namespace {
 
-// Shares from which on a figure is no longer the training's own.
+// Shares of the training time above which the time is considered misleading.
 constexpr double kWaited = 0.2;
 constexpr double kSystem = 0.25;
 constexpr double kQueued = 0.15;
-// Of the time, below which the process hardly ran: a GPU did the work.
+// Share of CPU time below which the process is considered idle, because a GPU
+// did the work.
 constexpr double kBusy = 0.1;
 constexpr double kDenormals = 0.01;
 
@@ -28,7 +29,7 @@ TimeAudit::Usage usage_now() {
     usage.user_s = seconds_of(process.ru_utime);
     usage.system_s = seconds_of(process.ru_stime);
   }
-  // proc(5): time on a core, time waiting for one, both in nanoseconds.
+  // See proc(5): nanoseconds on a core, and nanoseconds waiting for one.
   std::ifstream schedule("/proc/thread-self/schedstat");
   double ran = 0, queued = 0;
   if (schedule >> ran >> queued) usage.queued_s = 1e-9 * queued;

@@ -8,36 +8,35 @@
 
 namespace reprise::detail {
 
-/// Looks for reasons why the time of a training is not that of training: waiting for
-/// data, the kernel's work, other programs on the same cores, denormal numbers.
-///
-/// A figure of time that rests on one of these is an artefact of the machine or of the
-/// model's values, and must not be published as the cost of a technique.
+/// Detects reasons why the measured time of a training is misleading: waiting
+/// for data, system time, other programs on the same cores, denormal numbers.
+/// Such a time is an artifact of the machine or of the model's values, and must
+/// not be published as the cost of a technique.
 class TimeAudit {
  public:
-  /// What the process has used so far, in seconds.
+  /// CPU time of the process in seconds.
   struct Usage {
     double user_s = 0, system_s = 0;
-    /// The calling thread was ready to run, but another program had its core. Nothing
-    /// if the system does not say.
+    /// Seconds that the calling thread was runnable while another program used
+    /// its core. Empty if the system does not provide it.
     std::optional<double> queued_s{};
   };
 
   struct Finding {
     double seconds = 0;         ///< training time so far
-    double waited_s = 0;        ///< of these, for data
-    double denormal_share = 0;  ///< among the gradients' values
+    double waited_s = 0;        ///< part of it spent waiting for data
+    double denormal_share = 0;  ///< share of denormal numbers in the gradients
     c10::Device device;
   };
 
-  /// The steady part of a training begins.
+  /// Called when the steady part of a training begins.
   void start(double seconds, double waited_s);
 
-  /// One sentence for each reason found since start(); empty if it was not called or
-  /// less than `kShortestS` have passed.
+  /// Returns one sentence per reason found since start(). Empty if start() was
+  /// not called or less than `kShortestS` seconds have passed since.
   std::vector<std::string> doubts(const Finding& finding) const;
 
-  /// Below this the clocks are too coarse to tell.
+  /// Seconds below which the clocks of the system are too coarse.
   static constexpr double kShortestS = 0.25;
 
  private:
@@ -47,7 +46,8 @@ class TimeAudit {
   Usage usage_;
 };
 
-/// The sentences for the differences between two moments.
+/// Returns the sentences of TimeAudit::doubts() for the usage between two
+/// points in time.
 std::vector<std::string> time_doubts(const TimeAudit::Usage& used,
                                      const TimeAudit::Finding& finding);
 

@@ -16,7 +16,7 @@
 namespace reprise::detail {
 namespace {
 
-/// Runs of at most so many windows note when each of them ended.
+/// Maximum number of windows of a run whose window times are recorded.
 constexpr int64_t kShortRunWindows = 1000;
 
 }  // namespace
@@ -48,7 +48,7 @@ TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
       budget_({setup_, *ranks_, *exchange_, runner_, gradients_, retry_,
                [this](const std::string& text) { reporter_.warn(text); },
                [this](bool sizes) {
-                 profiler_.reset();  // it describes another schedule
+                 profiler_.reset();  // it describes the previous schedule
                  if (sizes) saver_.save_config();
                }}),
       meter_(setup_.device) {
@@ -95,14 +95,14 @@ TrainResult TrainLoop::run_to_end() {
 void TrainLoop::start() {
   const TrainConfig& options = setup_.options;
   const int64_t window = options.global_batch;
-  const int64_t windows_per_epoch =  // the last one may be short
+  const int64_t windows_per_epoch =  // including a short last one
       (setup_.data.train->size() + window - 1) / window;
   total_steps_ =
       options.steps > 0 ? options.steps : options.epochs * windows_per_epoch;
   reporter_.set_listener(run_.listener);
   saver_.start(run_.directory);
   const auto resume = [this] {
-    drop_window();  // of an attempt that failed halfway
+    drop_window();  // of a failed attempt
     if (const auto saved = saver_.newest()) {
       saver_.restore(*saved, state_, window_.samples);
     }
@@ -173,7 +173,7 @@ bool TrainLoop::train_window() {
   OomRetry::Recovery recovery;
   recovery.drop = [this] { drop_window(); };
   recovery.restore = [this] {
-    drop_window();  // on ranks that had not failed, too
+    drop_window();  // also on ranks that have not failed
     budget_.tighten_after_failure();
     restart_window();
   };
@@ -188,13 +188,13 @@ bool TrainLoop::train_window() {
     retry_.run(
         what, [&] { complete = attempt_window(); }, recovery);
   } catch (const RetriesExhausted&) {
-    // What was trained so far is not lost.
+    // Save all complete updates.
     if (!out_of_memory_in([this] { restart_window(); })) save();
     throw;
   }
   if (!complete) return false;
   if (!ranks_->can_stop_in_window()) {
-    // The window counts as a whole, now that no rank has failed.
+    // No rank has failed, so the whole window counts.
     source_.loader().advance_window();
     state_.position = source_.loader().position();
     state_.samples += window_.left;
@@ -260,8 +260,9 @@ void TrainLoop::begin_window() {
 }
 
 void TrainLoop::seed_window() {
-  // Each rank has its own random numbers, and those of a window do not depend on what
-  // came before it, so that a saved state need not have every rank's.
+  // Each rank has its own random numbers. Those of a window do not depend on
+  // earlier windows, so that a saved state need not contain them for every
+  // rank.
   if (ranks_->size() == 1) return;
   const uint64_t window =
       splitmix(setup_.options.seed, static_cast<uint64_t>(state_.step));
@@ -275,7 +276,7 @@ void TrainLoop::train_micro_batch() {
   StepRunner::Run how;
   how.weight = gradients_.weigh(static_cast<double>(batch.count));
   how.last = gradients_.complete();
-  // A profiled window runs without CUDA graphs, and so do those before it.
+  // The profiled window and those before it run without CUDA graphs.
   how.profile = profiler_.active();
   how.allow_graph = how.profile == nullptr && profiler_.seen();
   runner_.run(batch, how);
@@ -299,7 +300,7 @@ void TrainLoop::restart_window() {
   drop_window();
   const WindowSnapshot& snapshot = *setup_.snapshot;
   if (snapshot.state().micro > 0) {
-    // Resumed from disk within the window; the gradients so far are there.
+    // The window was resumed from disk; read the gradients again.
     const auto saved = saver_.newest();
     TORCH_CHECK(saved && saved->state.step == snapshot.state().step &&
                     saved->state.micro == snapshot.state().micro,
@@ -327,7 +328,7 @@ void TrainLoop::update() {
     guard_update(part);
   };
   const Gradients::Ready ready = gradients_.make_ready(guarded);
-  // Before the update: after it nothing may fail.
+  // Compute the loss before the update, because nothing may fail after it.
   torch::Tensor loss;
   guarded([&] { loss = window_.loss / state_.total_count; });
   if (profile != nullptr) {
@@ -339,7 +340,8 @@ void TrainLoop::update() {
     exchange_->share_updated();
   });
   if (profile != nullptr) {
-    // CUDA graphs are made after the profiled window, and share no memory with this.
+    // CUDA graphs are captured after the profiled window, and do not share this
+    // memory.
     runner_.graphs().set_between(meter->peak_increase_bytes());
     profile->end();
   }

@@ -25,32 +25,37 @@
 
 namespace reprise::detail {
 
-/// A training from its first window to its summary. It owns the parts and calls them in
-/// order; each part does one job:
+/// Runs a training from its first window to its summary. It owns the components
+/// and calls them in order:
 ///
-///     BatchSource      batches of this rank, on the device
-///     StepRunner       forward and backward of a micro-batch
-///     Gradients        what has been accumulated, and when it is cleared
-///     WindowExchange   what ranks exchange within a window
-///     Optimizer        the update
-///     BudgetKeeper     plans, and plans again when the budget is passed
-///     OomRetry         repeats what ran out of memory
-///     WindowProfiler   where the memory of one window goes
-///     ModelEvaluator, Saver, Reporter, RunClock
+///     BatchSource      reads batches of this rank and moves them to the device
+///     StepRunner       runs forward and backward of a micro-batch
+///     Gradients        owns the accumulated gradients
+///     WindowExchange   communicates with other ranks within a window
+///     Optimizer        updates the parameters
+///     BudgetKeeper     plans, and plans again when the budget is exceeded
+///     OomRetry         repeats work that ran out of memory
+///     WindowProfiler   measures the memory of one window by category
+///     ModelEvaluator   evaluates the model on the test data
+///     Saver            saves and restores states
+///     Reporter         calls the listener and writes metrics
+///     RunClock         measures time and speed
+///
+/// Tested by tests/train/trainer_test.cpp.
 class TrainLoop {
  public:
   TrainLoop(TrainSetup setup, TrainerOptions options);
   TrainResult run(const TrainRun& run);
 
   const Model& model() const { return setup_.model; }
-  /// Duration of each window of a short run; waits for the device.
+  /// See Trainer::window_ms().
   std::vector<double> window_ms() const { return clock_.window_ms(); }
 
  private:
-  /// Progress of the window that is open.
+  /// Progress of the current window.
   struct Window {
-    int64_t samples = 0;  // of all ranks
-    int64_t left = 0;     // samples of it that this group of ranks trains
+    int64_t samples = 0;  // over all ranks
+    int64_t left = 0;     // samples to train, without those before a resume
     torch::Tensor loss;   // sum over all ranks
   };
 
@@ -60,32 +65,32 @@ class TrainLoop {
   bool at_end() const;
   bool told_to_stop() const { return run_.stop && run_.stop(); }
 
-  /// Trains one window and updates; repeats it while allocations fail. False if it was
-  /// told to stop before the window's end.
+  /// Trains one window with its update, and repeats it if allocations fail.
+  /// Returns false if it was stopped before the end of the window.
   bool train_window();
-  /// One attempt. False if it was told to stop.
+  /// Makes one attempt to train a window. Returns false if it was stopped.
   bool attempt_window();
   bool run_micro_batches();
   void begin_window();
   void train_micro_batch();
   void drop_window();
-  /// Back to the state at the beginning of the window.
+  /// Restores the state at the beginning of the window.
   void restart_window();
   void seed_window();
   void update();
-  /// Runs a part of the update. With several ranks the others may have made theirs
-  /// already, so that a part that runs out of memory is repeated by itself. It must
-  /// change nothing until it has its memory.
+  /// Runs a part of the update. With several ranks, other ranks may already
+  /// have completed theirs, so a part that runs out of memory is repeated on
+  /// its own. It must allocate all its memory before it changes anything.
   void guard_update(const std::function<void()>& part);
 
-  /// What all ranks decide together after a window: stop, save, end.
+  /// Makes all ranks agree after a window on whether to stop, save or end.
   void agree_after_window();
   void evaluate_if_due();
   void evaluate();
   void save_if_due();
   void save() { saver_.save(state_, window_.samples); }
   void show(bool now);
-  /// Most memory live on the device so far, with that of CUDA graphs.
+  /// Peak of live device memory so far, including the memory of CUDA graphs.
   int64_t peak_bytes();
   TrainResult finish();
   TrainSummary summarize(double trained_s, double speed);
@@ -110,7 +115,7 @@ class TrainLoop {
   RunState state_;
   Window window_;
   int64_t total_steps_ = 0;
-  int64_t samples_here_ = 0;  // trained by this process
+  int64_t samples_here_ = 0;  // samples trained by this process
   MemoryMeter meter_;
   int64_t graph_peak_bytes_ = 0;                         // of earlier windows
   std::optional<TrainListener::Evaluation> evaluation_;  // the last one

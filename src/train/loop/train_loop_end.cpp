@@ -1,5 +1,5 @@
-// TrainLoop between windows and at the end: agreement of ranks, evaluation, saving,
-// progress and summary.
+// TrainLoop between windows and at the end: agreement of ranks, evaluation,
+// saving, progress and summary.
 #include "train/loop/train_loop.h"
 
 #include <reprise/memory/process_memory.h>
@@ -13,7 +13,7 @@ void TrainLoop::agree_after_window() {
   const bool first = ranks_->first();
   if (ranks_->can_stop_in_window()) {
     save_agreed_ = saver_.time_is_up();
-    return;  // it stops between micro-batches
+    return;  // a single process stops between micro-batches
   }
   const auto agreed = ranks_->all_reduce_max(
       {told_to_stop() ? 1 : 0, first && clock_.time_is_up() ? 1 : 0,
@@ -35,7 +35,7 @@ void TrainLoop::evaluate() {
   reporter_.training(false);
   {
     const RunClock::Pause pause(clock_);
-    // A plan counts the batches that one loader reads ahead, not those of two.
+    // A plan includes the read-ahead batches of one loader, not of two.
     source_.close();
     const auto result =
         evaluator_.run(state_.step, [this] { return told_to_stop(); });

@@ -14,33 +14,35 @@
 
 namespace reprise::detail {
 
-/// Profiles one window of a training: the second, since from then on the optimizer has its
-/// state, or the first if there is no other. It finds the moment of the peak and what the
-/// memory is used for then.
+/// Profiles one window of a training to find its peak and the memory by
+/// category at the peak. This is the second window, because the optimizer has
+/// its state from then on, or the first if there is no other. Tested by
+/// tests/train/trainer_test.cpp.
 class WindowProfiler {
  public:
-  /// Keeps references to all of them.
+  /// Keeps references to all arguments.
   WindowProfiler(const TrainSetup& setup, const BatchSource& source,
                  StepRunner& runner, const Optimizer& optimizer);
 
-  /// A window begins, after `windows` of this run; `left` are still to come, this one
-  /// included.
+  /// Called when a window begins. `windows` is the number of windows done in
+  /// this run, `left` the number still to come, including this one.
   void begin_window(int64_t windows, int64_t left);
-  /// The profile of the current window; null if it is not profiled.
+  /// Returns the profile of the current window; null if it is not profiled.
   WindowProfile* active() { return active_ ? &*profile_ : nullptr; }
   /// Whether a window has been profiled, or is being profiled.
   bool seen() const { return profile_.has_value(); }
-  /// The window ended. A window without an update shows too little and is discarded.
+  /// Called when a window ends. The profile of a window without an update is
+  /// incomplete and is discarded.
   void end_window(bool updated);
-  /// The window was dropped.
+  /// Called when a window is dropped; discards its profile.
   void drop_window();
-  /// Another schedule from now on.
+  /// Discards the profile because the schedule changes.
   void reset();
 
   void set_denormal_share(double share) { denormal_share_ = share; }
   double denormal_share() const { return denormal_share_; }
 
-  /// Adds the findings to `summary`.
+  /// Writes the results to `summary`.
   void describe(TrainSummary& summary) const;
 
  private:

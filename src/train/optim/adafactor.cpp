@@ -6,12 +6,12 @@
 namespace reprise {
 namespace {
 
-/// Adafactor (Shazeer and Stern 2018), as Hugging Face's class computes it with
-/// relative steps, parameter scaling and first moments off.
+/// Adafactor (Shazeer and Stern 2018), equal to the Hugging Face implementation
+/// without relative steps, parameter scaling and first moments.
 ///
-/// Adam keeps an average of squared gradients as large as the parameter. Here
-/// the average of an (…, R, C) tensor is kept as its row means (…, R) and its
-/// column means (…, C), whose outer product, divided by the mean, stands for it.
+/// Adam's average of squared gradients is as large as the parameter. Adafactor
+/// approximates the average of an (…, R, C) tensor by the outer product of its
+/// row means (…, R) and its column means (…, C), divided by the total mean.
 class Adafactor final : public ListOptimizer {
  public:
   Adafactor(const OptimizerOptions& options, const NamedTensors& parameters)
@@ -31,8 +31,8 @@ class Adafactor final : public ListOptimizer {
   }
 
   void update(const List& list, double lr) override {
-    // Means over rows and columns have no list operators, so tensor by tensor;
-    // temporaries are then as large as one.
+    // There are no foreach operators for means over rows and columns, so update
+    // each tensor separately. Temporaries are then as large as one tensor.
     for (size_t i = 0; i < list.parameters.size(); ++i) {
       const auto& gradient = list.gradients[i];
       const double keep = 1 - std::pow(double(list.counts[i]), kDecayRate);
@@ -41,7 +41,8 @@ class Adafactor final : public ListOptimizer {
                                    list.state[kCol][i], keep)
                         : whole(gradient, list.state[kSquare][i], keep);
       change.mul_(gradient);
-      // Clipped to a root mean square of kClip; on the device, without waiting.
+      // Clip to a root mean square of kClip, on the device without
+      // synchronization.
       const auto rms = change.norm() / std::sqrt(double(change.numel()));
       change.div_((rms / kClip).clamp_min_(1.0));
       if (decay_ > 0) list.parameters[i].mul_(1 - decay_ * lr);
@@ -56,13 +57,14 @@ class Adafactor final : public ListOptimizer {
   static constexpr double kEps = 1e-30;
   static constexpr double kClip = 1.0;
 
-  /// 1 / √ of the average of squares, after adding `gradient`'s to it.
+  /// Adds `gradient` to the average of squares and returns 1 / √ of the
+  /// average.
   static torch::Tensor factored(const torch::Tensor& gradient,
                                 torch::Tensor row, torch::Tensor col,
                                 double keep) {
     {
-      // Both means over the last dimension: over another one, CUDA's kernel
-      // takes a temporary of twice the tensor.
+      // Take both means over the last dimension. Over any other, the CUDA
+      // kernel needs a temporary of twice the size of the tensor.
       auto square = torch::empty(gradient.sizes(), gradient.options());
       torch::square_out(square, gradient).add_(kEps);
       row.mul_(keep).add_(square.mean(-1), 1 - keep);

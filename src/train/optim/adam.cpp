@@ -33,7 +33,7 @@ class Adam final : public ListOptimizer {
     at::_foreach_addcmul_(state[1], g, g, 1 - beta2);
     g.clear();
 
-    // The averages start at 0; the corrections take that out again.
+    // Bias corrections, because the averages start at 0.
     std::vector<at::Scalar> rates;
     std::vector<at::Scalar> roots;
     for (const int64_t count : counts) {
@@ -51,7 +51,7 @@ class Adam final : public ListOptimizer {
   }
 
   void update_fused(const List& list, double lr) override {
-    // Filled on the device: nothing is copied there and nothing waits.
+    // Fill on the device, without a copy or synchronization.
     std::map<int64_t, torch::Tensor> by_count;
     Tensors steps;
     for (const int64_t count : list.counts) {

@@ -14,13 +14,13 @@ namespace reprise {
 namespace {
 
 constexpr int64_t kBlock = 256;
-// Of smaller parameters the bytes saved are few, and biases and norms, where an
-// error tells most, are among them.
+// Smaller parameters are not quantized: they save few bytes, and include biases
+// and norms, which are most sensitive to errors.
 constexpr int64_t kFewest = 4096;
 
-/// Values that are worked on at a time, with 17 bytes of buffers each. On CUDA
-/// enough to fill the device, and still within the caches of large ones; on the
-/// CPU what stays near a core.
+/// Returns the number of values per chunk, each with 17 bytes of buffers. On
+/// CUDA a chunk fills the device but fits in the L2 cache of large devices; on
+/// the CPU it fits in the cache of a core.
 int64_t chunk_values(torch::Device device) {
   return device.is_cuda() ? int64_t{3} << 19 : int64_t{1} << 18;
 }
@@ -29,14 +29,15 @@ int64_t blocks_in(int64_t values) {
   return (values + kBlock - 1) / kBlock;
 }
 
-/// Adam with moments of 8 bits. A chunk's bytes are read into buffers, the update
-/// is made there, and they are written back: an update uses the moments as it has
-/// computed them and rounds afterwards.
+/// Adam with 8-bit moments. The moments of a chunk are dequantized into
+/// buffers, updated and quantized again, so that an update uses its moments
+/// before they are rounded.
 ///
-/// The second moment's code for 0 is not used: what is nearest to it gets the
-/// smallest one above. An average that came back as 0 would, should the next
-/// gradient be near 0 as well, leave eps alone as the divisor, and the parameter
-/// would jump by a thousand learning rates. A step that is too small does no harm.
+/// The code 0 is not used for the second moment; values nearest to it get the
+/// smallest positive code. If a second moment were rounded to 0 and the next
+/// gradient were also near 0, only eps would remain as divisor, and the
+/// parameter would jump by a thousand learning rates. A step that is too small
+/// is harmless.
 class Adam8bit final : public ListOptimizer {
  public:
   Adam8bit(const OptimizerOptions& options, const NamedTensors& parameters,
@@ -66,7 +67,7 @@ class Adam8bit final : public ListOptimizer {
   }
 
  protected:
-  // Kind of a moment, and of its maxima two further on.
+  // Kinds of state: the two moments, then the block maxima of each.
   enum Kind : size_t { kFirst, kSecond, kMaxima };
 
   std::optional<std::vector<int64_t>> shape_of(
@@ -117,12 +118,12 @@ class Adam8bit final : public ListOptimizer {
 
  private:
   struct Code {
-    torch::Tensor values;        // of each byte
-    torch::Tensor first, above;  // of NearestCode
+    torch::Tensor values;        // value of each code
+    torch::Tensor first, above;  // tables of NearestCode
   };
   using Codes = std::array<Code, 2>;  // by moment
 
-  /// A chunk's part of what make_workspace() made.
+  /// Part of the workspace that a chunk uses.
   struct Buffers {
     Buffers(const Tensors& all, int64_t count)
         : spare(all[0].narrow(0, 0, count)),
@@ -137,7 +138,7 @@ class Adam8bit final : public ListOptimizer {
       }
     }
     torch::Tensor spare;
-    torch::Tensor indices;  // in spare's memory: never needed together
+    torch::Tensor indices;  // shares the memory of `spare`
     torch::Tensor limits;
     torch::Tensor bytes;
     std::array<torch::Tensor, 2> values, maxima;  // by moment
@@ -164,7 +165,8 @@ class Adam8bit final : public ListOptimizer {
     return divide(sizes, kBlock, chunk_values(list.parameters[0].device()));
   }
 
-  /// Made once: a copy to a device waits.
+  /// Returns the codes on `device`. They are copied once, because a copy
+  /// synchronizes with the device.
   const Codes& codes_on(torch::Device device) {
     const auto found = codes_.find(device.str());
     if (found != codes_.end()) return found->second;
@@ -183,8 +185,8 @@ class Adam8bit final : public ListOptimizer {
         .first->second;
   }
 
-  /// The chunk's own bytes and maxima of a moment, and their places in `buffers`,
-  /// for copies between the two.
+  /// Views of a moment's bytes and maxima in the state and in `buffers`, for
+  /// copies between them.
   struct Places {
     Tensors own, buffered;
   };
@@ -216,7 +218,7 @@ class Adam8bit final : public ListOptimizer {
     torch::Tensor out = values;
     at::index_select_out(out, buffers.codes[moment].values, 0, indices);
     values.view({-1, kBlock}).mul_(buffers.maxima[moment].unsqueeze(1));
-    // What is left of a last block must not count in its maximum.
+    // Unused values of a last block must not contribute to its maximum.
     for (const Piece& piece : chunk.pieces) {
       const int64_t rest = blocks_in(piece.count) * kBlock - piece.count;
       if (rest > 0) values.narrow(0, piece.place + piece.count, rest).zero_();
@@ -234,7 +236,7 @@ class Adam8bit final : public ListOptimizer {
       const auto [own, buffered] = places(list, chunk, buffers, moment, true);
       compat::copy_list(own, buffered);
     }
-    // A block of zeros stays one with any code, but 0 / 0 is not to be had.
+    // Avoid 0 / 0. A block of zeros stays zero with any code.
     maxima.clamp_min_(std::numeric_limits<float>::min());
     values.view({-1, kBlock}).div_(maxima.unsqueeze(1));
     encode(buffers, moment);
@@ -242,7 +244,7 @@ class Adam8bit final : public ListOptimizer {
     compat::copy_list(own, buffered);
   }
 
-  /// The bytes nearest to the values, which are lost.
+  /// Writes the codes nearest to the values. Overwrites the values.
   static void encode(const Buffers& buffers, size_t moment) {
     const Code& code = buffers.codes[moment];
     torch::Tensor values = buffers.values[moment];
@@ -255,14 +257,15 @@ class Adam8bit final : public ListOptimizer {
     at::index_select_out(bytes, code.first, 0, indices);
     indices.copy_(bytes);
     at::index_select_out(limits, code.above, 0, indices);
-    // Bytes as floats: numbers of two types are added by way of a temporary.
+    // Convert to float first, because adding two types needs a temporary.
     torch::Tensor codes = buffers.spare;
     codes.copy_(bytes);
-    values.gt_(limits).add_(codes);  // 1 more where it is the next one
+    values.gt_(limits).add_(codes);  // plus 1 above the midpoint
     bytes.copy_(values);
   }
 
-  /// Moments are those in `buffers`, or without them the list's own.
+  /// Returns views of a chunk, with the moments in `buffers`, or in the state
+  /// of the list if it is null.
   static Views views_of(const List& list, const Chunk& chunk,
                         const Buffers* buffers) {
     Views views;
@@ -290,7 +293,7 @@ class Adam8bit final : public ListOptimizer {
     return views;
   }
 
-  /// As Adam's, but what that takes memory for is computed in `spare`.
+  /// Runs the update of Adam with its temporaries in `spare`.
   void update(const Views& views, double lr) const {
     const auto& [p, gradients, first, second, spare, counts] = views;
     const double decay = options_.weight_decay;

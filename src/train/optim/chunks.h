@@ -6,27 +6,26 @@
 #include <cstdint>
 #include <vector>
 
-/// Work on a list of parameters in chunks of bounded size, whatever the sizes of
-/// the parameters: a chunk holds many small ones, or a part of a large one.
+/// Divides a list of parameters into chunks of bounded size. A chunk holds many
+/// small parameters or a part of a large one. Tested by
+/// tests/train/adam8bit_test.cpp.
 namespace reprise {
 
-/// Values [begin, begin + count) of parameter `at`, in row-major order, and their
-/// place in the chunk. Begin and place are multiples of the block.
+/// Values [begin, begin + count) of a parameter in row-major order.
 struct Piece {
-  size_t at = 0;
-  int64_t begin = 0;
+  size_t at = 0;      ///< index of the parameter
+  int64_t begin = 0;  ///< a multiple of the block size
   int64_t count = 0;
-  int64_t place = 0;
+  int64_t place = 0;  ///< offset in the chunk; a multiple of the block size
 };
 
 struct Chunk {
   std::vector<Piece> pieces;
-  int64_t values =
-      0;  // whole blocks: what is left of a piece's last one counts
+  int64_t values = 0;  ///< total size, with each piece rounded up to blocks
 };
 
-/// Parameters of `sizes` values (0: left out), in their order, in chunks of at
-/// most `most` values, a multiple of `block`.
+/// Divides parameters with `sizes` values each (0: skipped) into chunks of at
+/// most `most` values, in order. `most` must be a multiple of `block`.
 inline std::vector<Chunk> divide(const std::vector<int64_t>& sizes,
                                  int64_t block, int64_t most) {
   std::vector<Chunk> chunks;
@@ -43,15 +42,17 @@ inline std::vector<Chunk> divide(const std::vector<int64_t>& sizes,
   return chunks;
 }
 
+/// Returns the number of values of the largest chunk.
 inline int64_t longest(const std::vector<Chunk>& chunks) {
   int64_t values = 0;
   for (const Chunk& chunk : chunks) values = std::max(values, chunk.values);
   return values;
 }
 
-/// `use(views, done)` with views of `tensors`, all of one shape, that together
-/// are values [begin, begin + count) of each; `done` values came before. One
-/// view each, unless strides are not those of row-major order: then by rows.
+/// Calls `use(views, done)` with views of `tensors`, which have equal shapes.
+/// Together the views cover the values [begin, begin + count) of each tensor;
+/// `done` is the number of values in earlier calls. Contiguous tensors need one
+/// call, others several.
 template <class Use>
 void for_range(const std::vector<torch::Tensor>& tensors, int64_t begin,
                int64_t count, const Use& use, int64_t done = 0) {

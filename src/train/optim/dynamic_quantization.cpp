@@ -37,7 +37,7 @@ NearestCode nearest_code(const std::array<float, 256>& code, bool skip_zero) {
   for (int64_t cell = 0; cell < NearestCode::kCells; ++cell) {
     const int64_t key = cell - NearestCode::kCells / 2;
     auto bits = static_cast<uint32_t>(key) << kShift;
-    // Below 0 the lowest number of a cell is the one with most bits.
+    // The lowest value of a negative cell has all of its lower bits set.
     if (key < 0) bits |= (uint32_t{1} << kShift) - 1;
     const auto lowest = std::bit_cast<float>(bits);
     const auto end = nearest.above.end();

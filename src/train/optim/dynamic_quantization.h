@@ -4,34 +4,40 @@
 #include <cstdint>
 #include <vector>
 
-/// The 256 numbers in [-1, 1] that a byte can stand for in a quantized moment:
-/// "dynamic quantization" of Dettmers, Lewis, Shleifer and Zettlemoyer 2022,
-/// "8-bit optimizers via block-wise quantization".
+/// Dynamic quantization of optimizer moments to 8 bits (Dettmers, Lewis,
+/// Shleifer and Zettlemoyer 2022, "8-bit optimizers via block-wise
+/// quantization").
 ///
-/// Moments of one block differ by factors of a million, so equal steps would
-/// make most of them 0. A byte is read as a sign, z zeros, a one, and the rest as
-/// a fraction: the number is ± 10^-z times the middle of one of the equal parts
-/// that the fraction's bits divide [0.1, 1] into. Large numbers get a long
-/// fraction, small ones a large exponent. Without a sign the fraction has one bit
-/// more.
+/// The moments of one block differ by factors of up to a million, so that
+/// linear quantization would round most of them to 0. A byte consists of a
+/// sign, z zero bits, a one bit and a fraction. The fraction's bits divide
+/// [0.1, 1] into equal intervals; the value is ± 10^-z times the midpoint of
+/// one of them. Large values thus have a long fraction, small values a large
+/// exponent. An unsigned code has one more bit for the fraction.
+///
+/// Tested by tests/train/adam8bit_test.cpp.
 namespace reprise {
 
-/// Ascending, 0 and 1 included. Signed: -1 is not.
+/// Returns the values of the 256 codes in ascending order. They include 0 and
+/// 1, but not -1.
 std::array<float, 256> dynamic_code(bool with_sign);
 
-/// Finds the nearest code without a search, which takes a processor ten times as
-/// long: the first bits of a float say which, or the one below it. In full,
+/// Tables to find the nearest code without a binary search, which takes about
+/// ten times as long on a CPU. The upper bits of a float select a cell, whose
+/// values all have the same nearest code or one of two adjacent codes:
 ///
 ///     cell = (bits of x >> kCellShift) + kCells / 2, with x's sign in the bits
 ///     nearest code = first[cell] + (x > above[first[cell]])
 struct NearestCode {
   static constexpr int kCellShift = 16;
   static constexpr int64_t kCells = 1 << 16;
-  std::vector<uint8_t> first;    ///< of a cell's lowest number
-  std::array<float, 256> above;  ///< half-way to the next code; the last: inf
+  std::vector<uint8_t> first;  ///< code of the lowest value of each cell
+  std::array<float, 256>
+      above;  ///< midpoint to the next code; inf for the last
 };
 
-/// With `skip_zero` what is nearest to a lowest code of 0 gets the next one.
+/// Returns the tables for `code`. With `skip_zero`, values nearest to a lowest
+/// code of 0 get the next code.
 NearestCode nearest_code(const std::array<float, 256>& code, bool skip_zero);
 
 }  // namespace reprise

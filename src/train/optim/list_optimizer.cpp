@@ -16,9 +16,9 @@
 namespace reprise {
 namespace {
 
-// Updates make temporaries as large as their list. Bounded, they do not add a
-// second copy of the model to the peak; a chunk is still large enough for the
-// cost of a call to vanish.
+// Bound for the size of a list, whose update needs temporaries of the same
+// size. Without it they would add a copy of the model to the peak. Lists of
+// this size are large enough to amortize the launch overhead.
 constexpr size_t kChunkBytes = size_t{32} << 20;
 
 constexpr char kStep[] = "step";
@@ -44,7 +44,8 @@ size_t bytes_of(const std::vector<torch::Tensor>& tensors) {
   return bytes;
 }
 
-/// `gradient` with the strides of `parameter`, which fused kernels need.
+/// Returns `gradient` with the strides of `parameter`, as fused kernels
+/// require.
 torch::Tensor like(const torch::Tensor& parameter,
                    const torch::Tensor& gradient) {
   if (gradient.strides() == parameter.strides() &&
@@ -69,7 +70,7 @@ ListOptimizer::ListOptimizer(const NamedTensors& parameters,
     TORCH_CHECK(names.insert(name).second,
                 "[make_optimizer] expected names that differ, got '", name,
                 "' twice");
-    // Tied weights are one parameter, under their first name.
+    // Tied weights are one parameter with the first of their names.
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     entries_.push_back({name, parameter, 0, Tensors(kinds_.size())});
   }
@@ -132,7 +133,8 @@ std::vector<ListOptimizer::Entry*> ListOptimizer::with_gradient() {
 bool ListOptimizer::can_fuse(const std::vector<Entry*>& entries) const {
   if (entries.empty()) return false;
   const torch::Tensor& first = entries[0]->parameter;
-  // On the CPU a list is worked through tensor by tensor either way.
+  // On the CPU fused kernels have no advantage, because lists are processed one
+  // tensor at a time.
   if (!first.is_cuda() || !has_fused(first.device())) return false;
   for (const Entry* entry : entries) {
     if (entry->parameter.device() != first.device() ||
@@ -191,8 +193,9 @@ std::vector<ListOptimizer::List> ListOptimizer::lists_by_type(
 }
 
 void ListOptimizer::reserve(const std::vector<List>& lists) const {
-  // In the parameters' sizes, not as one block: CUDA's allocator keeps small and
-  // large ones apart. Freed at once, they are what update() gets.
+  // Allocate and free temporaries of the sizes of the parameters, so that
+  // update() finds them in the cache. One large block would not do, because the
+  // CUDA allocator has separate pools for small and large blocks.
   Tensors largest;
   size_t most = 0;
   for (const List& list : lists) {
@@ -225,8 +228,8 @@ void ListOptimizer::update_all(const std::vector<List>& lists, bool fused,
       }
     }
   } catch (const c10::Error& error) {
-    // Not with the error's own text: nobody may take this for a failure that
-    // left everything as it was.
+    // Replace the error message, because callers would take an allocation
+    // failure for one that changed nothing.
     TORCH_CHECK(
         !is_out_of_memory(error),
         "[Optimizer::step] no memory in the middle of an update, though "
@@ -242,8 +245,8 @@ void ListOptimizer::step(double lr) {
               lr);
   const torch::NoGradGuard no_grad;
   const auto entries = with_gradient();
-  // What takes memory comes before anything changes: where it fails, the same
-  // step can be made again.
+  // Allocate everything before any value changes, so that a step can be
+  // repeated if an allocation fails.
   for (Entry* entry : entries) make_state(*entry);
   const bool fused = can_fuse(entries);
   std::vector<List> lists;
@@ -294,7 +297,7 @@ ListOptimizer::Tensors ListOptimizer::held() const {
 }
 
 ListOptimizer::Saved ListOptimizer::sort(const NamedTensors& state) const {
-  // Kind `kinds_.size()` is the counter.
+  // `kinds_.size()` stands for the counter.
   std::map<std::string, std::pair<size_t, size_t>> places;
   for (size_t i = 0; i < entries_.size(); ++i) {
     for (size_t kind = 0; kind <= kinds_.size(); ++kind) {
@@ -352,7 +355,7 @@ void ListOptimizer::check_complete(const Saved& saved) const {
 }
 
 void ListOptimizer::load(const NamedTensors& state) {
-  // Everything is checked before anything is taken over.
+  // Check everything before any state changes.
   const Saved saved = sort(state);
   TORCH_CHECK(saved.step > 0 || state.empty(), "[Optimizer::load] expected a '",
               kStep, "' above 0, got none or 0");
@@ -369,7 +372,7 @@ void ListOptimizer::load(const NamedTensors& state) {
         own.reset();
         continue;
       }
-      // A copy: the caller's tensors may be another optimizer's own.
+      // Copy, because the tensors may belong to another optimizer.
       if (!own.defined()) own = make_tensor(kind, entry.parameter);
       own.copy_(given);
     }

@@ -12,12 +12,14 @@
 
 namespace reprise {
 
-/// Base of the optimizers. Gathers the parameters that have a gradient into lists,
-/// holds state and counters, saves and loads them. A derived class declares its
-/// state and implements the update.
+/// Base class of the optimizers. Gathers the parameters that have a gradient
+/// into lists, and holds, saves and loads state and counters. A derived class
+/// declares its state and implements the update. Tested by
+/// tests/train/optimizer_test.cpp.
 class ListOptimizer : public Optimizer {
  public:
-  /// `kinds`: names of the state tensors per parameter, such as "exp_avg".
+  /// `kinds` are the names of the state tensors of a parameter, such as
+  /// "exp_avg".
   ListOptimizer(const NamedTensors& parameters, std::vector<std::string> kinds);
 
   void step(double lr) final;
@@ -34,23 +36,25 @@ class ListOptimizer : public Optimizer {
     Tensors gradients;
     std::vector<int64_t> counts;  // updates including this one
     std::vector<Tensors> state;   // by kind
-    Tensors workspace;            // of make_workspace()
+    Tensors workspace;            // result of make_workspace()
   };
 
-  /// Shape of the state `kind` of `parameter`; none: there is no such state.
+  /// Shape of the state `kind` of `parameter`; nullopt if it has no such state.
   virtual std::optional<std::vector<int64_t>> shape_of(
       size_t kind, const torch::Tensor& parameter) const;
 
-  /// Type of the state `kind`; by default the parameter's.
+  /// Type of the state `kind`. The default is the type of the parameter.
   virtual torch::ScalarType type_of(size_t kind,
                                     const torch::Tensor& parameter) const;
 
-  /// One update. May use temporaries as temporaries() says, and scalars.
+  /// Runs one update. May allocate scalars, and temporaries up to the size
+  /// given by temporaries().
   virtual void update(const List& list, double lr) = 0;
 
-  /// Temporary memory of update(): none, the size of the largest parameter of the
-  /// list, the size of the list, or the list's workspace. With a workspace the list
-  /// has all parameters of one device and type, and update() divides it into chunks.
+  /// Temporary memory of update(): none, the size of the largest parameter of
+  /// the list, the size of the list, or the workspace of the list. With a
+  /// workspace the list has all parameters of one device and type, and update()
+  /// divides it into chunks.
   enum class Temporaries { kNone, kLargest, kList, kWorkspace };
   virtual Temporaries temporaries() const = 0;
 
@@ -82,10 +86,10 @@ class ListOptimizer : public Optimizer {
   void reserve(const std::vector<List>& lists) const;
   void update_all(const std::vector<List>& lists, bool fused, double lr);
 
-  /// The state given to load(), by entry.
+  /// State given to load(), sorted by entry.
   struct Saved {
     int64_t step = 0;
-    std::vector<std::optional<int64_t>> counts;  // where they differ from step
+    std::vector<std::optional<int64_t>> counts;  // if different from step
     std::vector<Tensors> tensors;                // by kind
   };
   Saved sort(const NamedTensors& state) const;

@@ -8,7 +8,7 @@
 namespace reprise {
 namespace detail {
 
-// The registered optimizers; `NAME_info()` is defined in the optimizer's source.
+// The registered optimizers. Each source file defines `NAME_info()`.
 #define REPRISE_OPTIMIZERS(X) \
   X(sgd)                      \
   X(adam)                     \

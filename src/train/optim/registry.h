@@ -9,8 +9,9 @@
 
 namespace reprise::detail {
 
-/// An optimizer that make_optimizer() knows by name. Its source file defines it; the
-/// list in optimizer.cpp registers it.
+/// An optimizer that make_optimizer() knows by name. It is defined in its
+/// source file and registered in the list in optimizer.cpp. Tested by
+/// tests/train/optimizer_test.cpp.
 struct OptimizerInfo {
   std::string name;
   std::unique_ptr<Optimizer> (*make)(const OptimizerOptions& options,
@@ -18,20 +19,21 @@ struct OptimizerInfo {
   bool has_momentum = false;  // uses `momentum` and `nesterov`
   bool has_betas = false;     // uses `beta1`, `beta2` and `eps`
   bool quantized = false;     // keeps its state in 8 bits
-  /// Prefixes of the state tensors if each has one value per value of its parameter,
-  /// so that ranks can divide them anywhere; null if they do not.
+  /// Prefixes of the state tensors if each of them has one value per parameter
+  /// value, so that they can be sharded anywhere; null otherwise.
   std::vector<std::string> (*elementwise_state)(
       const OptimizerOptions& options) = nullptr;
 };
 
-/// All optimizers, in the order of the help.
+/// Returns all optimizers, in the order of the help text.
 const std::vector<OptimizerInfo>& optimizer_list();
 
-/// Throws c10::Error, with the known names, if there is no such optimizer.
+/// Returns the optimizer `name`. Throws c10::Error with the known names if
+/// there is none.
 const OptimizerInfo& find_optimizer(std::string_view name);
 
-/// Names of the optimizers with a property, such as &OptimizerInfo::has_betas:
-/// "adam, adamw, adam8bit or adamw8bit".
+/// Returns the names of the optimizers with a property. For example,
+/// &OptimizerInfo::has_betas gives "adam, adamw, adam8bit or adamw8bit".
 std::string optimizers_with(bool OptimizerInfo::*property);
 
 }  // namespace reprise::detail

@@ -9,7 +9,9 @@
 namespace reprise {
 namespace {
 
-/// On CUDA, one operator a device does both; `found` tells without waiting.
+/// Unscales gradients on one CUDA device and checks that they are finite, with
+/// one operator and without synchronization. Returns 0 on the device if all are
+/// finite.
 torch::Tensor unscale_on_cuda(const std::vector<torch::Tensor>& gradients,
                               double scale) {
   const auto options = gradients[0].options().dtype(torch::kFloat);
@@ -19,7 +21,8 @@ torch::Tensor unscale_on_cuda(const std::vector<torch::Tensor>& gradients,
   return found;
 }
 
-/// Smallest and largest are NaN where a value is; no temporary is needed.
+/// Returns whether all values are finite. Minimum and maximum are NaN if a
+/// value is NaN, and need no temporary.
 bool is_finite(const torch::Tensor& gradient) {
   const auto [least, most] = torch::aminmax(gradient);
   return std::isfinite(least.item<double>()) &&
@@ -85,7 +88,7 @@ void GradScaler::update() {
     ++state_.skipped;
     state_.good_updates = 0;
     state_.scale *= options_.backoff;
-    // Further down 1 / scale is no float any more.
+    // Below this scale, 1 / scale may overflow a float.
     TORCH_CHECK(state_.scale >= std::numeric_limits<float>::min(),
                 "[GradScaler::update] expected finite gradients at some scale, "
                 "got none down to ",

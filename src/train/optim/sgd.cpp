@@ -5,9 +5,9 @@
 namespace reprise {
 namespace {
 
-/// torch.optim.SGD without dampening: with g = gradient + decay × p,
-/// m = momentum × m + g and p -= lr × m, or lr × (g + momentum × m) for
-/// Nesterov's. Written so that no temporary is needed.
+/// torch.optim.SGD without dampening. With g = gradient + decay × p and
+/// m = momentum × m + g, the update is p -= lr × m, or with Nesterov momentum
+/// p -= lr × (g + momentum × m). It needs no temporaries.
 class Sgd final : public ListOptimizer {
  public:
   Sgd(const OptimizerOptions& options, const NamedTensors& parameters)

@@ -25,15 +25,15 @@ namespace detail {
 namespace {
 
 constexpr int kWarmUpUpdates = 2;
-constexpr int kMostTries = 32;  // of fp16, whose first scales overflow
+constexpr int kMostTries = 32;  // windows; the first scales of fp16 overflow
 constexpr int kCostRepeats = 3;
 
-/// Divides the time into phases without gaps.
+/// Records consecutive phases.
 class PhaseLog {
  public:
   explicit PhaseLog(torch::Device device) : device_(device), meter_(device) {}
 
-  /// Ends the phase at hand.
+  /// Ends the current phase and begins the next one.
   void begin(std::string name) {
     end();
     meter_.restart();
@@ -69,15 +69,15 @@ class PhaseLog {
   bool open_ = false;
 };
 
-/// Sees where the last stage begins, and hands every operation on.
+/// Detects the beginning of the last stage, and forwards all operations.
 class PhaseObserver : public ExecutionObserver {
  public:
   PhaseObserver(int last_stage, WindowProfile* next)
       : last_stage_(last_stage), next_(next) {}
 
-  /// Logs into `log` until the next call; null: nowhere.
+  /// Sets the log, which is not owned; null disables logging.
   void log_into(PhaseLog* log) { log_ = log; }
-  /// Called once, when the last stage's forward is done.
+  /// Sets a function that is called once, after the forward of the last stage.
   void on_forward_done(std::function<void()> call) {
     forward_done_ = std::move(call);
   }
@@ -137,7 +137,7 @@ class Profiler {
     log_.end();
     result.phases = log_.take();
     observe(result);
-    // Observing takes time of its own; the window before shows the true times.
+    // Observation takes time, so take the times from the window before.
     const size_t first = result.phases.size() - timed.size();
     for (size_t i = 0; i < timed.size(); ++i) {
       result.phases[first + i].ms = timed[i].ms;
@@ -154,10 +154,10 @@ class Profiler {
     place_model(inputs.model, config, device_, host);
     log_.begin("data");
     inputs.data = open_train_data(config, inputs.model);
-    // Only the phase "data" shows the dataset: no training needs it to be resident.
+    // Count the dataset in the phase "data" only.
     log_.end();
     TrainSetup setup = assemble_setup(std::move(inputs), config, device_, host);
-    // Batches are read where they are used, so that each phase shows its own memory.
+    // Do not read ahead, so that each phase shows its own memory.
     setup.options.workers = 0;
     return setup;
   }
@@ -174,7 +174,8 @@ class Profiler {
     ledger_.claim_kept(kept_);
   }
 
-  /// Repeats a window whose gradient overflowed: without an update it shows nothing.
+  /// Runs `window` until it ends with an update, that is, its gradients do not
+  /// overflow.
   template <class Window>
   void updated_window(Window&& window) {
     for (int i = 0; i < kMostTries; ++i) {
@@ -215,12 +216,13 @@ class Profiler {
     result.memory = profile->memory();
   }
 
-  /// True if it ended with an update.
+  /// Returns whether the window ended with an update.
   bool train_window(PhaseObserver& observer, PhaseLog* log,
                     WindowProfile* profile) {
     if (log != nullptr) log->begin("batch");
     runner_.refresh_weight_copies();
-    // From the first sample each time: windows at the end of an epoch may be short.
+    // Start at the first sample, because the last window of an epoch may be
+    // short.
     source_.open({});
     const Loader::Window window = source_.window_ahead();
     gradients_.begin(static_cast<double>(window.total_count),
@@ -309,7 +311,7 @@ class Profiler {
   std::unique_ptr<Optimizer> optimizer_;
   KeptMeter kept_;
   MemoryLedger ledger_;
-  std::vector<int64_t> kept_by_stage_;  // of the window's first micro-batch
+  std::vector<int64_t> kept_by_stage_;  // in the first micro-batch of a window
 };
 
 }  // namespace

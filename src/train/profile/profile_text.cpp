@@ -18,7 +18,7 @@ constexpr Category kProfiledCategories[] = {
     Category::kParameters,  Category::kGradients, Category::kOptimizer,
     Category::kActivations, Category::kWorkspace, Category::kData};
 
-/// Sums; of temporaries the largest, since they do not last.
+/// Returns the sums over all stages, but the maximum for temporary memory.
 ProfiledStage total_of(const std::vector<ProfiledStage>& stages) {
   ProfiledStage total;
   total.name = "together";

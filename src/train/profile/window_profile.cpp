@@ -37,8 +37,8 @@ void WindowProfile::look(const std::string& phase, int stage) {
   peak_bytes_ = peak;
   phase_ = phase;
   stage_ = stage;
-  // The categories as they were when the operation began; all that it took
-  // besides is its workspace.
+  // Memory by category is that at the start of the operation; everything that
+  // the operation allocates counts as workspace.
   memory_ = before_;
   memory_.bytes[static_cast<size_t>(Category::kWorkspace)] +=
       peak - before_.total_bytes;

@@ -9,30 +9,33 @@
 
 namespace reprise {
 
-/// Finds the moment of a window when most memory is live, and what it is used
-/// for. Looks at each operation of an execution by itself, so its window is
-/// slower than others.
+/// Finds the peak of a window and the memory by category at that point. It
+/// observes each operation of an execution separately, which makes the window
+/// slower than others. Tested by tests/train/profile_test.cpp and
+/// tests/train/trainer_test.cpp.
 class WindowProfile : public ExecutionObserver {
  public:
-  /// `ledger` has all categories claimed but activations, which are `kept`'s.
+  /// Activations are counted by `kept`, all other categories by `ledger`. Both
+  /// must outlive this object.
   WindowProfile(torch::Device device, const MemoryLedger& ledger,
                 const KeptMeter& kept);
 
   void before(const Op& op) override;
   void after(const Op& op) override;
 
-  /// Around what is no operation of the schedule: an update.
+  /// Enclose work that is not an operation of the schedule, such as an update.
   void begin(std::string phase);
   void end();
 
-  /// After a forward: what is held for the backward.
+  /// Called after a forward; notes what is saved for the backward.
   void forward_done();
 
   int64_t peak_bytes() const { return peak_bytes_; }
   int64_t kept_bytes() const { return kept_bytes_; }
   const std::string& phase() const { return phase_; }
   int stage() const { return stage_; }  ///< -1: none
-  /// At the peak; workspace is what no other category claims.
+  /// Memory by category at the peak; what no other category claims counts as
+  /// workspace.
   const MemoryBreakdown& memory() const { return memory_; }
 
  private:
@@ -46,7 +49,7 @@ class WindowProfile : public ExecutionObserver {
   int64_t kept_bytes_ = 0;
   std::string phase_;
   int stage_ = -1;
-  MemoryBreakdown before_;  // when the operation at hand began
+  MemoryBreakdown before_;  // at the start of the current operation
   MemoryBreakdown memory_;
 };
 

@@ -10,33 +10,35 @@
 
 namespace reprise::detail {
 
-/// Training batches of this rank: read ahead by workers, moved to the device and prepared.
+/// Training batches of this rank: read ahead by worker threads, moved to the
+/// device and prepared. Tested by tests/train/trainer_test.cpp.
 class BatchSource {
  public:
-  /// Keeps references to both.
+  /// Keeps references to both arguments.
   BatchSource(const TrainSetup& setup, const Ranks& ranks);
 
-  /// Starts reading at `position` with the sizes of the setup's options.
+  /// Starts reading at `position` with the batch size of the setup's options.
   void open(const LoaderPosition& position);
-  /// Ends the workers and frees what they have read ahead.
+  /// Stops the workers and frees the batches that they have read ahead.
   void close();
 
-  /// Next batch, on the device. It stays current until next() or release().
+  /// Returns the next batch, on the device. It is valid until next() or
+  /// release().
   const Batch& next();
   const Batch& current() const { return current_; }
   void release() { current_ = {}; }
 
-  /// A batch of one sample, for a rank that has none of its own.
+  /// Returns a batch of one sample, for a rank without samples of its own.
   Batch any_sample() const;
 
-  /// Window that begins at the current position. At the end of an epoch moves on to the
-  /// next one.
+  /// Returns the window that begins at the current position. At the end of an
+  /// epoch, starts the next one.
   Loader::Window window_ahead();
 
   Loader& loader() { return *loader_; }
   const Loader& loader() const { return *loader_; }
 
-  /// Seconds that next() has waited for data since the beginning.
+  /// Total seconds that next() has waited for data.
   double waited_s() const;
 
  private:
@@ -44,7 +46,7 @@ class BatchSource {
   const Ranks& ranks_;
   std::unique_ptr<Loader> loader_;
   Batch current_;
-  double waited_before_s_ = 0;  // by loaders that are closed
+  double waited_before_s_ = 0;  // of loaders that were closed
 };
 
 }  // namespace reprise::detail

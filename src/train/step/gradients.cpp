@@ -26,7 +26,7 @@ Gradients::Ready Gradients::make_ready(
     guarded([&] { ready.norm = accumulator_.clip(clip_); });
     return ready;
   }
-  // Each rank has the gradients of its shards; the norm is that of all.
+  // Each rank has the gradients of its shards; the norm is over all ranks.
   const auto shards = values(exchange_.updated_parameters({}));
   guarded([&] { ready.finite = scaler_.unscale(shards); });
   if (fp16_) {

@@ -14,19 +14,22 @@
 
 namespace reprise::detail {
 
-/// Owner of the `.grad` of a training's parameters: their scale, their life from the first
-/// backward of a window to its update, and what happens to them in between.
+/// Owns the gradients of a training's parameters from the first backward of a
+/// window to its update.
 ///
 /// Invariants
-/// 1. Between windows no parameter has a gradient, or with keep_in_place() a gradient of
-///    zeros in the same memory.
-/// 2. Within a window `.grad` is the sum over the micro-batches so far of the gradient of
-///    loss sum × scale / total count. Only the backward of MicroStep adds to it; operators
-///    that add directly (WeightCopies), SmallGradients and TiedGradients are parts of that
-///    backward, and have put their sums in place when it returns.
-/// 3. After WindowExchange::finish() `.grad` is the sum over all ranks, or with a sharded
-///    optimizer the shards' is, and the parameters have none.
+/// 1. Between windows, no parameter has a gradient, or with keep_in_place() all
+///    have a gradient of zeros at the same address.
+/// 2. Within a window, `.grad` is the sum over the micro-batches so far of the
+///    gradient of loss sum × scale / total count. Only the backward of MicroStep
+///    adds to it. Operators that add directly (WeightCopies), SmallGradients and
+///    TiedGradients are part of that backward, and their sums are complete when
+///    it returns.
+/// 3. After WindowExchange::finish(), `.grad` is the sum over all ranks. With a
+///    sharded optimizer, only the shards have a `.grad`.
 /// 4. make_ready() divides by the scale and clips, once. update() then clears.
+///
+/// Tested by tests/train/trainer_test.cpp and tests/train/oom_retry_test.cpp.
 class Gradients {
  public:
   Gradients(const TrainSetup& setup, Ranks& ranks, WindowExchange& exchange);
@@ -34,16 +37,17 @@ class Gradients {
   /// See Accumulator::keep_gradients(); CUDA graphs need it.
   void keep_in_place(bool keep) { accumulator_.keep_gradients(keep); }
 
-  /// Opens a window of `total_count` samples or tokens over all ranks, of which this one
-  /// has `own_count`.
+  /// Opens a window of `total_count` samples or tokens over all ranks, of which
+  /// this one has `own_count`.
   void begin(double total_count, double own_count) {
     accumulator_.begin_share(total_count, own_count);
   }
-  /// Opens a window of which `done_count` is in the gradients already.
+  /// Opens a window of which the gradients already contain `done_count`.
   void resume(double total_count, double done_count) {
     accumulator_.resume(total_count, done_count);
   }
-  /// Notes a micro-batch of `count` and returns the factor of its loss sum.
+  /// Adds a micro-batch of `count` samples or tokens to the window and returns
+  /// the weight of its loss sum.
   double weigh(double count) {
     return accumulator_.weigh(count) * scaler_.scale();
   }
@@ -57,15 +61,16 @@ class Gradients {
     bool finite = true;  ///< false: the update must be skipped
     torch::Tensor norm;  ///< before clipping; undefined without clipping
   };
-  /// Unscales and clips. `guarded` runs each part that allocates.
+  /// Unscales and clips the gradients. Each part that allocates is run through
+  /// `guarded`.
   Ready make_ready(
       const std::function<void(const std::function<void()>&)>& guarded);
 
-  /// Calls `step` if `finite`, clears the gradients, closes the window and adjusts the
-  /// loss scale.
+  /// Calls `step` if `finite`, clears the gradients, closes the window and
+  /// adjusts the loss scale.
   void update(bool finite, const std::function<void()>& step);
 
-  /// Share of denormal numbers among the values; on the CPU only.
+  /// Share of denormal numbers among the gradient values; 0 if not on the CPU.
   double denormal_share() const;
 
   GradScaler& scaler() { return scaler_; }

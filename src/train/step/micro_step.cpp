@@ -59,7 +59,7 @@ void MicroStep::clear_loss() {
 }
 
 void MicroStep::set_loss(const torch::Tensor& loss) {
-  // In its place, where it has one: a recorded step adds to that.
+  // Copy in place if possible, because a CUDA graph adds to this address.
   if (loss_.defined() && loss_.scalar_type() == loss.scalar_type()) {
     loss_.copy_(loss);
   } else {

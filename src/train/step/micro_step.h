@@ -9,47 +9,50 @@
 
 namespace reprise::detail {
 
-/// What a micro-batch does on the device: forward, recomputation, backward, and the
-/// sums of losses and gradients. What it reads and adds to from one call to the
-/// next stays where it is, and what changes between windows (the loss's weight with
-/// the count and the scale) is read on the device: so a recorded call is right for
-/// every later micro-batch of its shape.
+/// The work of a micro-batch on the device: forward, recomputation, backward,
+/// and the sums of losses and gradients. Tensors that are used across calls
+/// keep their addresses, and values that change between windows (the weight of
+/// the loss) are read from device memory. A call captured in a CUDA graph is
+/// therefore valid for all later micro-batches of the same shape.
 class MicroStep {
  public:
-  /// The gradients of the parameters `small` are added up together, see SmallGradients.
+  /// The gradients of the parameters `small` are accumulated together; see
+  /// SmallGradients.
   MicroStep(torch::Device device, const compat::AutocastState& autocast,
             std::vector<torch::Tensor> small);
 
-  /// The smallest of `parameters`. None on the CPU: there a kernel starts at no cost, and
-  /// adding gradients up together gains nothing.
+  /// Returns the smallest of `parameters`, whose gradients should be
+  /// accumulated together. Empty on the CPU, where kernels have no launch
+  /// overhead to save.
   static std::vector<torch::Tensor> small_of(
       torch::Device device, const std::vector<torch::Tensor>& parameters);
 
-  /// Most that it holds itself, between calls.
+  /// Maximum device memory that a MicroStep holds between calls.
   static int64_t held_bytes(torch::Device device);
 
-  /// What the gradient of each micro-batch's loss sum is from now on.
+  /// Sets the gradient of the loss sum for the following micro-batches.
   void set_weight(double weight);
 
   struct Run {
     WindowProfile* profile = nullptr;
-    /// Gradients must be complete as soon as the execution reports them final, not only
-    /// at the end. The results are the same bits.
+    /// Gradients must be complete as soon as the execution reports them final,
+    /// not only at the end. The results are bit-identical.
     bool final_on_the_way = false;
-    /// Off: the loss is not added to the sum; for a rank that takes part without samples.
+    /// If false, the loss is not added to the sum; for a rank that takes part
+    /// without samples.
     bool counts = true;
   };
-  /// Runs `batch`, inputs and targets on the device.
+  /// Runs a micro-batch; `batch` has its inputs and targets, on the device.
   void run(Execution& execution, const Tensors& batch, const Run& how);
   void run(Execution& execution, const Tensors& batch) {
     run(execution, batch, Run{});
   }
 
-  /// Sum of the losses since the last clear_loss(): a scalar on the device, which
-  /// the next micro-batch adds to. Undefined before the first one.
+  /// Sum of the losses since the last clear_loss(): a scalar on the device that
+  /// the next micro-batch adds to. Undefined before the first micro-batch.
   const torch::Tensor& loss() const { return loss_; }
   void clear_loss();
-  /// Goes on from a sum that was saved.
+  /// Restores a saved sum of losses.
   void set_loss(const torch::Tensor& loss);
 
  private:

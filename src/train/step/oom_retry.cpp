@@ -14,7 +14,7 @@ std::optional<std::string> out_of_memory_in(const std::function<void()>& body) {
   try {
     body();
   } catch (const RetriesExhausted&) {
-    throw;  // its text is that of a failure, but no further attempt follows it
+    throw;  // its message is that of an allocation failure, but do not retry
   } catch (const c10::Error& error) {
     if (!is_out_of_memory(error)) throw;
     return error.msg().substr(0, error.msg().find('\n'));
@@ -44,7 +44,8 @@ void OomRetry::run(const std::string& what, const std::function<void()>& body,
       body();
     });
     if (failure) {
-      // Outside of the handler: what the failed attempt's frames held is free by now.
+      // Outside of the handler, where the frames of the failed attempt are
+      // gone.
       recovery.drop();
       release_();
       if (device_.is_cuda()) compat::empty_cuda_cache();

@@ -13,10 +13,10 @@
 
 namespace reprise::detail {
 
-/// The processes of a training as the trainer sees them. There are two implementations:
-/// one process, for which every collective returns its argument, and the processes of a
-/// RankGroup. Calls other than rank(), size(), first() and fail() are made by all ranks in
-/// the same order.
+/// The processes of a training. There are two implementations: a single
+/// process, for which every collective returns its argument, and the processes
+/// of a RankGroup. All ranks must make the same calls in the same order, except
+/// for rank(), size(), first() and fail().
 class Ranks {
  public:
   virtual ~Ranks() = default;
@@ -25,10 +25,11 @@ class Ranks {
   virtual int size() const = 0;
   bool first() const { return rank() == 0; }
 
-  /// Whether a window can be left between two micro-batches and continued later. With
-  /// several processes only whole windows count.
+  /// Whether a training can stop between two micro-batches of a window. With
+  /// several processes it stops between windows only.
   virtual bool can_stop_in_window() const = 0;
 
+  /// Collectives; see RankGroup.
   virtual std::vector<int64_t> all_reduce_max(std::vector<int64_t> values) = 0;
   virtual std::vector<double> all_reduce_sum(std::vector<double> values) = 0;
   virtual std::string broadcast_text(const std::string& text) = 0;
@@ -37,22 +38,22 @@ class Ranks {
   virtual void require_same(
       const std::map<std::string, std::string>& values) = 0;
 
-  /// This rank has made progress; the others expect that within each time-out, until
-  /// pause_watchdog().
+  /// Reports progress of this rank. The other ranks consider it dead if it does
+  /// not do so within the time-out, unless pause_watchdog() was called.
   virtual void heartbeat() = 0;
   virtual void pause_watchdog() = 0;
 
   /// Tells the other ranks that this one ends with an error. Never throws.
   virtual void fail(const std::string& what) noexcept = 0;
 
-  /// Null for a single process.
+  /// Returns the group of processes; null for a single process.
   virtual std::shared_ptr<RankGroup> group() const = 0;
 
-  /// True if `value` is true on any rank.
+  /// Returns whether `value` is true on any rank.
   bool any(bool value) { return all_reduce_max({value ? 1 : 0}).at(0) > 0; }
 };
 
-/// `group` null: this process alone.
+/// Returns the ranks of `group`, or a single process if it is null.
 std::unique_ptr<Ranks> make_ranks(std::shared_ptr<RankGroup> group);
 
 }  // namespace reprise::detail

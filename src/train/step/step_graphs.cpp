@@ -28,8 +28,8 @@ class RecordedOnCuda final : public Recorded {
   void capture(const std::function<void()>& body) override {
     const MemoryMeter meter(device_);
     graph_.capture(body);
-    // Tensors, as everywhere: what the pool has beside them is the allocator's
-    // rest. A graph that found its memory in the pool adds nothing.
+    // Count tensors only, not the unused memory of the pool. A CUDA graph that
+    // reuses memory of the pool adds nothing.
     bytes_ = std::min(graph_.bytes(), meter.peak_increase_bytes());
   }
   void replay() override { graph_.replay(); }
@@ -48,7 +48,7 @@ MakeRecorded maker(torch::Device device) {
   };
 }
 
-/// Sizes and types.
+/// Returns the sizes and types of the tensors.
 std::vector<int64_t> key_of(const Tensors& batch) {
   std::vector<int64_t> key;
   for (const auto& tensor : batch) {
@@ -59,7 +59,7 @@ std::vector<int64_t> key_of(const Tensors& batch) {
   return key;
 }
 
-/// The error in a line, with the stage it came from.
+/// Returns the error in one line, with the stage in which it occurred.
 std::string line_of(const c10::Error& error) {
   std::string text = error.msg().substr(0, error.msg().find('\n'));
   for (const auto& context : error.context()) {
@@ -68,8 +68,8 @@ std::string line_of(const c10::Error& error) {
   return text;
 }
 
-/// Puts the gradients back that were there, the very tensors: whatever a capture
-/// put into their place was never computed.
+/// Restores the gradient tensors of before a capture, because tensors that were
+/// assigned during a capture were never computed.
 class SameGradients {
  public:
   explicit SameGradients(const std::vector<torch::Tensor>& parameters)
@@ -82,7 +82,7 @@ class SameGradients {
   SameGradients(const SameGradients&) = delete;
   SameGradients& operator=(const SameGradients&) = delete;
 
-  /// True where all were in their places.
+  /// Restores the gradients. Returns whether none of them was replaced.
   bool put_back() {
     bool same = true;
     for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -144,8 +144,8 @@ void StepGraphs::see(const Tensors& batch) {
 
 bool StepGraphs::run(const Tensors& batch, const Step& step) {
   if (!active_) return false;
-  // Where something moved, such as gradients that were let go of, a graph would
-  // work on memory that is another's by now.
+  // If a tensor moved, such as a gradient that was freed, its address may
+  // belong to another tensor.
   if (has_graphs() && places() != places_) clear();
   Shape& shape = shape_of(batch);
   if (!shape.graph) {
@@ -163,7 +163,7 @@ bool StepGraphs::capture(Shape& shape, const Tensors& batch, const Step& step) {
       std::count_if(shapes_.begin(), shapes_.end(),
                     [](const Shape& other) { return other.graph != nullptr; });
   if (static_cast<size_t>(graphs) >= kMost) return false;
-  // Its own peak is an ordinary one: the memory is not counted twice.
+  // Keep the peak so far: memory used by the capture must not count twice.
   peak_bytes_ = peak_bytes();
   std::optional<std::string> failure;
   try {
@@ -173,7 +173,7 @@ bool StepGraphs::capture(Shape& shape, const Tensors& batch, const Step& step) {
     for_memory_ = is_out_of_memory(error);
   }
   if (failure) {
-    // Here, not in the handler: what the failed capture held is free by now.
+    // Outside of the handler, where the memory of the failed capture is freed.
     give_up(*failure);
     return false;
   }
@@ -197,11 +197,11 @@ void StepGraphs::record(Shape& shape, const Tensors& batch, const Step& step) {
   Tensors inputs;
   for (const auto& tensor : batch) inputs.push_back(torch::empty_like(tensor));
   std::unique_ptr<Recorded> graph = make_();
-  // Without tensors: the CPU's generator alone.
+  // Without tensors, this captures the CPU generator only.
   const auto rng = compat::RngState::capture({});
   SameGradients gradients(options_.parameters);
   try {
-    // By value: a stand-in calls it later.
+    // Capture by value, because a replacement for tests calls it later.
     graph->capture([step, inputs] { step(inputs); });
   } catch (...) {
     rng.restore();
@@ -225,7 +225,7 @@ void StepGraphs::clear() {
   bytes_ = 0;
   shapes_.clear();
   places_.clear();
-  make_ = nullptr;  // a memory that is empty once cannot be used again
+  make_ = nullptr;  // a memory pool without CUDA graphs cannot be reused
 }
 
 void StepGraphs::drop() {

@@ -16,21 +16,22 @@
 
 namespace reprise::detail {
 
-/// Work that is recorded once and then repeated as a whole: a CUDA graph.
+/// Work that is captured once and replayed as a whole, such as a CUDA graph.
 class Recorded {
  public:
   virtual ~Recorded() = default;
-  /// Records `body` and runs nothing of it.
+  /// Captures `body` without executing its work on the device.
   virtual void capture(const std::function<void()>& body) = 0;
   virtual void replay() = 0;
   virtual int64_t bytes()
-      const = 0;  ///< of tensors, that it holds on the device
+      const = 0;  ///< device memory of the tensors that it holds
 };
 
-/// Makes those of one shared memory.
+/// Creates objects that share one memory pool.
 using MakeRecorded = std::function<std::unique_ptr<Recorded>()>;
 
-/// For tests: while it lives, `make` stands in for CUDA graphs, on any device.
+/// Replaces CUDA graphs by `make` during its lifetime, on any device. For
+/// tests.
 class RecordedInstead {
  public:
   explicit RecordedInstead(MakeRecorded make);
@@ -39,12 +40,15 @@ class RecordedInstead {
   RecordedInstead& operator=(const RecordedInstead&) = delete;
 };
 
-/// The graphs of a micro-step, one a shape of its batch.
+/// The CUDA graphs of a micro-step, one per shape of its batch.
 ///
-/// A shape runs without a graph at first sight: that sets up the libraries, chooses
-/// kernels and makes the gradients. At the next one it is captured. Where that is
-/// impossible, the step runs without graphs from then on, and the reason is told
-/// once; since a capture runs nothing, nothing is lost by it.
+/// The first batch of a shape runs without a CUDA graph, which initializes
+/// libraries, selects kernels and allocates the gradients. The second one is
+/// captured. If the capture fails, all following steps run without CUDA graphs
+/// and the reason is reported once. A capture executes nothing, so a failed one
+/// does not change any results.
+///
+/// Tested by tests/train/graph_test.cpp and tests/train/graph_cuda_test.cpp.
 class StepGraphs {
  public:
   using Step = std::function<void(const Tensors&)>;
@@ -52,66 +56,72 @@ class StepGraphs {
   struct Options {
     torch::Device device;
     GraphMode mode = GraphMode::kAuto;
-    std::string refusal{};  ///< why none can be made; empty: they can
-    /// Whose values and gradients, and `buffers` whose values, a step uses.
+    /// Reason why CUDA graphs cannot be used; empty: they can.
+    std::string refusal{};
+    /// Parameters and buffers that a step uses. Captured CUDA graphs are
+    /// dropped if the memory of one of them, or of a gradient, moves.
     std::vector<torch::Tensor> parameters{};
     std::vector<torch::Tensor> buffers{};
     std::function<void(const std::string&)> warn{};
   };
 
-  /// Shapes that have a graph at one time; others run without.
+  /// Maximum number of shapes with a CUDA graph; others run without one.
   static constexpr size_t kMost = 4;
 
   explicit StepGraphs(Options options);
 
-  /// Whether graphs are made, now or later.
+  /// Whether CUDA graphs are enabled.
   bool active() const { return active_; }
 
-  /// `batch` is about to run without a graph.
+  /// Notes that a batch of this shape runs without a CUDA graph.
   void see(const Tensors& batch);
 
-  /// Runs `step` of `batch` by a graph. False: nothing was done, run it without.
-  /// `step` is called with other tensors of the same shapes, and must be the same
-  /// for all calls until drop().
+  /// Runs `step` on `batch` with a CUDA graph, which is captured if necessary.
+  /// Returns false if nothing was run; the caller must then run the step
+  /// itself. `step` is called with other tensors of the same shapes, and must
+  /// be the same for all calls until drop().
   bool run(const Tensors& batch, const Step& step);
 
-  /// Forgets all graphs and shapes, and lets go of their memory.
+  /// Drops all CUDA graphs and shapes, and frees their memory.
   void clear();
 
-  /// The same because the step is another one from now on. Graphs that were given
-  /// up for want of memory are tried again.
+  /// Calls clear() because the step changes. CUDA graphs that were disabled for
+  /// lack of memory are enabled again.
   void drop();
 
-  /// The same because memory ran out; the second time for good.
+  /// Called when memory ran out. If there are CUDA graphs, calls clear(); the
+  /// second time disables them until drop().
   void drop_for_memory();
 
-  /// No graphs until drop(); `reason` is told. For want of memory alone.
+  /// Disables CUDA graphs for lack of memory until drop(), and reports
+  /// `reason`.
   void give_up_memory(const std::string& reason);
 
-  /// Where the graphs and all else together take more, they are given up. 0: any.
+  /// Sets the memory budget of the training; 0: none. CUDA graphs are disabled
+  /// if the training would exceed it with them.
   void set_limit(int64_t bytes) { limit_bytes_ = bytes; }
 
-  /// What comes and goes between the steps, as the update's temporaries do: it cannot be
-  /// of the graphs' memory.
+  /// Sets the transient memory used between steps, such as the temporaries of
+  /// an update. It cannot come from the memory pool of the CUDA graphs.
   void set_between(int64_t bytes) { between_bytes_ = bytes; }
 
-  /// Device memory that nobody else can have, whether a graph runs or not.
+  /// Device memory reserved for the CUDA graphs, whether they run or not.
   int64_t bytes() const { return bytes_; }
-  /// Most that was live while there were graphs, with their memory, since
-  /// restart_peak(); 0: there were none.
+  /// Peak of live memory while CUDA graphs existed, including their memory,
+  /// since restart_peak(); 0: there were none.
   int64_t peak_bytes();
   void restart_peak();
 
   int64_t captures() const { return captures_; }
   int64_t replays() const { return replays_; }
-  /// "on", "off", or "off: " and why.
+  /// Returns "on", "off" or "off: REASON".
   std::string state() const;
 
  private:
   struct Shape {
     std::vector<int64_t> key;
     bool seen = false;
-    Tensors inputs;  // what the graph reads
+    Tensors inputs;  // read by the CUDA graph
     std::unique_ptr<Recorded> graph;
   };
 
@@ -124,12 +134,13 @@ class StepGraphs {
 
   Options options_;
   bool active_ = false;
-  std::string reason_;  // why not; empty: not asked for
+  std::string reason_;  // why inactive; empty: not requested
   bool for_memory_ = false;
   int memory_failures_ = 0;
   std::vector<Shape> shapes_;
-  std::vector<const void*> places_;  // of what the graphs use; empty: no graph
-  MakeRecorded make_;                // null: none was made since drop()
+  // Addresses that the CUDA graphs use; empty: there are none.
+  std::vector<const void*> places_;
+  MakeRecorded make_;  // null: no capture since clear()
   MemoryMeter meter_;
   int64_t limit_bytes_ = 0;
   int64_t between_bytes_ = 0;

@@ -17,9 +17,10 @@
 
 namespace reprise::detail {
 
-/// Runs the micro-batches of a training: by a CUDA graph if there is one, otherwise by an
-/// execution of the schedule. Training, profiling, schedule trials and ranks without
-/// samples all run their micro-batches through it.
+/// Runs the micro-batches of a training: with a CUDA graph if there is one,
+/// otherwise with an Execution of the schedule. Training, profiling, schedule
+/// trials and ranks without samples all run their micro-batches through it.
+/// Tested by tests/train/trainer_test.cpp and tests/train/graph_test.cpp.
 class StepRunner {
  public:
   struct Options {
@@ -27,48 +28,50 @@ class StepRunner {
     std::function<void(const std::string&)> warn{};
   };
 
-  /// Keeps references to `setup`, whose options may change between windows, and to
-  /// `exchange`.
+  /// Keeps references to `setup` and `exchange`. The options of `setup` may
+  /// change between windows.
   StepRunner(const TrainSetup& setup, WindowExchange& exchange,
              Schedule schedule, Options options);
 
   const Schedule& schedule() const { return schedule_; }
-  /// Replaces the schedule; CUDA graphs are dropped.
+  /// Replaces the schedule and drops all CUDA graphs.
   void set_schedule(Schedule schedule);
 
-  /// Makes the half-precision copies of the weights, or brings them up to date.
+  /// Creates or updates the half-precision copies of the weights.
   void refresh_weight_copies();
-  /// The weights are about to change: copies are outdated from now on.
+  /// Marks the copies as outdated because the weights are about to change.
   void expire_weight_copies();
   /// Frees the copies and the CUDA graphs that use them.
   void drop_weight_copies();
   std::vector<torch::Tensor> weight_copies() const;
 
-  /// From now on, runs without CUDA graphs and reports every operation to `observer` and
-  /// what is saved to `kept`. Both must outlive unobserve().
+  /// Reports every operation to `observer` and every saved tensor to `kept`
+  /// until unobserve(), and runs without CUDA graphs. Both must stay valid
+  /// until then.
   void observe(ExecutionObserver& observer, const KeptMeter* kept,
                bool separate_graphs);
   void unobserve() { observed_.reset(); }
 
   struct Run {
     double weight = 1;  ///< gradient of the loss sum
-    bool last = true;   ///< of this rank in the window
-    bool allow_graph =
-        true;  ///< off: note the shape, but run without a CUDA graph
+    bool last = true;   ///< last micro-batch of this rank in the window
+    /// If false, notes the shape but runs without a CUDA graph.
+    bool allow_graph = true;
     WindowProfile* profile = nullptr;
   };
-  /// Forward, backward and sums of one micro-batch, prepared and on the device.
+  /// Runs forward and backward of one micro-batch, which must be prepared and
+  /// on the device, and adds to the sums of losses and gradients.
   void run(const Batch& batch, const Run& how);
 
-  /// Takes part in the statistics of other ranks' micro-batch with a sample that counts
-  /// for nothing.
+  /// Takes part in the collectives of other ranks' micro-batch. `batch` does
+  /// not contribute to statistics, losses or gradients.
   void run_empty(const Batch& batch);
 
-  /// Outputs of the chain, for evaluation.
+  /// Runs the forward only and returns the outputs of the chain.
   Tensors forward(const Batch& batch);
 
-  /// Sum of the losses since clear_loss().
   MicroStep& micro_step() { return micro_step_; }
+  /// Sum of the losses since MicroStep::clear_loss().
   const torch::Tensor& loss() const { return micro_step_.loss(); }
 
   StepGraphs& graphs() { return graphs_; }
@@ -84,7 +87,7 @@ class StepRunner {
   StepGraphs graphs_;
   Execution execution_;
   std::optional<Execution> observed_;
-  std::unique_ptr<WeightCopies> copies_;  // null: not wanted, or not made yet
+  std::unique_ptr<WeightCopies> copies_;  // null: disabled or not created yet
 };
 
 }  // namespace reprise::detail

@@ -168,8 +168,8 @@ LoaderOptions make_loader_options(const TrainConfig& config,
 compat::AutocastState autocast_of(Precision precision, torch::Device device) {
   compat::AutocastState state;
   if (precision == Precision::kFp32) return state;
-  // A forward casts each weight once in any case, and the cache would hold the
-  // copies of stages that are dropped until the whole forward has ended.
+  // A forward casts each weight only once, and the cache would keep the copies
+  // of recomputed stages until the end of the forward.
   state.cache_enabled = false;
   const auto type =
       precision == Precision::kBf16 ? torch::kBFloat16 : torch::kHalf;
@@ -216,7 +216,7 @@ Schedule schedule_of(const TrainSetup& setup) {
   if (strategy.kind != StrategyKind::kCheckpoints) {
     return make_schedule(strategy, stages);
   }
-  // Two samples: BatchNorm cannot train on one.
+  // Use two samples, because BatchNorm cannot train on one.
   const Dataset& data = *setup.data.train;
   Batch batch = data.get({0, std::min<int64_t>(1, data.size() - 1)});
   move_to(batch, setup.device);

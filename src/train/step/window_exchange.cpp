@@ -17,8 +17,8 @@
 namespace reprise::detail {
 namespace {
 
-/// State that an optimizer keeps per value of a parameter, by prefix. Such state can be
-/// divided anywhere.
+/// Returns the prefixes of optimizer state with one value per parameter value,
+/// which can be sharded anywhere.
 std::vector<std::string> state_prefixes(const OptimizerOptions& options) {
   const OptimizerInfo& info = find_optimizer(options.name);
   if (info.elementwise_state != nullptr) return info.elementwise_state(options);
@@ -50,7 +50,8 @@ std::vector<GradientReducer::Parameter> parameters_by_stage(
   return list;
 }
 
-/// Largest number of channels of the model's BatchNorm layers; 0 if there are none.
+/// Returns the largest number of channels of the model's BatchNorm layers; 0 if
+/// there are none.
 int64_t most_channels(const Model& model) {
   int64_t most = 0;
   for (const auto& module : model.root->modules(/*include_self=*/false)) {
@@ -61,7 +62,7 @@ int64_t most_channels(const Model& model) {
   return most;
 }
 
-/// Names, shapes and types of all that is trained.
+/// Returns the names, shapes and types of all parameters.
 std::string digest(const NamedTensors& parameters) {
   std::string text;
   for (const auto& [name, tensor] : parameters) {
@@ -154,7 +155,7 @@ class RankExchange final : public WindowExchange {
   NamedTensors whole_state(NamedTensors own) override {
     if (!sharded_) return own;
     NamedTensors list = reducer_->gather_full(own, prefixes_);
-    // Counters are the same wherever a part of a parameter is.
+    // All shards of a parameter have the same counter.
     const std::map<std::string, torch::Tensor> by_name(own.begin(), own.end());
     std::vector<int64_t> counts;
     const auto count = [&](const std::string& name) {
@@ -209,8 +210,8 @@ class RankExchange final : public WindowExchange {
   std::shared_ptr<SyncBatchNormGroup>
       norms_;  // null: each rank has its own statistics
   std::optional<SyncBatchNormScope> norm_scope_;
-  int64_t steps_left_ = 0;  // micro-batches of the rank that has most of them
-  bool reducing_ = false;   // in the current backward
+  int64_t steps_left_ = 0;  // micro-batches left on the rank with most of them
+  bool reducing_ = false;   // whether the current backward sends gradients
 };
 
 }  // namespace

@@ -15,46 +15,52 @@
 
 namespace reprise::detail {
 
-/// What the ranks of a training exchange within a window: gradients, statistics of
-/// synchronised BatchNorm and, with a sharded optimizer, updated parameters. There are two
-/// implementations: a single process, which exchanges nothing, and several.
+/// Communication between the ranks of a training within a window: gradients,
+/// statistics of synchronized BatchNorm and, with a sharded optimizer, updated
+/// parameters. There are two implementations: one for a single process, which
+/// does nothing, and one for several. Tested by tests/train/ranks_test.cpp and
+/// tests/distributed/ranked_training_test.cpp.
 ///
 ///     exchange.begin_attempt();
 ///     exchange.begin_window(window, micro_batch, keep_gradients);
 ///     for each micro-batch:
 ///       const WindowExchange::MicroBatch scope(exchange, last_of_this_rank);
-///       forward and backward, by an execution with the options of attach()
-///     loss = exchange.finish(loss);   // `.grad` are the sums over all ranks
+///       forward and backward with the ExecutionOptions of attach()
+///     loss = exchange.finish(loss);  // `.grad` is the sum over all ranks
 class WindowExchange {
  public:
   virtual ~WindowExchange() = default;
 
-  /// Adds the callback by which gradients are sent during the backward, and with `cuts`
-  /// the stages at which the chain is cut for that.
+  /// Adds the callback that sends gradients during the backward to `options`.
+  /// If `cuts` is true, also adds the stages at which the autograd graph is cut
+  /// so that gradients become final early.
   virtual void attach(ExecutionOptions& /*options*/, bool /*cuts*/) {}
 
-  /// Device memory that the exchange takes besides the gradients.
+  /// Device memory that the exchange needs in addition to the gradients.
   virtual int64_t extra_bytes() const { return 0; }
 
-  /// Whether BatchNorm takes its statistics over all ranks. Ranks then wait for each other
-  /// within a micro-batch, and all of them run equally many.
+  /// Whether BatchNorm computes its statistics over all ranks. Ranks then wait
+  /// for each other within a micro-batch, and must all run the same number of
+  /// micro-batches.
   virtual bool syncs_norms() const { return false; }
 
-  /// Suspends the exchange of statistics while it lives, for measurements that one rank
-  /// makes by itself. Null if there is nothing to suspend.
+  /// Returns a guard that suspends the exchange of statistics during its
+  /// lifetime, for measurements on a single rank. Null if there is nothing to
+  /// suspend.
   virtual std::shared_ptr<void> alone() { return nullptr; }
 
   virtual void begin_attempt() {}
   virtual void begin_window(const Loader::Window& /*window*/,
                             int64_t /*micro_batch*/, bool /*keep_gradients*/) {}
 
-  /// Whether other ranks have micro-batches left that this one must accompany with empty
-  /// ones.
+  /// Whether this rank must run an empty micro-batch because other ranks have
+  /// some left.
   virtual bool needs_empty_micro_batch() const { return false; }
 
-  /// Encloses the forward and backward of one micro-batch. `last`: this rank has no
-  /// further one, so that its gradients are final. `counts`: its samples belong to the
-  /// statistics.
+  /// Encloses the forward and backward of one micro-batch. `last` is true for
+  /// the last micro-batch of this rank in the window, whose backward makes the
+  /// gradients final. `counts` is false if its samples must not contribute to
+  /// the statistics.
   class MicroBatch {
    public:
     MicroBatch(WindowExchange& exchange, bool last, bool counts = true)
@@ -71,29 +77,32 @@ class WindowExchange {
     bool reduces_;
   };
 
-  /// Waits for the sums of all gradients. Returns the sum of `loss` over all ranks.
+  /// Waits until all gradients are reduced. Returns the sum of `loss` over all
+  /// ranks.
   virtual torch::Tensor finish(const torch::Tensor& loss) { return loss; }
 
   /// Whether another rank has reported a failure in this attempt.
   virtual bool failed_elsewhere() const { return false; }
 
-  /// Takes part in the rest of a window that failed here or elsewhere. The sums are
-  /// worthless afterwards.
+  /// Completes the collectives of a window that failed on any rank. The
+  /// gradients are invalid afterwards.
   virtual void abort_attempt() {}
 
-  /// Parameters that this rank's optimizer updates: all of `parameters`, or its shards.
+  /// Returns the parameters that this rank's optimizer updates: all of
+  /// `parameters`, or the shards of this rank.
   virtual NamedTensors updated_parameters(
       const NamedTensors& parameters) const {
     return parameters;
   }
   virtual bool sharded() const { return false; }
-  /// After an update: brings all parameters up to date on all ranks.
+  /// Called after an update: copies updated parameters to all ranks.
   virtual void share_updated() {}
-  /// Optimizer state of all ranks in one list, on rank 0; and this rank's part of it.
+  /// Gathers the optimizer state of all ranks on rank 0.
   virtual NamedTensors whole_state(NamedTensors own) { return own; }
+  /// Returns the part of a gathered optimizer state that belongs to this rank.
   virtual NamedTensors own_state(NamedTensors whole) const { return whole; }
 
-  /// Null for a single process.
+  /// Counters of gradient reductions; null for a single process.
   virtual const GradientReducer::Counters* counters() const { return nullptr; }
 
  private:
@@ -104,9 +113,9 @@ class WindowExchange {
   virtual void end_micro_batch() {}
 };
 
-/// Makes the ranks agree on the model and the data first, and gives all of them the
-/// parameters and buffers of rank 0. Throws c10::Error if they differ in names, shapes or
-/// data, or if the options cannot be combined.
+/// Checks that all ranks have the same model and data, and broadcasts the
+/// parameters and buffers of rank 0. Throws c10::Error if names, shapes or data
+/// differ, or if the options cannot be combined.
 std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
                                                      const TrainSetup& setup);
 

@@ -10,17 +10,20 @@
 
 namespace reprise::detail {
 
-/// What a window changes before its update, as it was when the window began, so that the
-/// window can be repeated. Gradients are not included: there are none at a window's start,
-/// and those of a window that was resumed from disk are still there.
+/// State at the start of a window that the window changes before its update, so
+/// that the window can be repeated. Gradients are not included: a window starts
+/// without gradients, and those of a resumed window can be read again from
+/// disk. Tested by tests/train/oom_retry_test.cpp.
 class WindowSnapshot {
  public:
-  /// `buffers` of the model; a forward changes them (BatchNorm).
+  /// `buffers` are those of the model, which a forward changes (BatchNorm).
   WindowSnapshot(torch::Device device, std::vector<torch::Tensor> buffers);
 
-  /// If it throws, the previous snapshot is unchanged.
+  /// Takes a snapshot of the generators, the buffers and the arguments. If it
+  /// throws, the previous snapshot is unchanged.
   void remember(const RunState& state, int64_t samples_here);
-  /// Takes generators and buffers only, for work between windows that runs the model.
+  /// Takes a snapshot of generators and buffers only, for work between windows
+  /// that runs the model.
   void remember_tensors();
 
   /// Restores generators and buffers. May be called again if it throws.

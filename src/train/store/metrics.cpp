@@ -12,7 +12,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// JSON has no infinities.
+/// Returns `value`, or its text if it is not finite, which JSON cannot
+/// represent.
 ordered_json number(double value) {
   return std::isfinite(value) ? ordered_json(value)
                               : ordered_json(fmt::format("{}", value));
@@ -92,7 +93,7 @@ void Metrics::write(const std::string& line) {
     log_->write(line);
     warned_of_log_ = false;
   } catch (const Error& error) {
-    // A full disk must not end a training; and one warning is enough.
+    // A full disk must not end the training. Warn once.
     if (!warned_of_log_) warn(error.what());
     warned_of_log_ = true;
   }

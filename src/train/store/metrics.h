@@ -14,34 +14,39 @@
 
 namespace reprise::detail {
 
-/// The figures of each update, on their way from the device to the run's files.
-/// They are fetched in groups, so that training need not wait for each. What waits on
-/// the device has a tensor of its own, so that a training's memory does not depend on
-/// when it is fetched.
+/// Writes the metrics of each update to the files of a run. They are copied
+/// from the device in groups, so that the training does not wait for the device
+/// after each update. Pending values are stored in a tensor of fixed size, so
+/// that memory use does not depend on when they are copied. Tested by
+/// tests/train/trainer_test.cpp.
 class Metrics {
  public:
-  /// Updates that can wait.
+  /// Maximum number of pending updates.
   static constexpr int64_t kMostPending = 256;
-  /// What waits takes on the device, always.
+  /// Device memory of the tensor of pending values.
   static constexpr int64_t kDeviceBytes =
       kMostPending * 2 * static_cast<int64_t>(sizeof(double));
 
-  /// `directory` null: nothing is written. `tensorboard` empty: no events.
+  /// If `directory` is null, no metrics file is written; if `tensorboard` is
+  /// empty, no event file. The metrics file is truncated to `keep_bytes`.
+  /// `listener` receives warnings; it is not owned and may be null.
   Metrics(const RunDirectory* directory, int64_t keep_bytes,
           const std::string& tensorboard, TrainListener* listener,
           torch::Device device);
 
-  /// `loss` and `norm` are scalars on the device; `norm` may be undefined. Allocates
-  /// nothing. Not while full().
+  /// Adds the metrics of an update. `loss` and `norm` are scalars on the
+  /// device; `norm` may be undefined. Allocates no device memory. Must not be
+  /// called while full().
   void add(int64_t step, const torch::Tensor& loss, const torch::Tensor& norm,
            double rate, int64_t samples);
   bool full() const { return std::ssize(pending_) == kMostPending; }
   void add(const TrainListener::Evaluation& evaluation);
 
-  /// Fetches and writes what was added; waits for the device.
+  /// Copies pending metrics from the device and writes them. Waits for the
+  /// device.
   void flush();
 
-  /// Length of the file; forces it to disk.
+  /// Flushes the metrics file to disk and returns its length.
   int64_t synced_bytes();
 
   std::optional<double> last_loss() const { return last_loss_; }

@@ -26,7 +26,7 @@ using nlohmann::json;
 
 constexpr const char* kMetadataKey = "reprise";
 
-/// Paths of the states in `path`, oldest first.
+/// Returns the paths of the states in `path`, oldest first.
 std::vector<std::string> states_in(const std::string& path) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(path)) {
@@ -195,7 +195,7 @@ void MetricsLog::write(const std::string& line) {
 }
 
 void MetricsLog::sync() {
-  // A disk that fails here also fails the state that is saved next.
+  // Ignore errors: if the disk fails here, saving the state fails as well.
   log_->sync();
 }
 

@@ -16,7 +16,7 @@ constexpr Category kCategories[] = {
     Category::kParameters,  Category::kGradients, Category::kOptimizer,
     Category::kActivations, Category::kWorkspace, Category::kData};
 
-/// Every plain field once, in the order of the JSON.
+/// Calls `visit` for each scalar or string field, in the order of the JSON.
 template <class Summary, class Visit>
 void for_each_field(Summary& s, Visit&& visit) {
   visit("model", s.model);
@@ -64,14 +64,14 @@ void for_each_optional(Summary& s, Visit&& visit) {
   visit("eval_accuracy", s.eval_accuracy);
 }
 
-/// Of a whole window at the speed measured.
+/// Returns the milliseconds per window at the measured speed.
 double step_ms(const TrainSummary& s) {
   return s.samples_per_s > 0
              ? 1000 * static_cast<double>(s.global_batch) / s.samples_per_s
              : 0;
 }
 
-/// A pass over the data at that speed.
+/// Returns the seconds per epoch at the measured speed.
 double epoch_s(const TrainSummary& s) {
   return s.samples_per_s > 0
              ? static_cast<double>(s.data_samples) / s.samples_per_s

@@ -13,9 +13,9 @@
 #include <string_view>
 #include <unistd.h>
 
-// An event file is a sequence of TFRecords: length (8 bytes), masked CRC-32C of the
-// length, data, masked CRC-32C of the data; all little-endian. The data is an Event in
-// the protocol buffer wire format, of which four fields are used:
+// An event file is a sequence of TFRecords: length (8 bytes), masked CRC-32C of
+// the length, data, masked CRC-32C of the data; all little-endian. The data is
+// an Event in the protocol buffer wire format, of which four fields are used:
 //
 //     Event   { double wall_time = 1; int64 step = 2;
 //               string file_version = 3; Summary summary = 5; }
@@ -47,8 +47,8 @@ uint32_t crc32c(std::string_view data) {
   return ~crc;
 }
 
-/// TFRecord stores CRCs rotated and offset, because the CRC of data that contains its own
-/// CRC is weak.
+/// TFRecord stores CRCs rotated and offset, because the CRC of data that
+/// contains its own CRC is weak.
 uint32_t masked(uint32_t crc) {
   return std::rotr(crc, 15) + 0xA282EAD8u;
 }
@@ -62,7 +62,7 @@ std::string little_endian(Unsigned value) {
   return bytes;
 }
 
-/// `data` as a TFRecord.
+/// Returns `data` as a TFRecord.
 std::string record(std::string_view data) {
   const std::string length = little_endian(uint64_t{data.size()});
   return length + little_endian(masked(crc32c(length))) + std::string(data) +
@@ -88,7 +88,7 @@ std::string bytes_field(int field, std::string_view bytes) {
   return key(field, kBytes) + varint(bytes.size()) + std::string(bytes);
 }
 
-/// The beginning of an Event: its time.
+/// Returns the first field of an Event, its time.
 std::string event_now() {
   const double seconds =
       std::chrono::duration<double>(
@@ -97,7 +97,7 @@ std::string event_now() {
   return key(1, k64Bits) + little_endian(std::bit_cast<uint64_t>(seconds));
 }
 
-/// A file name that no other writer uses.
+/// Returns a file name that no other writer uses.
 std::string new_path(const std::string& directory) {
   static std::atomic<int> number{0};
   std::array<char, 256> host{};

@@ -10,10 +10,11 @@ namespace detail {
 class AppendLog;
 }
 
-/// Writes scalars in TensorBoard's event format (records with masked CRC-32C, each an
-/// Event protocol buffer) to a new file in `directory`, which is created if necessary.
-/// Nothing is buffered, so that a killed run loses nothing. Throws c10::Error if the
-/// directory cannot be created, and reprise::Error if the file cannot be written.
+/// Writes scalars in TensorBoard's event format (records with masked CRC-32C,
+/// each an Event protocol buffer) to a new file in `directory`, which is
+/// created if necessary. Writes are not buffered, so that a killed run loses no
+/// events. Throws c10::Error if the directory cannot be created, and
+/// reprise::Error if the file cannot be written.
 class EventWriter {
  public:
   explicit EventWriter(const std::string& directory);
