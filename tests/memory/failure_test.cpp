@@ -60,8 +60,9 @@ TEST(Failure, CountsAllocationsOfAllThreads) {
 
 TEST(Failure, AllowsOneInstance) {
   const AllocationFailure failure(0, 1 << 30);
-  EXPECT_NE(error_of([] { AllocationFailure(0); }).find("on already"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([] { AllocationFailure(0); }).find("already being injected"),
+      std::string::npos);
 }
 
 TEST(Failure, InjectedAndRealFailuresAreRecognized) {

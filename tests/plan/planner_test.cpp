@@ -395,7 +395,7 @@ TEST(Planner, RejectsInvalidRequests) {
       std::string::npos);
   PlanRequest request = request_for(4, 0);
   request.micro_batch = 5;
-  EXPECT_NE(error(request).find("at most the global batch, 4, got 5"),
+  EXPECT_NE(error(request).find("between 0 and the global batch, 4, got 5"),
             std::string::npos);
   EXPECT_NE(error(request_for(4, -1)).find("expected a non-negative budget"),
             std::string::npos);

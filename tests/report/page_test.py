@@ -311,7 +311,7 @@ def check_explained(browser):
     notes = browser.evaluate(
         "[...document.querySelectorAll('figure[data-plot*=utilisation]')]"
         ".map(f => (f.querySelector('.note') || {textContent: ''}).textContent)")
-    check(all("share of" in note for note in notes), f"utilisation is not explained: {notes}")
+    check(all("fraction of" in note for note in notes), f"utilisation is not explained: {notes}")
 
 
 def check_phone(browser, where):

@@ -61,7 +61,7 @@ has out '"peak_bytes"'
 
 # Without --resume, existing results are not changed; with it, no run is repeated.
 expect 2 study small.yaml --device "$device"
-has err '--resume goes on'
+has err 'use --resume to continue'
 before=$(cksum <reprise-studies/small/results.jsonl)
 expect 0 study small.yaml --device "$device" --resume
 has out '0 done'

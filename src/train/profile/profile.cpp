@@ -209,6 +209,7 @@ class Profiler {
     result.phases.insert(result.phases.end(), phases.begin(), phases.end());
     result.peak_bytes = profile->peak_bytes();
     result.kept_bytes = profile->kept_bytes();
+    kept_by_stage_ = profile->kept_by_stage();
     result.peak_phase = profile->phase();
     if (profile->stage() >= 0) {
       result.peak_stage = setup_.model.chain[profile->stage()].name();
@@ -235,10 +236,7 @@ class Profiler {
       PhaseLog* first = i == 0 ? log : nullptr;
       observer.log_into(first);
       if (first != nullptr) first->begin("forward");
-      observer.on_forward_done([this, first, profile] {
-        if (profile != nullptr && first != nullptr) {
-          kept_by_stage_ = kept_.live_by_stage();
-        }
+      observer.on_forward_done([first] {
         if (first != nullptr) first->begin("backward");
       });
       runner_.run(batch,

@@ -28,6 +28,7 @@ void WindowProfile::end() {
 }
 
 void WindowProfile::forward_done() {
+  if (kept_by_stage_.empty()) kept_by_stage_ = kept_.live_by_stage();
   kept_bytes_ = std::max(kept_bytes_, kept_.live_bytes());
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace reprise {
 
@@ -32,6 +33,8 @@ class WindowProfile : public ExecutionObserver {
 
   int64_t peak_bytes() const { return peak_bytes_; }
   int64_t kept_bytes() const { return kept_bytes_; }
+  /// Saved bytes of each stage after the first forward.
+  const std::vector<int64_t>& kept_by_stage() const { return kept_by_stage_; }
   const std::string& phase() const { return phase_; }
   int stage() const { return stage_; }  ///< -1: none
   /// Memory by category at the peak; what no other category claims counts as
@@ -47,6 +50,7 @@ class WindowProfile : public ExecutionObserver {
   std::string current_phase_;
   int64_t peak_bytes_ = 0;
   int64_t kept_bytes_ = 0;
+  std::vector<int64_t> kept_by_stage_;
   std::string phase_;
   int stage_ = -1;
   MemoryBreakdown before_;  // at the start of the current operation
