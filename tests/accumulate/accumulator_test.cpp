@@ -276,7 +276,7 @@ TEST(Accumulator, RejectsWrongUse) {
   EXPECT_TRUE(torch::equal(before, problem.net->parameters()[0]));
   expect("add up to 32, got 38",
          [&] { accumulator.backward(problem.loss_sum(0, 30), 30); });
-  expect("sum of the losses as a scalar",
+  expect("sum of the losses as one element",
          [&] { accumulator.backward(problem.net->forward(problem.x), 24); });
   EXPECT_EQ(accumulator.done_count(), 8);
   expect("expected parameters, got none", [] { Accumulator none({}); });

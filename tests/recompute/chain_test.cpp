@@ -175,7 +175,7 @@ TEST(Chain, BackwardRunsOnceAndCannotBeDifferentiated) {
   y.backward({}, /*retain_graph=*/true);
   EXPECT_NE(testing::error_of([&] {
               y.backward();
-            }).find("the backward of a chain can run once"),
+            }).find("the backward of a chain can run only once"),
             std::string::npos);
   auto z = chain.forward(x, make_schedule("all", 5)).sum();
   EXPECT_NE(testing::error_of([&] {

@@ -277,7 +277,7 @@ CASES: list[tuple] = [
     ("train --model cnn-basic --image-size 100 --data random --out none", 2,
      "--model cnn-basic: cannot take image size 100"),
     ("train --model gpt2 --depth 1 --width 8 --heads 1 --data mnist --out none", 2,
-     "--data: this model takes tokens"),
+     "--data: expected tokens for this model"),
     ("plan --measure --largest batch", 2, "--measure: trains by a plan"),
     ("profile {small} --heads 2", 2, "--model mlp: has no option heads"),
     ("plan {small} --memory 1GiB --norm group", 2, "--model mlp: has no option norm"),
