@@ -20,6 +20,6 @@ echo "lint: cppcheck" >&2
 mapfile -t checked < <(git ls-files -co --exclude-standard 'src/*.cpp' 'tools/*.cpp')
 # clang-tidy finds more, but Debian 12's version cannot parse LibTorch's headers as C++20
 # with GCC 12's standard library.
-cppcheck --quiet --std=c++20 --language=c++ -j "$(nproc)" -I include \
+cppcheck --quiet --std=c++20 --language=c++ -j "$(nproc)" -I include -I src \
   --enable=warning,performance,portability --inline-suppr \
   --suppressions-list=.cppcheck-suppressions --error-exitcode=1 "${checked[@]}"

@@ -134,7 +134,7 @@ FieldTable<OptimizerOptions> optimizer_fields() {
              .affects_costs = true});
   FieldInfo momentum = number("momentum", "Momentum of sgd", beta);
   momentum.affects_costs = true;
-  table.add(&P::momentum, std::move(momentum))
+  table.add(&P::momentum, momentum)
       .add(&P::nesterov, number("nesterov", "Nesterov momentum of sgd", {}))
       .add(&P::beta1, number("beta1", "Decay of adam's first moment", beta))
       .add(&P::beta2, number("beta2", "Decay of adam's second moment", beta))

@@ -34,7 +34,7 @@ class Saver {
     RunClock& clock;
     Reporter& reporter;
   };
-  explicit Saver(Parts parts) : parts_(parts) {}
+  explicit Saver(const Parts& parts) : parts_(parts) {}
 
   /// Sets the directory, which is not owned; if it is null, nothing is saved.
   /// All ranks learn whether rank 0 has one.
