@@ -29,17 +29,17 @@ namespace reprise::detail {
 struct TrainSetup {
   TrainConfig options;  ///< the sizes in it change with the plan
   torch::Device device;
-  std::shared_ptr<HostStore> host;  ///< for offloaded activations; null: none
+  std::shared_ptr<HostStore> host{};  ///< for offloaded activations; null: none
   Model model;                      ///< in training mode
-  NamedTensors parameters;
-  std::vector<torch::Tensor> parameter_list;  ///< the same without names
-  compat::AutocastState autocast;
-  TrainData data;
+  NamedTensors parameters{};
+  std::vector<torch::Tensor> parameter_list{};  ///< the same without names
+  compat::AutocastState autocast{};
+  TrainData data{};
   /// Datasets resident in host memory, which are excluded from memory counts.
   int64_t dataset_bytes = 0;
   /// State at the start of the current window. Its copies of the buffers are
   /// allocated when the setup is made, because plans count them.
-  std::shared_ptr<WindowSnapshot> snapshot;
+  std::shared_ptr<WindowSnapshot> snapshot{};
 };
 
 /// Moves the model to `options.device`, applies the options for its memory
