@@ -30,7 +30,7 @@ struct TrainSetup {
   TrainConfig options;  ///< the sizes in it change with the plan
   torch::Device device;
   std::shared_ptr<HostStore> host{};  ///< for offloaded activations; null: none
-  Model model;                      ///< in training mode
+  Model model;                        ///< in training mode
   NamedTensors parameters{};
   std::vector<torch::Tensor> parameter_list{};  ///< the same without names
   compat::AutocastState autocast{};
