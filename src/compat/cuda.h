@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -34,6 +36,11 @@ void reset_cuda_memory_peak(int device);
 
 /// Blocks until all work on `device` has finished.
 void cuda_synchronize(int device);
+
+/// Waits for all work on `device`; returns at once for the CPU.
+inline void synchronize(c10::Device device) {
+  if (device.is_cuda()) cuda_synchronize(device.index());
+}
 
 /// Returns this thread's current stream of the device, a cudaStream_t.
 void* current_cuda_stream(int device);

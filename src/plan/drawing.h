@@ -57,7 +57,7 @@ struct StackPart {
 };
 
 /// Draws one row per part with its bytes, its share, and a bar that begins
-/// where the bar before ends. `limit` is drawn as a vertical line through all
+/// at the end of the previous bar. `limit` is drawn as a vertical line through all
 /// rows; 0 for none.
 std::string draw_stack(const std::vector<StackPart>& parts, int64_t limit);
 

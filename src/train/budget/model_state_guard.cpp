@@ -61,8 +61,4 @@ Batch Batches::next() {
   }
 }
 
-void wait_for(torch::Device device) {
-  if (device.is_cuda()) compat::cuda_synchronize(device.index());
-}
-
 }  // namespace reprise::detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "compat/cuda.h"
 #include "compat/rng.h"
 #include "train/step/train_setup.h"
 
@@ -46,9 +47,6 @@ class Batches {
   std::optional<Loader> loader_;
 };
 
-/// Waits until the device has completed all submitted work.
-void wait_for(torch::Device device);
-
 /// Returns the median duration of `times` runs of `work` in milliseconds,
 /// including its work on the device.
 template <class Work>
@@ -56,10 +54,10 @@ double time_of(torch::Device device, int times, Work&& work) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> ms;
   for (int i = 0; i < times; ++i) {
-    wait_for(device);
+    compat::synchronize(device);
     const auto start = Clock::now();
     work();
-    wait_for(device);
+    compat::synchronize(device);
     ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start)
                      .count());
   }

@@ -1,3 +1,5 @@
+#include "train/config/check_device.h"
+
 #include <reprise/models/weights.h>
 #include <reprise/train/inputs.h>
 
@@ -39,6 +41,7 @@ bool evaluates(const TrainConfig& config) {
 }  // namespace
 
 Model make_train_model(const TrainConfig& config) {
+  detail::check_device(config);  // before minutes are spent on a large model
   if (config.threads > 0) at::set_num_threads(config.threads);
   torch::manual_seed(config.seed);
   Model model = make_model(config.model, config.model_options);

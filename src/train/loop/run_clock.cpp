@@ -82,7 +82,7 @@ std::vector<std::string> RunClock::doubts(double waited_s,
 }
 
 void RunClock::wait_for_device() const {
-  if (device_.is_cuda()) compat::cuda_synchronize(device_.index());
+  compat::synchronize(device_);
 }
 
 }  // namespace reprise::detail

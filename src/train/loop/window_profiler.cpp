@@ -1,5 +1,7 @@
 #include "train/loop/window_profiler.h"
 
+#include "train/profile/claim_memory.h"
+
 namespace reprise::detail {
 
 WindowProfiler::WindowProfiler(const TrainSetup& setup,
@@ -9,16 +11,7 @@ WindowProfiler::WindowProfiler(const TrainSetup& setup,
       runner_(runner),
       kept_(setup.parameter_list),
       ledger_(setup.device) {
-  ledger_.claim(Category::kData, [&source] {
-    return std::vector<torch::Tensor>{source.current().inputs,
-                                      source.current().targets};
-  });
-  ledger_.claim_model(setup.parameter_list, setup.model.root->buffers());
-  ledger_.claim(Category::kParameters,
-                [&runner] { return runner.weight_copies(); });
-  ledger_.claim(Category::kOptimizer,
-                [&optimizer] { return optimizer.held(); });
-  ledger_.claim_kept(kept_);
+  claim_memory(ledger_, setup, source, runner, optimizer, kept_);
 }
 
 void WindowProfiler::begin_window(int64_t windows, int64_t left) {

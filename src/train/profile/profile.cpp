@@ -1,5 +1,6 @@
 #include "compat/cuda.h"
 #include "compat/denormals.h"
+#include "train/profile/claim_memory.h"
 #include "train/profile/window_profile.h"
 #include "train/step/batch_source.h"
 #include "train/step/gradients.h"
@@ -45,7 +46,7 @@ class PhaseLog {
   }
 
   void end() {
-    wait();
+    compat::synchronize(device_);
     if (!std::exchange(open_, false)) return;
     auto& phase = phases_.back();
     phase.ms = std::chrono::duration<double, std::milli>(
@@ -58,10 +59,6 @@ class PhaseLog {
   std::vector<TrainingProfile::Phase> take() { return std::move(phases_); }
 
  private:
-  void wait() const {
-    if (device_.is_cuda()) compat::cuda_synchronize(device_.index());
-  }
-
   torch::Device device_;
   MemoryMeter meter_;
   std::vector<TrainingProfile::Phase> phases_;
@@ -117,7 +114,7 @@ class Profiler {
         optimizer_(optimizer_of(setup_.options, setup_.model)),
         kept_(setup_.parameter_list),
         ledger_(device_) {
-    claim_memory();
+    claim_memory(ledger_, setup_, source_, runner_, *optimizer_, kept_);
   }
 
   TrainingProfile run() {
@@ -160,18 +157,6 @@ class Profiler {
     // Do not read ahead, so that each phase shows its own memory.
     setup.options.workers = 0;
     return setup;
-  }
-
-  void claim_memory() {
-    ledger_.claim(Category::kData, [this] {
-      return std::vector<torch::Tensor>{source_.current().inputs,
-                                        source_.current().targets};
-    });
-    ledger_.claim_model(setup_.parameter_list, setup_.model.root->buffers());
-    ledger_.claim(Category::kParameters,
-                  [this] { return runner_.weight_copies(); });
-    ledger_.claim(Category::kOptimizer, [this] { return optimizer_->held(); });
-    ledger_.claim_kept(kept_);
   }
 
   /// Runs `window` until it ends with an update, that is, its gradients do not

@@ -34,19 +34,6 @@ void make_channels_last(Model& model) {
 
 }  // namespace
 
-torch::Device check_device(const TrainConfig& config) {
-  torch::Device device(config.device);
-  if (device.is_cuda() && !device.has_index()) device.set_index(0);
-  TORCH_CHECK(device.is_cpu() || device.is_cuda(),
-              "[--device] expected cpu, cuda or cuda:N, got ", config.device);
-  TORCH_CHECK(!device.is_cuda() || device.index() < compat::cuda_device_count(),
-              "[--device] expected one of ", compat::cuda_device_count(),
-              " CUDA devices, got ", config.device);
-  TORCH_CHECK(config.precision != Precision::kFp16 || device.is_cuda(),
-              "[--precision] fp16 needs a CUDA device; on the CPU use bf16");
-  return device;
-}
-
 std::shared_ptr<HostStore> host_store_of(const TrainConfig& config,
                                          torch::Device device) {
   if (!device.is_cuda() || config.host_memory == HostMemoryMode::kOff)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "compat/autocast.h"
+#include "train/config/check_device.h"
 #include "train/step/window_snapshot.h"
 
 #include <reprise/data/dataset.h>
@@ -55,10 +56,6 @@ TrainSetup make_setup(const TrainConfig& config);
 TrainSetup assemble_setup(TrainInputs placed, const TrainConfig& options,
                           torch::Device device,
                           std::shared_ptr<HostStore> host);
-
-/// Returns the device that the options name, with its index. Throws c10::Error
-/// if the machine does not have it or it does not support the precision.
-torch::Device check_device(const TrainConfig& options);
 
 /// Returns a store for activations in host memory; null if the options or the
 /// device do not allow it.
