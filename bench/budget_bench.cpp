@@ -186,7 +186,7 @@ PlanRequest request_of(const TrainConfig& config, int64_t memory) {
   request.global_batch = config.global_batch;
   request.micro_batch = config.batch;
   request.memory = memory;
-  request.precisions = {to_text(config.precision)};
+  request.precisions = {config.precision};
   request.explain = false;
   return request;
 }

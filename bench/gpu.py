@@ -11,6 +11,11 @@ rate of a large product (for single precision a third of the TF32 rate), plus th
 the minimal memory traffic of weights, gradients and images at the measured rate of a large
 copy. BERT-Large is compared with the Hugging Face Trainer; its losses cannot be compared
 because it has dropout, but scripts/compare_models.sh compares the model itself.
+
+    python3 bench/gpu.py NEW --against OLD
+
+compares two builds of Reprise instead, which run in turn without peers. Budgets are the
+shares of the peaks in docs/results/speed-h200/speed.json.
 """
 import argparse
 import datetime
@@ -198,7 +203,8 @@ class Bench:
         self.kept_answers = {}
         if self.keep and self.keep.exists():
             self.kept_answers = json.loads(self.keep.read_text())
-        self.rates = self.answer("rates", lambda: json.loads(peer_script("rates.py")))
+        self.rates = ({} if arguments.against else
+                      self.answer("rates", lambda: json.loads(peer_script("rates.py"))))
 
     def answer(self, key, ask):
         """Returns the result `key`, which is computed once, or with --keep once for all
@@ -244,9 +250,9 @@ class Bench:
         key = " ".join(str(word) for word in (script, *words, micro, accumulate, technique))
         return self.answer(key, ask)
 
-    def ours(self, family, micro, accumulate, flags, losses):
+    def ours(self, family, micro, accumulate, flags, losses, build=None):
         """Trains with Reprise and returns its summary. With `losses`, saves the run and adds
-        the loss of each update."""
+        the loss of each update. With `build`, uses this program and its random weights."""
         window = micro * accumulate
         print(f"… {family.model} {micro} x {accumulate} by ours", file=sys.stderr,
               flush=True)
@@ -256,9 +262,10 @@ class Bench:
         sizes = (["--global-batch", window]
                  if "--memory" in flags and isinstance(family, Gpt2)
                  else ["--batch", micro, "--accumulate", accumulate])
-        weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
+        weights = ([] if isinstance(family, Bert) or build else
+                   ["--weights", self.weights(family)])
         summary = json.loads(run(
-            [self.reprise, "train", "--model", family.model, *family.flags, *weights,
+            [build or self.reprise, "train", "--model", family.model, *family.flags, *weights,
              "--data", self.data(family, window)[0], "--lr", 1e-4,
              "--steps", 14, "--no-eval", "--device", "cuda", "--format", "json", "--out", out,
              *sizes, *flags]))
@@ -376,6 +383,40 @@ def show_case(bench, case, repeats, json_path=None):
     return good
 
 
+def published_peak(name, technique):
+    """Peak of a peer in the published results, in bytes."""
+    path = HERE.parent / "docs/results/speed-h200/speed.json"
+    for line in json.loads(path.read_text())["lines"]:
+        if (line["case"], line["technique"]) == (name, technique):
+            return line["theirs"]["peak_gib"] * GIB
+    raise RuntimeError(f"{path.name} has no {technique} for {name}")
+
+
+def compare_builds(bench, case, other, repeats):
+    """Prints the speeds of two builds, which run in turn, and their ratio. Returns False if
+    a run failed."""
+    name, family, micro, accumulate, flags, _ = case
+    speeds, peaks = {bench.reprise: [], other: []}, {}
+    try:
+        real = [int(word[0] * published_peak(name, word[1])) if isinstance(word, tuple)
+                else word for word in flags] + family.timed_flags
+        for _ in range(repeats):
+            for build, found in speeds.items():
+                summary = bench.ours(family, micro, accumulate, real, False, build)
+                found.append(summary["samples_per_s"] * family.scale)
+                peaks[build] = max(peaks.get(build, 0), summary["peak_bytes"])
+    except RuntimeError as error:
+        print(f"{name:20} failed: {error}", flush=True)
+        return False
+    new, old = (statistics.median(found) for found in speeds.values())
+    spread = max((max(found) - min(found)) / statistics.median(found)
+                 for found in speeds.values())
+    new_peak, old_peak = peaks.values()
+    print(f"{name:20} {shown(new):>12} {shown(old):>12} {new / old:7.3f} {spread:7.1%} "
+          f"{new_peak / GIB:8.2f} {old_peak / GIB:8.2f}", flush=True)
+    return True
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -393,6 +434,8 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
                         help="update the lines of this file, such as "
                         "docs/results/speed-h200/speed.json")
+    parser.add_argument("--against", metavar="OLD",
+                        help="another build of Reprise to compare with, instead of peers")
     parser.add_argument("--peers-only", action="store_true",
                         help="ask the peers and end, with --keep for a later call")
     arguments = parser.parse_args()
@@ -400,15 +443,20 @@ def main():
         work = arguments.work or pathlib.Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         bench = Bench(arguments, work)
+        chosen = [case for case in CASES if not arguments.only or case[0] in arguments.only]
+        if arguments.against:
+            print(f"{'case':20} {'new':>12} {'old':>12} {'new/old':>7} {'spread':>7} "
+                  f"{'GiB':>8} {'GiB old':>8}")
+            good = [compare_builds(bench, case, arguments.against, arguments.repeats)
+                    for case in chosen]
+            return 0 if all(good) else 1
         print(f"products {bench.rates['flops'] / 1e12:.0f} TFLOP/s, in TF32 "
               f"{bench.rates['tf32'] / 1e12:.0f}, "
               f"copies {bench.rates['bytes'] / 1e12:.2f} TB/s")
         print(f"{'case':20} {'':16} {'a second':>12} {'ours/it':>7} {'peak GiB':>8} "
               f"{'of floor':>8}")
         wrong = 0
-        for case in CASES:
-            if arguments.only and case[0] not in arguments.only:
-                continue
+        for case in chosen:
             if arguments.techniques is not None:
                 case = (*case[:5], [t for t in case[5] if t in arguments.techniques])
             if arguments.peers_only:

@@ -5,8 +5,8 @@
 #include "options.h"
 #include "side_by_side.h"
 
+#include <reprise/data/dataset.h>
 #include <reprise/data/loader.h>
-#include <reprise/data/prepare.h>
 #include <reprise/version.h>
 
 #include <fmt/format.h>

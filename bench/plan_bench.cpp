@@ -27,6 +27,7 @@ using reprise::Plan;
 using reprise::PlanMeasurement;
 using reprise::PlanRequest;
 using reprise::PlanResult;
+using reprise::Precision;
 using reprise::TrainConfig;
 
 constexpr double kPeakTolerance = 0.03;
@@ -37,33 +38,38 @@ constexpr double kNoise = 0.10;           // of measured times
 struct Case {
   std::string model;
   int64_t global_batch;
-  std::string precision = "fp32";
+  Precision precision = Precision::kFp32;
   reprise::ModelOptions options{};
 };
 
 std::vector<Case> cases_for(bool cuda) {
   if (cuda) {
-    return {{"cnn-basic", 16, "fp32", {.image_size = 1792}},
-            {"cnn-profile", 32, "fp32", {}},
-            {"vgg16", 64, "fp32", {}},
-            {"resnet50", 64, "fp32", {}},
-            {"unet", 32, "fp32", {}},
-            {"bert-base", 32, "bf16", {.seq = 512}},
-            {"gpt2", 16, "bf16", {}},
-            {"vit-b-16", 64, "bf16", {}}};
+    return {{"cnn-basic", 16, Precision::kFp32, {.image_size = 1792}},
+            {"cnn-profile", 32, Precision::kFp32, {}},
+            {"vgg16", 64, Precision::kFp32, {}},
+            {"resnet50", 64, Precision::kFp32, {}},
+            {"unet", 32, Precision::kFp32, {}},
+            {"bert-base", 32, Precision::kBf16, {.seq = 512}},
+            {"gpt2", 16, Precision::kBf16, {}},
+            {"vit-b-16", 64, Precision::kBf16, {}}};
   }
-  return {
-      {"cnn-basic", 16, "fp32", {.image_size = 56}},
-      {"cnn-profile", 4, "fp32", {.image_size = 64}},
-      {"vgg16", 8, "fp32", {.width = 16, .image_size = 32}},
-      {"resnet50", 8, "fp32", {.width = 16, .image_size = 64}},
-      {"unet", 4, "fp32", {.width = 8, .image_size = 64}},
-      {"bert-base",
-       8,
-       "fp32",
-       {.depth = 4, .width = 128, .vocab = 512, .seq = 64}},
-      {"gpt2", 8, "fp32", {.depth = 4, .width = 128, .vocab = 512, .seq = 64}},
-      {"vit-b-16", 8, "fp32", {.depth = 4, .width = 128, .image_size = 64}}};
+  return {{"cnn-basic", 16, Precision::kFp32, {.image_size = 56}},
+          {"cnn-profile", 4, Precision::kFp32, {.image_size = 64}},
+          {"vgg16", 8, Precision::kFp32, {.width = 16, .image_size = 32}},
+          {"resnet50", 8, Precision::kFp32, {.width = 16, .image_size = 64}},
+          {"unet", 4, Precision::kFp32, {.width = 8, .image_size = 64}},
+          {"bert-base",
+           8,
+           Precision::kFp32,
+           {.depth = 4, .width = 128, .vocab = 512, .seq = 64}},
+          {"gpt2",
+           8,
+           Precision::kFp32,
+           {.depth = 4, .width = 128, .vocab = 512, .seq = 64}},
+          {"vit-b-16",
+           8,
+           Precision::kFp32,
+           {.depth = 4, .width = 128, .image_size = 64}}};
 }
 
 struct Settings {
@@ -80,7 +86,7 @@ TrainConfig config_of(const Case& one, const Settings& settings) {
   TrainConfig config;
   config.model = one.model;
   config.model_options = one.options;
-  config.precision = reprise::from_text<reprise::Precision>(one.precision);
+  config.precision = one.precision;
   config.global_batch = one.global_batch;
   config.optimizer.name = "adamw";
   config.device = settings.device;

@@ -9,7 +9,7 @@
 #include "side_by_side.h"
 
 #include <reprise/base/bytes.h>
-#include <reprise/memory/process_memory.h>
+#include <reprise/memory/meter.h>
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/strategy.h>
 

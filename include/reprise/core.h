@@ -8,12 +8,10 @@
 #include <reprise/base/enum_text.h>
 #include <reprise/base/error.h>
 #include <reprise/memory/categories.h>
-#include <reprise/memory/failure.h>
 #include <reprise/memory/host_store.h>
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
 #include <reprise/memory/out_of_memory.h>
-#include <reprise/memory/process_memory.h>
 #include <reprise/ops/attention.h>
 #include <reprise/ops/batch_norm.h>
 #include <reprise/ops/conv.h>
@@ -25,6 +23,7 @@
 #include <reprise/ops/pool.h>
 #include <reprise/ops/weight_copies.h>
 #include <reprise/plan/costs.h>
+#include <reprise/plan/modes.h>
 #include <reprise/plan/planner.h>
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/chain.h>

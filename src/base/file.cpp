@@ -2,9 +2,12 @@
 
 #include "base/throw_error.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <unistd.h>
@@ -12,6 +15,8 @@
 
 namespace reprise {
 namespace {
+
+namespace fs = std::filesystem;
 
 [[noreturn]] void throw_cannot_write(const std::string& path) {
   detail::throw_error("[file] cannot write {}: {}", path,
@@ -85,6 +90,33 @@ std::string read_text(const std::string& path) {
     detail::throw_error("[file] cannot read {}: {}", path, reason);
   }
   return text;
+}
+
+std::string why_not_created(const std::string& path) {
+  const std::string trial = fmt::format("{}.tmp.{}", path, getpid());
+  const int file =
+      open(trial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) return std::strerror(errno);
+  close(file);
+  unlink(trial.c_str());
+  return "";
+}
+
+std::string why_directory_unwritable(const std::string& path) {
+  std::error_code error;
+  fs::path there = fs::absolute(path, error);
+  while (!fs::exists(there, error) && there.has_parent_path() &&
+         there != there.parent_path()) {
+    there = there.parent_path();
+  }
+  if (!fs::is_directory(there, error)) {
+    return fmt::format("cannot make the directory {}: {} is no directory", path,
+                       there.string());
+  }
+  const std::string why = why_not_created((there / ".reprise").string());
+  return why.empty() ? ""
+                     : fmt::format("cannot write in the directory {}: {}",
+                                   there.string(), why);
 }
 
 }  // namespace reprise

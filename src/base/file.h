@@ -34,6 +34,14 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
+/// Returns why the file `path` cannot be created or replaced, as the system says it;
+/// empty if it can. Creates and removes a temporary file beside it.
+std::string why_not_created(const std::string& path);
+
+/// Returns why nothing can be written in the directory `path`, which need not exist yet;
+/// empty if it can: "cannot make the directory a/b: a is no directory".
+std::string why_directory_unwritable(const std::string& path);
+
 /// Returns the contents of a file. Throws reprise::Error if it cannot be read.
 std::string read_text(const std::string& path);
 

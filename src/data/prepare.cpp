@@ -1,4 +1,4 @@
-#include <reprise/data/prepare.h>
+#include <reprise/data/dataset.h>
 
 #include <c10/util/Exception.h>
 #include <torch/nn/functional/upsampling.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <reprise/distributed/reducer.h>
+#include "distributed/reducer.h"
 
 #include <torch/types.h>
 

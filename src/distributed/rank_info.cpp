@@ -1,4 +1,4 @@
-#include <reprise/distributed/rank_info.h>
+#include <reprise/distributed/launch.h>
 
 #include <c10/util/Exception.h>
 

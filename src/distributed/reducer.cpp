@@ -1,8 +1,8 @@
+#include "distributed/reducer.h"
+
 #include "distributed/bucket_layout.h"
 #include "distributed/busy_time.h"
 #include "distributed/parameter_shards.h"
-
-#include <reprise/distributed/reducer.h>
 
 #include <c10/util/Exception.h>
 

@@ -1,6 +1,7 @@
+#include "memory/failure.h"
+
 #include "compat/cpu_allocator.h"
 
-#include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
 
 namespace reprise {

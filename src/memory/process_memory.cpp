@@ -1,6 +1,6 @@
 #include "compat/cuda.h"
 
-#include <reprise/memory/process_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <fstream>
 #include <string>

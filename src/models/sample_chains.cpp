@@ -1,4 +1,4 @@
-#include <reprise/models/sample_chains.h>
+#include <reprise/models/model.h>
 #include <reprise/recompute/checkpoint.h>
 
 #include <torch/nn.h>

@@ -1,7 +1,7 @@
 #include "models/model_spec.h"
 
 #include <reprise/data/safetensors.h>
-#include <reprise/models/weights.h>
+#include <reprise/models/model.h>
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>

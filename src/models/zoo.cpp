@@ -4,6 +4,7 @@
 #include <reprise/models/model.h>
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
@@ -155,6 +156,18 @@ Task task_of(std::string_view name) {
   return require_spec(name).task;
 }
 
+namespace {
+
+std::string cost_key_of(const std::string& name, const ModelOptions& o) {
+  return fmt::format(
+      "{} depth {} width {} heads {} classes {} vocab {} seq {} image-size {} "
+      "channels {} norm {} dropout {}",
+      name, o.depth, o.width, o.heads, o.classes, o.vocab, o.seq, o.image_size,
+      o.channels, o.norm, o.dropout);
+}
+
+}  // namespace
+
 Model make_model(std::string_view name, const ModelOptions& options) {
   const ModelSpec& spec = require_spec(name);
   ModelOptions resolved = resolve(spec, options);
@@ -179,6 +192,7 @@ Model make_model(std::string_view name, const ModelOptions& options) {
       return std::vector<std::vector<torch::Tensor>>{};
     };
   }
+  std::string cost_key = cost_key_of(spec.name, resolved);
   return Model{spec.name,
                std::move(resolved),
                spec.task,
@@ -186,7 +200,8 @@ Model make_model(std::string_view name, const ModelOptions& options) {
                Chain(std::move(built.stages)),
                linear_parameters,
                std::move(built.embeddings),
-               std::move(built.packed_groups)};
+               std::move(built.packed_groups),
+               std::move(cost_key)};
 }
 
 Tensors random_batch(Task task, const ModelOptions& o, int64_t samples,

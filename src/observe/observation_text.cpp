@@ -1,5 +1,5 @@
 #include <reprise/base/bytes.h>
-#include <reprise/observe/observation.h>
+#include <reprise/observe/observer.h>
 
 #include <fmt/format.h>
 

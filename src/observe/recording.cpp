@@ -1,4 +1,4 @@
-#include <reprise/observe/observation.h>
+#include <reprise/observe/observer.h>
 
 #include <algorithm>
 #include <cmath>

@@ -304,7 +304,11 @@ void CostProfile::add(TriedSchedule timing) {
 std::string to_json(const CostProfile& profile) {
   json value;
   visit_profile(profile, [&](const char* name, const auto& field) {
-    value[name] = field;
+    if constexpr (NamedEnum<std::decay_t<decltype(field)>>) {
+      value[name] = to_text(field);
+    } else {
+      value[name] = field;
+    }
   });
   value["sizes"] = json::array();
   for (const SizeCosts& size : profile.sizes) {
@@ -326,7 +330,12 @@ CostProfile profile_from_json(std::string_view text) {
   try {
     const json value = json::parse(text);
     visit_profile(profile, [&](const char* name, auto& field) {
-      value.at(name).get_to(field);
+      using Field = std::decay_t<decltype(field)>;
+      if constexpr (NamedEnum<Field>) {
+        field = from_text<Field>(value.at(name).get<std::string>());
+      } else {
+        value.at(name).get_to(field);
+      }
     });
     for (const json& size : value.at("sizes")) {
       profile.sizes.push_back(size_from(size));
@@ -340,7 +349,7 @@ CostProfile profile_from_json(std::string_view text) {
                                timing.at("graph").get<bool>(),
                                timing.value("comparison", int64_t{0})});
     }
-  } catch (const json::exception& error) {
+  } catch (const std::exception& error) {  // of the parser, or of a name in it
     TORCH_CHECK(false,
                 "[profile_from_json] not a cost profile: ", error.what());
   }

@@ -79,7 +79,7 @@ class Evaluator {
   /// faster.
   std::optional<Plan> everything_kept(int64_t budget) const;
 
-  std::string precision_;
+  Precision precision_;
   std::vector<std::string> stages_;
   std::vector<int64_t> gradient_bytes_, held_twice_bytes_;
   FixedMemory fixed_;

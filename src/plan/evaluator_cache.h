@@ -15,7 +15,7 @@
 namespace reprise::detail {
 
 /// Precision, micro-batch size, and whether micro-batches run as a CUDA graph.
-using CandidateKey = std::tuple<std::string, int64_t, bool>;
+using CandidateKey = std::tuple<Precision, int64_t, bool>;
 
 inline CandidateKey key_of(const Plan& plan) {
   return {plan.precision, plan.micro_batch, plan.graph};

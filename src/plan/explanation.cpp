@@ -119,8 +119,9 @@ std::vector<PeakReduction> peak_reductions_of(
   }
   // Only among the precisions of the request: no other one is measured for
   // this.
-  const CandidateKey half{"bf16", plan.micro_batch, plan.graph};
-  if (plan.precision == "fp32" && (!result.feasible || plan.peak.is_floor) &&
+  const CandidateKey half{Precision::kBf16, plan.micro_batch, plan.graph};
+  if (plan.precision == Precision::kFp32 &&
+      (!result.feasible || plan.peak.is_floor) &&
       std::find(keys.begin(), keys.end(), half) != keys.end() &&
       evaluators.measured(half)) {
     add("bf16 instead of fp32", evaluators.smallest(half));

@@ -1,10 +1,12 @@
 #include <reprise/plan/planner.h>
 
+#include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>
 
 namespace reprise {
 namespace {
 
+using nlohmann::json;
 using nlohmann::ordered_json;
 
 ordered_json plan_object(const Plan& plan) {
@@ -14,11 +16,11 @@ ordered_json plan_object(const Plan& plan) {
   result["accumulate"] = plan.accumulate;
   result["last_micro_batch"] = plan.last_micro_batch;
   result["global_batch"] = plan.global_batch;
-  result["precision"] = plan.precision;
+  result["precision"] = to_text(plan.precision);
   result["recompute"] = plan.schedule.name();
   result["schedule"] = plan.schedule.to_text();
-  if (!plan.weight_copies.empty()) {
-    result["weight_copies"] = plan.weight_copies;
+  if (plan.weight_copies) {
+    result["weight_copies"] = to_text(*plan.weight_copies);
   }
   result["graph"] = plan.graph;
   result["runs_again"] = plan.schedule.total_runs() - plan.schedule.stages();
@@ -49,6 +51,56 @@ ordered_json peak_object(const PeakReport& peak) {
           {"is_floor", peak.is_floor}};
 }
 
+PeakReport peak_from(const json& memory, const json& at) {
+  PeakReport peak;
+  memory.at("parameters").get_to(peak.parameters);
+  memory.at("gradients").get_to(peak.gradients);
+  memory.at("optimizer").get_to(peak.optimizer);
+  memory.at("data").get_to(peak.data);
+  memory.at("activations").get_to(peak.kept);
+  memory.at("gradients_in_flight").get_to(peak.in_flight);
+  memory.at("workspace").get_to(peak.workspace);
+  at.at("phase").get_to(peak.phase);
+  at.at("stage").get_to(peak.stage);
+  at.at("stage_name").get_to(peak.stage_name);
+  at.at("kept_by_stage").get_to(peak.kept_by_stage);
+  at.at("is_floor").get_to(peak.is_floor);
+  return peak;
+}
+
+Plan plan_from(const json& object, int stages) {
+  Plan plan{.schedule =
+                Schedule::parse(object.at("recompute"), stages,
+                                object.at("schedule").get<std::string>())};
+  object.at("micro_batch").get_to(plan.micro_batch);
+  object.at("accumulate").get_to(plan.accumulate);
+  object.at("last_micro_batch").get_to(plan.last_micro_batch);
+  object.at("global_batch").get_to(plan.global_batch);
+  plan.precision =
+      from_text<Precision>(object.at("precision").get<std::string>());
+  if (object.contains("weight_copies")) {
+    plan.weight_copies = from_text<WeightCopiesMode>(
+        object.at("weight_copies").get<std::string>());
+  }
+  object.at("graph").get_to(plan.graph);
+  const json& predicted = object.at("predicted");
+  predicted.at("peak_bytes").get_to(plan.peak_bytes);
+  predicted.at("kept_bytes").get_to(plan.kept_bytes);
+  predicted.at("host_bytes").get_to(plan.host_bytes);
+  predicted.at("step_ms").get_to(plan.step_ms);
+  predicted.at("micro_ms").get_to(plan.micro_ms);
+  plan.peak = peak_from(object.at("memory"), object.at("peak_at"));
+  return plan;
+}
+
+/// The plan with the memory at its peak.
+ordered_json whole_plan_object(const Plan& plan) {
+  ordered_json object = plan_object(plan);
+  object["memory"] = memory_object(plan.peak);
+  object["peak_at"] = peak_object(plan.peak);
+  return object;
+}
+
 ordered_json points_array(const std::vector<FrontierPoint>& points) {
   auto list = ordered_json::array();
   for (const FrontierPoint& point : points) {
@@ -76,34 +128,40 @@ ordered_json reductions_array(const std::vector<PeakReduction>& reductions) {
 }  // namespace
 
 std::string to_json(const Plan& plan) {
-  return plan_object(plan).dump(2);
+  return whole_plan_object(plan).dump(2);
+}
+
+Plan plan_from_json(const std::string& text, int stages) {
+  try {
+    return plan_from(json::parse(text), stages);
+  } catch (const std::exception& error) {  // of the parser, or of a name in it
+    TORCH_CHECK(false, "[plan] expected a plan as JSON: ", error.what());
+  }
 }
 
 std::string to_json(const PlanResult& result,
                     const std::optional<PlanMeasurement>& measured) {
-  ordered_json json;
-  json["feasible"] = result.feasible;
-  json["budget"] = result.request.memory > 0
-                       ? ordered_json(result.request.memory)
-                       : ordered_json(nullptr);
-  json["smallest_bytes"] = result.smallest_bytes;
-  json.update(plan_object(result.plan));
-  json["memory"] = memory_object(result.plan.peak);
-  json["peak_at"] = peak_object(result.plan.peak);
+  ordered_json object;
+  object["feasible"] = result.feasible;
+  object["budget"] = result.request.memory > 0
+                         ? ordered_json(result.request.memory)
+                         : ordered_json(nullptr);
+  object["smallest_bytes"] = result.smallest_bytes;
+  object.update(whole_plan_object(result.plan));
   if (measured) {
-    json["measured"] = {{"peak_bytes", measured->peak_bytes},
-                        {"step_ms", measured->step_ms},
-                        {"step_ms_spread", measured->step_ms_spread}};
+    object["measured"] = {{"peak_bytes", measured->peak_bytes},
+                          {"step_ms", measured->step_ms},
+                          {"step_ms_spread", measured->step_ms_spread}};
   }
-  json["alternatives"] = ordered_json::array();
+  object["alternatives"] = ordered_json::array();
   for (const Plan& plan : result.alternatives) {
-    json["alternatives"].push_back(plan_object(plan));
+    object["alternatives"].push_back(plan_object(plan));
   }
-  json["frontier"] = points_array(result.frontier);
-  json["references"] = points_array(result.references);
-  json["peak_reductions"] = reductions_array(result.peak_reductions);
-  json["stages"] = result.stages;
-  return json.dump(2);
+  object["frontier"] = points_array(result.frontier);
+  object["references"] = points_array(result.references);
+  object["peak_reductions"] = reductions_array(result.peak_reductions);
+  object["stages"] = result.stages;
+  return object.dump(2);
 }
 
 }  // namespace reprise

@@ -47,12 +47,13 @@ std::string name_of_stage(const PlanResult& result, int stage) {
 std::string settings_section(const PlanResult& result,
                              const std::optional<PlanMeasurement>& measured) {
   const Plan& plan = result.plan;
-  std::string text =
-      fmt::format("{}, {}{}\nrecompute {}: {}\n", describe_batches(plan),
-                  plan.precision, plan.graph ? ", as a CUDA graph" : "",
-                  plan.schedule.name(), describe_schedule(plan.schedule));
-  if (!plan.weight_copies.empty()) {
-    text += fmt::format("with --weight-copies {}\n", plan.weight_copies);
+  std::string text = fmt::format(
+      "{}, {}{}\nrecompute {}: {}\n", describe_batches(plan),
+      to_text(plan.precision), plan.graph ? ", as a CUDA graph" : "",
+      plan.schedule.name(), describe_schedule(plan.schedule));
+  if (plan.weight_copies) {
+    text +=
+        fmt::format("with --weight-copies {}\n", to_text(*plan.weight_copies));
   }
   text += fmt::format("predicted  peak {}", format_bytes(plan.peak_bytes));
   if (result.request.memory > 0) {
@@ -310,9 +311,9 @@ std::string alternatives_table(const PlanResult& result) {
       "recomputed");
   for (const Plan& plan : result.alternatives) {
     text += fmt::format("  {:>11}{:>14}{:>11}{:>11}{:>11}{:>12.1f}{:>12}\n",
-                        plan.micro_batch, plan.accumulate, plan.precision,
-                        format_bytes(plan.peak_bytes), format_ms(plan.step_ms),
-                        samples_per_s(plan),
+                        plan.micro_batch, plan.accumulate,
+                        to_text(plan.precision), format_bytes(plan.peak_bytes),
+                        format_ms(plan.step_ms), samples_per_s(plan),
                         plan.schedule.total_runs() - plan.schedule.stages());
   }
   return text;
@@ -365,6 +366,18 @@ std::string detail::describe_schedule(const Schedule& schedule) {
   }
   return text + fmt::format("{}{} up to {} times", once > 0 ? " and " : "",
                             more, most);
+}
+
+std::string describe(const Plan& plan) {
+  const int again = plan.schedule.total_runs() - plan.schedule.stages();
+  const std::string host =
+      plan.host_bytes > 0
+          ? fmt::format(", {} on the host", format_bytes(plan.host_bytes))
+          : std::string();
+  return fmt::format(
+      "micro-batch {} × {}, {} stage run{} recomputed, {} of memory{}",
+      plan.micro_batch, plan.accumulate, again, again == 1 ? "" : "s",
+      format_bytes(plan.peak_bytes), host);
 }
 
 std::string to_text(const PlanResult& result,

@@ -49,7 +49,7 @@ struct Candidate {
   std::optional<Plan> plan{};
   bool to_be_tried = false;
 
-  const std::string& precision() const { return std::get<0>(key); }
+  Precision precision() const { return std::get<0>(key); }
   int64_t micro_batch() const { return std::get<1>(key); }
   bool graph() const { return std::get<2>(key); }
 };
@@ -67,8 +67,8 @@ class Planner {
         evaluators_(request, costs, budget_) {}
 
   PlanResult run() {
-    for (const auto& precision : request_.precisions) {
-      sizes_.measure_initial(precision, [this](const std::string& other) {
+    for (const Precision precision : request_.precisions) {
+      sizes_.measure_initial(precision, [this](Precision other) {
         update_candidates();
         return has_plan(other);
       });
@@ -95,7 +95,7 @@ class Planner {
   }
 
  private:
-  bool has_plan(const std::string& precision) const {
+  bool has_plan(Precision precision) const {
     return std::any_of(candidates_.begin(), candidates_.end(),
                        [&](const Candidate& candidate) {
                          return candidate.plan &&
@@ -105,14 +105,14 @@ class Planner {
 
   void update_candidates() {
     candidates_.clear();
-    for (const auto& precision : request_.precisions) {
+    for (const Precision precision : request_.precisions) {
       const CostProfile& profile = costs_.profile(precision);
       if (profile.sizes.empty()) continue;
       for (const int64_t size : sizes_.sizes()) {
         if (!sizes_.is_candidate(precision, size)) continue;
-        if (profile.graph != "off")
+        if (profile.graph != GraphMode::kOff)
           candidates_.push_back({{precision, size, true}});
-        if (profile.graph != "on")
+        if (profile.graph != GraphMode::kOn)
           candidates_.push_back({{precision, size, false}});
       }
     }
@@ -160,7 +160,7 @@ class Planner {
         order.begin(), order.end(),
         [](const auto& a, const auto& b) { return a.first < b.first; });
     for (const auto& [min_step_ms, candidate] : order) {
-      std::set<std::pair<std::string, int64_t>> faster;
+      std::set<std::pair<Precision, int64_t>> faster;
       for (const Candidate& other : candidates_) {
         if (other.predicted && other.predicted->step_ms <= min_step_ms) {
           faster.emplace(other.precision(), other.micro_batch());
@@ -208,7 +208,7 @@ class Planner {
     std::stable_sort(order.begin(), order.end(), [](const auto* a, auto* b) {
       return a->predicted->step_ms < b->predicted->step_ms;
     });
-    std::set<std::pair<std::string, int64_t>> sizes;
+    std::set<std::pair<Precision, int64_t>> sizes;
     for (Candidate* pointer : order) {
       Candidate& candidate = *pointer;
       sizes.emplace(candidate.precision(), candidate.micro_batch());
@@ -394,7 +394,7 @@ class Planner {
       return a.step_ms < b.step_ms;
     });
     // Keep the faster one of the plans with and without a CUDA graph.
-    std::set<std::pair<std::string, int64_t>> seen;
+    std::set<std::pair<Precision, int64_t>> seen;
     if (chosen.plan) seen.emplace(chosen.precision(), chosen.micro_batch());
     std::erase_if(list, [&](const Plan& plan) {
       return !seen.emplace(plan.precision, plan.micro_batch).second;

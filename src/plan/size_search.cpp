@@ -26,8 +26,7 @@ SizeSearch::SizeSearch(const PlanRequest& request, CostSource& costs,
       all_sizes_(candidate_sizes(request)),
       sizes_(subsample_sizes(all_sizes_)) {}
 
-bool SizeSearch::is_candidate(const std::string& precision,
-                              int64_t size) const {
+bool SizeSearch::is_candidate(Precision precision, int64_t size) const {
   const int64_t rest = request_.global_batch % size;
   if (cannot_run_.count(size) > 0 || cannot_run_.count(rest) > 0) {
     return false;
@@ -36,8 +35,7 @@ bool SizeSearch::is_candidate(const std::string& precision,
   return excluded == excluded_from_.end() || size < excluded->second;
 }
 
-void SizeSearch::measure_initial(const std::string& precision,
-                                 const HasPlan& has_plan) {
+void SizeSearch::measure_initial(Precision precision, const HasPlan& has_plan) {
   int64_t last = 0;  // measured
   for (const int64_t size : sizes_) {
     const bool end = size == sizes_.back();
@@ -56,7 +54,7 @@ void SizeSearch::measure_initial(const std::string& precision,
   }
 }
 
-bool SizeSearch::measure(const std::string& precision, int64_t size) {
+bool SizeSearch::measure(Precision precision, int64_t size) {
   try {
     if (costs_.measure(precision, size)) return true;
   } catch (const c10::Error&) {
@@ -68,7 +66,7 @@ bool SizeSearch::measure(const std::string& precision, int64_t size) {
   return false;
 }
 
-void SizeSearch::exclude_from(const std::string& precision, int64_t size) {
+void SizeSearch::exclude_from(Precision precision, int64_t size) {
   const auto excluded = excluded_from_.emplace(precision, size).first;
   excluded->second = std::min(excluded->second, size);
 }
@@ -76,9 +74,9 @@ void SizeSearch::exclude_from(const std::string& precision, int64_t size) {
 /// Many CPUs emulate half-precision matrix products and are slower with them by
 /// an order of magnitude. Measuring all sizes would then take longer than the
 /// training saves. Returns false if the first precision does not fit.
-bool SizeSearch::is_too_slow(const std::string& precision, int64_t size,
+bool SizeSearch::is_too_slow(Precision precision, int64_t size,
                              const HasPlan& has_plan) {
-  const std::string& first = request_.precisions.front();
+  const Precision first = request_.precisions.front();
   if (precision == first || !costs_.profile(first).measured(size)) {
     return false;
   }
@@ -94,11 +92,11 @@ bool SizeSearch::is_too_slow(const std::string& precision, int64_t size,
 }
 
 /// Returns the stages' time at one precision divided by that at another.
-double SizeSearch::time_ratio(const std::string& precision,
-                              const std::string& other, int64_t size) const {
-  const auto ms = [&](const std::string& name) {
+double SizeSearch::time_ratio(Precision precision, Precision other,
+                              int64_t size) const {
+  const auto ms = [&](Precision at) {
     double sum = 0;
-    for (const auto& stage : costs_.profile(name).at(size).chain_costs.stages) {
+    for (const auto& stage : costs_.profile(at).at(size).chain_costs.stages) {
       sum += stage.forward_ms + stage.backward_ms;
     }
     return sum;

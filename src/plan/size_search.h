@@ -15,7 +15,7 @@ namespace reprise::detail {
 class SizeSearch {
  public:
   /// Tells whether a plan at `precision` fits, by the costs measured so far.
-  using HasPlan = std::function<bool(const std::string& precision)>;
+  using HasPlan = std::function<bool(Precision precision)>;
 
   /// `budget` is the maximum peak in bytes. Holds references to the other
   /// arguments.
@@ -26,17 +26,17 @@ class SizeSearch {
 
   /// Returns whether a plan may use this size: the model can run it, and it is
   /// smaller than any size that was excluded at this precision.
-  bool is_candidate(const std::string& precision, int64_t size) const;
+  bool is_candidate(Precision precision, int64_t size) const;
 
   /// Measures the smallest size and, in steps of at least a factor of four,
   /// larger ones that may fit.
-  void measure_initial(const std::string& precision, const HasPlan& has_plan);
+  void measure_initial(Precision precision, const HasPlan& has_plan);
 
   /// Measures one size and returns whether that succeeded. If the device runs
   /// out of memory, all larger sizes are excluded. A size that the model cannot
   /// run is skipped, unless it is the largest one, for which the c10::Error
   /// propagates.
-  bool measure(const std::string& precision, int64_t size);
+  bool measure(Precision precision, int64_t size);
 
   /// If there are many candidate sizes, only some are considered at first. Adds
   /// all sizes between the neighbours of `size`. Returns false if there are
@@ -44,19 +44,17 @@ class SizeSearch {
   bool refine(int64_t size);
 
  private:
-  void exclude_from(const std::string& precision, int64_t size);
-  bool is_too_slow(const std::string& precision, int64_t size,
-                   const HasPlan& has_plan);
-  double time_ratio(const std::string& precision, const std::string& other,
-                    int64_t size) const;
+  void exclude_from(Precision precision, int64_t size);
+  bool is_too_slow(Precision precision, int64_t size, const HasPlan& has_plan);
+  double time_ratio(Precision precision, Precision other, int64_t size) const;
   bool may_fit(const CostProfile& profile, int64_t size) const;
 
   const PlanRequest& request_;
   CostSource& costs_;
   int64_t budget_;
   std::vector<int64_t> all_sizes_;
-  std::vector<int64_t> sizes_;                    // subset of all_sizes_
-  std::map<std::string, int64_t> excluded_from_;  // smallest size, by precision
+  std::vector<int64_t> sizes_;                  // subset of all_sizes_
+  std::map<Precision, int64_t> excluded_from_;  // smallest size, by precision
   std::set<int64_t> cannot_run_;
 };
 

@@ -2,7 +2,7 @@
 #include "report/page.h"
 
 #include <reprise/report/report.h>
-#include <reprise/study/results.h>
+#include <reprise/study/runner.h>
 
 #include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>

@@ -2,7 +2,7 @@
 #include "base/file.h"
 #include "base/throw_error.h"
 
-#include <reprise/study/results.h>
+#include <reprise/study/runner.h>
 
 #include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>

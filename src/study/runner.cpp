@@ -1,7 +1,6 @@
 #include "base/process.h"
 
 #include <reprise/base/bytes.h>
-#include <reprise/study/results.h>
 #include <reprise/study/runner.h>
 #include <reprise/train/fields.h>
 #include <reprise/version.h>

@@ -49,6 +49,17 @@ TEST(File, NothingChangesWithoutCommit) {
   EXPECT_EQ(entries(folder / ""), 1u);
 }
 
+TEST(File, SaysWhyADirectoryCannotBeWritten) {
+  const Folder folder;
+  EXPECT_EQ(why_directory_unwritable(folder / "new/deep"), "");
+  EXPECT_FALSE(std::filesystem::exists(folder / "new"));
+  EXPECT_EQ(entries(folder / ""), 0u);  // its trial file is gone
+  write_bytes(folder / "file", "text");
+  EXPECT_EQ(why_directory_unwritable(folder / "file/run"),
+            "cannot make the directory " + (folder / "file/run") + ": " +
+                (folder / "file") + " is no directory");
+}
+
 TEST(File, CommitReplacesTheFile) {
   const Folder folder;
   write_bytes(folder / "f", "before, and longer");

@@ -1,8 +1,8 @@
 #include "compat/threads.h"
 #include "support.h"
 
+#include <reprise/data/dataset.h>
 #include <reprise/data/loader.h>
-#include <reprise/data/prepare.h>
 
 #include <gtest/gtest.h>
 

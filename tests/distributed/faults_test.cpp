@@ -76,7 +76,7 @@ void train_to_fault(Fault fault, const FaultPlan& plan,
   std::optional<RunDirectory> directory;
   if (group->rank() == 0) {
     directory.emplace(
-        RunDirectory::create(child_folder() + "/" + name, config));
+        RunDirectory::create(child_folder() + "/" + name, to_json(config)));
   }
   Trainer trainer(make_inputs(config), config, {.ranks = group});
   if (group->rank() == plan.victim) {
@@ -184,8 +184,8 @@ void run_rounds(Fault fault, const char* kind) {
     if (child_rank() < 0) {
       check_ends(fault, plan, found);
       after.push_back(found.ended_after_s);
-      const auto saved =
-          RunDirectory::open(folder / name).newest([](const std::string& text) {
+      const auto saved = detail::newest_state(
+          RunDirectory::open(folder / name), [](const std::string& text) {
             ADD_FAILURE() << "invalid state: " << text;
           });
       if (!saved) ++unsaved;

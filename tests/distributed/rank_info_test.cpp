@@ -1,6 +1,6 @@
 #include "support.h"
 
-#include <reprise/distributed/rank_info.h>
+#include <reprise/distributed/launch.h>
 
 #include <map>
 

@@ -1,8 +1,8 @@
+#include "distributed/reducer.h"
 #include "ranks.h"
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/data/loader.h>
-#include <reprise/distributed/reducer.h>
 #include <reprise/models/model.h>
 #include <reprise/ops/weight_copies.h>
 #include <reprise/recompute/execution.h>

@@ -48,9 +48,9 @@ inline TrainResult train(const std::shared_ptr<RankGroup>& group,
   std::optional<RunDirectory> directory;
   const std::string path = child_folder() + "/" + options.name;
   if (group->rank() == 0) {
-    directory.emplace(options.resume
-                          ? RunDirectory::open(path)
-                          : RunDirectory::create(path, options.config));
+    directory.emplace(
+        options.resume ? RunDirectory::open(path)
+                       : RunDirectory::create(path, to_json(options.config)));
   }
   Trainer trainer(make_inputs(options.config), options.config,
                   {.ranks = group});
@@ -80,7 +80,8 @@ inline TrainResult train(const RankedRun& options) {
 inline Ended ended(const std::string& folder, const std::string& name = "run") {
   const auto directory = RunDirectory::open(folder + "/" + name);
   Ended result;
-  result.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
+  result.tensors =
+      detail::newest_state(directory, [](const auto&) { FAIL(); })->tensors;
   result.metrics = read_text(directory.metrics_path());
   return result;
 }

@@ -193,7 +193,7 @@ TEST(RankedTraining, ResumesInTheMiddleOfAWindow) {
   const Ended alone = child_rank() < 0 ? run(config) : Ended{};
   const TemporaryDirectory folder;
   if (child_rank() < 0) {
-    auto directory = RunDirectory::create(folder / "run", config);
+    auto directory = RunDirectory::create(folder / "run", to_json(config));
     TrainRun how;
     how.directory = &directory;
     int left = 7;  // micro-batches: five in the first window
@@ -324,19 +324,26 @@ TEST(RankedTraining, RejectsADifferentModelByName) {
   }
 }
 
-/// A planner whose second decision is smaller than its first.
+/// A planner whose second plan is smaller than its first.
 class Shrinking final : public BudgetPlanner {
  public:
   explicit Shrinking(int stages) : stages_(stages) {}
-  Decision decide() override {
-    return {3, 2, make_schedule("none", stages_), 1000, 1, "first"};
-  }
-  std::optional<Decision> tighten(const Decision& present, int64_t) override {
+  Plan decide() override { return plan(3, 2, "none", 1000); }
+  std::optional<Plan> tighten(const Plan& present, int64_t) override {
     if (present.micro_batch == 1) return std::nullopt;
-    return Decision{1, 5, make_schedule("all", stages_), 500, 1, "second"};
+    return plan(1, 5, "all", 500);
   }
 
  private:
+  Plan plan(int64_t micro_batch, int64_t accumulate, const char* strategy,
+            int64_t peak_bytes) const {
+    return {.micro_batch = micro_batch,
+            .accumulate = accumulate,
+            .schedule = make_schedule(strategy, stages_),
+            .peak_bytes = peak_bytes,
+            .step_ms = 1,
+            .graph = true};
+  }
   int stages_;
 };
 

@@ -1,6 +1,6 @@
-#include "ranks.h"
+#include "distributed/reducer.h"
 
-#include <reprise/distributed/reducer.h>
+#include "ranks.h"
 
 namespace reprise::testing {
 namespace {

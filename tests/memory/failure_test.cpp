@@ -1,7 +1,8 @@
+#include "memory/failure.h"
+
 #include "compat/reserved_scope.h"
 #include "support.h"
 
-#include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
 #include <reprise/memory/out_of_memory.h>
 

@@ -1,6 +1,6 @@
 #include "support.h"
 
-#include <reprise/memory/process_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <cstring>
 #include <sys/mman.h>

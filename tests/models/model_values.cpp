@@ -3,7 +3,7 @@
 // 1 different, 2 usage error.
 #include "compare_values.h"
 
-#include <reprise/models/weights.h>
+#include <reprise/models/model.h>
 
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>

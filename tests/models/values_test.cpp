@@ -1,7 +1,7 @@
 #include "compare_values.h"
 #include "support.h"
 
-#include <reprise/models/weights.h>
+#include <reprise/models/model.h>
 
 namespace reprise {
 namespace {

@@ -2,7 +2,7 @@
 #include "support.h"
 
 #include <reprise/data/safetensors.h>
-#include <reprise/models/weights.h>
+#include <reprise/models/model.h>
 
 #include <filesystem>
 #include <set>

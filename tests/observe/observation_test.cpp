@@ -1,6 +1,6 @@
 #include "support.h"
 
-#include <reprise/observe/observation.h>
+#include <reprise/observe/observer.h>
 
 #include <nlohmann/json.hpp>
 

@@ -82,7 +82,7 @@ TEST(Costs, AMeasurementReplacesAnEarlierOne) {
 TEST(Costs, RoundTripThroughJson) {
   CostProfile profile;
   profile.key = "a model";
-  profile.precision = "bf16";
+  profile.precision = Precision::kBf16;
   profile.stages = {"only"};
   profile.gradient_bytes = {40};
   profile.held_twice_bytes = {8};

@@ -13,8 +13,9 @@ constexpr int64_t kMiB = 1 << 20;
 
 inline Plan example_plan(int64_t micro_batch, int64_t accumulate,
                          const Schedule& schedule) {
-  Plan plan{32, micro_batch, accumulate, micro_batch, "fp32", schedule,
-            0,  0,           0,          0,           {}};
+  Plan plan{32,       micro_batch, accumulate, micro_batch, Precision::kFp32,
+            schedule, 0,           0,          0,           0,
+            {}};
   plan.peak_bytes = 600 * kMiB;
   plan.kept_bytes = 180 * kMiB;
   plan.micro_ms = 50;

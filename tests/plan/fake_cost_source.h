@@ -28,7 +28,7 @@ inline constexpr int kStages = 6;
 class FakeCostSource final : public CostSource {
  public:
   explicit FakeCostSource(int64_t room = 1 << 20) : room_(room) {
-    for (const char* precision : {"fp32", "bf16"}) {
+    for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
       CostProfile& profile = profiles_[precision];
       profile.precision = precision;
       for (int i = 0; i < kStages; ++i) {
@@ -44,11 +44,11 @@ class FakeCostSource final : public CostSource {
     }
   }
 
-  const CostProfile& profile(const std::string& precision) override {
+  const CostProfile& profile(Precision precision) override {
     return profiles_.at(precision);
   }
 
-  bool measure(const std::string& precision, int64_t b) override {
+  bool measure(Precision precision, int64_t b) override {
     TORCH_CHECK(b >= smallest, "as BatchNorm with one value");
     if (b > room_) return false;
     asked.insert(b);
@@ -91,11 +91,12 @@ class FakeCostSource final : public CostSource {
 
   /// Returns the time of a micro-batch as the sum of its stages' times.
   static double sum_ms(int64_t b, const Schedule& schedule) {
-    return simulate(schedule, costs("fp32", b).chain_costs).time_ms + 0.1;
+    return simulate(schedule, costs(Precision::kFp32, b).chain_costs).time_ms +
+           0.1;
   }
 
-  static SizeCosts costs(const std::string& precision, int64_t b) {
-    const int64_t unit = (precision == "bf16" ? kMiB / 2 : kMiB);
+  static SizeCosts costs(Precision precision, int64_t b) {
+    const int64_t unit = (precision == Precision::kBf16 ? kMiB / 2 : kMiB);
     SizeCosts size;
     size.micro_batch = b;
     std::vector<StageCosts> stages;
@@ -114,7 +115,7 @@ class FakeCostSource final : public CostSource {
   std::set<int64_t> asked;
   int64_t smallest = 1;
   /// Modifies the costs of a size.
-  std::function<void(const std::string& precision, SizeCosts&)> change;
+  std::function<void(Precision precision, SizeCosts&)> change;
   /// Returns the time of a micro-batch that is tried. If empty, plans cannot be
   /// tried.
   std::function<std::optional<double>(int64_t, const Schedule&)> truth;
@@ -155,7 +156,8 @@ inline Window window_of(int64_t global, int64_t b, const Schedule& schedule,
                         bool graph = false) {
   const int64_t k = (global + b - 1) / b;
   const int64_t rest = global - (k - 1) * b;
-  ChainCosts chain_costs = FakeCostSource::costs("fp32", b).chain_costs;
+  ChainCosts chain_costs =
+      FakeCostSource::costs(Precision::kFp32, b).chain_costs;
   int64_t fixed = 12 * kMiB + 24 * kMiB + b * 1000;
   if (graph)
     fixed += b * 1000 + 2 * kMiB;  // its input, and temporaries of the update

@@ -1,4 +1,5 @@
 #include "examples.h"
+#include "support.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -37,6 +38,46 @@ TEST(PlanJson, ScheduleCanBeParsed) {
   const auto plan = json::parse(to_json(result));
   EXPECT_EQ(Schedule::parse("x", 4, plan["schedule"].get<std::string>()).ops(),
             result.plan.schedule.ops());
+}
+
+TEST(PlanJson, ReadsPlansBackUnchanged) {
+  const Plan plan{.global_batch = 30,
+                  .micro_batch = 8,
+                  .accumulate = 4,
+                  .last_micro_batch = 6,
+                  .precision = Precision::kBf16,
+                  .schedule = example_result().plan.schedule,
+                  .peak_bytes = 600 * kMiB,
+                  .kept_bytes = 180 * kMiB,
+                  .host_bytes = 5,
+                  .micro_ms = 1.0 / 3,
+                  .step_ms = 210.1,
+                  .peak = testing::example_peak(),
+                  .graph = true,
+                  .weight_copies = WeightCopiesMode::kEach};
+  EXPECT_TRUE(plan_from_json(to_json(plan), 4) == plan);
+  Plan other = plan;
+  other.graph = false;
+  other.weight_copies.reset();
+  EXPECT_TRUE(plan_from_json(to_json(other), 4) == other);
+  EXPECT_FALSE(other == plan);
+}
+
+TEST(PlanJson, RejectsTextsThatAreNoPlan) {
+  const std::string text = to_json(example_result().plan);
+  for (std::string wrong : {std::string("{}"), std::string("no JSON"),
+                            text.substr(0, text.size() / 2)}) {
+    EXPECT_NE(testing::error_of([&] {
+                plan_from_json(wrong, 4);
+              }).find("[plan] expected a plan as JSON"),
+              std::string::npos)
+        << wrong;
+  }
+  auto unknown = json::parse(text);
+  unknown["precision"] = "fp8";
+  EXPECT_NE(
+      testing::error_of([&] { plan_from_json(unknown.dump(), 4); }).find("fp8"),
+      std::string::npos);
 }
 
 TEST(PlanJson, MemoryAddsUpToThePeak) {

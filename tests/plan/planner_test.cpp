@@ -113,9 +113,10 @@ TEST(Planner, UsesTheRequestedMicroBatchAndStrategy) {
 TEST(Planner, ChoosesTheFastestPrecision) {
   FakeCostSource costs;
   PlanRequest request = request_for(8, 80 * kMiB);
-  request.precisions = {"fp32", "bf16"};
+  request.precisions = {Precision::kFp32, Precision::kBf16};
   const PlanResult both = make_plan(request, costs);
-  EXPECT_EQ(both.plan.precision, "bf16");  // as fast with half of the memory
+  EXPECT_EQ(both.plan.precision,
+            Precision::kBf16);  // as fast with half of the memory
 }
 
 TEST(Planner, LeavesTheMarginFree) {
@@ -166,7 +167,7 @@ TEST(Planner, WithoutExplanationThePlanIsTheSame) {
     EXPECT_EQ(to_json(result.plan), to_json(explained.plan));
     EXPECT_TRUE(result.frontier.empty());
     EXPECT_TRUE(result.peak_reductions.empty());
-    EXPECT_TRUE(few.profile("bf16").sizes.empty());
+    EXPECT_TRUE(few.profile(Precision::kBf16).sizes.empty());
   }
 }
 
@@ -187,7 +188,7 @@ std::optional<double> disappointing(int64_t b, const Schedule& schedule) {
 /// tried.
 double fastest_tried(FakeCostSource& costs, const PlanRequest& request) {
   double best = 1e30;
-  for (const auto& one : costs.profile("fp32").tried) {
+  for (const auto& one : costs.profile(Precision::kFp32).tried) {
     const auto schedule = Schedule::parse("tried", kStages, one.schedule);
     const int64_t b = one.micro_batch;
     const Window window = window_of(request.global_batch, b, schedule);
@@ -221,7 +222,7 @@ TEST(Planner, PredictsTheMeasuredTimeOfTriedPlans) {
 TEST(Planner, ReplacesAPlanThatIsSlowerThanPredicted) {
   FakeCostSource summed;
   const PlanRequest request = request_for(16, 90 * kMiB);
-  for (int64_t b = 1; b <= 16; ++b) summed.measure("fp32", b);
+  for (int64_t b = 1; b <= 16; ++b) summed.measure(Precision::kFp32, b);
   const PlanResult before = make_plan(request, summed);
   ASSERT_GT(before.alternatives.size(), 1u);
   const Plan& second = before.alternatives[0];

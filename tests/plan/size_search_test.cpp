@@ -45,35 +45,35 @@ TEST(SizeSearch, MeasuresOnlyTheRequestedPrecisions) {
   for (const int64_t mib : {10, 58, 70, 2000}) {
     FakeCostSource costs;
     make_plan(request_for(16, mib * kMiB), costs);
-    EXPECT_TRUE(costs.profile("bf16").sizes.empty()) << mib;
+    EXPECT_TRUE(costs.profile(Precision::kBf16).sizes.empty()) << mib;
   }
 }
 
 TEST(SizeSearch, StopsMeasuringAPrecisionThatIsMuchSlower) {
   FakeCostSource costs;
-  costs.change = [](const std::string& precision, SizeCosts& size) {
-    if (precision != "bf16") return;
+  costs.change = [](Precision precision, SizeCosts& size) {
+    if (precision != Precision::kBf16) return;
     for (auto& stage : size.chain_costs.stages) {
       stage.forward_ms *= 6;
       stage.backward_ms *= 6;
     }
   };
   PlanRequest request = request_for(64, 200 * kMiB);
-  request.precisions = {"fp32", "bf16"};
-  EXPECT_EQ(make_plan(request, costs).plan.precision, "fp32");
-  EXPECT_EQ(costs.profile("bf16").sizes.size(), 1u);
-  EXPECT_GT(costs.profile("fp32").sizes.size(), 1u);
+  request.precisions = {Precision::kFp32, Precision::kBf16};
+  EXPECT_EQ(make_plan(request, costs).plan.precision, Precision::kFp32);
+  EXPECT_EQ(costs.profile(Precision::kBf16).sizes.size(), 1u);
+  EXPECT_GT(costs.profile(Precision::kFp32).sizes.size(), 1u);
   // The ratio increases with the size, from two to three.
   FakeCostSource rising;
-  rising.change = [](const std::string& precision, SizeCosts& size) {
-    if (precision != "bf16") return;
+  rising.change = [](Precision precision, SizeCosts& size) {
+    if (precision != Precision::kBf16) return;
     for (auto& stage : size.chain_costs.stages) {
       stage.forward_ms *= size.micro_batch == 1 ? 2 : 3;
       stage.backward_ms *= size.micro_batch == 1 ? 2 : 3;
     }
   };
-  EXPECT_EQ(make_plan(request, rising).plan.precision, "fp32");
-  EXPECT_EQ(rising.profile("bf16").sizes.size(), 2u);
+  EXPECT_EQ(make_plan(request, rising).plan.precision, Precision::kFp32);
+  EXPECT_EQ(rising.profile(Precision::kBf16).sizes.size(), 2u);
   // The slow precision is measured if nothing else fits.
   int only = 0;
   request.micro_batch = 16;  // else the update determines the minimum of both
@@ -84,7 +84,7 @@ TEST(SizeSearch, StopsMeasuringAPrecisionThatIsMuchSlower) {
     const bool fits = make_plan(request, quick).feasible;
     EXPECT_EQ(make_plan(request, slow).feasible, fits) << request.memory;
     PlanRequest first = request;
-    first.precisions = {"fp32"};
+    first.precisions = {Precision::kFp32};
     only += fits && !make_plan(first, one).feasible;
   }
   EXPECT_GT(only, 0);
@@ -100,12 +100,12 @@ TEST(SizeSearch, MeasuresASizeThatFitsOnlyWithAVariant) {
     stage.saved_bytes = 100 * variant.saved_bytes;
     stage.variants.push_back(variant);
   };
-  for (const int64_t b : {1, 2, 4}) costs.measure("fp32", b);
+  for (const int64_t b : {1, 2, 4}) costs.measure(Precision::kFp32, b);
   PlanRequest request = request_for(8, 200 * kMiB);
   request.micro_batch = 8;
   const PlanResult result = make_plan(request, costs);
   ASSERT_TRUE(result.feasible);
-  EXPECT_TRUE(costs.profile("fp32").measured(8));
+  EXPECT_TRUE(costs.profile(Precision::kFp32).measured(8));
 }
 
 TEST(SizeSearch, ExcludesSizesThatRunOutOfMemory) {

@@ -2,7 +2,7 @@
 #include "support.h"
 
 #include <reprise/memory/meter.h>
-#include <reprise/models/sample_chains.h>
+#include <reprise/models/model.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>

@@ -2,7 +2,7 @@
 #include "support.h"
 #include "temporary.h"
 
-#include <reprise/study/results.h>
+#include <reprise/study/runner.h>
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
+#include "memory/failure.h"
 #include "support.h"
 #include "train/optim/dynamic_quantization.h"
 #include "train/optimizer_values.h"
 
-#include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
 #include <reprise/memory/out_of_memory.h>
 #include <reprise/train/optimizer.h>

@@ -33,7 +33,7 @@ struct Asked {
   std::vector<std::string> present;
 };
 
-/// Returns decisions from a list. Changes the state that measurements would
+/// Returns plans from a list. Changes the state that measurements would
 /// change.
 class Scripted : public BudgetPlanner {
  public:
@@ -42,31 +42,31 @@ class Scripted : public BudgetPlanner {
     stages_ = make_model(config.model, config.model_options).chain.size();
   }
 
-  Decision decide() override {
+  Plan decide() override {
     ++asked_.decided;
     return *take();
   }
 
-  std::optional<Decision> tighten(const Decision& present,
-                                  int64_t over_bytes) override {
+  std::optional<Plan> tighten(const Plan& present,
+                              int64_t over_bytes) override {
     asked_.present.push_back(present.schedule.name());
     asked_.over_bytes.push_back(over_bytes);
     return take();
   }
 
  private:
-  std::optional<Decision> take() {
+  std::optional<Plan> take() {
     torch::rand(7);
     if (list_.empty()) return std::nullopt;
     const Planned next = list_.front();
     list_.pop_front();
     const int64_t size = next.micro_batch;
-    return Decision{size,
-                    (config_.global_batch + size - 1) / size,
-                    make_schedule(next.strategy, stages_),
-                    12345,
-                    6.5,
-                    "plan " + next.strategy};
+    return Plan{.micro_batch = size,
+                .accumulate = (config_.global_batch + size - 1) / size,
+                .schedule = make_schedule(next.strategy, stages_),
+                .peak_bytes = 12345,
+                .step_ms = 6.5,
+                .graph = true};
   }
 
   std::deque<Planned> list_;
@@ -125,7 +125,8 @@ TEST(Budget, KeepsTheFirstPlanIfItFits) {
   EXPECT_EQ(planned.asked.decided, 1);
   EXPECT_TRUE(planned.asked.over_bytes.empty());
   EXPECT_TRUE(planned.warnings.list.empty());
-  EXPECT_NE(planned.warnings.how.find("plan sqrt"), std::string::npos);
+  EXPECT_NE(planned.warnings.how.find("; plan: micro-batch 4 × "),
+            std::string::npos);
   const TrainSummary& s = planned.ended.result.summary;
   EXPECT_EQ(s.recompute, "sqrt");
   EXPECT_EQ(s.replans, 0);
@@ -147,7 +148,7 @@ TEST(Budget, ReplansWithoutChangingResultsIfExceeded) {
     for (const int64_t over : planned.asked.over_bytes) EXPECT_GT(over, 1000);
     const PlannedWarnings& warnings = planned.warnings;
     EXPECT_EQ(warnings.list.size(), 3u);
-    EXPECT_EQ(warnings.count("the budget is 1 B; from now on plan"), 2);
+    EXPECT_EQ(warnings.count("the budget is 1 B; from now on micro-batch"), 2);
     EXPECT_EQ(warnings.count("nothing smaller is left"), 1);
     EXPECT_EQ(planned.ended.result.summary.replans, 2);
     EXPECT_EQ(planned.ended.result.summary.recompute, "all");
@@ -245,10 +246,10 @@ TEST(Budget, ReducesTheMicroBatchAfterAFailedAllocation) {
 
 TEST(Budget, ThrowsIfNothingFits) {
   class Impossible : public BudgetPlanner {
-    Decision decide() override {
+    Plan decide() override {
       TORCH_CHECK(false, "[plan] expected at least 5 GiB");
     }
-    std::optional<Decision> tighten(const Decision&, int64_t) override {
+    std::optional<Plan> tighten(const Plan&, int64_t) override {
       return std::nullopt;
     }
   };

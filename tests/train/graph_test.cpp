@@ -322,24 +322,22 @@ class Listed final : public BudgetPlanner {
   Listed(const TrainConfig& config, std::vector<std::string> later,
          bool graph = true)
       : config_(config), later_(std::move(later)), graph_(graph) {}
-  Decision decide() override { return plan("none"); }
-  std::optional<Decision> tighten(const Decision&, int64_t) override {
+  Plan decide() override { return plan("none"); }
+  std::optional<Plan> tighten(const Plan&, int64_t) override {
     if (next_ == later_.size()) return std::nullopt;
     return plan(later_[next_++]);
   }
 
  private:
-  Decision plan(const std::string& strategy) const {
+  Plan plan(const std::string& strategy) const {
     const int stages =
         make_model(config_.model, config_.model_options).chain.size();
-    return {config_.batch,
-            config_.accumulate,
-            make_schedule(strategy, stages),
-            1,
-            1,
-            strategy,
-            "",
-            graph_};
+    return {.micro_batch = config_.batch,
+            .accumulate = config_.accumulate,
+            .schedule = make_schedule(strategy, stages),
+            .peak_bytes = 1,
+            .step_ms = 1,
+            .graph = graph_};
   }
   TrainConfig config_;
   std::vector<std::string> later_;

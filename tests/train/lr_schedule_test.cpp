@@ -1,6 +1,6 @@
 #include "support.h"
 
-#include <reprise/train/lr_schedule.h>
+#include <reprise/train/optimizer.h>
 
 #include <cmath>
 

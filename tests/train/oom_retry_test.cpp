@@ -152,7 +152,7 @@ TEST(OomRetry, RepeatsAFailedLastUpdateAndSave) {
 Ended run_failing_before(TrainConfig config, int at) {
   const testing::TemporaryDirectory base;
   config.resolve();
-  auto directory = RunDirectory::create(base.path() + "/run", config);
+  auto directory = RunDirectory::create(base.path() + "/run", to_json(config));
   TrainRun how;
   how.directory = &directory;
   how.stop = [left = at]() mutable {
@@ -163,7 +163,8 @@ Ended run_failing_before(TrainConfig config, int at) {
   };
   Ended ended;
   ended.result = Trainer(make_inputs(config), config).run(how);
-  const auto saved = directory.newest([](const auto&) { FAIL(); });
+  const auto saved =
+      detail::newest_state(directory, [](const auto&) { FAIL(); });
   ended.tensors = saved->tensors;
   ended.tensors.emplace_back(
       "scale", torch::scalar_tensor(saved->state.scaler.scale, torch::kDouble));
@@ -193,7 +194,7 @@ TEST(OomRetry, SavesTheLastCompleteStateWhenRetriesAreExhausted) {
   config.epochs = 0;
   config.workers = 0;
   config.resolve();
-  auto directory = RunDirectory::create(base.path() + "/run", config);
+  auto directory = RunDirectory::create(base.path() + "/run", to_json(config));
   Warnings warnings;
   TrainRun how;
   how.directory = &directory;
@@ -214,7 +215,8 @@ TEST(OomRetry, SavesTheLastCompleteStateWhenRetriesAreExhausted) {
       << error;
   EXPECT_EQ(warnings.count("update 3 ran out of memory"), 7);
 
-  const auto saved = directory.newest([](const auto&) { FAIL(); });
+  const auto saved =
+      detail::newest_state(directory, [](const auto&) { FAIL(); });
   ASSERT_TRUE(saved.has_value());
   EXPECT_EQ(saved->state.step, 2);
   EXPECT_EQ(saved->state.micro, 0);
@@ -222,7 +224,8 @@ TEST(OomRetry, SavesTheLastCompleteStateWhenRetriesAreExhausted) {
   how.stop = {};
   EXPECT_EQ(Trainer(make_inputs(config), config).run(how).summary.steps, 4);
   Ended ended;
-  ended.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
+  ended.tensors =
+      detail::newest_state(directory, [](const auto&) { FAIL(); })->tensors;
   ended.metrics = read_text(directory.metrics_path());
   expect_same(ended, run(config), "after giving up");
 }

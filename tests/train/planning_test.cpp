@@ -166,9 +166,10 @@ TEST(Planning, OffloadsNoMoreThanTheHostStoreHolds) {
     parts.model.chain = with_host_variants(parts.model.chain, store, options);
     parts.host = store;
     detail::TrainingCosts costs(parts, {.memory_only = true});
-    EXPECT_TRUE(costs.measure("fp32", 4));
+    EXPECT_TRUE(costs.measure(Precision::kFp32, 4));
     int64_t sum = 0;
-    const auto& figures = costs.profile("fp32").sizes.at(0).chain_costs;
+    const auto& figures =
+        costs.profile(Precision::kFp32).sizes.at(0).chain_costs;
     for (const StageCosts& stage : figures.stages) {
       const KeptRunCosts& host = stage.variants.back();
       sum += host.host_bytes;
@@ -212,7 +213,7 @@ CostProfile kept_profile(const OwnCache& cache) {
   for (const auto& file :
        std::filesystem::directory_iterator(cache.profiles())) {
     CostProfile profile = profile_from_json(read_text(file.path()));
-    if (profile.precision == "fp32") return profile;
+    if (profile.precision == Precision::kFp32) return profile;
   }
   return {};
 }
@@ -312,8 +313,9 @@ TEST(Planning, ConvertsWeightsAtEachUseIfCopiesDoNotFit) {
   EXPECT_FALSE(plan_with("on", between).feasible);
   const PlanResult tight = plan_with("auto", between);
   ASSERT_TRUE(tight.feasible);
-  EXPECT_EQ(tight.plan.weight_copies, "each");
-  EXPECT_NE(plan_with("auto", 8 * on).plan.weight_copies, "each");
+  EXPECT_EQ(tight.plan.weight_copies, WeightCopiesMode::kEach);
+  EXPECT_NE(plan_with("auto", 8 * on).plan.weight_copies,
+            WeightCopiesMode::kEach);
   config.memory_limit = between;
   EXPECT_LE(run(config).result.summary.peak_bytes, between);
 }

@@ -1,8 +1,11 @@
 #include "base/file.h"
 #include "support.h"
 #include "temporary.h"
+#include "train/store/metrics_log.h"
+#include "train/store/run_state.h"
 
 #include <reprise/base/error.h>
+#include <reprise/train/config.h>
 #include <reprise/train/run_directory.h>
 
 #include <filesystem>
@@ -14,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::error_of;
 
-const TrainConfig kConfig;
+const std::string kConfig = to_json(TrainConfig());
 
 NamedTensors tensors(double value) {
   return {{"parameter.a", torch::full({3}, value)}};
@@ -25,16 +28,16 @@ TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
   const std::string& base = temporary.path();
   {
     auto run = RunDirectory::create(base + "/run", kConfig);
-    EXPECT_FALSE(run.newest([](const auto&) {}).has_value());
+    EXPECT_FALSE(detail::newest_state(run, [](const auto&) {}).has_value());
     for (int i = 1; i <= 4; ++i) {
-      RunState state;
+      detail::RunState state;
       state.step = i;
       state.micro = i % 2;
       state.train_s = 0.1 * i;
       state.position = {i, 7};
-      run.save(state, tensors(i), /*keep=*/2);
+      detail::save_state(run, state, tensors(i), /*keep=*/2);
     }
-    const auto saved = run.newest([](const auto&) { FAIL(); });
+    const auto saved = detail::newest_state(run, [](const auto&) { FAIL(); });
     ASSERT_TRUE(saved.has_value());
     EXPECT_EQ(saved->state.step, 4);
     EXPECT_EQ(saved->state.train_s, 0.1 * 4);
@@ -50,11 +53,27 @@ TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
     // A damaged newest state is skipped with a warning that names it.
     fs::resize_file(saved->path, fs::file_size(saved->path) - 5);
     std::string warning;
-    const auto older = run.newest([&](const auto& text) { warning = text; });
+    const auto older =
+        detail::newest_state(run, [&](const auto& text) { warning = text; });
     ASSERT_TRUE(older.has_value());
     EXPECT_EQ(older->state.step, 3);
     EXPECT_NE(warning.find("state-0000000004"), std::string::npos);
   }
+}
+
+TEST(RunDirectory, UpdatesOptionsAndKeepsOtherValues) {
+  const testing::TemporaryDirectory temporary;
+  auto run = RunDirectory::create(temporary.path() + "/run",
+                                  R"({"own": "kept", "batch": 1})");
+  TrainOptions options;
+  options.batch = 7;
+  run.update_config(to_json(options));
+  const std::string text = run.config();
+  EXPECT_NE(text.find(R"("own": "kept")"), std::string::npos) << text;
+  EXPECT_EQ(options_from_json(text).batch, 7);
+  run.set_config("not JSON");
+  EXPECT_NE(error_of([&] { run.update_config("{}"); }).find("config.json"),
+            std::string::npos);
 }
 
 TEST(RunDirectory, RejectsDirectoriesInUse) {
@@ -86,18 +105,18 @@ TEST(RunDirectory, TruncatesMetricsToTheState) {
   const std::string& base = temporary.path();
   int64_t bytes = 0;
   {
-    MetricsLog log(base + "/m", 0);
+    detail::MetricsLog log(base + "/m", 0);
     log.write("one");
     log.sync();
     bytes = log.bytes();
     log.write("two");
   }
   {
-    MetricsLog log(base + "/m", bytes);
+    detail::MetricsLog log(base + "/m", bytes);
     log.write("three");
   }
   EXPECT_EQ(read_text(base + "/m"), "one\nthree\n");
-  EXPECT_THROW(MetricsLog(base + "/m", 1000), Error);
+  EXPECT_THROW(detail::MetricsLog(base + "/m", 1000), Error);
 }
 
 }  // namespace

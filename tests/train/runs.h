@@ -1,10 +1,12 @@
 #pragma once
 
 #include "base/file.h"
+#include "memory/failure.h"
 #include "support.h"
 #include "temporary.h"
+#include "train/store/run_state.h"
 
-#include <reprise/memory/failure.h>
+#include <reprise/train/config.h>
 #include <reprise/train/trainer.h>
 
 #include <gtest/gtest.h>
@@ -78,15 +80,16 @@ inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
   config.resolve();
   Ended ended;
   for (size_t i = 0; i <= stops.size(); ++i) {
-    auto directory = i == 0 ? RunDirectory::create(base.path() + "/run", config)
-                            : RunDirectory::open(base.path() + "/run");
+    auto directory =
+        i == 0 ? RunDirectory::create(base.path() + "/run", to_json(config))
+               : RunDirectory::open(base.path() + "/run");
     int left = i < stops.size() ? stops[i] : -1;
     TrainRun how;
     how.directory = &directory;
     how.resume = i > 0;
     how.listener = listener;
     how.stop = [&left] { return left-- == 0; };
-    const TrainConfig saved = directory.config();
+    const TrainConfig saved = config_from_json(directory.config());
     Trainer trainer(make_inputs(saved), saved,
                     {.planner = planner ? planner() : nullptr});
     {
@@ -96,7 +99,8 @@ inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
       if (failure) ended.allocations = failure->counted();
     }
     EXPECT_EQ(ended.result.stopped, i < stops.size());
-    ended.tensors = directory.newest([](const auto&) { FAIL(); })->tensors;
+    ended.tensors =
+        detail::newest_state(directory, [](const auto&) { FAIL(); })->tensors;
     ended.metrics = read_text(directory.metrics_path());
     ended.config = directory.config();
   }

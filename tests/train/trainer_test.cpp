@@ -105,7 +105,8 @@ TEST(Trainer, MetricsHaveOneLinePerUpdate) {
 TEST(Trainer, PendingMetricsHaveAFixedSize) {
   using detail::Metrics;
   const testing::TemporaryDirectory base;
-  const auto directory = RunDirectory::create(base.path() + "/run", small());
+  const auto directory =
+      RunDirectory::create(base.path() + "/run", to_json(small()));
   Metrics metrics(&directory, 0, "", nullptr, device());
   const auto scalar = [](double value) {
     return torch::full({}, value, testing::on_device(torch::kFloat));

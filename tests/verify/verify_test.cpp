@@ -2,7 +2,7 @@
 #include "models/small_models.h"
 #include "support.h"
 
-#include <reprise/models/sample_chains.h>
+#include <reprise/models/model.h>
 #include <reprise/verify/verify.h>
 
 namespace reprise {

@@ -1,5 +1,6 @@
 #include "checks.h"
 
+#include "base/file.h"
 #include "base/nearest.h"
 
 #include <reprise/data/dataset.h>
@@ -37,17 +38,6 @@ std::string why_unreadable(const std::string& path, bool* missing = nullptr) {
   const bool folder = fstat(file, &status) == 0 && S_ISDIR(status.st_mode);
   close(file);
   return folder ? fmt::format("expected a file, {} is a directory", path) : "";
-}
-
-/// Creates and removes a file. Returns why that failed; empty if it succeeded.
-std::string why_not_created(const std::string& path) {
-  const std::string trial = fmt::format("{}.tmp.{}", path, getpid());
-  const int file =
-      open(trial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (file < 0) return std::strerror(errno);
-  close(file);
-  unlink(trial.c_str());
-  return "";
 }
 
 }  // namespace
@@ -98,21 +88,7 @@ FieldCheck writable_file() {
 
 FieldCheck writable_directory() {
   return [](const std::string& path) -> std::string {
-    if (path.empty()) return kNoPath;
-    std::error_code error;
-    fs::path there = fs::absolute(path, error);
-    while (!fs::exists(there, error) && there.has_parent_path() &&
-           there != there.parent_path()) {
-      there = there.parent_path();
-    }
-    if (!fs::is_directory(there, error)) {
-      return fmt::format("cannot make the directory {}: {} is no directory",
-                         path, there.string());
-    }
-    const std::string why = why_not_created((there / ".reprise").string());
-    return why.empty() ? ""
-                       : fmt::format("cannot write in the directory {}: {}",
-                                     there.string(), why);
+    return path.empty() ? kNoPath : why_directory_unwritable(path);
   };
 }
 

@@ -213,10 +213,12 @@ bool is_wrong_usage(const std::exception& error) {
   const auto says = [&](const char* part) {
     return what.find(part) != std::string::npos;
   };
+  const std::string_view origin = origin_of(what);
+  if (origin == "--out")
+    return true;  // a directory that was named for a new run
   if (says("cannot write") || says("cannot make") || says("another process")) {
     return false;
   }
-  const std::string_view origin = origin_of(what);
   if (origin.starts_with("--") || origin.starts_with("model") ||
       origin.starts_with("Schedule '")) {
     return true;

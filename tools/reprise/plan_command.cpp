@@ -4,7 +4,7 @@
 #include "config_options.h"
 #include "errors.h"
 
-#include <reprise/memory/process_memory.h>
+#include <reprise/memory/meter.h>
 #include <reprise/train/planning.h>
 
 #include <fmt/format.h>
@@ -59,11 +59,12 @@ Request request_of(const PlanFlags& flags) {
       config.memory_limit > 0 ? config.memory_limit : available_memory(device);
   config.memory_limit = 0;
   request.margin = flags.margin;
-  request.precisions = {to_text(flags.precision)};
   if (flags.precision == PlanPrecision::kAuto) {
-    request.precisions = {to_text(Precision::kFp32), to_text(Precision::kBf16)};
+    request.precisions = {Precision::kFp32, Precision::kBf16};
+  } else {
+    request.precisions = {from_text<Precision>(to_text(flags.precision))};
   }
-  config.precision = from_text<Precision>(request.precisions.front());
+  config.precision = request.precisions.front();
   if (config.plans_schedule()) {
     config.recompute = "none";  // replaced by the plan
   } else {

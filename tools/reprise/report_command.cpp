@@ -5,7 +5,7 @@
 
 #include <reprise/base/bytes.h>
 #include <reprise/report/report.h>
-#include <reprise/study/results.h>
+#include <reprise/study/runner.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

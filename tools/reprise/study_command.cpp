@@ -11,11 +11,11 @@
 
 #include <reprise/base/bytes.h>
 #include <reprise/base/error.h>
-#include <reprise/memory/process_memory.h>
+#include <reprise/memory/meter.h>
 #include <reprise/observe/devices.h>
 #include <reprise/report/report.h>
 #include <reprise/study/runner.h>
-#include <reprise/train/prediction.h>
+#include <reprise/train/planning.h>
 #include <reprise/version.h>
 
 #include <fmt/format.h>

@@ -6,7 +6,6 @@
 
 #include <reprise/base/bytes.h>
 #include <reprise/models/model.h>
-#include <reprise/models/sample_chains.h>
 #include <reprise/verify/verify.h>
 
 #include <ATen/Parallel.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <reprise/distributed/rank_info.h>
+#include <reprise/distributed/launch.h>
 
 #include <torch/types.h>
 

@@ -1,10 +1,50 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace reprise {
+
+/// The position of this process among the ranks, and the address of the
+/// rendezvous store.
+struct RankInfo {
+  int rank = 0;              ///< global rank, 0 <= rank < world_size
+  int world_size = 1;        ///< number of ranks
+  int local_rank = 0;        ///< rank among the ranks on this machine
+  int local_world_size = 1;  ///< number of ranks on this machine
+  std::string store_host = "127.0.0.1";
+  int store_port = 29500;
+  /// If true, rank 0 serves the store. If false, the launcher serves it.
+  bool rank0_serves_store = true;
+  /// Prefix of the keys in a store that the launcher serves. It distinguishes
+  /// restarts of the same job.
+  std::string run_id;
+  std::string launcher;  ///< "torchrun", "Open MPI", "Slurm" or "PMI"
+};
+
+/// Reads the launcher's environment variables. Returns nullopt if no launcher
+/// has set any. Launchers are tried in this order:
+///
+/// - torchrun and `reprise launch`: RANK, WORLD_SIZE, LOCAL_RANK,
+///   LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+/// - Open MPI's mpirun: OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+/// - other MPIs: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+/// - srun, if the step has more than one task: SLURM_PROCID, SLURM_NTASKS,
+///   SLURM_LOCALID, SLURM_STEP_NODELIST
+///
+/// MASTER_ADDR and MASTER_PORT are respected with every launcher. Without them,
+/// the address is the first node in Slurm's list or the loopback address, and
+/// the port is derived from the job id so that concurrent jobs use different
+/// ports. Throws c10::Error that names the variable if one is missing or
+/// malformed.
+///
+/// `variable` returns the value of an environment variable, or null if it is not
+/// set. The second overload reads the environment of this process.
+std::optional<RankInfo> rank_info_from_environment(
+    const std::function<const char*(const char*)>& variable);
+std::optional<RankInfo> rank_info_from_environment();
 
 struct LaunchOptions {
   int ranks = 1;

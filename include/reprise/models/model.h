@@ -58,6 +58,9 @@ struct Model {
   /// Groups of parameters to pass to ops::pack_contiguous(), so that one matrix product can
   /// use a whole group.
   std::function<std::vector<std::vector<torch::Tensor>>()> packed_groups{};
+  /// Identifies what the model computes: its code, sizes and options. Measured costs are
+  /// stored on disk under this key and used again; if it is empty, they are not stored.
+  std::string cost_key{};
 };
 
 struct ModelInfo {
@@ -84,5 +87,41 @@ Tensors random_batch(Task task, const ModelOptions& options, int64_t samples,
 
 /// Number of parameters; shared ones count once.
 int64_t parameter_count(const Model& model);
+
+/// Loads all parameters and buffers of `model` from a safetensors file with the names of
+/// Hugging Face or torchvision, converting types. Throws c10::Error, without changing the
+/// model, on a missing tensor, an unknown tensor or a different shape; the error has the
+/// name and both shapes.
+///
+/// Accepted: names with or without the common prefix (such as "transformer." or "bert."),
+/// tied weights stored twice with equal values, constant buffers (attention masks, position
+/// ids), a missing head or batch counter, and the head of another task.
+void load_weights(Model& model, const std::string& path);
+
+/// Saves all parameters and buffers with the names of the original. Tied weights are stored
+/// once.
+void export_weights(const Model& model, const std::string& path);
+
+struct SampleChainOptions {
+  torch::Device device = torch::kCPU;
+  int64_t batch = 6;
+  /// Wrap part of each block in checkpoint(), in addition to the schedule.
+  bool nested_checkpoint = false;
+};
+
+/// A small chain with features that are difficult to recompute, and data for it, to verify
+/// schedules with. Its last stage returns the sum of the losses and their number.
+struct SampleChain {
+  std::string name;
+  std::string description;
+  /// Makes the chain, initialized from LibTorch's default generator.
+  std::function<Chain(const SampleChainOptions&)> make_chain;
+  /// Makes a random batch, from LibTorch's default generator.
+  std::function<Tensors(const SampleChainOptions&)> make_inputs;
+};
+
+/// tiny-mlp (dropout), tiny-cnn (BatchNorm), tiny-transformer (dropout, tied weights) and
+/// tiny-skip (skip connections and a mask that cross stages).
+const std::vector<SampleChain>& sample_chains();
 
 }  // namespace reprise

@@ -1,12 +1,106 @@
 #pragma once
 
-#include <reprise/observe/observation.h>
 #include <reprise/observe/probe.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace reprise {
+
+/// Measurements of a device during a training, as documented in docs/results.md.
+struct Observation {
+  struct Values {
+    std::optional<int64_t> memory_bytes;
+    std::optional<double> utilisation;  ///< percent
+    std::optional<double> power_w, clock_mhz;
+  };
+  /// Every list has the length of `t_s`, or is empty if the value is unavailable.
+  struct Series {
+    std::vector<double> t_s;  ///< training time, excluding paused intervals
+    std::vector<int64_t> memory_bytes;
+    std::vector<double> utilisation, power_w, clock_mhz;
+  };
+
+  std::string source;  ///< "nvml" or "process"
+  double interval_ms = 0;
+  int64_t samples = 0;
+  double seconds = 0;  ///< training time
+  double cost = 0;     ///< CPU seconds spent on observing / `seconds`
+  /// Memory in use before the training; subtracted from all memory values below.
+  std::optional<int64_t> baseline_bytes;
+  Values average, peak;  ///< the average is weighted by time
+  Series series;
+};
+
+/// JSON object {"observed": {...}, "series": {...}} as documented in
+/// docs/results.md.
+std::string to_json(const Observation& observation);
+
+/// Human-readable table of the averages and peaks.
+std::string to_table(const Observation& observation);
+
+/// Aggregates samples into an Observation. Average and peak cover all samples.
+/// The series has at most `kPoints` points, so that the memory does not grow with
+/// the length of the training: adjacent samples are merged into one point, which
+/// has the maximum of their memory and the mean of the other values. Delayed
+/// utilisation is averaged over the time since the previous point.
+class Recording {
+ public:
+  static constexpr size_t kPoints = 300;
+
+  explicit Recording(std::optional<int64_t> baseline_bytes = {});
+
+  /// Adds a sample at training time `t_s`, which must not decrease. A value is
+  /// weighted with the time since the previous one. Memory below the baseline
+  /// counts as zero. Delayed values in the sample are added too.
+  void add(double t_s, const DeviceSample& sample);
+
+  /// Adds a delayed value, weighted with its own interval.
+  void add(const PastUtilisation& past);
+
+  int64_t samples() const { return samples_; }
+
+  /// Sets baseline, samples, average, peak and series of `observation`. A point
+  /// without a value takes that of the previous point or, at the beginning, that
+  /// of the first point with a value.
+  void write_to(Observation& observation) const;
+
+ private:
+  enum { kMemory, kUtilisation, kPower, kClock, kValues };
+  struct Aggregate {
+    double since_s = 0, weighted = 0, weight = 0, sum = 0, peak = 0;
+    int64_t count = 0;
+  };
+  struct Point {
+    double t_sum = 0;
+    double last_s = 0;  // time of its last sample
+    int64_t samples = 0;
+    double sum[kValues] = {};  // memory: the maximum
+    int64_t count[kValues] = {};
+  };
+  /// One or more merged delayed values. There may be gaps between them.
+  struct Interval {
+    double from_s = 0, to_s = 0, weighted = 0, weight = 0;
+    int64_t count = 0;
+  };
+  static void merge(Point& into, const Point& other);
+  static void merge(Interval& into, const Interval& other);
+  template <class Item>
+  static void merge_pairs(std::vector<Item>& items);
+  /// Adds the delayed utilisation to the points of the same time.
+  void add_past_to(std::vector<Point>& points) const;
+
+  std::optional<int64_t> baseline_;
+  int64_t samples_ = 0;
+  Aggregate aggregates_[kValues];
+  std::vector<Point> points_;
+  int64_t per_point_ = 1;
+  std::vector<Interval> past_;
+  int64_t per_interval_ = 1;
+};
 
 struct ObserverOptions {
   /// Sampling interval in milliseconds, from 1 to 3,600,000.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/plan/modes.h>
 #include <reprise/recompute/simulate.h>
 
 #include <cstdint>
@@ -62,7 +63,7 @@ struct TriedSchedule {
 struct CostProfile {
   /// Identifies model, shapes, precision, device and versions.
   std::string key;
-  std::string precision;            ///< "fp32", "bf16" or "fp16"
+  Precision precision = Precision::kFp32;
   std::vector<std::string> stages;  ///< names of the stages
   /// Bytes of the parameters' gradients, by the stage whose backward creates
   /// them first.
@@ -75,11 +76,10 @@ struct CostProfile {
   FixedMemory fixed;
   double update_ms = 0;      ///< time of the optimizer's step
   int64_t update_bytes = 0;  ///< temporaries of the optimizer's step
-  /// Whether micro-batches run as CUDA graphs: "off", "auto" (if it fits) or
-  /// "on". The memory of a CUDA graph cannot be shared. It is therefore needed
+  /// Whether micro-batches run as CUDA graphs; kAuto: if it fits. The memory of a CUDA graph cannot be shared. It is therefore needed
   /// in addition to the update's temporaries and a second copy of the
   /// micro-batch, and gradients stay allocated from window to window.
-  std::string graph = "off";
+  GraphMode graph = GraphMode::kOff;
   std::vector<SizeCosts> sizes;  ///< measured sizes in ascending order
   std::vector<TriedSchedule> tried{};
 

@@ -22,14 +22,13 @@ class CostSource {
  public:
   virtual ~CostSource() = default;
 
-  /// Returns the costs measured so far at `precision` ("fp32", "bf16" or
-  /// "fp16").
-  virtual const CostProfile& profile(const std::string& precision) = 0;
+  /// Returns the costs measured so far at `precision`.
+  virtual const CostProfile& profile(Precision precision) = 0;
 
   /// Measures a micro-batch size unless it has been measured already. Returns
   /// false if the device runs out of memory. Throws c10::Error if the model
   /// cannot run at this size, as BatchNorm cannot with one value per channel.
-  virtual bool measure(const std::string& precision, int64_t micro_batch) = 0;
+  virtual bool measure(Precision precision, int64_t micro_batch) = 0;
 
   /// Runs micro-batches by `plan` as in training, including copying and
   /// preparing the data. Returns the milliseconds per micro-batch and adds them
@@ -49,8 +48,9 @@ class CostSource {
 struct PlanRequest {
   int64_t global_batch = 1;  ///< samples per optimizer update
   int64_t memory = 0;        ///< budget in bytes; 0 for no limit
-  std::vector<std::string> precisions{"fp32"};  ///< precisions to choose from
-  int64_t micro_batch = 0;                      ///< 0 to choose one
+  /// Precisions to choose from.
+  std::vector<Precision> precisions{Precision::kFp32};
+  int64_t micro_batch = 0;  ///< 0 to choose one
   /// Strategy to use, such as "sqrt"; empty for an optimal schedule.
   std::string strategy;
   /// Fraction of the budget to leave free for errors of the prediction.
@@ -75,15 +75,18 @@ struct PeakReport {
   int64_t workspace = 0;               ///< temporaries and library workspaces
   /// Whether no schedule has a lower peak at this micro-batch size.
   bool is_floor = false;
+
+  bool operator==(const PeakReport&) const = default;
 };
 
-/// Settings for training, and their predicted costs.
+/// Settings for training, and their predicted costs. The trainer adopts a plan
+/// unchanged, and ranks send it to each other as JSON.
 struct Plan {
   int64_t global_batch = 0;
   int64_t micro_batch = 0;
   int64_t accumulate = 0;        ///< micro-batches per window
   int64_t last_micro_batch = 0;  ///< size of the last micro-batch of a window
-  std::string precision{};
+  Precision precision = Precision::kFp32;
   Schedule schedule;
 
   int64_t peak_bytes = 0;
@@ -93,9 +96,10 @@ struct Plan {
   double step_ms = 0;      ///< one window, including the optimizer update
   PeakReport peak{};
   bool graph = false;  ///< whether micro-batches run as a CUDA graph
-  /// Value of --weight-copies that the plan assumes; empty for the configured
-  /// one.
-  std::string weight_copies{};
+  /// Weight copies that the plan assumes; nullopt for the configured mode.
+  std::optional<WeightCopiesMode> weight_copies{};
+
+  bool operator==(const Plan&) const = default;
 };
 
 /// Memory and time of one window under some plan.
@@ -159,9 +163,16 @@ struct PlanMeasurement {
 std::string to_text(const PlanResult& result,
                     const std::optional<PlanMeasurement>& measured = {});
 
-/// Formats a plan as JSON, with the fields from `micro_batch` to `predicted`
+/// Formats a plan as JSON, with the fields from `micro_batch` to `peak_at`
 /// below.
 std::string to_json(const Plan& plan);
+
+/// Parses the output of to_json(Plan) for a chain of `stages` stages. Throws
+/// c10::Error if `text` is not such a plan.
+Plan plan_from_json(const std::string& text, int stages);
+
+/// Returns one line for the user: sizes, recomputed stage runs and memory.
+std::string describe(const Plan& plan);
 
 /// Formats a result as JSON with the fields
 ///

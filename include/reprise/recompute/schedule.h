@@ -86,6 +86,8 @@ class Schedule {
   /// stage.
   std::string to_string() const;
 
+  bool operator==(const Schedule&) const = default;
+
  private:
   std::string name_;
   int stages_;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <reprise/data/dataset.h>
-#include <reprise/data/prepare.h>
 #include <reprise/models/model.h>
 #include <reprise/train/config.h>
 

@@ -1,33 +1,13 @@
 #pragma once
 
 #include <reprise/base/enum_text.h>
-#include <reprise/train/lr_schedule.h>
+#include <reprise/plan/modes.h>
 #include <reprise/train/optimizer.h>
 
 #include <cstdint>
 #include <string>
 
 namespace reprise {
-
-/// Use of CUDA graphs for the micro-step. kAuto: on CUDA, if the micro-step can be
-/// captured and the graph fits memory_limit.
-enum class GraphMode { kAuto, kOn, kOff };
-
-template <>
-struct EnumText<GraphMode> {
-  static constexpr std::array<std::string_view, 3> names{"auto", "on", "off"};
-};
-
-/// Half-precision copies of the linear layers' weights (WeightCopies). kOn: one
-/// copy per window. kEach: a conversion at each use, which takes no memory. kAuto:
-/// kOn on CUDA, or kEach if a plan for memory_limit is better with it.
-enum class WeightCopiesMode { kAuto, kOn, kEach, kOff };
-
-template <>
-struct EnumText<WeightCopiesMode> {
-  static constexpr std::array<std::string_view, 4> names{"auto", "on", "each",
-                                                         "off"};
-};
 
 /// Activations in pinned host memory. kAuto: allowed on CUDA, up to half of the
 /// host's free memory.
@@ -36,15 +16,6 @@ enum class HostMemoryMode { kAuto, kOff };
 template <>
 struct EnumText<HostMemoryMode> {
   static constexpr std::array<std::string_view, 2> names{"auto", "off"};
-};
-
-/// Type of activations and of matrix products.
-enum class Precision { kFp32, kBf16, kFp16 };
-
-template <>
-struct EnumText<Precision> {
-  static constexpr std::array<std::string_view, 3> names{"fp32", "bf16",
-                                                         "fp16"};
 };
 
 /// State that is divided among the ranks instead of replicated.
@@ -184,5 +155,13 @@ struct TrainOptions {
   /// True if the micro-batch is planned too: only a global batch is given.
   bool plans_micro_batch() const;
 };
+
+/// JSON object with one key per field, named as on the command line.
+std::string to_json(const TrainOptions& options);
+
+/// Reads such an object; keys of other fields are ignored. Throws c10::Error if a
+/// field is missing that must match on resume, or if a value has another type. Other
+/// missing fields get their defaults.
+TrainOptions options_from_json(const std::string& text);
 
 }  // namespace reprise

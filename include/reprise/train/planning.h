@@ -2,12 +2,14 @@
 
 #include <reprise/plan/planner.h>
 #include <reprise/train/config.h>
+#include <reprise/train/inputs.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 /// Plans a training: builds its model, measures the costs on its device and
 /// chooses sizes and schedule.
@@ -34,6 +36,10 @@ class TrainingPlanner {
   /// Throws c10::Error if the configuration cannot be run.
   explicit TrainingPlanner(const TrainConfig& config,
                            const PlanningOptions& options = {});
+  /// Overload for a model and data of the caller. The model is moved to the
+  /// device of the options.
+  TrainingPlanner(TrainInputs inputs, const TrainOptions& training,
+                  const PlanningOptions& options = {});
   ~TrainingPlanner();
   TrainingPlanner(TrainingPlanner&&) noexcept;
   TrainingPlanner& operator=(TrainingPlanner&&) noexcept;
@@ -98,38 +104,39 @@ std::string to_text(const Largest& largest);
 /// null if nothing fits).
 std::string to_json(const Largest& largest);
 
-/// Chooses sizes and schedule of a training within its memory budget: once
-/// before the first window, and again whenever a decision turns out not to fit.
+/// Chooses the plan of a training within its memory budget: once before the
+/// first window, and again whenever a plan turns out not to fit.
 class BudgetPlanner {
  public:
   virtual ~BudgetPlanner() = default;
 
-  /// Sizes and schedule for the following windows.
-  struct Decision {
-    int64_t micro_batch = 0;  ///< samples per micro-batch
-    int64_t accumulate = 0;   ///< micro-batches per window
-    Schedule schedule;
-    int64_t predicted_peak_bytes = 0;
-    double predicted_step_ms = 0;  ///< milliseconds per window
-    std::string text{};            ///< description for the user
-    /// Value of `weight_copies` that the prediction assumes; empty: as
-    /// configured.
-    std::string weight_copies{};
-    /// Whether a CUDA graph of the micro-step fits in the budget.
-    bool graph = true;
-  };
+  /// Returns the first plan. Throws c10::Error with the smallest budget that
+  /// works if nothing fits.
+  virtual Plan decide() = 0;
 
-  /// Returns the first decision. Throws c10::Error with the smallest budget
-  /// that works if nothing fits.
-  virtual Decision decide() = 0;
-
-  /// Returns a decision that needs less memory than `present`, after the peak
+  /// Returns a plan that needs less memory than `present`, after the peak
   /// exceeded the budget by `over_bytes` or an allocation failed (0). If a
   /// schedule with the same micro-batch needs less memory it is chosen, since
   /// the results then stay bit-identical; otherwise the micro-batch becomes
-  /// smaller. Returns nullopt if no smaller decision is left.
-  virtual std::optional<Decision> tighten(const Decision& present,
-                                          int64_t over_bytes) = 0;
+  /// smaller. Returns nullopt if no smaller plan is left.
+  virtual std::optional<Plan> tighten(const Plan& present,
+                                      int64_t over_bytes) = 0;
 };
+
+/// Predicted memory and time of a training. Less accurate than a plan's.
+struct TrainingPrediction {
+  int64_t peak_bytes = 0;  ///< on the device
+  double step_ms = 0;      ///< milliseconds per window
+};
+
+/// Predicts many trainings from few measurements: runs each stage of a model
+/// once at two micro-batch sizes, and interpolates linearly for all trainings
+/// of that model. `configs` must be resolved. The result has one entry per
+/// configuration. It is nullopt if the training cannot be built, leaves its
+/// micro-batch to a planner, or does not fit on the device even at the smallest
+/// size.
+std::vector<std::optional<TrainingPrediction>> predict_trainings(
+    const std::vector<TrainConfig>& configs,
+    const PlanningOptions& options = {});
 
 }  // namespace reprise

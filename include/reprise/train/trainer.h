@@ -1,8 +1,8 @@
 #pragma once
 
 #include <reprise/distributed/group.h>
-#include <reprise/train/config.h>
 #include <reprise/train/inputs.h>
+#include <reprise/train/options.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/run_directory.h>
 #include <reprise/train/summary.h>
@@ -111,7 +111,7 @@ struct TrainerOptions {
 /// Trains a model on data within a memory budget.
 ///
 ///     TrainInputs inputs{model, {"own data", dataset}};
-///     TrainConfig options;
+///     TrainOptions options;
 ///     options.global_batch = 64;
 ///     options.memory_limit = parse_bytes("8GiB");
 ///     options.resolve();
@@ -134,7 +134,7 @@ class Trainer {
   ///
   /// To resume a run, pass the options of its run directory, which contain the
   /// planned micro-batch.
-  Trainer(TrainInputs inputs, const TrainConfig& options,
+  Trainer(TrainInputs inputs, const TrainOptions& options,
           TrainerOptions with = {});
   ~Trainer();
   Trainer(Trainer&&) noexcept;

@@ -5,19 +5,15 @@
 #include <reprise/base/bytes.h>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <utility>
 
 namespace reprise::detail {
 
-using nlohmann::json;
-using Decision = BudgetPlanner::Decision;
-
 BudgetKeeper::BudgetKeeper(Parts parts)
     : parts_(std::move(parts)), window_meter_(parts_.setup.device) {
-  const TrainConfig& options = parts_.setup.options;
+  const TrainOptions& options = parts_.setup.options;
   if (options.graph != GraphMode::kOn) {
     parts_.runner.graphs().set_limit(options.memory_limit);
   }
@@ -28,21 +24,21 @@ void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
   if (!planner && !parts_.setup.options.plans_schedule()) return;
   TORCH_CHECK(parts_.setup.options.memory_limit > 0,
               "[Trainer] a planner needs a memory_limit above 0");
-  std::optional<Decision> decision;
+  std::optional<Plan> first;
   if (parts_.ranks.first()) {
     planner_ = planner ? std::move(planner)
                        : make_budget_planner(parts_.setup, request(), options);
-    measuring([&] { decision.emplace(planner_->decide()); });
+    measuring([&] { first.emplace(planner_->decide()); });
   }
-  adopt(*broadcast(std::move(decision)));
+  adopt(*broadcast(std::move(first)));
 }
 
 int64_t BudgetKeeper::predicted_peak_bytes() const {
-  return decision_->predicted_peak_bytes + parts_.exchange.extra_bytes();
+  return current_->peak_bytes + parts_.exchange.extra_bytes();
 }
 
 PlanRequest BudgetKeeper::request() const {
-  const TrainConfig& options = parts_.setup.options;
+  const TrainOptions& options = parts_.setup.options;
   PlanRequest request;
   request.global_batch = options.share();
   const int64_t extra = parts_.exchange.extra_bytes();
@@ -50,7 +46,7 @@ PlanRequest BudgetKeeper::request() const {
   TORCH_CHECK(request.memory > 0, "[--memory] expected more than the ",
               format_bytes(extra), " that reducing gradients takes, got ",
               format_bytes(options.memory_limit), "; see --bucket");
-  request.precisions = {to_text(options.precision)};
+  request.precisions = {options.precision};
   request.micro_batch = options.batch;  // 0: to be chosen
   request.explain = false;
   return request;
@@ -72,54 +68,30 @@ void BudgetKeeper::measuring(const std::function<void()>& body) {
   restore();
 }
 
-std::optional<Decision> BudgetKeeper::broadcast(
-    std::optional<Decision> own) const {
+std::optional<Plan> BudgetKeeper::broadcast(std::optional<Plan> own) const {
   if (!parts_.ranks.group()) return own;
-  std::string text;
-  if (own) {
-    text = json{{"micro_batch", own->micro_batch},
-                {"accumulate", own->accumulate},
-                {"name", own->schedule.name()},
-                {"schedule", own->schedule.to_text()},
-                {"peak_bytes", own->predicted_peak_bytes},
-                {"step_ms", own->predicted_step_ms},
-                {"text", own->text},
-                {"weight_copies", own->weight_copies},
-                {"graph", own->graph}}
-               .dump();
-  }
-  text = parts_.ranks.broadcast_text(text);
+  const std::string text =
+      parts_.ranks.broadcast_text(own ? to_json(*own) : "");
   if (text.empty()) return std::nullopt;
-  const json j = json::parse(text);
-  return Decision{j.at("micro_batch"),
-                  j.at("accumulate"),
-                  Schedule::parse(j.at("name"), parts_.setup.model.chain.size(),
-                                  j.at("schedule").get<std::string>()),
-                  j.at("peak_bytes"),
-                  j.at("step_ms"),
-                  j.at("text"),
-                  j.at("weight_copies"),
-                  j.at("graph")};
+  return plan_from_json(text, parts_.setup.model.chain.size());
 }
 
-void BudgetKeeper::adopt(Decision decision) {
-  TrainConfig& options = parts_.setup.options;
+void BudgetKeeper::adopt(Plan plan) {
+  TrainOptions& options = parts_.setup.options;
   const WeightCopiesMode copies =
-      decision.weight_copies.empty()
-          ? options.weight_copies
-          : from_text<WeightCopiesMode>(decision.weight_copies);
+      plan.weight_copies.value_or(options.weight_copies);
   const bool other_copies = copies != options.weight_copies;
-  const bool sizes = decision.micro_batch != options.batch || other_copies;
+  const bool sizes = plan.micro_batch != options.batch || other_copies;
   if (other_copies) {
     parts_.runner.drop_weight_copies();
     options.weight_copies = copies;
   }
-  options.batch = decision.micro_batch;
-  options.accumulate = decision.accumulate;
-  parts_.runner.set_schedule(decision.schedule);
+  options.batch = plan.micro_batch;
+  options.accumulate = plan.accumulate;
+  parts_.runner.set_schedule(plan.schedule);
   // Trials may have allocated more host memory than the plan needs.
   if (parts_.setup.host) parts_.setup.host->trim();
-  decision_.emplace(std::move(decision));
+  current_.emplace(std::move(plan));
   if (options.graph != GraphMode::kOn) fit_graphs();
   parts_.adopted(sizes);
 }
@@ -128,7 +100,7 @@ void BudgetKeeper::fit_graphs() {
   const int64_t limit = parts_.setup.options.memory_limit;
   StepGraphs& graphs = parts_.runner.graphs();
   graphs.set_limit(limit);
-  if (!graphs.active() || decision_->graph) return;
+  if (!graphs.active() || current_->graph) return;
   graphs.give_up_memory(fmt::format(
       "the plan, of {} within {}, leaves no room for it; --graph on "
       "plans for one",
@@ -138,12 +110,12 @@ void BudgetKeeper::fit_graphs() {
 bool BudgetKeeper::tighten(int64_t over_bytes) {
   if (!planned()) return false;
   parts_.runner.drop_weight_copies();  // the planner creates its own
-  std::optional<Decision> own;
-  if (planner_) own = planner_->tighten(*decision_, over_bytes);
-  auto decision = broadcast(std::move(own));
-  if (!decision) return false;
+  std::optional<Plan> own;
+  if (planner_) own = planner_->tighten(*current_, over_bytes);
+  auto smaller = broadcast(std::move(own));
+  if (!smaller) return false;
   ++replans_;
-  adopt(std::move(*decision));
+  adopt(std::move(*smaller));
   return true;
 }
 
@@ -153,7 +125,7 @@ void BudgetKeeper::begin_window() {
 
 bool BudgetKeeper::end_window(int64_t step) {
   if (!planned()) return false;
-  const TrainConfig& options = parts_.setup.options;
+  const TrainOptions& options = parts_.setup.options;
   const int64_t limit = options.memory_limit;
   StepGraphs& graphs = parts_.runner.graphs();
   const bool many = parts_.ranks.group() != nullptr;
@@ -187,12 +159,12 @@ bool BudgetKeeper::end_window(int64_t step) {
   parts_.warn(fmt::format("update {} took {}, the budget is {}; {}", step,
                           format_bytes(peak), format_bytes(limit),
                           exhausted_ ? "nothing smaller is left"
-                                     : "from now on " + decision_->text));
+                                     : "from now on " + describe(*current_)));
   return options.batch != batch;
 }
 
 void BudgetKeeper::tighten_after_failure() {
-  if (tighten(0)) parts_.warn("from now on " + decision_->text);
+  if (tighten(0)) parts_.warn("from now on " + describe(*current_));
 }
 
 }  // namespace reprise::detail

@@ -22,37 +22,36 @@ namespace reprise::detail {
 /// and plans again if the peak of a window exceeds the budget or an allocation
 /// fails. Without a budget, or if the schedule is given, it does nothing.
 ///
-/// Rank 0 plans; the other ranks adopt its decisions.
+/// Rank 0 plans; the other ranks adopt its plans.
 ///
 /// Tested by tests/train/budget_test.cpp.
 class BudgetKeeper {
  public:
   struct Parts {
-    TrainSetup& setup;  ///< a decision changes the sizes in its options
+    TrainSetup& setup;  ///< a plan changes the sizes in its options
     Ranks& ranks;
     WindowExchange& exchange;
     StepRunner& runner;
     Gradients& gradients;
     OomRetry& retry;
     std::function<void(const std::string&)> warn;
-    /// Called after a decision was adopted. `sizes` is true if the micro-batch
+    /// Called after a plan was adopted. `sizes` is true if the micro-batch
     /// or the weight copies changed, which a resumed run must know.
     std::function<void(bool sizes)> adopted;
   };
   explicit BudgetKeeper(Parts parts);
 
-  /// Makes and adopts the first decision if the options ask for a plan or
+  /// Makes and adopts the first plan if the options ask for a plan or
   /// `planner` is given. If nothing fits, throws c10::Error with the smallest
   /// budget that works.
   void plan(std::unique_ptr<BudgetPlanner> planner,
             const PlanningOptions& options);
 
   /// Whether the schedule comes from a planner, on this rank or on rank 0.
-  bool planned() const { return decision_.has_value(); }
-  const std::optional<BudgetPlanner::Decision>& decision() const {
-    return decision_;
-  }
-  /// Predicted peak of the current decision, including the memory of the
+  bool planned() const { return current_.has_value(); }
+  /// The plan in force; nullopt if the training has none.
+  const std::optional<Plan>& current() const { return current_; }
+  /// Predicted peak of the current plan, including the memory of the
   /// exchange between ranks.
   int64_t predicted_peak_bytes() const;
   int64_t replans() const { return replans_; }
@@ -66,13 +65,12 @@ class BudgetKeeper {
 
  private:
   PlanRequest request() const;
-  /// Returns the decision of rank 0 on all ranks; nullopt if it has none.
-  std::optional<BudgetPlanner::Decision> broadcast(
-      std::optional<BudgetPlanner::Decision> own) const;
-  void adopt(BudgetPlanner::Decision decision);
+  /// Returns the plan of rank 0 on all ranks; nullopt if it has none.
+  std::optional<Plan> broadcast(std::optional<Plan> own) const;
+  void adopt(Plan plan);
   /// Disables CUDA graphs if they do not fit in the plan.
   void fit_graphs();
-  /// Adopts a decision that needs less memory. Returns false if there is none.
+  /// Adopts a plan that needs less memory. Returns false if there is none.
   bool tighten(int64_t over_bytes);
   /// Runs `body`, which may run the model, and restores the model's state.
   void measuring(const std::function<void()>& body);
@@ -80,7 +78,7 @@ class BudgetKeeper {
   Parts parts_;
   std::unique_ptr<BudgetPlanner>
       planner_;  // null: given schedule, or another rank's
-  std::optional<BudgetPlanner::Decision> decision_;
+  std::optional<Plan> current_;
   MemoryMeter window_meter_;
   int64_t replans_ = 0;
   bool exhausted_ = false;  // even the smallest plan exceeds the budget

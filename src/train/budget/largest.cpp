@@ -50,8 +50,8 @@ std::string to_text(const Largest& largest) {
   if (!largest.plan) return text;
   const Plan& plan = *largest.plan;
   return text + fmt::format("{}, {}\nrecompute {}: {}\n",
-                            detail::describe_batches(plan), plan.precision,
-                            plan.schedule.name(),
+                            detail::describe_batches(plan),
+                            to_text(plan.precision), plan.schedule.name(),
                             detail::describe_schedule(plan.schedule));
 }
 

@@ -29,8 +29,9 @@ TrainingCosts::Options cost_options(const PlanningOptions& options) {
   return result;
 }
 
-/// Returns the configuration without planning and evaluation.
-TrainConfig plain(TrainConfig config) {
+/// Returns the options, or the configuration, without planning and evaluation.
+template <class Options>
+Options plain(Options config) {
   config.memory_limit = 0;
   config.evaluate = false;
   if (config.batch == 0) config.batch = 1;
@@ -40,18 +41,6 @@ TrainConfig plain(TrainConfig config) {
     config.recompute = "none";
   }
   return config;
-}
-
-std::string how(const Plan& plan) {
-  const int again = plan.schedule.total_runs() - plan.schedule.stages();
-  const std::string host =
-      plan.host_bytes > 0
-          ? fmt::format(", {} on the host", format_bytes(plan.host_bytes))
-          : std::string();
-  return fmt::format(
-      "micro-batch {} × {}, {} stage run{} recomputed, {} of memory{}",
-      plan.micro_batch, plan.accumulate, again, again == 1 ? "" : "s",
-      format_bytes(plan.peak_bytes), host);
 }
 
 PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
@@ -82,8 +71,7 @@ class CopyChoice {
  private:
   PlanResult choose(const PlanRequest& request) {
     PlanResult with = make_plan(request, usual_);
-    const bool half =
-        from_text<Precision>(with.plan.precision) != Precision::kFp32;
+    const bool half = with.plan.precision != Precision::kFp32;
     const bool tight = !with.feasible || with.plan.schedule.total_runs() >
                                              with.plan.schedule.stages();
     if (!free_ || !half || request.memory == 0) return with;
@@ -100,9 +88,9 @@ class CopyChoice {
           result.feasible ? result.plan.step_ms : result.smallest_bytes * 1.0);
     };
     if (worse(with) <= worse(without)) return with;
-    const std::string each = to_text(WeightCopiesMode::kEach);
-    without.plan.weight_copies = each;
-    for (Plan& plan : without.alternatives) plan.weight_copies = each;
+    constexpr auto kEach = WeightCopiesMode::kEach;
+    without.plan.weight_copies = kEach;
+    for (Plan& plan : without.alternatives) plan.weight_copies = kEach;
     return without;
   }
 
@@ -120,7 +108,7 @@ class MeasuringPlanner final : public BudgetPlanner {
       : costs_(std::move(setup), cost_options(within(options, request))),
         request_(std::move(request)) {}
 
-  Decision decide() override {
+  Plan decide() override {
     const PlanResult result = costs_.plan(request_);
     // To the caller, an infeasible budget is a lack of memory.
     TORCH_CHECK_WITH(OutOfMemoryError, result.feasible,
@@ -128,53 +116,45 @@ class MeasuringPlanner final : public BudgetPlanner {
                      detail::format_exact_bytes(request_.memory),
                      "; the smallest plan needs ",
                      detail::format_sufficient_bytes(result.smallest_bytes),
-                     ": ", how(result.plan));
-    return decision(result.plan);
+                     ": ", describe(result.plan));
+    return result.plan;
   }
 
-  std::optional<Decision> tighten(const Decision& present,
-                                  int64_t over_bytes) override {
+  std::optional<Plan> tighten(const Plan& present,
+                              int64_t over_bytes) override {
     // Lower the budget by the error of the prediction, or by a tenth if the
     // error is unknown.
-    const int64_t less =
-        over_bytes > 0
-            ? over_bytes
-            : std::max<int64_t>(1, present.predicted_peak_bytes / 10);
+    const int64_t less = over_bytes > 0
+                             ? over_bytes
+                             : std::max<int64_t>(1, present.peak_bytes / 10);
     PlanRequest request = request_;
     request.micro_batch = present.micro_batch;
-    request.memory = std::max<int64_t>(1, present.predicted_peak_bytes - less);
+    request.memory = std::max<int64_t>(1, present.peak_bytes - less);
     const PlanResult result = costs_.plan(request);
-    if (result.feasible) return decision(result.plan);
-    const bool lower = result.plan.peak_bytes < present.predicted_peak_bytes;
+    if (result.feasible) return result.plan;
+    const bool lower = result.plan.peak_bytes < present.peak_bytes;
     // This saves less than requested, but results stay bit-identical.
-    if (lower && over_bytes == 0) return decision(result.plan);
+    if (lower && over_bytes == 0) return result.plan;
     if (auto smaller = smaller_batch(present, request.memory)) return smaller;
-    if (lower) return decision(result.plan);
+    if (lower) return result.plan;
     return std::nullopt;
   }
 
  private:
-  std::optional<Decision> smaller_batch(const Decision& present,
-                                        int64_t budget) {
+  std::optional<Plan> smaller_batch(const Plan& present, int64_t budget) {
     if (request_.micro_batch > 0) return std::nullopt;  // given by the user
     PlanRequest request = request_;
     request.memory = budget;
     const PlanResult result = costs_.plan(request);
     const auto smaller = [&](const Plan& plan) {
       return plan.micro_batch < present.micro_batch &&
-             plan.peak_bytes < present.predicted_peak_bytes;
+             plan.peak_bytes < present.peak_bytes;
     };
-    if (smaller(result.plan)) return decision(result.plan);
+    if (smaller(result.plan)) return result.plan;
     for (const Plan& plan : result.alternatives) {
-      if (smaller(plan)) return decision(plan);
+      if (smaller(plan)) return plan;
     }
     return std::nullopt;
-  }
-
-  static Decision decision(const Plan& plan) {
-    return {plan.micro_batch,   plan.accumulate, plan.schedule,
-            plan.peak_bytes,    plan.step_ms,    how(plan),
-            plan.weight_copies, plan.graph};
   }
 
   CopyChoice costs_;
@@ -369,14 +349,19 @@ std::unique_ptr<BudgetPlanner> detail::make_budget_planner(
 }
 
 struct TrainingPlanner::Impl {
-  Impl(const TrainConfig& config, const PlanningOptions& options)
-      : costs(make_setup(plain(config)), cost_options(options)) {}
+  Impl(TrainSetup setup, const PlanningOptions& options)
+      : costs(std::move(setup), cost_options(options)) {}
   CopyChoice costs;
 };
 
 TrainingPlanner::TrainingPlanner(const TrainConfig& config,
                                  const PlanningOptions& options)
-    : impl_(std::make_unique<Impl>(config, options)) {}
+    : impl_(std::make_unique<Impl>(make_setup(plain(config)), options)) {}
+TrainingPlanner::TrainingPlanner(TrainInputs inputs,
+                                 const TrainOptions& training,
+                                 const PlanningOptions& options)
+    : impl_(std::make_unique<Impl>(
+          make_setup(std::move(inputs), plain(training)), options)) {}
 TrainingPlanner::~TrainingPlanner() = default;
 TrainingPlanner::TrainingPlanner(TrainingPlanner&&) noexcept = default;
 TrainingPlanner& TrainingPlanner::operator=(TrainingPlanner&&) noexcept =

@@ -1,7 +1,7 @@
 #include "plan/evaluator.h"
 #include "train/budget/training_costs.h"
 
-#include <reprise/train/prediction.h>
+#include <reprise/train/planning.h>
 
 #include <fmt/format.h>
 
@@ -45,7 +45,7 @@ std::set<int64_t> sizes_to_measure(const std::set<int64_t>& sizes) {
 class Group {
  public:
   Group(const TrainConfig& config, const PlanningOptions& options)
-      : precision_(to_text(config.precision)) {
+      : precision_(config.precision) {
     TrainingCosts::Options measuring;
     measuring.memory_only = true;
     measuring.progress = options.progress;
@@ -62,7 +62,7 @@ class Group {
     const CostProfile& profile = costs_->profile(precision_);
     if (profile.sizes.empty() || config.plans_micro_batch()) return {};
     const bool optimal = config.plans_schedule();
-    const auto mode = from_text<GraphMode>(profile.graph);
+    const GraphMode mode = profile.graph;
     const auto plan_with = [&](bool graph) {
       const Evaluator evaluator(profile, config.batch, config.global_batch,
                                 optimal ? "" : config.recompute, graph);
@@ -79,7 +79,7 @@ class Group {
   }
 
  private:
-  std::string precision_;
+  Precision precision_;
   std::optional<TrainingCosts> costs_;
 };
 

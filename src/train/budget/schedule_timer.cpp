@@ -17,11 +17,10 @@ constexpr double kLongMs = 500;       // micro-batches to time in two rows only
 constexpr double kVeryLongMs = 1500;  // micro-batches to time in one row only
 
 /// Returns the setup with another precision. It shares the model.
-TrainSetup with_precision(const TrainSetup& setup,
-                          const std::string& precision) {
+TrainSetup with_precision(const TrainSetup& setup, Precision precision) {
   TrainSetup changed = setup;
-  changed.options.precision = from_text<Precision>(precision);
-  changed.autocast = autocast_of(changed.options.precision, setup.device);
+  changed.options.precision = precision;
+  changed.autocast = autocast_of(precision, setup.device);
   return changed;
 }
 

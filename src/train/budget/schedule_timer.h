@@ -5,7 +5,6 @@
 #include <reprise/recompute/schedule.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace reprise::detail {
@@ -21,7 +20,7 @@ class ScheduleTimer {
     int rows = 3;         ///< number of rows; the result is their median
   };
   struct Trial {
-    std::string precision;
+    Precision precision = Precision::kFp32;
     int64_t micro_batch = 1;
     const Schedule& schedule;
     bool accumulate = true;  ///< add to existing gradients

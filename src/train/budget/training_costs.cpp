@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 14;
+constexpr int kFormat = 15;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -99,13 +99,13 @@ void limit_host_bytes(const TrainSetup& setup, ChainCosts& figures) {
 TrainingCosts::TrainingCosts(TrainSetup setup, Options options)
     : setup_(std::move(setup)), options_(std::move(options)) {}
 
-const CostProfile& TrainingCosts::profile(const std::string& precision) {
+const CostProfile& TrainingCosts::profile(Precision precision) {
   const auto stream = trained_stream();
   return entry(precision);
 }
 
 GraphMode TrainingCosts::graph() const {
-  const TrainConfig& config = setup_.options;
+  const TrainOptions& config = setup_.options;
   const bool waits = config.sync_norm && config.ranks > 1;
   const bool can = setup_.device.is_cuda() && !waits &&
                    compat::cuda_graph_unavailable_reason().empty();
@@ -116,7 +116,7 @@ compat::GraphStreamScope TrainingCosts::trained_stream() const {
   return {setup_.device, graph() != GraphMode::kOff};
 }
 
-CostProfile& TrainingCosts::entry(const std::string& precision) {
+CostProfile& TrainingCosts::entry(Precision precision) {
   const auto found = profiles_.find(precision);
   if (found != profiles_.end()) return found->second;
   // Complete the profile before storing it, because memory may run out.
@@ -128,12 +128,12 @@ CostProfile& TrainingCosts::entry(const std::string& precision) {
   return profiles_.emplace(precision, std::move(profile)).first->second;
 }
 
-bool TrainingCosts::measure(const std::string& precision, int64_t micro_batch) {
+bool TrainingCosts::measure(Precision precision, int64_t micro_batch) {
   const auto stream = trained_stream();
   CostProfile& profile = entry(precision);
   if (profile.measured(micro_batch)) return true;
   say(fmt::format("measuring a micro-batch of {} in {}", micro_batch,
-                  precision));
+                  to_text(precision)));
   try {
     const bool first = profile.sizes.empty();
     SizeCosts size = measure_size(precision, micro_batch);
@@ -157,7 +157,7 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   const auto known = profile.tried_ms(micro_batch, text, plan.graph);
   if (known || options_.memory_only) return known;
   say(fmt::format("trying a micro-batch of {} in {}", micro_batch,
-                  plan.precision));
+                  to_text(plan.precision)));
   const auto ms = run_schedule(profile, profile.at(micro_batch), plan.schedule,
                                plan.graph, {});
   if (!ms) return std::nullopt;
@@ -166,31 +166,31 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   return ms;
 }
 
-std::string TrainingCosts::key_of(const std::string& precision) const {
+std::string TrainingCosts::key_of(Precision precision) const {
+  if (setup_.model.cost_key.empty()) return "";
   // Normalize options that do not affect costs, so that they share an entry.
-  TrainConfig config = setup_.options;
-  config.model = setup_.model.name;
-  config.model_options = setup_.model.options;
-  config.precision = from_text<Precision>(precision);
-  if (config.ranks == 1) config.sync_norm = false;
-  if (config.shard == Sharding::kNone && !config.sync_norm) config.ranks = 1;
-  if (config.tf32) config.fp32_products = Fp32Products::kLibrary;
+  TrainOptions options = setup_.options;
+  options.precision = precision;
+  if (options.ranks == 1) options.sync_norm = false;
+  if (options.shard == Sharding::kNone && !options.sync_norm) options.ranks = 1;
+  if (options.tf32) options.fp32_products = Fp32Products::kLibrary;
   size_t variants = 0;
   for (int i = 0; i < setup_.model.chain.size(); ++i) {
     variants += setup_.model.chain[i].variants().size();
   }
   return fmt::format(
-      "{} {} | variants {} data bytes {} | {} threads {} | LibTorch {}",
-      kFormat, config_fields().cost_key(config), variants, setup_.dataset_bytes,
+      "{} {} | {} | data {} bytes {} | variants {} | {} threads {} | "
+      "LibTorch {}",
+      kFormat, setup_.model.cost_key, option_fields().cost_key(options),
+      setup_.data.name, setup_.dataset_bytes, variants,
       setup_.device.is_cuda() ? compat::cuda_device_name(setup_.device.index())
                               : "cpu",
       at::get_num_threads(), libtorch_version());
 }
 
-std::unique_ptr<WeightCopies> TrainingCosts::copies(
-    const std::string& precision) const {
-  return weight_copies_of(setup_.options, from_text<Precision>(precision),
-                          setup_.model, setup_.device);
+std::unique_ptr<WeightCopies> TrainingCosts::copies(Precision precision) const {
+  return weight_copies_of(setup_.options, precision, setup_.model,
+                          setup_.device);
 }
 
 std::vector<std::string> TrainingCosts::stage_names() const {
@@ -207,7 +207,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   profile.gradient_bytes.assign(n, 0);
   profile.held_twice_bytes.assign(n, 0);
   profile.stages = stage_names();
-  profile.graph = to_text(graph());
+  profile.graph = graph();
   std::map<const void*, int> uses;
   for (int i = 0; i < chain.size(); ++i) {
     std::set<const void*> here;
@@ -337,7 +337,7 @@ void TrainingCosts::release_workspaces() {
   compat::release_workspaces(setup_.device);
 }
 
-SizeCosts TrainingCosts::measure_size(const std::string& precision,
+SizeCosts TrainingCosts::measure_size(Precision precision,
                                       int64_t micro_batch) {
   if (!setup_.device.is_cuda()) {
     return trace_size(precision, micro_batch, tracing());
@@ -390,8 +390,7 @@ StageCostOptions TrainingCosts::tracing() const {
   return options;
 }
 
-SizeCosts TrainingCosts::trace_size(const std::string& precision,
-                                    int64_t micro_batch,
+SizeCosts TrainingCosts::trace_size(Precision precision, int64_t micro_batch,
                                     const StageCostOptions& tracing) {
   SizeCosts size;
   size.micro_batch = micro_batch;
@@ -415,8 +414,7 @@ SizeCosts TrainingCosts::trace_size(const std::string& precision,
     size.prepare_bytes += setup_.options.workers * meter.peak_increase_bytes();
   }
   const auto made = copies(precision);
-  const compat::AutocastGuard autocast(
-      autocast_of(from_text<Precision>(precision), setup_.device));
+  const compat::AutocastGuard autocast(autocast_of(precision, setup_.device));
   size.chain_costs = measure_stage_costs(
       setup_.model.chain, {batch.inputs, batch.targets}, tracing);
   limit_host_bytes(setup_, size.chain_costs);

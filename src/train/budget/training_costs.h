@@ -30,8 +30,8 @@ class TrainingCosts final : public CostSource {
   /// random generators are restored after each measurement.
   TrainingCosts(TrainSetup setup, Options options);
 
-  const CostProfile& profile(const std::string& precision) override;
-  bool measure(const std::string& precision, int64_t micro_batch) override;
+  const CostProfile& profile(Precision precision) override;
+  bool measure(Precision precision, int64_t micro_batch) override;
   std::optional<double> try_plan(const Plan& plan) override;
   bool compare(const std::vector<Plan>& plans) override;
 
@@ -39,23 +39,23 @@ class TrainingCosts final : public CostSource {
   void release_workspaces();
 
  private:
-  CostProfile& entry(const std::string& precision);
+  CostProfile& entry(Precision precision);
   /// Value of CostProfile::graph for this training.
   GraphMode graph() const;
   /// Selects the stream that the training would use, because libraries allocate
   /// one workspace per stream.
   compat::GraphStreamScope trained_stream() const;
-  std::string key_of(const std::string& precision) const;
+  std::string key_of(Precision precision) const;
   std::vector<std::string> stage_names() const;
-  std::unique_ptr<WeightCopies> copies(const std::string& precision) const;
+  std::unique_ptr<WeightCopies> copies(Precision precision) const;
   void measure_fixed(CostProfile& profile);
   void measure_update(CostProfile& profile);
   void measure_workspace(CostProfile& profile, const SizeCosts& size);
   /// Bytes of loss sums and metrics that a training holds on the device.
   int64_t held_by_training() const;
-  SizeCosts measure_size(const std::string& precision, int64_t micro_batch);
+  SizeCosts measure_size(Precision precision, int64_t micro_batch);
   StageCostOptions tracing() const;
-  SizeCosts trace_size(const std::string& precision, int64_t micro_batch,
+  SizeCosts trace_size(Precision precision, int64_t micro_batch,
                        const StageCostOptions& tracing);
   void measure_factors(CostProfile& profile, SizeCosts& size);
   /// Whether a trial fits in `options_.memory`; for `first` see
@@ -83,7 +83,7 @@ class TrainingCosts final : public CostSource {
 
   TrainSetup setup_;
   Options options_;
-  std::map<std::string, CostProfile> profiles_;
+  std::map<Precision, CostProfile> profiles_;
 };
 
 }  // namespace reprise::detail

@@ -35,7 +35,7 @@ int64_t new_row() {
 }  // namespace
 
 void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
-  const auto mode = from_text<GraphMode>(profile.graph);
+  const GraphMode mode = profile.graph;
   const auto factor = [&](const char* strategy) -> std::optional<double> {
     const Schedule schedule =
         make_schedule(strategy, setup_.model.chain.size());
@@ -43,7 +43,7 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
         mode == GraphMode::kOn ||
         (mode == GraphMode::kAuto && fits_graph(profile, size, schedule));
     say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
-                    profile.precision));
+                    to_text(profile.precision)));
     const auto ms = run_schedule(profile, size, schedule, graph, {});
     if (!ms) return std::nullopt;
     profile.add(

@@ -142,6 +142,14 @@ bool TrainConfig::is_random_data() const {
   return data == kRandom;
 }
 
+std::string to_json(const TrainOptions& options) {
+  return option_fields().to_json(options);
+}
+
+TrainOptions options_from_json(const std::string& text) {
+  return option_fields().from_json(text);
+}
+
 std::string to_json(const TrainConfig& config) {
   return config_fields().to_json(config);
 }

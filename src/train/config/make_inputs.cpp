@@ -1,6 +1,6 @@
 #include "train/config/check_device.h"
 
-#include <reprise/models/weights.h>
+#include <reprise/models/model.h>
 #include <reprise/train/inputs.h>
 
 #include <ATen/Parallel.h>

@@ -19,11 +19,9 @@ PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
   fixed.batch = plan.micro_batch;
   fixed.accumulate = plan.accumulate;
   fixed.global_batch = plan.global_batch;
-  fixed.precision = from_text<Precision>(plan.precision);
+  fixed.precision = plan.precision;
   fixed.recompute = plan.schedule.to_text();
-  if (!plan.weight_copies.empty()) {
-    fixed.weight_copies = from_text<WeightCopiesMode>(plan.weight_copies);
-  }
+  if (plan.weight_copies) fixed.weight_copies = *plan.weight_copies;
   fixed.epochs = 0;
   fixed.steps = detail::kWarmUpWindows + windows;
   fixed.resolve();

@@ -87,10 +87,10 @@ NamedTensors Saver::tensors(const RunState& state, int64_t window_samples) {
   return list;
 }
 
-std::optional<RunDirectory::Saved> Saver::newest() {
-  std::optional<RunDirectory::Saved> saved;
+std::optional<SavedState> Saver::newest() {
+  std::optional<SavedState> saved;
   if (directory_ != nullptr) {
-    saved = directory_->newest([this](const std::string& text) {
+    saved = newest_state(*directory_, [this](const std::string& text) {
       parts_.reporter.warn("passed over: " + text);
     });
   }
@@ -105,7 +105,7 @@ std::optional<RunDirectory::Saved> Saver::newest() {
   return saved;
 }
 
-void Saver::restore(const RunDirectory::Saved& saved, RunState& state,
+void Saver::restore(const SavedState& saved, RunState& state,
                     int64_t& window_samples) {
   TrainSetup& setup = parts_.setup;
   state = saved.state;
@@ -173,9 +173,9 @@ void Saver::save(RunState& state, int64_t window_samples) {
         state.metrics_bytes = metrics.synced_bytes();
         parts_.clock.wait_for_device();
         state.train_s = parts_.clock.total_seconds();
-        directory_->save(state,
-                         together ? collected : tensors(state, window_samples),
-                         parts_.setup.options.keep);
+        save_state(*directory_, state,
+                   together ? collected : tensors(state, window_samples),
+                   parts_.setup.options.keep);
       });
       failed_ = false;
       parts_.reporter.saved(fmt::format("{} at update {}{}", directory_->path(),
@@ -197,7 +197,7 @@ void Saver::save(RunState& state, int64_t window_samples) {
 void Saver::save_config() {
   if (directory_ == nullptr) return;
   try {
-    directory_->set_config(parts_.setup.options);
+    directory_->update_config(to_json(parts_.setup.options));
   } catch (const Error& error) {
     // Only warn, as in save().
     parts_.reporter.warn(std::string("not saved: ") + error.what());

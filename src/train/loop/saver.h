@@ -8,9 +8,9 @@
 #include "train/step/step_runner.h"
 #include "train/step/train_setup.h"
 #include "train/step/window_exchange.h"
+#include "train/store/run_state.h"
 
 #include <reprise/train/optimizer.h>
-#include <reprise/train/run_directory.h>
 
 #include <cstdint>
 #include <optional>
@@ -41,10 +41,10 @@ class Saver {
   void start(RunDirectory* directory);
 
   /// Returns the newest state on disk that can be read, on all ranks.
-  std::optional<RunDirectory::Saved> newest();
+  std::optional<SavedState> newest();
   /// Restores everything except the position of the loader, and sets `state`
   /// and the number of samples of the current window.
-  void restore(const RunDirectory::Saved& saved, RunState& state,
+  void restore(const SavedState& saved, RunState& state,
                int64_t& window_samples);
 
   /// Whether a save is due by the clock of this process.

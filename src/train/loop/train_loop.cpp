@@ -5,7 +5,7 @@
 #include "compat/cuda_graph.h"
 #include "compat/denormals.h"
 
-#include <reprise/memory/process_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <fmt/format.h>
 #include <torch/utils.h>
@@ -93,7 +93,7 @@ TrainResult TrainLoop::run_to_end() {
 }
 
 void TrainLoop::start() {
-  const TrainConfig& options = setup_.options;
+  const TrainOptions& options = setup_.options;
   const int64_t window = options.global_batch;
   const int64_t windows_per_epoch =  // including a short last one
       (setup_.data.train->size() + window - 1) / window;
@@ -132,7 +132,7 @@ void TrainLoop::start() {
 
 void TrainLoop::describe_start() {
   if (reporter_.listener() == nullptr) return;
-  const TrainConfig& options = setup_.options;
+  const TrainOptions& options = setup_.options;
   const std::string ranks = options.ranks > 1
                                 ? fmt::format(" × {} ranks", options.ranks)
                                 : std::string();
@@ -141,7 +141,7 @@ void TrainLoop::describe_start() {
   const std::string total =
       even ? std::string() : fmt::format(" = {}", options.global_batch);
   const std::string plan =
-      budget_.planned() ? "; plan: " + budget_.decision()->text : "";
+      budget_.planned() ? "; plan: " + describe(*budget_.current()) : "";
   reporter_.started(
       {fmt::format("{}, {} stages, {:.1f} M parameters", setup_.model.name,
                    setup_.model.chain.size(),

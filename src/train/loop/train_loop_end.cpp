@@ -2,8 +2,8 @@
 // saving, progress and summary.
 #include "train/loop/train_loop.h"
 
-#include <reprise/memory/process_memory.h>
-#include <reprise/models/weights.h>
+#include <reprise/memory/meter.h>
+#include <reprise/models/model.h>
 
 #include <algorithm>
 
@@ -62,7 +62,7 @@ void TrainLoop::show(bool now) {
   if (!due && !reporter_.metrics().full()) return;
   retry_.run("fetching the losses", [this] { reporter_.metrics().flush(); });
   if (!due || reporter_.listener() == nullptr) return;
-  const TrainConfig& options = setup_.options;
+  const TrainOptions& options = setup_.options;
   const double speed = clock_.samples_per_s(samples_here_);
   const double left_samples = static_cast<double>(total_steps_ - state_.step) *
                               static_cast<double>(options.global_batch);
@@ -105,7 +105,7 @@ TrainResult TrainLoop::finish() {
 }
 
 TrainSummary TrainLoop::summarize(double trained_s, double speed) {
-  const TrainConfig& options = setup_.options;
+  const TrainOptions& options = setup_.options;
   TrainSummary s;
   s.model = setup_.model.name;
   s.device = options.device;
@@ -144,8 +144,7 @@ TrainSummary TrainLoop::summarize(double trained_s, double speed) {
   if (setup_.host) s.host_bytes = setup_.host->held_bytes();
   s.limit_bytes = options.memory_limit;
   if (budget_.planned()) {
-    s.predicted = {budget_.predicted_peak_bytes(),
-                   budget_.decision()->predicted_step_ms};
+    s.predicted = {budget_.predicted_peak_bytes(), budget_.current()->step_ms};
   }
   s.replans = budget_.replans();
   s.graph = runner_.graphs().state();

@@ -6,7 +6,7 @@
 
 namespace reprise {
 
-Trainer::Trainer(TrainInputs inputs, const TrainConfig& options,
+Trainer::Trainer(TrainInputs inputs, const TrainOptions& options,
                  TrainerOptions with)
     : loop_(std::make_unique<detail::TrainLoop>(
           detail::make_setup(std::move(inputs), options), std::move(with))) {}

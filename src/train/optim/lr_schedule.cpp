@@ -1,4 +1,4 @@
-#include <reprise/train/lr_schedule.h>
+#include <reprise/train/optimizer.h>
 
 #include <c10/util/Exception.h>
 

@@ -247,7 +247,7 @@ class Profiler {
   }
 
   TrainingProfile described() const {
-    const TrainConfig& options = setup_.options;
+    const TrainOptions& options = setup_.options;
     TrainingProfile result;
     result.model = setup_.model.name;
     result.data = setup_.data.name;

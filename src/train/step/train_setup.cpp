@@ -7,7 +7,6 @@
 #include "train/optim/registry.h"
 
 #include <reprise/memory/meter.h>
-#include <reprise/memory/process_memory.h>
 #include <reprise/ops/linear.h>
 #include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/stage_costs.h>
@@ -34,7 +33,7 @@ void make_channels_last(Model& model) {
 
 }  // namespace
 
-std::shared_ptr<HostStore> host_store_of(const TrainConfig& config,
+std::shared_ptr<HostStore> host_store_of(const TrainOptions& config,
                                          torch::Device device) {
   if (!device.is_cuda() || config.host_memory == HostMemoryMode::kOff)
     return nullptr;
@@ -46,8 +45,8 @@ std::shared_ptr<HostStore> host_store_of(const TrainConfig& config,
   return make_host_store(device.index(), free / 2);
 }
 
-void place_model(Model& model, const TrainConfig& options, torch::Device device,
-                 const std::shared_ptr<HostStore>& host) {
+void place_model(Model& model, const TrainOptions& options,
+                 torch::Device device, const std::shared_ptr<HostStore>& host) {
   if (device.is_cuda()) {
     compat::set_cuda_library_options({options.tf32, options.autotune});
     allow_tf32x3_gemm(options.fp32_products == Fp32Products::kAuto &&
@@ -63,7 +62,7 @@ void place_model(Model& model, const TrainConfig& options, torch::Device device,
   if (host) model.chain = with_host_variants(model.chain, host);
 }
 
-TrainSetup assemble_setup(TrainInputs placed, const TrainConfig& options,
+TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
                           torch::Device device,
                           std::shared_ptr<HostStore> host) {
   TrainSetup setup{.options = options,
@@ -85,7 +84,7 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainConfig& options,
   return setup;
 }
 
-TrainSetup make_setup(TrainInputs inputs, const TrainConfig& options) {
+TrainSetup make_setup(TrainInputs inputs, const TrainOptions& options) {
   TORCH_CHECK(inputs.model.root && inputs.data.train,
               "[Trainer] expected a model and training data");
   const torch::Device device = check_device(options);
@@ -116,7 +115,7 @@ std::vector<torch::Tensor> values(const NamedTensors& named) {
   return list;
 }
 
-std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& config,
+std::unique_ptr<Optimizer> optimizer_of(const TrainOptions& config,
                                         const Model& model) {
   const NamedTensors parameters = named(model.root->named_parameters());
   OptimizerOptions options = config.optimizer;
@@ -137,7 +136,7 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& config,
   return make_optimizer(options, parameters);
 }
 
-LoaderOptions make_loader_options(const TrainConfig& config,
+LoaderOptions make_loader_options(const TrainOptions& config,
                                   const PrepareOptions& prepare,
                                   torch::Device device) {
   LoaderOptions loading;
@@ -170,7 +169,7 @@ compat::AutocastState autocast_of(Precision precision, torch::Device device) {
   return state;
 }
 
-std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
+std::unique_ptr<WeightCopies> weight_copies_of(const TrainOptions& config,
                                                Precision precision,
                                                const Model& model,
                                                torch::Device device) {
@@ -193,7 +192,7 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& config,
 }
 
 Schedule schedule_of(const TrainSetup& setup) {
-  const TrainConfig& options = setup.options;
+  const TrainOptions& options = setup.options;
   const int stages = setup.model.chain.size();
   if (options.plans_schedule()) return make_schedule("none", stages);
   if (is_schedule_text(options.recompute)) {
@@ -214,7 +213,7 @@ Schedule schedule_of(const TrainSetup& setup) {
       output_bytes(setup.model.chain, {batch.inputs, batch.targets}));
 }
 
-LrScheduleOptions lr_schedule_of(const TrainConfig& config) {
+LrScheduleOptions lr_schedule_of(const TrainOptions& config) {
   LrScheduleOptions rate = config.rate;
   rate.base = scale_rate(
       rate.base, config.scale_lr, static_cast<double>(config.global_batch),
@@ -222,7 +221,7 @@ LrScheduleOptions lr_schedule_of(const TrainConfig& config) {
   return rate;
 }
 
-GradScaler::Options scaler_of(const TrainConfig& config) {
+GradScaler::Options scaler_of(const TrainOptions& config) {
   GradScaler::Options options;
   options.enabled = config.precision == Precision::kFp16;
   options.scale = config.loss_scale;

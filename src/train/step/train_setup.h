@@ -6,7 +6,6 @@
 
 #include <reprise/data/dataset.h>
 #include <reprise/data/loader.h>
-#include <reprise/data/prepare.h>
 #include <reprise/data/safetensors.h>
 #include <reprise/memory/host_store.h>
 #include <reprise/models/model.h>
@@ -28,7 +27,7 @@ namespace reprise::detail {
 /// Model, data and options of a training, ready on its device. Copies share the
 /// model's tensors and the data.
 struct TrainSetup {
-  TrainConfig options;  ///< the sizes in it change with the plan
+  TrainOptions options;  ///< the sizes in it change with the plan
   torch::Device device;
   std::shared_ptr<HostStore> host{};  ///< for offloaded activations; null: none
   Model model;                        ///< in training mode
@@ -47,25 +46,25 @@ struct TrainSetup {
 /// layout, and excludes resident datasets from memory counts. Throws c10::Error
 /// if the options cannot be run: unknown device, precision that the device does
 /// not support.
-TrainSetup make_setup(TrainInputs inputs, const TrainConfig& options);
+TrainSetup make_setup(TrainInputs inputs, const TrainOptions& options);
 
 /// Overload for the built-in model and data that `config` names.
 TrainSetup make_setup(const TrainConfig& config);
 
 /// Makes a setup without a snapshot for a model that place_model() has placed.
-TrainSetup assemble_setup(TrainInputs placed, const TrainConfig& options,
+TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
                           torch::Device device,
                           std::shared_ptr<HostStore> host);
 
 /// Returns a store for activations in host memory; null if the options or the
 /// device do not allow it.
-std::shared_ptr<HostStore> host_store_of(const TrainConfig& options,
+std::shared_ptr<HostStore> host_store_of(const TrainOptions& options,
                                          torch::Device device);
 
 /// Moves `model` to `device`, in training mode, with the memory layout of the
 /// options. With `host`, its stages get a variant that offloads to it.
-void place_model(Model& model, const TrainConfig& options, torch::Device device,
-                 const std::shared_ptr<HostStore>& host);
+void place_model(Model& model, const TrainOptions& options,
+                 torch::Device device, const std::shared_ptr<HostStore>& host);
 
 NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict);
 std::vector<torch::Tensor> values(const NamedTensors& named);
@@ -73,11 +72,11 @@ std::vector<torch::Tensor> values(const NamedTensors& named);
 /// Returns the optimizer of the options for the parameters of `model`. An 8-bit
 /// optimizer does not quantize the moments of embeddings unless
 /// `options.quantize_embeddings` is set.
-std::unique_ptr<Optimizer> optimizer_of(const TrainConfig& options,
+std::unique_ptr<Optimizer> optimizer_of(const TrainOptions& options,
                                         const Model& model);
 
 /// Returns loader options; the caller sets batch size and window.
-LoaderOptions make_loader_options(const TrainConfig& options,
+LoaderOptions make_loader_options(const TrainOptions& options,
                                   const PrepareOptions& prepare,
                                   torch::Device device);
 
@@ -85,7 +84,7 @@ compat::AutocastState autocast_of(Precision precision, torch::Device device);
 
 /// Returns half-precision copies of the model's linear weights for training in
 /// `precision`; null if `options.weight_copies` disables them.
-std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& options,
+std::unique_ptr<WeightCopies> weight_copies_of(const TrainOptions& options,
                                                Precision precision,
                                                const Model& model,
                                                torch::Device device);
@@ -95,8 +94,8 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainConfig& options,
 /// stages' outputs run one micro-batch to measure them.
 Schedule schedule_of(const TrainSetup& setup);
 
-LrScheduleOptions lr_schedule_of(const TrainConfig& options);
+LrScheduleOptions lr_schedule_of(const TrainOptions& options);
 
-GradScaler::Options scaler_of(const TrainConfig& options);
+GradScaler::Options scaler_of(const TrainOptions& options);
 
 }  // namespace reprise::detail

@@ -78,7 +78,7 @@ class RankExchange final : public WindowExchange {
  public:
   RankExchange(Ranks& ranks, const TrainSetup& setup)
       : ranks_(ranks), parameters_(setup.parameters) {
-    const TrainConfig& options = setup.options;
+    const TrainOptions& options = setup.options;
     ReducerOptions reducing;
     reducing.bucket_bytes = options.bucket_bytes;
     reducing.bf16 = options.reduce == ReduceType::kBf16;
@@ -219,7 +219,7 @@ class RankExchange final : public WindowExchange {
 std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
                                                      const TrainSetup& setup) {
   if (!ranks.group()) return std::make_unique<NoExchange>();
-  const TrainConfig& options = setup.options;
+  const TrainOptions& options = setup.options;
   TORCH_CHECK(options.ranks == ranks.size(),
               "[Trainer] expected the options' ranks to be the group's ",
               ranks.size(), ", got ", options.ranks);

@@ -1,11 +1,11 @@
 #pragma once
 
+#include "distributed/reducer.h"
 #include "train/step/ranks.h"
 #include "train/step/train_setup.h"
 
 #include <reprise/data/loader.h>
 #include <reprise/data/safetensors.h>
-#include <reprise/distributed/reducer.h>
 #include <reprise/recompute/execution.h>
 
 #include <torch/types.h>

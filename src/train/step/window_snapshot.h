@@ -1,8 +1,7 @@
 #pragma once
 
 #include "compat/rng.h"
-
-#include <reprise/train/run_directory.h>
+#include "train/store/run_state.h"
 
 #include <torch/types.h>
 

@@ -48,10 +48,10 @@ void Metrics::add(const TrainListener::Evaluation& evaluation) {
                      {"eval_loss", number(evaluation.loss)},
                      {"eval_accuracy", number(evaluation.accuracy)}}
             .dump());
-  if (events_) {
-    events_->scalar("eval/loss", evaluation.loss, evaluation.step);
-    events_->scalar("eval/accuracy", evaluation.accuracy, evaluation.step);
-  }
+  write_events([&](EventWriter& events) {
+    events.scalar("eval/loss", evaluation.loss, evaluation.step);
+    events.scalar("eval/accuracy", evaluation.accuracy, evaluation.step);
+  });
 }
 
 void Metrics::flush() {
@@ -67,11 +67,11 @@ void Metrics::flush() {
                          {"samples", p.samples}};
     if (p.has_norm) line["norm"] = number(norm);
     write(line.dump());
-    if (events_) {
-      events_->scalar("train/loss", loss, p.step);
-      events_->scalar("train/lr", p.rate, p.step);
-      if (p.has_norm) events_->scalar("train/norm", norm, p.step);
-    }
+    write_events([&](EventWriter& events) {
+      events.scalar("train/loss", loss, p.step);
+      events.scalar("train/lr", p.rate, p.step);
+      if (p.has_norm) events.scalar("train/norm", norm, p.step);
+    });
     last_loss_ = loss;
     if (!std::isfinite(loss) && !warned_of_loss_) {
       warned_of_loss_ = true;
@@ -89,13 +89,21 @@ int64_t Metrics::synced_bytes() {
 
 void Metrics::write(const std::string& line) {
   if (!log_) return;
+  guard(warned_of_log_, [&] { log_->write(line); });
+}
+
+void Metrics::write_events(const std::function<void(EventWriter&)>& values) {
+  if (!events_) return;
+  guard(warned_of_events_, [&] { values(*events_); });
+}
+
+void Metrics::guard(bool& warned, const std::function<void()>& writing) {
   try {
-    log_->write(line);
-    warned_of_log_ = false;
+    writing();
+    warned = false;
   } catch (const Error& error) {
-    // A full disk must not end the training. Warn once.
-    if (!warned_of_log_) warn(error.what());
-    warned_of_log_ = true;
+    if (!warned) warn(error.what());
+    warned = true;
   }
 }
 

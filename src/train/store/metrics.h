@@ -1,5 +1,6 @@
 #pragma once
 
+#include "train/store/metrics_log.h"
 #include "train/store/tensorboard.h"
 
 #include <reprise/train/run_directory.h>
@@ -7,6 +8,7 @@
 
 #include <torch/types.h>
 
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -18,7 +20,7 @@ namespace reprise::detail {
 /// from the device in groups, so that the training does not wait for the device
 /// after each update. Pending values are stored in a tensor of fixed size, so
 /// that memory use does not depend on when they are copied. Tested by
-/// tests/train/trainer_test.cpp.
+/// tests/train/metrics_test.cpp and tests/train/trainer_test.cpp.
 class Metrics {
  public:
   /// Maximum number of pending updates.
@@ -59,6 +61,10 @@ class Metrics {
     int64_t samples;
   };
   void write(const std::string& line);
+  void write_events(const std::function<void(EventWriter&)>& values);
+  /// Runs `writing`. A full disk must not end the training: its error is only
+  /// reported, and once until a write succeeds again.
+  void guard(bool& warned, const std::function<void()>& writing);
   void warn(const std::string& text);
 
   std::optional<MetricsLog> log_;
@@ -69,6 +75,7 @@ class Metrics {
   std::optional<double> last_loss_;
   bool warned_of_loss_ = false;
   bool warned_of_log_ = false;
+  bool warned_of_events_ = false;
 };
 
 }  // namespace reprise::detail

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <reprise/base/enum_text.h>
+
+#include <array>
+#include <string_view>
+
+/// Choices of a training that its costs depend on. The planner makes them or takes them as
+/// given, and a Plan carries them to the trainer.
+namespace reprise {
+
+/// Type of activations and of matrix products.
+enum class Precision { kFp32, kBf16, kFp16 };
+
+template <>
+struct EnumText<Precision> {
+  static constexpr std::array<std::string_view, 3> names{"fp32", "bf16",
+                                                         "fp16"};
+};
+
+/// Use of CUDA graphs for the micro-step. kAuto: on CUDA, if the micro-step can be
+/// captured and the graph fits in the memory budget.
+enum class GraphMode { kAuto, kOn, kOff };
+
+template <>
+struct EnumText<GraphMode> {
+  static constexpr std::array<std::string_view, 3> names{"auto", "on", "off"};
+};
+
+/// Half-precision copies of the linear layers' weights (WeightCopies). kOn: one
+/// copy per window. kEach: a conversion at each use, which takes no memory. kAuto:
+/// kOn on CUDA, or kEach if a plan for the memory budget is better with it.
+enum class WeightCopiesMode { kAuto, kOn, kEach, kOff };
+
+template <>
+struct EnumText<WeightCopiesMode> {
+  static constexpr std::array<std::string_view, 4> names{"auto", "on", "each",
+                                                         "off"};
+};
+
+}  // namespace reprise
