@@ -2,9 +2,8 @@
 
 #include "compat/foreach.h"
 
-#include <reprise/ops/weight_copies.h>
-
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 namespace reprise {
@@ -12,10 +11,7 @@ namespace reprise {
 SmallGradients::SmallGradients(const std::vector<torch::Tensor>& parameters) {
   for (torch::Tensor parameter : parameters) {
     torch::Tensor& gradient = parameter.mutable_grad();
-    if (!gradient.defined() || gradient.layout() != torch::kStrided ||
-        WeightCopies::has(parameter)) {
-      continue;
-    }
+    if (!gradient.defined() || gradient.layout() != torch::kStrided) continue;
     auto before = std::exchange(gradient, {});
     aside_.emplace_back(std::move(parameter), std::move(before));
   }
@@ -58,6 +54,16 @@ std::vector<torch::Tensor> smallest_parameters(
     if (left < 0 || values > kMaxElements) break;
   }
   parameters.resize(count);
+  return parameters;
+}
+
+std::vector<torch::Tensor> without(std::vector<torch::Tensor> parameters,
+                                   const std::vector<torch::Tensor>& excluded) {
+  std::unordered_set<const c10::TensorImpl*> keys;
+  for (const auto& tensor : excluded) keys.insert(tensor.unsafeGetTensorImpl());
+  std::erase_if(parameters, [&](const torch::Tensor& parameter) {
+    return keys.contains(parameter.unsafeGetTensorImpl());
+  });
   return parameters;
 }
 

@@ -17,7 +17,12 @@ namespace reprise {
 /// the backward pass leaves the new ones in `.grad`; add() then writes the
 /// sums. The additions are the same, so results are bit-identical.
 ///
-///     const auto parameters = smallest_parameters(model->parameters());
+/// This holds for parameters whose gradients autograd adds. Operators that add
+/// to `.grad` themselves (see WeightCopies) must find the sum there, so their
+/// parameters must be left out:
+///
+///     const auto parameters = without(
+///         smallest_parameters(model->parameters()), copies.weights());
 ///     …
 ///     SmallGradients small(parameters);
 ///     loss.backward();
@@ -27,8 +32,7 @@ namespace reprise {
 /// add().
 class SmallGradients {
  public:
-  /// Sets aside the gradients of `parameters`, except of those with a weight
-  /// copy (WeightCopies), whose layers accumulate into `.grad` themselves.
+  /// Sets aside the gradients of `parameters`, except sparse ones.
   explicit SmallGradients(const std::vector<torch::Tensor>& parameters);
   /// If add() was not called, restores the gradients that were set aside.
   ~SmallGradients();
@@ -48,5 +52,9 @@ class SmallGradients {
 /// included.
 std::vector<torch::Tensor> smallest_parameters(
     std::vector<torch::Tensor> parameters, double share = 1.0 / 64);
+
+/// Returns `parameters` without those in `excluded`, in the same order.
+std::vector<torch::Tensor> without(std::vector<torch::Tensor> parameters,
+                                   const std::vector<torch::Tensor>& excluded);
 
 }  // namespace reprise

@@ -31,7 +31,9 @@ struct WeightCopy {
   int64_t version = -1;    // of the weight when it was copied; -1: expired
 };
 
-/// Entries by weight. Read from any thread: those of the backward recompute forwards.
+/// Entries by weight, for all WeightCopies of the process. Operators are called with a
+/// weight only, deep inside modules and recomputations, and have no other way to find its
+/// copy. Read from any thread: those of the backward recompute forwards.
 struct WeightRegistry {
   std::shared_mutex mutex;
   std::unordered_map<const c10::TensorImpl*, WeightCopy> entries;

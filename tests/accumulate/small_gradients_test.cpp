@@ -2,6 +2,9 @@
 
 #include "support.h"
 
+#include <reprise/ops/linear.h>
+#include <reprise/ops/weight_copies.h>
+
 namespace reprise {
 namespace {
 
@@ -63,6 +66,54 @@ TEST(SmallGradients, KeepsGradientsOfUnusedParameters) {
   small.add();
   EXPECT_TRUE(same(two.small.grad(), before));
   EXPECT_TRUE(two.large.grad().defined());
+}
+
+/// A linear layer and a scale of its outputs.
+struct Scaled {
+  Tensor weight, bias, scale;
+
+  Scaled() {
+    torch::manual_seed(4);
+    const auto options = on_device(torch::kFloat);
+    weight = torch::randn({8, 16}, options).requires_grad_();
+    bias = torch::randn({8}, options).requires_grad_();
+    scale = torch::randn({8}, options).requires_grad_();
+  }
+  void backward(int i) const {
+    const Tensor x = torch::full({3, 16}, 0.1 * (i + 1), on_device());
+    (ops::linear(x, weight, bias) * scale).sin().sum().backward();
+  }
+};
+
+TEST(SmallGradients, OperatorsAddToTheGradientsOfExcludedWeights) {
+  const Scaled wanted, got;
+  const WeightCopies wanted_copies({wanted.weight, wanted.bias}, torch::kFloat);
+  const WeightCopies copies({got.weight, got.bias}, torch::kFloat);
+  const std::vector<Tensor> parameters = {got.scale, got.bias, got.weight};
+  for (int i = 0; i < 3; ++i) {
+    wanted.backward(i);
+    SmallGradients small(without(parameters, copies.weights()));
+    got.backward(i);
+    // The operators have added already, and the scale is set aside.
+    EXPECT_TRUE(same(got.weight.grad(), wanted.weight.grad())) << i;
+    EXPECT_TRUE(same(got.bias.grad(), wanted.bias.grad())) << i;
+    EXPECT_EQ(same(got.scale.grad(), wanted.scale.grad()), i == 0) << i;
+    small.add();
+    EXPECT_TRUE(same(got.weight.grad(), wanted.weight.grad())) << i;
+    EXPECT_TRUE(same(got.bias.grad(), wanted.bias.grad())) << i;
+    EXPECT_TRUE(same(got.scale.grad(), wanted.scale.grad())) << i;
+  }
+}
+
+TEST(SmallGradients, ExcludesTheGivenParameters) {
+  const Tensor a = torch::zeros({2}), b = torch::zeros({2}),
+               c = torch::zeros({2});
+  const auto rest = without({c, a, b}, {a, torch::zeros({2})});
+  ASSERT_EQ(rest.size(), 2u);
+  EXPECT_TRUE(rest[0].is_same(c));
+  EXPECT_TRUE(rest[1].is_same(b));
+  EXPECT_TRUE(without({a}, {a}).empty());
+  EXPECT_EQ(without({a, b}, {}).size(), 2u);
 }
 
 TEST(SmallGradients, SelectsTheSmallestParameters) {

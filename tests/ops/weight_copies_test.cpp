@@ -55,6 +55,8 @@ TEST(WeightCopies, OneOwnerPerWeight) {
       std::vector<Tensor>{layer.weight, layer.weight, layer.x.detach()},
       torch::kBFloat16);
   EXPECT_EQ(copies->copies().size(), 1U);  // one tensor for all copies
+  ASSERT_EQ(copies->weights().size(), 1U);
+  EXPECT_TRUE(copies->weights()[0].is_same(layer.weight));
   EXPECT_NE(error_of([&] {
               WeightCopies({layer.weight}, torch::kBFloat16);
             }).find("another WeightCopies holds"),

@@ -103,6 +103,7 @@ has out "optimizer state"
 has out "other micro-batches"
 has out "together"
 has out "The peak of a window"
+has out "step: train takes"
 expect 0 profile "${small[@]}" --batch 4 --format json
 python3 - "$work/out" <<'PY' || fail "the JSON differs from the documentation"
 import json, sys
@@ -114,7 +115,13 @@ assert sum(p["increment_bytes"] for p in phases) == (
     phases[-1]["after_bytes"] - phases[0]["before_bytes"])
 assert sum(s["kept_bytes"] for s in profile["stages"]) == profile["kept_bytes"]
 assert sum(profile["memory"].values()) == profile["peak_bytes"]
+window = [p["ms"] for p in phases[3:]]
+assert abs(sum(window) - profile["phases_ms"]) < 1e-6 * sum(window)
+assert profile["step_ms"] > 0
+assert profile["graph"] == ("off" if profile["device"] == "cpu" else "on")
 PY
+expect 0 profile "${small[@]}" --batch 4 --graph off --format json
+has out '"graph": "off"'
 expect 2 profile --model gtp2
 has err "gpt2"
 expect 2 profile --batch 0

@@ -271,6 +271,7 @@ CASES: list[tuple] = [
     ("train {small} --backend nccl", 2, "--backend: nccl needs --device cuda"),
     ("train {small} --precision fp16 --out none", 2, "--precision: fp16 needs a CUDA device"),
     ("train {small} --graph on --out none", 2, "--graph: on needs a CUDA device"),
+    ("profile {small} --graph on", 2, "--graph: on needs a CUDA device"),
     ("train {small} --heads 2 --out none", 2, "--model mlp: has no option heads"),
     ("train --model gpt2 --norm group --data random --out none", 2, "--model gpt2: has no option norm"),
     ("train --model gpt2 --width 65 --heads 2 --data random --out none", 2, "--model gpt2:", "heads"),

@@ -5,6 +5,8 @@
 #include "train/step/step_graphs.h"
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +40,27 @@ inline TrainConfig ragged(TrainConfig config) {
   config.global_batch = 8;  // 3, 3, 2; the last window of an epoch has 3, 3
   config.epochs = 3;
   return config;
+}
+
+/// Runs the step again instead of launching a CUDA graph.
+class Repeated final : public detail::Recorded {
+ public:
+  /// `fails` counts down; the capture at which it reaches 0 fails.
+  explicit Repeated(int* fails = nullptr) : fails_(fails) {}
+  void capture(const std::function<void()>& body) override {
+    TORCH_CHECK(fails_ == nullptr || --*fails_ != 0, "cannot be captured");
+    body_ = body;
+  }
+  void replay() override { body_(); }
+  int64_t bytes() const override { return 0; }
+
+ private:
+  std::function<void()> body_;
+  int* fails_;
+};
+
+inline detail::MakeRecorded repeated(int* fails = nullptr) {
+  return [fails] { return std::make_unique<Repeated>(fails); };
 }
 
 /// Checks that a training gives the same results with and without CUDA graphs.

@@ -27,6 +27,7 @@ using testing::Failing;
 using testing::images;
 using testing::on_device;
 using testing::ragged;
+using testing::repeated;
 using testing::run;
 using testing::same;
 using testing::small;
@@ -34,26 +35,6 @@ using testing::Stepper;
 using testing::summed;
 using testing::tokens;
 using testing::Warnings;
-
-/// Runs the step again instead of launching a CUDA graph.
-class Repeated final : public Recorded {
- public:
-  explicit Repeated(int* fails = nullptr) : fails_(fails) {}
-  void capture(const std::function<void()>& body) override {
-    TORCH_CHECK(fails_ == nullptr || --*fails_ != 0, "cannot be captured");
-    body_ = body;
-  }
-  void replay() override { body_(); }
-  int64_t bytes() const override { return 0; }
-
- private:
-  std::function<void()> body_;
-  int* fails_;
-};
-
-detail::MakeRecorded repeated(int* fails = nullptr) {
-  return [fails] { return std::make_unique<Repeated>(fails); };
-}
 
 TEST(Graph, ReplayDoesNotChangeResults) {
   if (device().is_cuda()) GTEST_SKIP() << "with real graphs there";

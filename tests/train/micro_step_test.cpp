@@ -61,5 +61,19 @@ TEST(MicroStep, GradientsAreCompleteWhenReportedFinal) {
   EXPECT_TRUE(same(sum, end));
 }
 
+TEST(MicroStep, OperatorsOfWeightCopiesAddTheirGradients) {
+  const Small small;
+  const torch::Device cuda(torch::kCUDA, 0);  // not used
+  const auto parameters = small.chain.parameters();
+  const auto all = MicroStep::small_of(cuda, parameters, nullptr);
+  ASSERT_EQ(all.size(), 2u);  // the biases
+  const WeightCopies copies({small.first->weight, small.first->bias},
+                            torch::kFloat);
+  const auto rest = MicroStep::small_of(cuda, parameters, &copies);
+  ASSERT_EQ(rest.size(), 1u);
+  EXPECT_TRUE(rest[0].is_same(small.last->bias));
+  EXPECT_TRUE(MicroStep::small_of(torch::kCPU, parameters, nullptr).empty());
+}
+
 }  // namespace
 }  // namespace reprise::testing

@@ -44,7 +44,7 @@ void add_profile(CLI::App& app, Action& action) {
   CLI::App* profile = add_configured(
       app, "profile",
       "Show memory and time of a training by phase and by stage", flags->config,
-      {"graph", "memory", "Evaluation", "Ranks", "Saving"});
+      {"memory", "Evaluation", "Ranks", "Saving"});
   profile->get_option("--recompute")
       ->description(fmt::format("{}, or a schedule as reprise plan prints it",
                                 fmt::join(strategy_names(), ", ")));
@@ -52,7 +52,8 @@ void add_profile(CLI::App& app, Action& action) {
   profile->footer(
       std::string("Runs a few updates and saves nothing. Takes the flags of "
                   "train; those that\naffect neither memory nor time are "
-                  "ignored.\n") +
+                  "ignored. The step is timed as train runs it,\nwith its "
+                  "CUDA graph; phases and stages are measured without it.\n") +
       kStatuses);
   profile->callback(
       [flags, &action] { action = [flags] { return profile_with(*flags); }; });

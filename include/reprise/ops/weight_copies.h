@@ -61,7 +61,12 @@ class WeightCopies {
   /// The memory of the copies; empty in float32.
   const std::vector<torch::Tensor>& copies() const { return copies_; }
 
-  // For operators.
+  /// The weights that it holds, including embedding_tables, in the order given. Operators
+  /// add to their gradients directly while the copies are up to date.
+  const std::vector<torch::Tensor>& weights() const { return weights_; }
+
+  // For operators, which see only a weight: they find its copy by a registry of all
+  // WeightCopies of the process. Code that has the WeightCopies uses weights() instead.
 
   /// The copy of `weight` in `type` if it is up to date, or a new one with
   /// convert_per_use; otherwise undefined. `padded`: with the zeros that follow it. A matrix
@@ -70,7 +75,8 @@ class WeightCopies {
                             bool padded = false);
 
   /// Whether a WeightCopies that is up to date holds `weight`: its operators then add to
-  /// its gradient directly, instead of autograd at the end.
+  /// its gradient directly, instead of autograd at the end. An execution of a chain asks
+  /// this for tied weights, because it runs operators of which it knows only the weights.
   static bool has(const torch::Tensor& weight);
 
   /// Whether a WeightCopies that is up to date holds `weight` with convert_per_use, in

@@ -31,7 +31,18 @@ struct TrainingProfile {
   /// updates, including memory that libraries allocate once); then those of one
   /// window: batch, forward, last stage (with the loss), backward (with
   /// recomputation), other micro-batches (only with accumulation) and update.
+  /// Measured without a CUDA graph, whose parts cannot be observed, without
+  /// reading batches ahead, and with the device idle between two phases.
   std::vector<Phase> phases;
+
+  /// Returns the milliseconds of a window as the sum of its phases.
+  double phases_ms() const;
+
+  /// Milliseconds of a window as `train` runs it: with a CUDA graph if it uses
+  /// one, and without observation. Median of several windows.
+  double step_ms = 0;
+  /// Whether `step_ms` is with a CUDA graph: "on", "off" or "off: REASON".
+  std::string graph = "off";
 
   /// Costs of a stage for one micro-batch.
   struct Stage {
@@ -58,16 +69,17 @@ struct TrainingProfile {
 };
 
 /// Builds the model, opens the data and runs a few windows, the last of them
-/// with every operation observed. The learning rate is 0. `config` must be
-/// resolved. Batches are not read ahead, so that each phase shows only its own
-/// memory. Throws c10::Error if the configuration cannot be run.
+/// with every operation observed. Then trains some more windows with a Trainer,
+/// for `step_ms`; no other figure includes these or the memory of their CUDA
+/// graphs. The learning rate is 0. `config` must be resolved. Throws c10::Error
+/// if the configuration cannot be run.
 TrainingProfile profile_training(const TrainConfig& config);
 
 /// Returns human-readable tables of the phases, the stages and the peak.
 std::string to_text(const TrainingProfile& profile);
 
-/// Returns a JSON object: phases[], stages[], total{}, kept_bytes, peak_bytes,
-/// peak_at{phase, stage}, memory{}.
+/// Returns a JSON object: phases[], phases_ms, step_ms, graph, stages[], total{},
+/// kept_bytes, peak_bytes, peak_at{phase, stage}, memory{}.
 std::string to_json(const TrainingProfile& profile);
 
 }  // namespace reprise

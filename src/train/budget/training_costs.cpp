@@ -8,6 +8,7 @@
 #include "compat/cuda_graph.h"
 #include "compat/side_stream.h"
 #include "train/budget/model_state_guard.h"
+#include "train/step/micro_step.h"
 #include "train/store/metrics.h"
 
 #include <reprise/accumulate/accumulator.h>
@@ -221,9 +222,8 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   const auto made = copies(profile.precision);
   std::set<const void*> small;
   for (const auto& p :
-       MicroStep::small_of(setup_.device, setup_.parameter_list)) {
-    // As in SmallGradients: layers with weight copies add to the sum directly.
-    if (!WeightCopies::has(p)) small.insert(p.unsafeGetTensorImpl());
+       MicroStep::small_of(setup_.device, setup_.parameter_list, made.get())) {
+    small.insert(p.unsafeGetTensorImpl());
   }
   // The last stage that uses a parameter is the first to compute its gradient.
   std::set<const void*> seen;
@@ -340,7 +340,7 @@ void TrainingCosts::release_workspaces() {
 SizeCosts TrainingCosts::measure_size(Precision precision,
                                       int64_t micro_batch) {
   if (!setup_.device.is_cuda()) {
-    return trace_size(precision, micro_batch, tracing());
+    return trace_size(precision, micro_batch);
   }
   // Exclude workspaces that libraries allocated for other sizes or earlier
   // work.
@@ -352,7 +352,7 @@ SizeCosts TrainingCosts::measure_size(Precision precision,
   // up the allocator, as in a training that has run for a while.
   const auto taken_by_a_run = [&] {
     const int64_t before = live_bytes(setup_.device);
-    trace_size(precision, micro_batch, {});
+    trace_size(precision, micro_batch, /*warm_up=*/true);
     return std::max<int64_t>(0, live_bytes(setup_.device) - before);
   };
   int64_t workspace_bytes = taken_by_a_run();
@@ -369,15 +369,16 @@ SizeCosts TrainingCosts::measure_size(Precision precision,
           std::max(graph_workspace_bytes, other.graph_workspace_bytes);
     }
   }
-  SizeCosts size = trace_size(precision, micro_batch, tracing());
+  SizeCosts size = trace_size(precision, micro_batch);
   size.workspace_bytes = workspace_bytes;
   size.graph_workspace_bytes = graph_workspace_bytes;
   return size;
 }
 
-StageCostOptions TrainingCosts::tracing() const {
+StageCostOptions TrainingCosts::tracing(const WeightCopies* copies) const {
   StageCostOptions options;
-  const auto small = MicroStep::small_of(setup_.device, setup_.parameter_list);
+  const auto small =
+      MicroStep::small_of(setup_.device, setup_.parameter_list, copies);
   if (!small.empty()) {
     options.around_backward = [small] {
       return std::make_shared<SmallGradients>(small);
@@ -391,7 +392,7 @@ StageCostOptions TrainingCosts::tracing() const {
 }
 
 SizeCosts TrainingCosts::trace_size(Precision precision, int64_t micro_batch,
-                                    const StageCostOptions& tracing) {
+                                    bool warm_up) {
   SizeCosts size;
   size.micro_batch = micro_batch;
   Batch batch;
@@ -415,8 +416,9 @@ SizeCosts TrainingCosts::trace_size(Precision precision, int64_t micro_batch,
   }
   const auto made = copies(precision);
   const compat::AutocastGuard autocast(autocast_of(precision, setup_.device));
-  size.chain_costs = measure_stage_costs(
-      setup_.model.chain, {batch.inputs, batch.targets}, tracing);
+  size.chain_costs =
+      measure_stage_costs(setup_.model.chain, {batch.inputs, batch.targets},
+                          warm_up ? StageCostOptions{} : tracing(made.get()));
   limit_host_bytes(setup_, size.chain_costs);
   return size;
 }

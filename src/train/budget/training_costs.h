@@ -54,9 +54,11 @@ class TrainingCosts final : public CostSource {
   /// Bytes of loss sums and metrics that a training holds on the device.
   int64_t held_by_training() const;
   SizeCosts measure_size(Precision precision, int64_t micro_batch);
-  StageCostOptions tracing() const;
+  StageCostOptions tracing(const WeightCopies* copies) const;
+  /// Measures the stages for one micro-batch size. If `warm_up` is true, times
+  /// are rough; such a run allocates the workspaces of libraries.
   SizeCosts trace_size(Precision precision, int64_t micro_batch,
-                       const StageCostOptions& tracing);
+                       bool warm_up = false);
   void measure_factors(CostProfile& profile, SizeCosts& size);
   /// Whether a trial fits in `options_.memory`; for `first` see
   /// micro_batch_peak().

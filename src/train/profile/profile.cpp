@@ -1,10 +1,12 @@
 #include "compat/cuda.h"
 #include "compat/denormals.h"
 #include "train/profile/claim_memory.h"
+#include "train/profile/step_time.h"
 #include "train/profile/window_profile.h"
 #include "train/step/batch_source.h"
 #include "train/step/gradients.h"
 #include "train/step/ranks.h"
+#include "train/step/step_graphs.h"
 #include "train/step/step_runner.h"
 #include "train/step/train_setup.h"
 #include "train/step/window_exchange.h"
@@ -18,6 +20,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -143,14 +146,25 @@ class Profiler {
     return result;
   }
 
+  /// Returns model and data, and options with the schedule and the loss scale
+  /// that were profiled, to train the same windows with a Trainer.
+  const TrainInputs& inputs() const { return *inputs_; }
+  TrainConfig options(TrainConfig config) const {
+    config.recompute = runner_.schedule().to_text();
+    config.loss_scale = gradients_.scaler().scale();
+    return config;
+  }
+
  private:
   TrainSetup logged_setup(const TrainConfig& config) {
     log_.begin("model");
     const auto host = host_store_of(config, device_);
     TrainInputs inputs{make_train_model(config), {}};
+    inputs_ = inputs;  // shares the modules
     place_model(inputs.model, config, device_, host);
     log_.begin("data");
     inputs.data = open_train_data(config, inputs.model);
+    inputs_->data = inputs.data;
     // Count the dataset in the phase "data" only.
     log_.end();
     TrainSetup setup = assemble_setup(std::move(inputs), config, device_, host);
@@ -285,6 +299,7 @@ class Profiler {
 
   torch::Device device_;
   PhaseLog log_;
+  std::optional<TrainInputs> inputs_;  // as a Trainer takes them
   TrainSetup setup_;
   std::unique_ptr<Ranks> ranks_;
   std::unique_ptr<WindowExchange> exchange_;
@@ -300,8 +315,30 @@ class Profiler {
 }  // namespace
 }  // namespace detail
 
+double TrainingProfile::phases_ms() const {
+  const auto first =
+      std::find_if(phases.begin(), phases.end(),
+                   [](const Phase& phase) { return phase.name == "batch"; });
+  return std::accumulate(
+      first, phases.end(), 0.0,
+      [](double ms, const Phase& phase) { return ms + phase.ms; });
+}
+
 TrainingProfile profile_training(const TrainConfig& config) {
-  return detail::Profiler(config).run();
+  // Throws if a CUDA graph is required but not possible, before minutes are
+  // spent on the phases.
+  detail::StepGraphs(
+      {.device = detail::check_device(config), .mode = config.graph});
+  std::optional<detail::Profiler> profiler(std::in_place, config);
+  TrainingProfile profile = profiler->run();
+  TrainInputs inputs = profiler->inputs();
+  const TrainConfig options = profiler->options(config);
+  profiler.reset();  // the Trainer has optimizer and weight copies of its own
+  const detail::StepTime step =
+      detail::time_step(std::move(inputs), options, profile.phases_ms());
+  profile.step_ms = step.ms;
+  profile.graph = step.graph;
+  return profile;
 }
 
 }  // namespace reprise

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <string_view>
 
 namespace reprise {
 namespace {
@@ -51,6 +52,24 @@ std::string phases_table(const TrainingProfile& profile) {
         detail::format_ms(phase.ms));
   }
   return text;
+}
+
+std::string step_line(const TrainingProfile& profile) {
+  const bool on = profile.graph == "on";
+  constexpr std::string_view kReason = "off: ";
+  std::string graph;
+  if (on) {
+    graph = " with a CUDA graph";
+  } else if (profile.graph.starts_with(kReason)) {
+    graph = fmt::format(" without a CUDA graph ({})",
+                        profile.graph.substr(kReason.size()));
+  }
+  return fmt::format(
+      "step: train takes {} per window{}; the phases, measured {}, add up to "
+      "{}\n",
+      detail::format_ms(profile.step_ms), graph,
+      on ? "without the graph" : "one by one",
+      detail::format_ms(profile.phases_ms()));
 }
 
 std::string stage_row(const std::string& number, const ProfiledStage& stage) {
@@ -108,6 +127,7 @@ std::string to_text(const TrainingProfile& profile) {
         fmt::format("data: the dataset, {}, is counted in that phase only\n",
                     format_bytes(profile.dataset_bytes));
   }
+  text += step_line(profile);
   text += stages_table(profile);
   text += fmt::format(
       "\nThe peak of a window, {}, is in the {}{}\n",
@@ -136,6 +156,9 @@ std::string to_json(const TrainingProfile& profile) {
   for (const Phase& phase : profile.phases) {
     result["phases"].push_back(phase_object(phase));
   }
+  result["phases_ms"] = profile.phases_ms();
+  result["step_ms"] = profile.step_ms;
+  result["graph"] = profile.graph;
   result["stages"] = nlohmann::ordered_json::array();
   for (const ProfiledStage& stage : profile.stages) {
     result["stages"].push_back(stage_object(stage));

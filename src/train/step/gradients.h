@@ -22,12 +22,14 @@ namespace reprise::detail {
 ///    have a gradient of zeros at the same address.
 /// 2. Within a window, `.grad` is the sum over the micro-batches so far of the
 ///    gradient of loss sum × scale / total count. Only the backward of MicroStep
-///    adds to it. Operators that add directly (WeightCopies), SmallGradients and
-///    TiedGradients are part of that backward, and their sums are complete when
-///    it returns.
-/// 3. After WindowExchange::finish(), `.grad` is the sum over all ranks. With a
+///    adds to it, and the sums are complete when it returns.
+/// 3. In that backward, each parameter has one writer: the operators of a weight
+///    with a copy (WeightCopies::weights()), SmallGradients for the smallest of
+///    the others, and autograd for the rest, with TiedGradients if several
+///    stages use it. StepRunner owns the copies and assigns the writers.
+/// 4. After WindowExchange::finish(), `.grad` is the sum over all ranks. With a
 ///    sharded optimizer, only the shards have a `.grad`.
-/// 4. make_ready() divides by the scale and clips, once. update() then clears.
+/// 5. make_ready() divides by the scale and clips, once. update() then clears.
 ///
 /// Tested by tests/train/trainer_test.cpp and tests/train/oom_retry_test.cpp.
 class Gradients {

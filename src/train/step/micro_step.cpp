@@ -14,9 +14,11 @@ MicroStep::MicroStep(torch::Device device,
     : device_(device), autocast_(autocast), small_(std::move(small)) {}
 
 std::vector<torch::Tensor> MicroStep::small_of(
-    torch::Device device, const std::vector<torch::Tensor>& parameters) {
+    torch::Device device, const std::vector<torch::Tensor>& parameters,
+    const WeightCopies* copies) {
   if (!device.is_cuda()) return {};
-  return smallest_parameters(parameters);
+  auto small = smallest_parameters(parameters);
+  return copies == nullptr ? small : without(small, copies->weights());
 }
 
 int64_t MicroStep::held_bytes(torch::Device device) {

@@ -3,9 +3,13 @@
 #include "compat/autocast.h"
 #include "train/profile/window_profile.h"
 
+#include <reprise/ops/weight_copies.h>
 #include <reprise/recompute/execution.h>
 
 #include <torch/types.h>
+
+#include <utility>
+#include <vector>
 
 namespace reprise::detail {
 
@@ -22,10 +26,18 @@ class MicroStep {
             std::vector<torch::Tensor> small);
 
   /// Returns the smallest of `parameters`, whose gradients should be
-  /// accumulated together. Empty on the CPU, where kernels have no launch
-  /// overhead to save.
+  /// accumulated together, without those that operators of `copies` add
+  /// themselves. `copies` may be null. Empty on the CPU, where kernels have no
+  /// launch overhead to save.
   static std::vector<torch::Tensor> small_of(
-      torch::Device device, const std::vector<torch::Tensor>& parameters);
+      torch::Device device, const std::vector<torch::Tensor>& parameters,
+      const WeightCopies* copies);
+
+  /// Replaces the parameters whose gradients are accumulated together, because
+  /// weight copies were created or freed.
+  void set_small(std::vector<torch::Tensor> small) {
+    small_ = std::move(small);
+  }
 
   /// Maximum device memory that a MicroStep holds between calls.
   static int64_t held_bytes(torch::Device device);

@@ -12,7 +12,8 @@ StepRunner::StepRunner(const TrainSetup& setup, WindowExchange& exchange,
       exchange_(exchange),
       schedule_(std::move(schedule)),
       micro_step_(setup.device, setup.autocast,
-                  MicroStep::small_of(setup.device, setup.parameter_list)),
+                  MicroStep::small_of(setup.device, setup.parameter_list,
+                                      /*copies=*/nullptr)),
       graphs_({.device = setup.device,
                .mode = std::move(options.graph),
                .refusal = exchange.syncs_norms()
@@ -42,6 +43,7 @@ void StepRunner::refresh_weight_copies() {
   } else {
     copies_ = weight_copies_of(setup_.options, setup_.options.precision,
                                setup_.model, setup_.device);
+    assign_gradients();
   }
 }
 
@@ -53,6 +55,12 @@ void StepRunner::drop_weight_copies() {
   if (!copies_) return;
   graphs_.clear();
   copies_.reset();
+  assign_gradients();
+}
+
+void StepRunner::assign_gradients() {
+  micro_step_.set_small(
+      MicroStep::small_of(setup_.device, setup_.parameter_list, copies_.get()));
 }
 
 std::vector<torch::Tensor> StepRunner::weight_copies() const {

@@ -79,6 +79,9 @@ class StepRunner {
 
  private:
   Execution make_execution() const;
+  /// Decides which gradients operators add and which are accumulated together;
+  /// see Gradients. Called when weight copies are created or freed.
+  void assign_gradients();
 
   const TrainSetup& setup_;
   WindowExchange& exchange_;
