@@ -41,9 +41,11 @@ struct Flags {
 };
 
 std::vector<std::string> default_strategies() {
-  return {"none",      "all",           "every:2",       "every:3",
-          "sqrt",      "checkpoints:0", "checkpoints:2", "revolve:1",
-          "revolve:2", "revolve:3"};
+  std::vector<std::string> texts;
+  for (const Strategy& strategy : sample_strategies()) {
+    texts.push_back(strategy.to_text());
+  }
+  return texts;
 }
 
 std::string difference(const VerifyRow& row) {
