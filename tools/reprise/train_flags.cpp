@@ -43,7 +43,7 @@ void add_saving_flags(CLI::App& train, TrainFlags& flags) {
 }  // namespace
 
 bool TrainFlags::saves_nothing() const {
-  return out == "none";
+  return try_from_text<OutKeyword>(out) == OutKeyword::kNone;
 }
 
 CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags) {

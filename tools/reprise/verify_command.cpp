@@ -65,7 +65,8 @@ void print_table(const std::vector<VerifyReport>& reports, double tolerance) {
   for (const VerifyReport& report : reports) {
     fmt::print("{:<18}{:<15}", report.subject, report.strategy);
     for (const VerifyRow& row : report.rows) {
-      fmt::print("{:<{}}", difference(row), row.what == "rng" ? 10 : 18);
+      fmt::print("{:<{}}", difference(row),
+                 row.what == VerifiedKind::kRng ? 10 : 18);
     }
     fmt::print(
         "{:<11}{:>11}  {}\n",
@@ -92,11 +93,11 @@ nlohmann::json to_json(const VerifyReport& report) {
                          {"kept_peak_bytes", report.kept_peak_bytes},
                          {"simulated_kept_bytes", report.simulated_kept_bytes}};
   for (const VerifyRow& row : report.rows) {
-    json["compared"][row.what] = {{"tensors", row.tensors},
-                                  {"different", row.different},
-                                  {"max_relative", row.max_relative},
-                                  {"worst", row.worst},
-                                  {"same", row.same}};
+    json["compared"][to_text(row.what)] = {{"tensors", row.tensors},
+                                           {"different", row.different},
+                                           {"max_relative", row.max_relative},
+                                           {"worst", row.worst},
+                                           {"same", row.same}};
   }
   return json;
 }
