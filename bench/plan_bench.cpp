@@ -28,6 +28,7 @@ using reprise::PlanMeasurement;
 using reprise::PlanRequest;
 using reprise::PlanResult;
 using reprise::Precision;
+using reprise::StrategyKind;
 using reprise::TrainConfig;
 
 constexpr double kPeakTolerance = 0.03;
@@ -172,7 +173,9 @@ class Report {
 int64_t plain_peak(const PlanResult& result) {
   int64_t most = 0;
   for (const auto& point : result.references) {
-    if (point.label == "none") most = std::max(most, point.peak_bytes);
+    if (point.strategy == StrategyKind::kNone) {
+      most = std::max(most, point.peak_bytes);
+    }
   }
   return most;
 }

@@ -1,6 +1,5 @@
-#include "base/paths.h"
 #include "data/idx.h"
-#include "data/random.h"
+#include "data/named_dataset.h"
 #include "data/tokens.h"
 
 #include <reprise/data/dataset.h>
@@ -13,55 +12,31 @@
 #include <system_error>
 
 namespace reprise {
+namespace detail {
+
+// reprise_datasets.inc has the sources that CMakeLists.txt registers.
+#define REPRISE_REGISTERED(source) \
+  std::vector<NamedDataset> source##_datasets();
+#include <reprise_datasets.inc>
+#undef REPRISE_REGISTERED
+
+}  // namespace detail
+
 namespace {
 
 namespace fs = std::filesystem;
 
-/// Where a dataset known by name may lie, in order. scripts/data.sh puts them
-/// there.
-std::vector<fs::path> places(const std::string& name) {
-  std::vector<fs::path> folders;
-  const std::string own = environment_variable("REPRISE_DATA");
-  const std::string cache = cache_directory();
-  if (!own.empty()) folders.push_back(fs::path(own) / name);
-  if (!cache.empty()) folders.push_back(fs::path(cache) / name);
-  folders.push_back(fs::path("/usr/share/datasets") / name);  // Debian's
-  return folders;
-}
-
-std::string find_by_name(const std::string& name) {
-  std::string looked;
-  for (const fs::path& folder : places(name)) {
-    const std::string found =
-        detail::plain_or_gzipped(folder / "train-images-idx3-ubyte");
-    if (!found.empty()) return found;
-    looked += (looked.empty() ? "" : ", ") + folder.string();
-  }
-  TORCH_CHECK(false, "[dataset] ", name, " was not found (searched in ", looked,
-              "); download it with: scripts/data.sh ", name);
-}
-
-/// Images in IDX files that are looked for by their name.
-std::shared_ptr<const Dataset> open_named_images(const DataOptions& options) {
-  TORCH_CHECK(!options.tokens, "[dataset] expected tokens for this model, ",
-              options.name,
-              " has images; choose random or a file of text or tokens");
-  return detail::open_idx(find_by_name(options.name), options.name, options);
-}
-
-/// A dataset with a name. To add one, write a function that opens it and an entry
-/// in named_datasets().
-struct NamedDataset {
-  const char* name;
-  std::shared_ptr<const Dataset> (*open)(const DataOptions& options);
-};
-
-const std::vector<NamedDataset>& named_datasets() {
-  static const std::vector<NamedDataset> list = {
-      {"mnist", open_named_images},
-      {"fashion-mnist", open_named_images},
-      {"random", detail::random_dataset},
-  };
+const std::vector<detail::NamedDataset>& named_datasets() {
+  static const std::vector<detail::NamedDataset> list = [] {
+    std::vector<detail::NamedDataset> all;
+    const auto add = [&all](const std::vector<detail::NamedDataset>& some) {
+      all.insert(all.end(), some.begin(), some.end());
+    };
+#define REPRISE_REGISTERED(source) add(detail::source##_datasets());
+#include <reprise_datasets.inc>
+#undef REPRISE_REGISTERED
+    return all;
+  }();
   return list;
 }
 

@@ -1,6 +1,8 @@
 #include "data/idx.h"
 
+#include "base/paths.h"
 #include "data/dataset_error.h"
+#include "data/named_dataset.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -19,6 +21,19 @@
 
 namespace reprise::detail {
 namespace {
+
+namespace fs = std::filesystem;
+
+/// Images that are found by their name. To add some, add an entry.
+struct KnownImages {
+  std::string_view name;  // also of the folder that has the files
+  double mean;            // of the pixels, scaled to [0, 1]
+  double stddev;
+};
+constexpr std::array kKnownImages = {
+    KnownImages{"mnist", 0.1307, 0.3081},
+    KnownImages{"fashion-mnist", 0.2860, 0.3530},
+};
 
 constexpr int64_t kStatisticsImages = 1000;
 // The maximum compression ratio of deflate, according to zlib's technical notes.
@@ -194,6 +209,37 @@ class IdxDataset : public Dataset {
   }
 };
 
+/// The folders to search for known images, in order. scripts/data.sh downloads to the
+/// first one.
+std::vector<fs::path> folders_of(const std::string& name) {
+  std::vector<fs::path> folders;
+  const std::string own = environment_variable("REPRISE_DATA");
+  const std::string cache = cache_directory();
+  if (!own.empty()) folders.push_back(fs::path(own) / name);
+  if (!cache.empty()) folders.push_back(fs::path(cache) / name);
+  folders.push_back(fs::path("/usr/share/datasets") / name);  // Debian's
+  return folders;
+}
+
+std::string find_training_images(const std::string& name) {
+  std::string searched;
+  for (const fs::path& folder : folders_of(name)) {
+    const std::string found =
+        plain_or_gzipped(folder / "train-images-idx3-ubyte");
+    if (!found.empty()) return found;
+    searched += (searched.empty() ? "" : ", ") + folder.string();
+  }
+  TORCH_CHECK(false, "[dataset] ", name, " was not found (searched in ",
+              searched, "); download it with: scripts/data.sh ", name);
+}
+
+std::shared_ptr<const Dataset> open_known_images(const DataOptions& options) {
+  TORCH_CHECK(!options.tokens, "[dataset] expected tokens for this model, ",
+              options.name,
+              " has images; choose random or a file of text or tokens");
+  return open_idx(find_training_images(options.name), options.name, options);
+}
+
 }  // namespace
 
 torch::Tensor read_idx(const std::string& path, int dimensions) {
@@ -311,16 +357,25 @@ std::shared_ptr<const Dataset> open_idx(const std::string& path,
                       options.classes, data->labels[i], i));
     }
   }
-  if (name == "mnist") {
-    data->mean_ = 0.1307, data->stddev_ = 0.3081;
-  } else if (name == "fashion-mnist") {
-    data->mean_ = 0.2860, data->stddev_ = 0.3530;
+  const auto known = std::find_if(
+      kKnownImages.begin(), kKnownImages.end(),
+      [&name](const KnownImages& images) { return images.name == name; });
+  if (known != kKnownImages.end()) {
+    data->mean_ = known->mean, data->stddev_ = known->stddev;
   } else {
     // Test images are normalized like the training images.
     std::tie(data->mean_, data->stddev_) =
         statistics(test ? read_idx(path, 3) : data->images);
   }
   return data;
+}
+
+std::vector<NamedDataset> idx_datasets() {
+  std::vector<NamedDataset> list;
+  for (const KnownImages& images : kKnownImages) {
+    list.push_back({std::string(images.name), open_known_images});
+  }
+  return list;
 }
 
 }  // namespace reprise::detail

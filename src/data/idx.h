@@ -20,8 +20,8 @@ bool looks_like_idx(const std::string& path);
 std::string plain_or_gzipped(const std::filesystem::path& path);
 
 /// Opens images with their labels. `path` is the file of training images, from whose
-/// name the names of the other files are derived. `name` is "mnist" or "fashion-mnist",
-/// for which mean and standard deviation are known, or any other name.
+/// name the names of the other files are derived. Mean and standard deviation of the
+/// pixels are known for the names in idx.cpp, and computed for any other `name`.
 std::shared_ptr<const Dataset> open_idx(const std::string& path,
                                         const std::string& name,
                                         const DataOptions& options);

@@ -1,6 +1,5 @@
-#include "data/random.h"
-
 #include "base/splitmix.h"
+#include "data/named_dataset.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -40,6 +39,7 @@ class Stream {
   uint64_t counter_ = 0;
 };
 
+/// Random samples of the shape that the options give.
 class RandomDataset : public Dataset {
  public:
   explicit RandomDataset(DataOptions options) : options_(std::move(options)) {}
@@ -133,9 +133,7 @@ void check_positive(int64_t value, const char* name) {
               value);
 }
 
-}  // namespace
-
-std::shared_ptr<const Dataset> random_dataset(const DataOptions& options) {
+std::shared_ptr<const Dataset> open_random(const DataOptions& options) {
   check_positive(options.random_samples, "random_samples");
   if (options.tokens) {
     check_positive(options.seq, "seq");
@@ -148,6 +146,12 @@ std::shared_ptr<const Dataset> random_dataset(const DataOptions& options) {
     check_positive(options.classes, "classes");
   }
   return std::make_shared<RandomDataset>(options);
+}
+
+}  // namespace
+
+std::vector<NamedDataset> random_datasets() {
+  return {{"random", open_random}};
 }
 
 }  // namespace reprise::detail

@@ -10,13 +10,12 @@
 #include <algorithm>
 #include <set>
 
-// reprise_model_families.inc is written by CMakeLists.txt: one REPRISE_MODEL_FAMILY(name)
-// per family.
 namespace reprise::detail {
 
-#define REPRISE_MODEL_FAMILY(name) std::vector<ModelSpec> name##_models();
-#include <reprise_model_families.inc>
-#undef REPRISE_MODEL_FAMILY
+// reprise_models.inc has the families that CMakeLists.txt registers.
+#define REPRISE_REGISTERED(family) std::vector<ModelSpec> family##_models();
+#include <reprise_models.inc>
+#undef REPRISE_REGISTERED
 
 const std::vector<ModelSpec>& model_specs() {
   static const std::vector<ModelSpec> all = [] {
@@ -24,9 +23,9 @@ const std::vector<ModelSpec>& model_specs() {
     const auto add = [&specs](std::vector<ModelSpec> family) {
       std::move(family.begin(), family.end(), std::back_inserter(specs));
     };
-#define REPRISE_MODEL_FAMILY(name) add(name##_models());
-#include <reprise_model_families.inc>
-#undef REPRISE_MODEL_FAMILY
+#define REPRISE_REGISTERED(family) add(family##_models());
+#include <reprise_models.inc>
+#undef REPRISE_REGISTERED
     return specs;
   }();
   return all;

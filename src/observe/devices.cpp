@@ -40,7 +40,7 @@ DeviceInfo processor() {
   const ProcessLimits limits = process_limits();
   DeviceInfo info;
   info.name = processor_name();
-  info.kind = "cpu";
+  info.kind = DeviceKind::kCpu;
   info.memory_bytes = limits.memory_bytes;
   info.cores = limits.cores;
   info.availability = detail::make_process_probe()->availability();
@@ -50,7 +50,7 @@ DeviceInfo processor() {
 DeviceInfo unknown_cuda_device(int index, const std::string& reason) {
   DeviceInfo info;
   info.name = fmt::format("CUDA device {}", index);
-  info.kind = "cuda";
+  info.kind = DeviceKind::kCuda;
   info.index = index;
   info.usable = compat::cuda_built();
   info.availability =
@@ -97,7 +97,9 @@ std::vector<DeviceInfo> cuda_devices(DeviceQuery query, std::string& reason) {
 }
 
 std::string flag_of(const DeviceInfo& info) {
-  return info.kind == "cpu" ? "cpu" : fmt::format("cuda:{}", info.index);
+  const std::string kind = to_text(info.kind);
+  return info.kind == DeviceKind::kCpu ? kind
+                                       : fmt::format("{}:{}", kind, info.index);
 }
 
 std::array<std::pair<const char*, const Availability*>, 4> availabilities(
@@ -111,7 +113,7 @@ std::array<std::pair<const char*, const Availability*>, 4> availabilities(
 ordered_json device_object(const DeviceInfo& info) {
   ordered_json result;
   result["name"] = info.name;
-  result["kind"] = info.kind;
+  result["kind"] = to_text(info.kind);
   result["memory_bytes"] =
       info.memory_bytes > 0 ? ordered_json(info.memory_bytes) : nullptr;
   result["cores"] = info.cores ? ordered_json(*info.cores) : nullptr;
@@ -120,6 +122,10 @@ ordered_json device_object(const DeviceInfo& info) {
 }
 
 }  // namespace
+
+DeviceKind device_kind(std::string_view device) {
+  return from_text<DeviceKind>(device.substr(0, device.find(':')));
+}
 
 std::vector<DeviceInfo> list_devices(DeviceQuery query) {
   std::vector<DeviceInfo> devices{processor()};

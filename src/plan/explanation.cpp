@@ -75,10 +75,11 @@ std::vector<FrontierPoint> references_of(const PlanResult& result,
   const std::set<int64_t> sizes{plan.micro_batch, result.request.global_batch};
   for (const int64_t size : sizes) {
     const CandidateKey key{plan.precision, size, plan.graph};
-    for (const char* name : {"none", "all", "sqrt"}) {
-      const Plan there =
-          evaluators.calibrated(evaluators.evaluator(key).of_strategy(name));
-      list.push_back({there.peak_bytes, there.step_ms, size, name});
+    for (const StrategyKind kind :
+         {StrategyKind::kNone, StrategyKind::kAll, StrategyKind::kSqrt}) {
+      const Plan there = evaluators.calibrated(
+          evaluators.evaluator(key).of_strategy(Strategy{kind}.to_text()));
+      list.push_back({there.peak_bytes, there.step_ms, size, kind});
     }
   }
   return list;

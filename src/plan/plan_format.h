@@ -21,4 +21,7 @@ std::string format_exact_bytes(int64_t bytes);
 /// up, so that either of the two is sufficient.
 std::string format_sufficient_bytes(int64_t bytes);
 
+/// Returns the strategy of `point`, or "optimal".
+std::string recompute_text(const FrontierPoint& point);
+
 }  // namespace reprise::detail

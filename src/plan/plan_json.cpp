@@ -1,3 +1,5 @@
+#include "plan/plan_format.h"
+
 #include <reprise/plan/planner.h>
 
 #include <c10/util/Exception.h>
@@ -104,11 +106,10 @@ ordered_json whole_plan_object(const Plan& plan) {
 ordered_json points_array(const std::vector<FrontierPoint>& points) {
   auto list = ordered_json::array();
   for (const FrontierPoint& point : points) {
-    list.push_back(
-        {{"recompute", point.label.empty() ? "optimal" : point.label},
-         {"micro_batch", point.micro_batch},
-         {"peak_bytes", point.peak_bytes},
-         {"step_ms", point.step_ms}});
+    list.push_back({{"recompute", detail::recompute_text(point)},
+                    {"micro_batch", point.micro_batch},
+                    {"peak_bytes", point.peak_bytes},
+                    {"step_ms", point.step_ms}});
   }
   return list;
 }

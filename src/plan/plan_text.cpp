@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
 
 namespace reprise {
@@ -20,6 +21,7 @@ using detail::format_change;
 using detail::format_exact_bytes;
 using detail::format_ms;
 using detail::format_sufficient_bytes;
+using detail::recompute_text;
 using detail::shorten;
 
 constexpr int kNameColumns = 32;
@@ -241,10 +243,8 @@ std::string bytes_label(double bytes) {
 }
 
 std::string mark_of(const FrontierPoint& point) {
-  if (point.label == "none") return "N";
-  if (point.label == "all") return "A";
-  if (point.label == "sqrt") return "S";
-  return "·";
+  if (!point.strategy) return "·";
+  return {static_cast<char>(std::toupper(recompute_text(point).front()))};
 }
 
 /// Returns the upper end of the memory axis. Points far beyond the others are
@@ -278,9 +278,10 @@ std::string frontier_section(const PlanResult& result) {
                              point.step_ms, mark_of(point)});
       return;
     }
-    beyond.push_back(fmt::format(
-        "{} at micro-batch {} ({}, {}),", point.label, point.micro_batch,
-        format_bytes(point.peak_bytes), format_ms(point.step_ms)));
+    beyond.push_back(fmt::format("{} at micro-batch {} ({}, {}),",
+                                 recompute_text(point), point.micro_batch,
+                                 format_bytes(point.peak_bytes),
+                                 format_ms(point.step_ms)));
   };
   for (const auto& point : result.frontier) add(point);
   for (const auto& point : result.references) add(point);
@@ -340,6 +341,10 @@ std::string detail::format_sufficient_bytes(int64_t bytes) {
   while (parse_bytes(format_bytes(rounded)) < bytes)
     rounded += bytes / 1000 + 1;
   return fmt::format("{} ({} bytes)", format_bytes(rounded), bytes);
+}
+
+std::string detail::recompute_text(const FrontierPoint& point) {
+  return point.strategy ? Strategy{*point.strategy}.to_text() : "optimal";
 }
 
 std::string detail::describe_schedule(const Schedule& schedule) {

@@ -58,30 +58,6 @@ std::vector<Solution> pareto(std::vector<Solution> list) {
   return front;
 }
 
-/// Returns 1 … most. If there are more than 64, returns all up to 32 and about
-/// thirty larger ones at increasing distances.
-std::vector<int> sampled_numbers(int most) {
-  std::vector<int> numbers;
-  for (int i = 1; i <= most; i += most <= 64 || i < 32 ? 1 : 1 + i / 8) {
-    numbers.push_back(i);
-  }
-  return numbers;
-}
-
-std::vector<Strategy> strategies_for(int stages) {
-  std::vector<Strategy> list = {{StrategyKind::kNone, 0},
-                                {StrategyKind::kAll, 0},
-                                {StrategyKind::kSqrt, 0}};
-  for (const int k : sampled_numbers(stages)) {
-    list.push_back({StrategyKind::kEvery, k});
-    list.push_back({StrategyKind::kCheckpoints, k - 1});
-    // With one slot, the number of operations is quadratic in the number of
-    // stages.
-    if (k > 1 || stages <= 200) list.push_back({StrategyKind::kRevolve, k});
-  }
-  return list;
-}
-
 /// Returns the greatest common divisor of all sizes, in bytes.
 int64_t common_divisor(const ChainCosts& chain_costs) {
   int64_t divisor = chain_costs.output_gradient_bytes;

@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -12,25 +11,7 @@
 namespace reprise {
 namespace {
 
-struct Name {
-  std::string_view text;
-  StrategyKind kind;
-  bool has_value;
-};
-
-constexpr std::array kNames = {
-    Name{"none", StrategyKind::kNone, false},
-    Name{"all", StrategyKind::kAll, false},
-    Name{"sqrt", StrategyKind::kSqrt, false},
-    Name{"every", StrategyKind::kEvery, true},
-    Name{"checkpoints", StrategyKind::kCheckpoints, true},
-    Name{"revolve", StrategyKind::kRevolve, true},
-};
-
-const Name& name_of(StrategyKind kind) {
-  return *std::find_if(kNames.begin(), kNames.end(),
-                       [kind](const Name& name) { return name.kind == kind; });
-}
+using Sizes = std::vector<int64_t>;
 
 /// Returns the first stages of `segments` segments whose lengths differ by at
 /// most one.
@@ -45,7 +26,7 @@ std::vector<int> even_starts(int stages, int segments) {
 /// As even_starts(), but moves each start to the stage with the smallest input
 /// among those nearer to it than to the other starts.
 std::vector<int> cheap_starts(int stages, int segments,
-                              const std::vector<int64_t>& output_bytes) {
+                              const Sizes& output_bytes) {
   std::vector<int> starts{0};
   const double length = static_cast<double>(stages) / segments;
   for (int s = 1; s < segments; ++s) {
@@ -170,24 +151,124 @@ void check_range(const Strategy& strategy, int low, int high, int stages) {
               " stages, got ", strategy.value);
 }
 
+Schedule make_none(const Strategy& strategy, int stages, const Sizes&) {
+  return make_segments(strategy.to_text(), stages, {0});
+}
+
+Schedule make_all(const Strategy& strategy, int stages, const Sizes&) {
+  return make_segments(strategy.to_text(), stages, even_starts(stages, stages));
+}
+
+Schedule make_sqrt(const Strategy& strategy, int stages, const Sizes&) {
+  const auto segments = static_cast<int>(std::lround(std::sqrt(stages)));
+  return make_segments(strategy.to_text(), stages,
+                       even_starts(stages, segments));
+}
+
+Schedule make_every(const Strategy& strategy, int stages, const Sizes&) {
+  check_range(strategy, 1, stages, stages);
+  std::vector<int> starts;
+  for (int i = 0; i < stages; i += strategy.value) starts.push_back(i);
+  return make_segments(strategy.to_text(), stages, starts);
+}
+
+Schedule make_checkpoints(const Strategy& strategy, int stages,
+                          const Sizes& output_bytes) {
+  check_range(strategy, 0, stages - 1, stages);
+  const int segments = strategy.value + 1;
+  return make_segments(strategy.to_text(), stages,
+                       output_bytes.empty()
+                           ? even_starts(stages, segments)
+                           : cheap_starts(stages, segments, output_bytes),
+                       false);
+}
+
+Schedule make_revolve(const Strategy& strategy, int stages, const Sizes&) {
+  const std::string name = strategy.to_text();
+  TORCH_CHECK(strategy.value >= 1,
+              "[make_schedule] expected at least one slot in ", name,
+              " (the chain's input takes the first), got ", strategy.value);
+  return Schedule(name, stages, Revolve(stages, strategy.value).ops());
+}
+
+/// With one slot, the number of operations is quadratic in the number of stages.
+bool revolve_is_short(int slots, int stages) {
+  return slots > 1 || stages <= 200;
+}
+
+/// Everything about one kind of strategy.
+struct KindInfo {
+  StrategyKind kind;
+  std::string_view name;
+  Schedule (*make)(const Strategy& strategy, int stages,
+                   const Sizes& output_bytes);
+  std::string_view letter{};   // of its number in help texts; empty: no number
+  int lowest = 0;              // number, of as many as there are stages
+  std::vector<int> samples{};  // numbers for sample_strategies()
+  bool (*is_short)(int number, int stages) = nullptr;  // null: always
+};
+
+/// The strategies, in the order of help texts. To add one, add its name to
+/// StrategyKind and an entry here.
+const std::vector<KindInfo>& kinds() {
+  static const std::vector<KindInfo> list = {
+      {StrategyKind::kNone, "none", make_none},
+      {StrategyKind::kAll, "all", make_all},
+      {StrategyKind::kSqrt, "sqrt", make_sqrt},
+      {StrategyKind::kEvery, "every", make_every, "K", 1, {2, 3}},
+      {StrategyKind::kCheckpoints,
+       "checkpoints",
+       make_checkpoints,
+       "K",
+       0,
+       {0, 2}},
+      {StrategyKind::kRevolve,
+       "revolve",
+       make_revolve,
+       "S",
+       1,
+       {1, 2, 3},
+       revolve_is_short},
+  };
+  return list;
+}
+
+const KindInfo& info_of(StrategyKind kind) {
+  for (const KindInfo& info : kinds()) {
+    if (info.kind == kind) return info;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown strategy");
+}
+
+/// Returns 1 … most. If there are more than 64, returns all up to 32 and about
+/// thirty larger ones at increasing distances.
+std::vector<int> sampled_numbers(int most) {
+  std::vector<int> numbers;
+  for (int i = 1; i <= most; i += most <= 64 || i < 32 ? 1 : 1 + i / 8) {
+    numbers.push_back(i);
+  }
+  return numbers;
+}
+
 }  // namespace
 
 Strategy Strategy::parse(std::string_view text) {
   const auto colon = text.find(':');
   const std::string_view word = text.substr(0, colon);
-  for (const Name& name : kNames) {
-    if (name.text != word) continue;
-    Strategy strategy{name.kind, 0};
-    if (!name.has_value && colon == std::string_view::npos) return strategy;
-    if (name.has_value && colon != std::string_view::npos) {
+  for (const KindInfo& info : kinds()) {
+    if (info.name != word) continue;
+    Strategy strategy{info.kind, 0};
+    const bool numbered = !info.letter.empty();
+    if (!numbered && colon == std::string_view::npos) return strategy;
+    if (numbered && colon != std::string_view::npos) {
       const char* end = text.data() + text.size();
       const auto [rest, error] =
           std::from_chars(text.data() + colon + 1, end, strategy.value);
       if (error == std::errc{} && rest == end) return strategy;
     }
-    TORCH_CHECK(false, "[Strategy::parse] expected ", std::string(name.text),
-                name.has_value ? ":N with a whole number N" : " alone",
-                ", got '", std::string(text), "'");
+    TORCH_CHECK(false, "[Strategy::parse] expected ", std::string(info.name),
+                numbered ? ":N with a whole number N" : " alone", ", got '",
+                std::string(text), "'");
   }
   std::string known;
   for (const std::string& name : strategy_names()) {
@@ -200,10 +281,9 @@ Strategy Strategy::parse(std::string_view text) {
 const std::vector<std::string>& strategy_names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> list;
-    for (const Name& name : kNames) {
-      list.emplace_back(name.text);
-      if (!name.has_value) continue;
-      list.back() += name.kind == StrategyKind::kRevolve ? ":S" : ":K";
+    for (const KindInfo& info : kinds()) {
+      list.emplace_back(info.name);
+      if (!info.letter.empty()) list.back().append(":").append(info.letter);
     }
     return list;
   }();
@@ -211,10 +291,35 @@ const std::vector<std::string>& strategy_names() {
 }
 
 std::string Strategy::to_text() const {
-  const Name& name = name_of(kind);
-  std::string text(name.text);
-  if (name.has_value) text.append(1, ':').append(std::to_string(value));
+  const KindInfo& info = info_of(kind);
+  std::string text(info.name);
+  if (!info.letter.empty()) text.append(":").append(std::to_string(value));
   return text;
+}
+
+std::vector<Strategy> strategies_for(int stages) {
+  std::vector<Strategy> list;
+  for (const KindInfo& info : kinds()) {
+    if (info.letter.empty()) list.push_back({info.kind, 0});
+  }
+  for (const int k : sampled_numbers(stages)) {
+    for (const KindInfo& info : kinds()) {
+      const int number = info.lowest + k - 1;
+      if (info.letter.empty()) continue;
+      if (info.is_short && !info.is_short(number, stages)) continue;
+      list.push_back({info.kind, number});
+    }
+  }
+  return list;
+}
+
+std::vector<Strategy> sample_strategies() {
+  std::vector<Strategy> list;
+  for (const KindInfo& info : kinds()) {
+    if (info.letter.empty()) list.push_back({info.kind, 0});
+    for (const int number : info.samples) list.push_back({info.kind, number});
+  }
+  return list;
 }
 
 Schedule make_segments(std::string name, int stages,
@@ -264,37 +369,7 @@ Schedule make_schedule(const Strategy& strategy, int stages,
                   output_bytes.size() == static_cast<size_t>(stages),
               "[make_schedule] expected the output bytes of ", stages,
               " stages, got ", output_bytes.size());
-  const std::string name = strategy.to_text();
-  switch (strategy.kind) {
-    case StrategyKind::kNone:
-      return make_segments(name, stages, {0});
-    case StrategyKind::kAll:
-      return make_segments(name, stages, even_starts(stages, stages));
-    case StrategyKind::kEvery: {
-      check_range(strategy, 1, stages, stages);
-      std::vector<int> starts;
-      for (int i = 0; i < stages; i += strategy.value) starts.push_back(i);
-      return make_segments(name, stages, starts);
-    }
-    case StrategyKind::kCheckpoints:
-      check_range(strategy, 0, stages - 1, stages);
-      return make_segments(
-          name, stages,
-          output_bytes.empty()
-              ? even_starts(stages, strategy.value + 1)
-              : cheap_starts(stages, strategy.value + 1, output_bytes),
-          false);
-    case StrategyKind::kSqrt: {
-      const auto segments = static_cast<int>(std::lround(std::sqrt(stages)));
-      return make_segments(name, stages, even_starts(stages, segments));
-    }
-    case StrategyKind::kRevolve:
-      TORCH_CHECK(strategy.value >= 1,
-                  "[make_schedule] expected at least one slot in ", name,
-                  " (the chain's input takes the first), got ", strategy.value);
-      return Schedule(name, stages, Revolve(stages, strategy.value).ops());
-  }
-  TORCH_INTERNAL_ASSERT(false, "unknown strategy");
+  return info_of(strategy.kind).make(strategy, stages, output_bytes);
 }
 
 bool is_schedule_text(std::string_view text) {

@@ -1,6 +1,7 @@
 #include "base/append_log.h"
 #include "base/file.h"
 #include "base/throw_error.h"
+#include "study/record_type.h"
 
 #include <reprise/study/runner.h>
 
@@ -57,10 +58,10 @@ class Collection {
                 path, ", line ", number,
                 ": expected an object with a type, got '", line.substr(0, 60),
                 "'");
-    const json& type = object["type"];
-    if (type == "study") {
+    const auto type = detail::record_type(object);
+    if (type == detail::RecordType::kStudy) {
       studies_.push_back(line);
-    } else if (type == "run") {
+    } else if (type == detail::RecordType::kRun) {
       TORCH_CHECK(object.contains("id") && object["id"].is_string(),
                   "[results] ", path, ", line ", number,
                   ": expected a run with an id, got none");

@@ -1,6 +1,8 @@
 #include "base/process.h"
+#include "study/record_type.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/observe/devices.h>
 #include <reprise/study/runner.h>
 #include <reprise/train/fields.h>
 #include <reprise/version.h>
@@ -48,36 +50,51 @@ std::string results_path(const StudyOptions& options) {
   return (fs::path(options.directory) / "results.jsonl").string();
 }
 
-/// The status of every run in the results, by id.
-std::map<std::string, std::string> known_runs(const StudyOptions& options) {
-  std::map<std::string, std::string> known;
+/// The status of every run in the results, by id; none if the status is unknown.
+using KnownRuns = std::map<std::string, std::optional<RunStatus>>;
+
+KnownRuns known_runs(const StudyOptions& options) {
+  KnownRuns known;
   std::error_code none;
   if (!fs::exists(results_path(options), none)) return known;
   for (const auto& line : read_results({options.directory})) {
     const json record = json::parse(line);
-    if (record["type"] == "run") {
-      known[record["id"]] = record.value("status", "");
+    if (detail::record_type(record) == detail::RecordType::kRun) {
+      known[record["id"]] =
+          try_from_text<RunStatus>(record.value("status", std::string()));
     }
   }
   return known;
 }
 
-bool has_result(const std::map<std::string, std::string>& known,
-                const std::string& id, const StudyOptions& options) {
+bool has_result(const KnownRuns& known, const std::string& id,
+                const StudyOptions& options) {
   const auto found = known.find(id);
-  return found != known.end() && !(options.retry && found->second == "failed");
+  return found != known.end() &&
+         !(options.retry && found->second == RunStatus::kFailed);
 }
 
-void count(StudyCounts& counts, const std::string& status) {
-  if (status == "done") ++counts.done;
-  if (status == "oom") ++counts.oom;
-  if (status == "failed") ++counts.failed;
-  if (status == "skipped") ++counts.skipped;
+void count(StudyCounts& counts, RunStatus status) {
+  switch (status) {
+    case RunStatus::kDone:
+      ++counts.done;
+      break;
+    case RunStatus::kOom:
+      ++counts.oom;
+      break;
+    case RunStatus::kFailed:
+      ++counts.failed;
+      break;
+    case RunStatus::kSkipped:
+      ++counts.skipped;
+      break;
+  }
 }
 
 /// How a run ended, and its results.
 struct RunEnd {
-  std::string status, reason;
+  RunStatus status = RunStatus::kFailed;
+  std::string reason;
   json figures = nullptr, observed = nullptr, series = nullptr;
 };
 
@@ -93,13 +110,12 @@ RunEnd classify(const ProcessResult& result, int64_t memory_limit,
   RunEnd end;
   json out = json::parse(result.out, nullptr, /*allow_exceptions=*/false);
   if (result.status == 0 && out.is_object() && !out.contains("error")) {
-    end.status = "done";
+    end.status = RunStatus::kDone;
     end.observed = extract(out, "observed");
     end.series = extract(out, "series");
     end.figures = std::move(out);
     return end;
   }
-  end.status = "failed";
   const bool at_limit =
       memory_limit > 0 && static_cast<double>(result.rss_peak_bytes) >
                               kNearLimit * static_cast<double>(memory_limit);
@@ -107,16 +123,16 @@ RunEnd classify(const ProcessResult& result, int64_t memory_limit,
     end.reason = fmt::format("took longer than {:g} s", timeout_s);
   } else if (out.is_object() && out.contains("error")) {
     end.reason = out["error"].get<std::string>();
-    if (out.value("out_of_memory", false)) end.status = "oom";
+    if (out.value("out_of_memory", false)) end.status = RunStatus::kOom;
   } else if (result.killed_for_memory) {
-    end.status = "oom";
+    end.status = RunStatus::kOom;
     end.reason = "killed by the system, which ran out of memory";
   } else if (result.signal != 0) {
     end.reason = fmt::format("ended by signal {} ({})", result.signal,
                              strsignal(result.signal));
     if (at_limit) {
       // Not all libraries check the result of malloc.
-      end.status = "oom";
+      end.status = RunStatus::kOom;
       end.reason += fmt::format(" with {} of its limit of {} in use",
                                 format_bytes(result.rss_peak_bytes),
                                 format_bytes(memory_limit));
@@ -144,7 +160,9 @@ class Runner {
     const auto known = known_runs(options);
     for (const StudyRun& run : study.runs) {
       const auto found = known.find(run.id(study.name, options.device_name));
-      if (found != known.end()) count(outcome_.existing, found->second);
+      if (found != known.end() && found->second) {
+        count(outcome_.existing, *found->second);
+      }
     }
   }
 
@@ -160,12 +178,15 @@ class Runner {
 
  private:
   std::string head() const {
-    return ordered_json{
-        {"type", "study"},       {"study", study_.name},
-        {"title", study_.title}, {"question", study_.question},
-        {"views", study_.views}, {"runs", study_.runs.size()},
-        {"file", study_.text},   {"reference", json::parse(study_.reference)},
-        {"started", now_utc()}}
+    return ordered_json{{"type", to_text(detail::RecordType::kStudy)},
+                        {"study", study_.name},
+                        {"title", study_.title},
+                        {"question", study_.question},
+                        {"views", study_.views},
+                        {"runs", study_.runs.size()},
+                        {"file", study_.text},
+                        {"reference", json::parse(study_.reference)},
+                        {"started", now_utc()}}
         .dump();
   }
 
@@ -198,14 +219,14 @@ class Runner {
     const std::string started = now_utc();
     RunEnd end;
     if (too_large(predicted)) {
-      end.status = "skipped";
+      end.status = RunStatus::kSkipped;
       end.reason = fmt::format("predicted peak {}, the device has {}",
                                format_bytes(predicted->peak_bytes),
                                format_bytes(options_.device_memory));
     } else {
       const double timeout =
           study_.timeout_s > 0 ? study_.timeout_s : options_.timeout_s;
-      const bool cpu = device_of(run) == "cpu";
+      const bool cpu = device_kind(device_of(run)) == DeviceKind::kCpu;
       const int64_t limit = cpu ? options_.memory_limit : 0;
       const ProcessResult result = run_process(command_of(run, options_),
                                                {timeout, limit, options_.stop});
@@ -243,14 +264,14 @@ class Runner {
                      const RunEnd& end, const std::string& started,
                      double wall_s) const {
     ordered_json r;
-    r["type"] = "run";
+    r["type"] = to_text(detail::RecordType::kRun);
     r["id"] = run.id(study_.name, options_.device_name);
     r["study"] = study_.name;
     r["system"] = "reprise";
     r["case"] = json::parse(run.case_json());
     r["label"] = run.label.empty() ? json(nullptr) : json(run.label);
     r["repeat"] = run.repeat;
-    r["status"] = end.status;
+    r["status"] = to_text(end.status);
     r["reason"] = end.reason.empty() ? json(nullptr) : json(end.reason);
     r["predicted"] = nullptr;
     if (predicted) {
@@ -322,7 +343,7 @@ std::vector<std::string> command_of(const StudyRun& run,
     const FieldInfo* field = config_fields().find(flag);
     if (field != nullptr && !field->on_command_line) continue;  // launch's
     if (field != nullptr && field->kind == FieldKind::kFlag) {
-      const bool on = value == "true";
+      const bool on = value == detail::value_text(true);
       words.push_back(on ? "--" + flag : fmt::format("--{}={}", flag, value));
     } else {
       add(flag, value);

@@ -3,6 +3,7 @@
 #include "base/text_check.h"
 #include "study/run_values.h"
 
+#include <reprise/base/enum_text.h>
 #include <reprise/study/study_file.h>
 
 #include <c10/util/Exception.h>
@@ -18,6 +19,24 @@
 #include <yaml-cpp/yaml.h>
 
 namespace reprise {
+namespace {
+
+/// Keys of a block of runs, and of a variant, that are not flags.
+enum class BlockKey { kAtMost, kVariants };
+enum class VariantKey { kLabel };
+
+}  // namespace
+
+template <>
+struct EnumText<BlockKey> {
+  static constexpr std::array<std::string_view, 2> names{"at-most", "variants"};
+};
+
+template <>
+struct EnumText<VariantKey> {
+  static constexpr std::array<std::string_view, 1> names{"label"};
+};
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -172,9 +191,9 @@ class Reader {
   Reader(std::string name, const std::vector<std::string>& flags)
       : flags_(flags), block_keys_(flags) {
     study_.name = std::move(name);
-    block_keys_.insert(block_keys_.end(), {"at-most", "variants"});
+    for (const auto& key : names_of<BlockKey>()) block_keys_.push_back(key);
     variant_keys_ = flags;
-    variant_keys_.push_back("label");
+    for (const auto& key : names_of<VariantKey>()) variant_keys_.push_back(key);
   }
 
   Study read(const std::string& text) {
@@ -295,19 +314,17 @@ class Reader {
     for (const auto& item : block) {
       const std::string key = item.first.Scalar();
       check_key(item.first, key, block_keys_);
-      if (key == "at-most") {
-        if (!item.second.IsSequence()) fail(item.second, "expected a list");
-        for (const auto& rule : item.second) {
-          rules.push_back(at_most_of(rule));
-        }
-      } else if (key != "variants") {
-        add_axis(axes, item.first, item.second);
-      }
+      const auto own = try_from_text<BlockKey>(key);
+      if (!own) add_axis(axes, item.first, item.second);
+      if (own != BlockKey::kAtMost) continue;
+      if (!item.second.IsSequence()) fail(item.second, "expected a list");
+      for (const auto& rule : item.second) rules.push_back(at_most_of(rule));
     }
     std::vector<OrderedRun> ordered{OrderedRun{}};
     // The last axes vary fastest, so that runs to be compared are adjacent.
     for (const Axis& axis : axes) multiply(ordered, axis, block);
-    if (block["variants"]) vary(ordered, block["variants"]);
+    const auto variants = block[to_text(BlockKey::kVariants)];
+    if (variants) vary(ordered, variants);
     for (OrderedRun& one : ordered) {
       if (one.run.value("model").empty()) fail(block, "expected a model");
       const bool allowed =
@@ -350,7 +367,7 @@ class Reader {
           const std::string key = item.first.Scalar();
           check_key(item.first, key, variant_keys_);
           const std::string value = scalar(item.second, "a value");
-          if (key == "label") {
+          if (try_from_text<VariantKey>(key) == VariantKey::kLabel) {
             next.run.label = value;
           } else {
             assign(next.run.values, key, value);

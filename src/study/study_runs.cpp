@@ -2,6 +2,7 @@
 #include "base/nearest.h"
 #include "study/run_values.h"
 
+#include <reprise/base/enum_text.h>
 #include <reprise/study/study_file.h>
 
 #include <c10/util/Exception.h>
@@ -12,6 +13,19 @@
 #include <set>
 
 namespace reprise {
+namespace {
+
+/// Flags that StudyRun::description() does not show as "flag value".
+enum class DescribedFlag { kModel, kBatch, kAccumulate };
+
+}  // namespace
+
+template <>
+struct EnumText<DescribedFlag> {
+  static constexpr std::array<std::string_view, 3> names{"model", "batch",
+                                                         "accumulate"};
+};
+
 namespace detail {
 
 nlohmann::json typed(const std::string& text) {
@@ -115,17 +129,20 @@ std::string StudyRun::description(
   const auto is_common = [&](const std::string& flag) {
     return std::find(common.begin(), common.end(), flag) != common.end();
   };
+  const std::string accumulate = value("accumulate");
+  const bool product = !value("batch").empty() && !accumulate.empty();
   std::vector<std::string> words;
   if (!label.empty()) words.push_back(label);
   for (const auto& [flag, text] : values) {
-    if (flag == "model") {
-      if (!is_common(flag)) words.push_back(text);
-    } else if (flag == "batch" && !value("accumulate").empty()) {
-      words.push_back(fmt::format("{} × {}", text, value("accumulate")));
-    } else if (flag == "accumulate" && !value("batch").empty()) {
+    const auto special = try_from_text<DescribedFlag>(flag);
+    if (product && special == DescribedFlag::kBatch) {
+      words.push_back(fmt::format("{} × {}", text, accumulate));
+    } else if (product && special == DescribedFlag::kAccumulate) {
       continue;
     } else if (!is_common(flag)) {
-      words.push_back(fmt::format("{} {}", flag, text));
+      words.push_back(special == DescribedFlag::kModel
+                          ? text
+                          : fmt::format("{} {}", flag, text));
     }
   }
   if (repeat > 1) words.push_back(fmt::format("repeat {}", repeat));

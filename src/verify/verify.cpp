@@ -136,10 +136,10 @@ double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
   return std::isfinite(difference) && scale > 0 ? difference / scale : INFINITY;
 }
 
-VerifyRow compare(std::string what, const std::vector<NamedTensor>& expected,
+VerifyRow compare(VerifiedKind what, const std::vector<NamedTensor>& expected,
                   const std::vector<NamedTensor>& got, double tolerance) {
   VerifyRow row;
-  row.what = std::move(what);
+  row.what = what;
   row.same = expected.size() == got.size();
   for (size_t i = 0; i < std::min(expected.size(), got.size()); ++i) {
     const torch::Tensor& a = expected[i].value;
@@ -207,12 +207,14 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
   report.subject = subject.name;
   report.strategy = strategy.to_text();
   report.rows = {
-      compare("loss", expected.losses, got.losses, options.tolerance),
-      compare("gradients", expected.gradients, got.gradients,
+      compare(VerifiedKind::kLoss, expected.losses, got.losses,
               options.tolerance),
-      compare("buffers", expected.buffers, got.buffers, options.tolerance),
-      compare("rng", expected.rng, got.rng, 0),
-      compare("parameters", expected.parameters, got.parameters,
+      compare(VerifiedKind::kGradients, expected.gradients, got.gradients,
+              options.tolerance),
+      compare(VerifiedKind::kBuffers, expected.buffers, got.buffers,
+              options.tolerance),
+      compare(VerifiedKind::kRng, expected.rng, got.rng, 0),
+      compare(VerifiedKind::kParameters, expected.parameters, got.parameters,
               options.tolerance),
   };
   for (const VerifyRow& row : report.rows) report.same &= row.same;

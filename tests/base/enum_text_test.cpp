@@ -25,6 +25,13 @@ TEST(EnumText, ConvertsBothWays) {
             (std::vector<std::string>{"red", "green", "blue"}));
 }
 
+TEST(EnumText, FindsNamesThatExist) {
+  EXPECT_EQ(try_from_text<Colour>("blue"), Colour::kBlue);
+  for (const char* text : {"", "Blue", "blu", "blues"}) {
+    EXPECT_FALSE(try_from_text<Colour>(text)) << text;
+  }
+}
+
 TEST(EnumText, SuggestsTheNearestName) {
   EXPECT_NE(error_of([] { from_text<Colour>("gren"); })
                 .find("expected one of red, green, blue, got 'gren'; did you "

@@ -3,6 +3,7 @@
 #include "fakes.h"
 #include "support.h"
 
+#include <reprise/base/error.h>
 #include <reprise/observe/devices.h>
 
 #include <nlohmann/json.hpp>
@@ -13,12 +14,21 @@ namespace {
 using testing::Environment;
 using testing::WithFakeNvml;
 
+TEST(Devices, KindIsWhatPrecedesTheIndex) {
+  EXPECT_EQ(device_kind("cpu"), DeviceKind::kCpu);
+  EXPECT_EQ(device_kind("cuda"), DeviceKind::kCuda);
+  EXPECT_EQ(device_kind("cuda:3"), DeviceKind::kCuda);
+  for (const char* text : {"", "auto", "cud", "mps:0"}) {
+    EXPECT_THROW(device_kind(text), Error) << text;
+  }
+}
+
 TEST(Devices, ListsTheCpuFirst) {
   const Environment none("REPRISE_NVML", "/nowhere.so");
   const auto devices = list_devices();
   ASSERT_EQ(devices.size(), 1U);
   const DeviceInfo& cpu = devices[0];
-  EXPECT_EQ(cpu.kind, "cpu");
+  EXPECT_EQ(cpu.kind, DeviceKind::kCpu);
   EXPECT_FALSE(cpu.name.empty());
   EXPECT_EQ(cpu.memory_bytes, process_limits().memory_bytes);
   EXPECT_EQ(cpu.cores, process_limits().cores);
@@ -38,7 +48,7 @@ TEST(Devices, ListsCudaDevicesThroughNvml) {
   EXPECT_EQ(devices[1].memory_bytes, 80000000000);
   const DeviceInfo& second = devices[2];
   EXPECT_EQ(second.name, "Fake B");
-  EXPECT_EQ(second.kind, "cuda");
+  EXPECT_EQ(second.kind, DeviceKind::kCuda);
   EXPECT_EQ(second.index, 1);
   EXPECT_EQ(second.memory_bytes, 79000000000);
   EXPECT_EQ(second.cores, 16896);
@@ -75,7 +85,7 @@ TEST(Devices, OldDriversReportNoCores) {
 TEST(Devices, GivesTheReasonIfNvmlIsMissing) {
   const Environment none("REPRISE_NVML", "/nowhere.so");
   const DeviceInfo info = device_info("cuda:0");
-  EXPECT_EQ(info.kind, "cuda");
+  EXPECT_EQ(info.kind, DeviceKind::kCuda);
   EXPECT_EQ(info.memory_bytes, 0);
   EXPECT_NE(info.availability.memory.reason.find("/nowhere.so"),
             std::string::npos);
@@ -102,7 +112,7 @@ TEST(Devices, WritesTheDocumentedJson) {
                     "cores": 16896, "driver": "580.1.2"})"));
   DeviceInfo unknown;
   unknown.name = "x";
-  unknown.kind = "cuda";
+  unknown.kind = DeviceKind::kCuda;
   EXPECT_EQ(nlohmann::json::parse(to_json(unknown)),
             nlohmann::json::parse(
                 R"({"name": "x", "kind": "cuda", "memory_bytes": null,

@@ -50,11 +50,11 @@ inline PlanResult example_result() {
   result.request.memory = 800 * kMiB;
   result.plan.peak = example_peak();
   result.alternatives = {example_plan(4, 8, schedule)};
-  result.frontier = {{400 * kMiB, 260, 4, ""}, {600 * kMiB, 210, 8, ""}};
-  result.references = {{700 * kMiB, 200, 8, "none"},
-                       {450 * kMiB, 280, 8, "all"},
-                       {550 * kMiB, 250, 8, "sqrt"},
-                       {2000 * kMiB, 190, 32, "none"}};
+  result.frontier = {{400 * kMiB, 260, 4, {}}, {600 * kMiB, 210, 8, {}}};
+  result.references = {{700 * kMiB, 200, 8, StrategyKind::kNone},
+                       {450 * kMiB, 280, 8, StrategyKind::kAll},
+                       {550 * kMiB, 250, 8, StrategyKind::kSqrt},
+                       {2000 * kMiB, 190, 32, StrategyKind::kNone}};
   result.peak_reductions = {{"micro-batch 4 instead of 8", 400 * kMiB, 260},
                             {"sgd instead of adamw", 480 * kMiB, 0}};
   result.stages = {"stem", "block1", "block2", "head"};

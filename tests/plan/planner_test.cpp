@@ -152,9 +152,14 @@ TEST(Planner, FrontierDominatesTheReferences) {
     EXPECT_GT(result.frontier[i].peak_bytes, result.frontier[i - 1].peak_bytes);
     EXPECT_LT(result.frontier[i].step_ms, result.frontier[i - 1].step_ms);
   }
-  std::set<std::string> labels;
-  for (const auto& point : result.references) labels.insert(point.label);
-  EXPECT_EQ(labels, (std::set<std::string>{"none", "all", "sqrt"}));
+  std::set<StrategyKind> kinds;
+  for (const auto& point : result.references) {
+    ASSERT_TRUE(point.strategy);
+    kinds.insert(*point.strategy);
+  }
+  EXPECT_EQ(kinds,
+            (std::set<StrategyKind>{StrategyKind::kNone, StrategyKind::kAll,
+                                    StrategyKind::kSqrt}));
 }
 
 TEST(Planner, WithoutExplanationThePlanIsTheSame) {

@@ -33,6 +33,46 @@ TEST(Strategy, ListsTheNamesThatItParses) {
   }
 }
 
+std::vector<std::string> texts_of(const std::vector<Strategy>& strategies) {
+  std::vector<std::string> texts;
+  for (const Strategy& one : strategies) texts.push_back(one.to_text());
+  return texts;
+}
+
+TEST(Strategy, ListsThoseOfAChain) {
+  EXPECT_EQ(texts_of(strategies_for(1)),
+            (std::vector<std::string>{"none", "all", "sqrt", "every:1",
+                                      "checkpoints:0", "revolve:1"}));
+  EXPECT_EQ(texts_of(strategies_for(2)),
+            (std::vector<std::string>{"none", "all", "sqrt", "every:1",
+                                      "checkpoints:0", "revolve:1", "every:2",
+                                      "checkpoints:1", "revolve:2"}));
+}
+
+TEST(Strategy, ListsValidOnesForLongChains) {
+  for (const int stages : {64, 65, 200, 201, 400}) {
+    int revolve_with_one_slot = 0;
+    const auto list = strategies_for(stages);
+    for (const Strategy& one : list) {
+      EXPECT_EQ(make_schedule(one, stages).stages(), stages);
+      revolve_with_one_slot += one == Strategy::parse("revolve:1");
+    }
+    // All numbers up to 64 stages, then at most 70 of each kind.
+    EXPECT_EQ(list.size() == 3 + 3 * 64, stages == 64) << stages;
+    EXPECT_LE(list.size(), 3u + 3 * 70) << stages;
+    EXPECT_EQ(revolve_with_one_slot, stages <= 200) << stages;
+  }
+}
+
+TEST(Strategy, SamplesOfEveryKindAreValidForThreeStages) {
+  std::map<StrategyKind, int> samples;
+  for (const Strategy& one : sample_strategies()) {
+    EXPECT_NO_THROW(make_schedule(one, 3)) << one.to_text();
+    ++samples[one.kind];
+  }
+  EXPECT_EQ(samples.size(), strategy_names().size());
+}
+
 TEST(Strategy, RejectsNumbersOutOfRange) {
   EXPECT_NE(testing::error_of([] {
               make_schedule("every:9", 8);

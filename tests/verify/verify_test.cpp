@@ -30,8 +30,8 @@ VerifySubject subject_of(const SampleChain& sample, bool nested) {
 std::string text_of(const VerifyReport& report) {
   std::string text = report.subject + " " + report.strategy;
   for (const auto& row : report.rows) {
-    text += "; " + row.what + " " + std::to_string(row.different) + "/" +
-            std::to_string(row.tensors) + " " + row.worst + " " +
+    text += "; " + to_text(row.what) + " " + std::to_string(row.different) +
+            "/" + std::to_string(row.tensors) + " " + row.worst + " " +
             std::to_string(row.max_relative);
   }
   return text;

@@ -42,6 +42,27 @@ constexpr std::array kOrigins = {
     Origin{"weights", "--weights"},
 };
 
+/// Prefix of library messages that are about wrong usage only if they have one of these
+/// phrases.
+struct UsagePhrases {
+  std::string_view name;
+  std::vector<std::string_view> phrases;
+};
+const std::array kUsagePhrases = {
+    UsagePhrases{"run", {" holds "}},
+    UsagePhrases{"report", {"expected a page", "not a command"}},
+};
+
+/// Hint for an unknown flag of a subcommand, which the flag completes.
+struct FlagHint {
+  std::string_view name;
+  std::string hint;
+};
+const std::array kFlagHints = {
+    FlagHint{"launch",
+             "; flags of train come after --, as in launch -n 2 -- train "},
+};
+
 /// Returns the prefix of a message, such as "--batch" for "[--batch] expected
 /// …"; empty if it has none.
 std::string_view origin_of(std::string_view what) {
@@ -50,11 +71,14 @@ std::string_view origin_of(std::string_view what) {
   return has ? what.substr(1, end - 1) : std::string_view();
 }
 
-const Origin* known_origin(std::string_view name) {
+/// Returns the entry of a table; null if there is none.
+template <class Table>
+const typename Table::value_type* find_by_name(const Table& table,
+                                               std::string_view name) {
   const auto found =
-      std::find_if(kOrigins.begin(), kOrigins.end(),
-                   [&](const Origin& one) { return one.name == name; });
-  return found == kOrigins.end() ? nullptr : &*found;
+      std::find_if(table.begin(), table.end(),
+                   [&](const auto& one) { return one.name == name; });
+  return found == table.end() ? nullptr : &*found;
 }
 
 const CLI::App& chosen_command(const CLI::App& app) {
@@ -127,9 +151,7 @@ std::string unexpected_word(const CLI::App& app, const CLI::App& command) {
     if (!one_dash) hint = "; it is a flag of " + other->get_name();
     break;
   }
-  if (name == "launch") {
-    hint = "; flags of train come after --, as in launch -n 2 -- train " + word;
-  }
+  if (const auto* own = find_by_name(kFlagHints, name)) hint = own->hint + word;
   return fmt::format("unknown flag {} for {}{}", word, name, hint);
 }
 
@@ -179,7 +201,7 @@ std::string user_message(const std::string& what) {
   if (origin.starts_with("--")) return fmt::format("{}: {}", origin, rest);
   if (origin.starts_with("model")) return fmt::format("--{}: {}", origin, rest);
   if (origin.starts_with("Schedule '")) return "--recompute: " + rest;
-  const Origin* known = known_origin(origin);
+  const Origin* known = find_by_name(kOrigins, origin);
   if (known == nullptr || known->flag.empty()) return rest;
   return fmt::format("{}: {}", known->flag, rest);
 }
@@ -210,7 +232,7 @@ bool is_wrong_usage(const std::exception& error) {
       ours ? error.what() : torch_error->what_without_backtrace();
   // An infeasible budget and a full disk are not wrong usage.
   if (!ours && is_out_of_memory(*torch_error)) return false;
-  const auto says = [&](const char* part) {
+  const auto says = [&](std::string_view part) {
     return what.find(part) != std::string::npos;
   };
   const std::string_view origin = origin_of(what);
@@ -223,10 +245,10 @@ bool is_wrong_usage(const std::exception& error) {
       origin.starts_with("Schedule '")) {
     return true;
   }
-  if (origin == "run") return says(" holds ");
-  if (origin == "report")
-    return says("expected a page") || says("not a command");
-  return known_origin(origin) != nullptr;
+  if (const auto* own = find_by_name(kUsagePhrases, origin)) {
+    return std::any_of(own->phrases.begin(), own->phrases.end(), says);
+  }
+  return find_by_name(kOrigins, origin) != nullptr;
 }
 
 std::string parse_message(const CLI::App& app, const CLI::ParseError& error) {

@@ -53,9 +53,11 @@ struct StudyFlags {
 std::string device_for(const std::string& given) {
   if (given != kAutoDevice) return given;
   for (const DeviceInfo& device : list_devices()) {
-    if (device.kind == "cuda" && device.usable) return "cuda";
+    if (device.kind == DeviceKind::kCuda && device.usable) {
+      return to_text(DeviceKind::kCuda);
+    }
   }
-  return "cpu";
+  return to_text(DeviceKind::kCpu);
 }
 
 /// Returns the configuration of a run, parsed from its command line.
@@ -212,7 +214,7 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
   options.version = version();
   options.resume = flags.resume || flags.retry;
   options.retry = flags.retry;
-  if (options.device == "cpu") {
+  if (info.kind == DeviceKind::kCpu) {
     const int64_t available = available_memory();
     options.memory_limit = flags.run_memory.empty()
                                ? available - available / 10

@@ -105,12 +105,12 @@ void StudyProgress::run_ended(const RunResult& e) {
   std::string text =
       fmt::format("{:>{}}/{}  ", e.run.number,
                   std::to_string(e.run.total).size(), e.run.total);
-  if (e.status == "done") {
+  if (e.status == RunStatus::kDone) {
     text += fmt::format("peak {:>9}  kept {:>9}  {:>9.1f} samples/s",
                         format_bytes(e.peak_bytes), format_bytes(e.kept_bytes),
                         e.samples_per_s);
   } else {
-    text += fmt::format("{}: {}", e.status, e.reason);
+    text += fmt::format("{}: {}", to_text(e.status), e.reason);
   }
   line(fmt::format("{}  {}  left {}", text, e.run.description,
                    duration(e.run.remaining_s)));

@@ -43,7 +43,7 @@ void add_saving_flags(CLI::App& train, TrainFlags& flags) {
 }  // namespace
 
 bool TrainFlags::saves_nothing() const {
-  return out == "none";
+  return try_from_text<OutKeyword>(out) == OutKeyword::kNone;
 }
 
 CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags) {
@@ -73,16 +73,21 @@ CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags) {
 }
 
 void check_train_flags(const TrainFlags& flags, const CLI::App& train) {
-  const auto refuse = [](const char* flag, const std::string& text) {
+  const auto refuse = [](const std::string& flag, const std::string& text) {
     throw CLI::ValidationError(flag, text);
   };
-  const auto given = [&](const char* flag) { return train.count(flag) > 0; };
+  const auto given = [&](const std::string& flag) {
+    return train.count(flag) > 0;
+  };
   if (flags.compare.size() == 1) {
     refuse("--compare", "expected 2 values, got 1");
   }
   if (flags.saves_nothing()) {
-    for (const char* flag : {"--tensorboard", "--save-every", "--keep"}) {
-      if (given(flag)) refuse(flag, "needs a run directory, got --out none");
+    for (const auto& name :
+         option_fields().names(&FieldInfo::needs_run_directory)) {
+      if (given("--" + name)) {
+        refuse("--" + name, "needs a run directory, got --out none");
+      }
     }
   }
   if (!flags.resume.empty() && given("--out")) {

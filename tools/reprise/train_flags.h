@@ -13,6 +13,11 @@ namespace reprise::command {
 /// Communication library of the ranks. kAuto selects it by device.
 enum class Backend { kAuto, kGloo, kNccl };
 
+/// Values of --out that are not directories.
+enum class OutKeyword {
+  kNone  ///< save nothing
+};
+
 /// Values of the flags of `reprise train`.
 struct TrainFlags {
   TrainConfig config;
@@ -51,4 +56,9 @@ template <>
 struct reprise::EnumText<reprise::command::Backend> {
   static constexpr std::array<std::string_view, 3> names{"auto", "gloo",
                                                          "nccl"};
+};
+
+template <>
+struct reprise::EnumText<reprise::command::OutKeyword> {
+  static constexpr std::array<std::string_view, 1> names{"none"};
 };

@@ -40,9 +40,11 @@ struct Flags {
 };
 
 std::vector<std::string> default_strategies() {
-  return {"none",      "all",           "every:2",       "every:3",
-          "sqrt",      "checkpoints:0", "checkpoints:2", "revolve:1",
-          "revolve:2", "revolve:3"};
+  std::vector<std::string> texts;
+  for (const Strategy& strategy : sample_strategies()) {
+    texts.push_back(strategy.to_text());
+  }
+  return texts;
 }
 
 std::string difference(const VerifyRow& row) {
@@ -62,7 +64,8 @@ void print_table(const std::vector<VerifyReport>& reports, double tolerance) {
   for (const VerifyReport& report : reports) {
     fmt::print("{:<18}{:<15}", report.subject, report.strategy);
     for (const VerifyRow& row : report.rows) {
-      fmt::print("{:<{}}", difference(row), row.what == "rng" ? 10 : 18);
+      fmt::print("{:<{}}", difference(row),
+                 row.what == VerifiedKind::kRng ? 10 : 18);
     }
     fmt::print(
         "{:<11}{:>11}  {}\n",
@@ -89,11 +92,11 @@ nlohmann::json to_json(const VerifyReport& report) {
                          {"kept_peak_bytes", report.kept_peak_bytes},
                          {"simulated_kept_bytes", report.simulated_kept_bytes}};
   for (const VerifyRow& row : report.rows) {
-    json["compared"][row.what] = {{"tensors", row.tensors},
-                                  {"different", row.different},
-                                  {"max_relative", row.max_relative},
-                                  {"worst", row.worst},
-                                  {"same", row.same}};
+    json["compared"][to_text(row.what)] = {{"tensors", row.tensors},
+                                           {"different", row.different},
+                                           {"max_relative", row.max_relative},
+                                           {"worst", row.worst},
+                                           {"same", row.same}};
   }
   return json;
 }

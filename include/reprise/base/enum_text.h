@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -48,6 +49,15 @@ size_t index_of_name(std::string_view text,
 template <NamedEnum E>
 E from_text(std::string_view text) {
   return static_cast<E>(index_of_name(text, names_of<E>()));
+}
+
+/// Value named `text`; none if there is no such name.
+template <NamedEnum E>
+std::optional<E> try_from_text(std::string_view text) {
+  for (size_t i = 0; i < EnumText<E>::names.size(); ++i) {
+    if (EnumText<E>::names[i] == text) return static_cast<E>(i);
+  }
+  return std::nullopt;
 }
 
 }  // namespace reprise

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/base/enum_text.h>
 #include <reprise/observe/probe.h>
 
 #include <cstdint>
@@ -9,11 +10,21 @@
 
 namespace reprise {
 
+enum class DeviceKind { kCpu, kCuda };
+
+template <>
+struct EnumText<DeviceKind> {
+  static constexpr std::array<std::string_view, 2> names{"cpu", "cuda"};
+};
+
+/// Kind of "cpu", "cuda" or "cuda:N". Throws reprise::Error for other devices.
+DeviceKind device_kind(std::string_view device);
+
 /// A device and the values that the observer can read from it.
 struct DeviceInfo {
   std::string name;  ///< such as "NVIDIA H200"
-  std::string kind;  ///< "cpu" or "cuda"
-  int index = 0;     ///< N of cuda:N
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;  ///< N of cuda:N
   /// Total memory, including memory used by other processes; 0: unknown.
   int64_t memory_bytes = 0;
   std::optional<int> cores;           ///< usable CPU cores, or CUDA cores

@@ -2,6 +2,7 @@
 
 #include <reprise/plan/costs.h>
 #include <reprise/recompute/schedule.h>
+#include <reprise/recompute/strategy.h>
 
 #include <cstdint>
 #include <memory>
@@ -107,7 +108,8 @@ struct FrontierPoint {
   int64_t peak_bytes = 0;
   double step_ms = 0;
   int64_t micro_batch = 0;
-  std::string label;  ///< "none", "all" or "sqrt"; empty for optimal
+  /// A strategy without a number; none for the optimal schedule.
+  std::optional<StrategyKind> strategy{};
 };
 
 /// A change that lowers the peak, and its effect.

@@ -42,6 +42,15 @@ struct Strategy {
 /// Returns the strategies as shown in help texts: "none", "all", "every:K", …
 const std::vector<std::string>& strategy_names();
 
+/// Returns the strategies to choose from for a chain of `stages` stages: every kind with
+/// every number that makes a difference. Chains of more than 64 stages have a selection of
+/// the numbers.
+std::vector<Strategy> strategies_for(int stages);
+
+/// Returns one to three strategies of every kind, to test with. They are valid for chains
+/// of three or more stages.
+std::vector<Strategy> sample_strategies();
+
 /// Creates the schedule of `strategy` for a chain of `stages` stages. Throws
 /// c10::Error if the strategy's number is out of range for that many stages.
 ///

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/base/enum_text.h>
 #include <reprise/study/study_file.h>
 #include <reprise/train/planning.h>
 
@@ -11,6 +12,20 @@
 #include <vector>
 
 namespace reprise {
+
+/// How a run ended.
+enum class RunStatus {
+  kDone,    ///< has figures
+  kOom,     ///< ran out of memory
+  kFailed,  ///< any other error, or took too long
+  kSkipped  ///< was not started: the predicted peak is too large
+};
+
+template <>
+struct EnumText<RunStatus> {
+  static constexpr std::array<std::string_view, 4> names{"done", "oom",
+                                                         "failed", "skipped"};
+};
 
 struct StudyCounts {
   int done = 0, oom = 0, failed = 0, skipped = 0;
@@ -31,7 +46,7 @@ class StudyListener {
 
   struct RunResult {
     Run run;
-    std::string status;  ///< "done", "oom", "failed" or "skipped"
+    RunStatus status = RunStatus::kFailed;
     std::string reason;  ///< empty if done
     double wall_s = 0;
     int64_t peak_bytes = 0, kept_bytes = 0;

@@ -40,10 +40,11 @@ struct FieldInfo {
   std::string metavar{};  ///< in --help; empty: by kind
   bool same_on_resume =
       false;  ///< a run that continues must have the same value
-  bool affects_costs = false;   ///< part of the key of cached measurements
-  bool same_on_ranks = true;    ///< all ranks of a training must agree
-  bool in_studies = true;       ///< may be set by a study
-  bool on_command_line = true;  ///< has a flag of `reprise train`
+  bool affects_costs = false;        ///< part of the key of cached measurements
+  bool same_on_ranks = true;         ///< all ranks of a training must agree
+  bool in_studies = true;            ///< may be set by a study
+  bool on_command_line = true;       ///< has a flag of `reprise train`
+  bool needs_run_directory = false;  ///< has no effect if nothing is saved
   FieldKind kind = FieldKind::kText;   ///< set by FieldTable::add()
   std::vector<std::string> choices{};  ///< names of an enum; set likewise
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/base/enum_text.h>
 #include <reprise/recompute/chain.h>
 #include <reprise/recompute/strategy.h>
 
@@ -33,9 +34,18 @@ struct VerifyOptions {
   double tolerance = 0;
 };
 
+/// What verify() compares.
+enum class VerifiedKind { kLoss, kGradients, kBuffers, kRng, kParameters };
+
+template <>
+struct EnumText<VerifiedKind> {
+  static constexpr std::array<std::string_view, 5> names{
+      "loss", "gradients", "buffers", "rng", "parameters"};
+};
+
 /// Comparison of one kind of result over all tensors and updates.
 struct VerifyRow {
-  std::string what;         ///< loss, gradients, buffers, rng or parameters
+  VerifiedKind what = VerifiedKind::kLoss;
   int64_t tensors = 0;      ///< number of tensors compared
   int64_t different = 0;    ///< number of tensors that are not bit-identical
   double max_relative = 0;  ///< maximum of max|a - b| / max|a|

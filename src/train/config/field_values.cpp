@@ -116,9 +116,10 @@ double parse_real(const FieldInfo& field, const std::string& text) {
 }
 
 bool parse_flag(const FieldInfo& field, const std::string& text) {
-  const bool value = text == "true";
-  if (!value && text != "false") refuse_text(field, text, "true or false");
-  return value;
+  for (const bool value : {false, true}) {
+    if (text == value_text(value)) return value;
+  }
+  refuse_text(field, text, "true or false");
 }
 
 FieldCheck choice_check(std::vector<std::string> names) {

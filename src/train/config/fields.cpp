@@ -127,16 +127,15 @@ const FieldTable<TrainConfig>& config_fields() {
 
 FieldCheck device_name(std::vector<std::string> also) {
   return [also = std::move(also)](const std::string& text) -> std::string {
-    if (std::find(also.begin(), also.end(), text) != also.end()) return "";
-    if (text == "cpu" || text == "cuda") return "";
+    std::vector<std::string> words = also;
+    words.insert(words.end(), {"cpu", "cuda"});
+    if (std::find(words.begin(), words.end(), text) != words.end()) return "";
     constexpr std::string_view kIndexed = "cuda:";
     constexpr uint64_t kMostDevices = 127;
     if (text.starts_with(kIndexed) &&
         whole_number(0, kMostDevices)(text.substr(kIndexed.size())).empty()) {
       return "";
     }
-    std::vector<std::string> words = also;
-    words.insert(words.end(), {"cpu", "cuda"});
     return fmt::format(
         "expected {}cpu, cuda or cuda:N, got {}{}",
         also.empty() ? "" : also.front() + ", ", in_quotes(text),

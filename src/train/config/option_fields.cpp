@@ -320,19 +320,22 @@ void add_saving(Options& table) {
             .group = "Saving",
             .help = "Updates between saved states (0: every ten minutes)",
             .check = whole_number(0, kMostUpdates),
-            .in_studies = false})
+            .in_studies = false,
+            .needs_run_directory = true})
       .add(&O::keep, {.name = "keep",
                       .group = "Saving",
                       .help = "Number of saved states kept",
                       .check = whole_number(1, 1000),
                       .same_on_ranks = false,
-                      .in_studies = false})
+                      .in_studies = false,
+                      .needs_run_directory = true})
       .add(&O::tensorboard,
            {.name = "tensorboard",
             .group = "Saving",
             .help = "Write TensorBoard event files into the run directory",
             .same_on_ranks = false,
-            .in_studies = false});
+            .in_studies = false,
+            .needs_run_directory = true});
 }
 
 }  // namespace

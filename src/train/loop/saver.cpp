@@ -121,19 +121,23 @@ void Saver::restore(const SavedState& saved, RunState& state,
   parts_.gradients.scaler().load(state.scaler);
   // If a single process began the window, rank 0 takes over its gradients.
   if (state.micro > 0 && parts_.ranks.first()) {
-    std::map<std::string, torch::Tensor> gradients;
-    for (auto& [name, tensor] : take(saved.tensors, "gradient.")) {
-      gradients[name] = tensor;
-    }
+    const auto by_name = [&saved](const char* prefix) {
+      const NamedTensors list = take(saved.tensors, prefix);
+      return std::map<std::string, torch::Tensor>(list.begin(), list.end());
+    };
+    const auto gradients = by_name("gradient.");
     for (auto& [name, parameter] : setup.parameters) {
       const auto found = gradients.find(name);
       if (found != gradients.end()) {
         parameter.mutable_grad() = found->second.to(setup.device);
       }
     }
-    for (const auto& [name, tensor] : take(saved.tensors, "window.")) {
-      if (name == "loss") parts_.runner.micro_step().set_loss(tensor);
-      if (name == "samples") window_samples = tensor.item<int64_t>();
+    const auto window = by_name("window.");
+    if (const auto found = window.find("loss"); found != window.end()) {
+      parts_.runner.micro_step().set_loss(found->second);
+    }
+    if (const auto found = window.find("samples"); found != window.end()) {
+      window_samples = found->second.item<int64_t>();
     }
     if (parts_.ranks.can_stop_in_window()) {
       parts_.gradients.resume(state.total_count, state.done_count);

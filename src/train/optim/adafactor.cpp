@@ -90,14 +90,14 @@ class Adafactor final : public ListOptimizer {
 
 namespace detail {
 
-OptimizerInfo adafactor_info() {
+std::vector<OptimizerInfo> adafactor_optimizers() {
   OptimizerInfo info;
   info.name = "adafactor";
   info.make = [](const OptimizerOptions& options,
                  const NamedTensors& parameters) -> std::unique_ptr<Optimizer> {
     return std::make_unique<Adafactor>(options, parameters);
   };
-  return info;
+  return {info};
 }
 
 }  // namespace detail

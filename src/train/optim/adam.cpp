@@ -94,12 +94,8 @@ detail::OptimizerInfo make_adam_info(const char* name) {
 
 namespace detail {
 
-OptimizerInfo adam_info() {
-  return make_adam_info<false>("adam");
-}
-
-OptimizerInfo adamw_info() {
-  return make_adam_info<true>("adamw");
+std::vector<OptimizerInfo> adam_optimizers() {
+  return {make_adam_info<false>("adam"), make_adam_info<true>("adamw")};
 }
 
 }  // namespace detail

@@ -347,12 +347,9 @@ detail::OptimizerInfo make_adam8bit_info(const char* name) {
 
 namespace detail {
 
-OptimizerInfo adam8bit_info() {
-  return make_adam8bit_info<false>("adam8bit");
-}
-
-OptimizerInfo adamw8bit_info() {
-  return make_adam8bit_info<true>("adamw8bit");
+std::vector<OptimizerInfo> adam8bit_optimizers() {
+  return {make_adam8bit_info<false>("adam8bit"),
+          make_adam8bit_info<true>("adamw8bit")};
 }
 
 }  // namespace detail

@@ -8,28 +8,25 @@
 namespace reprise {
 namespace detail {
 
-// The registered optimizers. Each source file defines `NAME_info()`.
-#define REPRISE_OPTIMIZERS(X) \
-  X(sgd)                      \
-  X(adam)                     \
-  X(adamw)                    \
-  X(adam8bit)                 \
-  X(adamw8bit)                \
-  X(adafactor)
-
-#define REPRISE_DECLARE(name) OptimizerInfo name##_info();
-REPRISE_OPTIMIZERS(REPRISE_DECLARE)
-#undef REPRISE_DECLARE
+// reprise_optimizers.inc has the families that CMakeLists.txt registers.
+#define REPRISE_REGISTERED(family) \
+  std::vector<OptimizerInfo> family##_optimizers();
+#include <reprise_optimizers.inc>
+#undef REPRISE_REGISTERED
 
 const std::vector<OptimizerInfo>& optimizer_list() {
-#define REPRISE_ENTRY(name) name##_info(),
-  static const std::vector<OptimizerInfo> list = {
-      REPRISE_OPTIMIZERS(REPRISE_ENTRY)};
-#undef REPRISE_ENTRY
+  static const std::vector<OptimizerInfo> list = [] {
+    std::vector<OptimizerInfo> all;
+    const auto add = [&all](const std::vector<OptimizerInfo>& family) {
+      all.insert(all.end(), family.begin(), family.end());
+    };
+#define REPRISE_REGISTERED(family) add(family##_optimizers());
+#include <reprise_optimizers.inc>
+#undef REPRISE_REGISTERED
+    return all;
+  }();
   return list;
 }
-
-#undef REPRISE_OPTIMIZERS
 
 const OptimizerInfo& find_optimizer(std::string_view name) {
   for (const OptimizerInfo& info : optimizer_list()) {

@@ -9,9 +9,9 @@
 
 namespace reprise::detail {
 
-/// An optimizer that make_optimizer() knows by name. It is defined in its
-/// source file and registered in the list in optimizer.cpp. Tested by
-/// tests/train/optimizer_test.cpp.
+/// An optimizer that make_optimizer() knows by name. Its source file defines
+/// `std::vector<OptimizerInfo> <family>_optimizers()` and is registered in
+/// CMakeLists.txt. Tested by tests/train/optimizer_test.cpp.
 struct OptimizerInfo {
   std::string name;
   std::unique_ptr<Optimizer> (*make)(const OptimizerOptions& options,

@@ -57,7 +57,7 @@ class Sgd final : public ListOptimizer {
 
 namespace detail {
 
-OptimizerInfo sgd_info() {
+std::vector<OptimizerInfo> sgd_optimizers() {
   OptimizerInfo info;
   info.name = "sgd";
   info.make = [](const OptimizerOptions& options,
@@ -69,7 +69,7 @@ OptimizerInfo sgd_info() {
     return options.momentum > 0 ? std::vector<std::string>{"momentum."}
                                 : std::vector<std::string>{};
   };
-  return info;
+  return {info};
 }
 
 }  // namespace detail
