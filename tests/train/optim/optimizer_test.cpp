@@ -1,5 +1,5 @@
 #include "support.h"
-#include "train/optimizer_values.h"
+#include "train/optim/optimizer_values.h"
 
 #include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>

@@ -1,6 +1,6 @@
 #include "support.h"
 #include "train/optim/dynamic_quantization.h"
-#include "train/optimizer_values.h"
+#include "train/optim/optimizer_values.h"
 
 #include <reprise/memory/failure.h>
 #include <reprise/memory/meter.h>
