@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the sources: format, layers and version checks, cppcheck.
+# Checks the sources: format, layers and version checks, tests of every source, cppcheck.
 # Usage: scripts/lint.sh [--fix]; --fix formats the sources instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,6 +15,9 @@ clang-format --dry-run --Werror "${sources[@]}"
 
 echo "lint: layers" >&2
 python3 scripts/check_layers.py
+
+echo "lint: tests" >&2
+python3 scripts/check_tests.py
 
 echo "lint: cppcheck" >&2
 mapfile -t checked < <(git ls-files -co --exclude-standard 'src/*.cpp' 'tools/*.cpp')

@@ -12,6 +12,7 @@
 namespace reprise::detail {
 
 /// Throws reprise::Error with a message formatted as by fmt::format.
+/// Tested by tests/base/error_test.cpp.
 template <class... Args>
 [[noreturn]] void throw_error(fmt::format_string<Args...> format,
                               Args&&... args) {

@@ -5,6 +5,7 @@
 namespace reprise::compat {
 
 /// Whether LibTorch has scaled_dot_product_attention (2.0 and later).
+/// Tested by tests/ops/attention_test.cpp.
 bool has_fused_attention();
 
 /// at::scaled_dot_product_attention(); `mask` may be undefined. Throws c10::Error unless

@@ -7,7 +7,7 @@
 namespace reprise::compat {
 
 /// Called with the size after each allocation, and with the negated size before
-/// the memory is freed. Called by any thread.
+/// the memory is freed. Called by any thread. Tested by tests/memory/meter_test.cpp.
 using AllocationListener = void (*)(int64_t bytes);
 
 /// Replaces LibTorch's CPU allocator, for the rest of the process, with one

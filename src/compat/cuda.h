@@ -8,7 +8,7 @@
 
 /// CUDA functions of LibTorch. In a build without CUDA all functions exist,
 /// `cuda_built()` returns false, `cuda_device_count()` returns 0 and the others
-/// throw c10::Error.
+/// throw c10::Error. Tested by tests/recompute/host_memory_cuda_test.cpp.
 namespace reprise::compat {
 
 /// Statistics of LibTorch's caching allocator for one device, in bytes.

@@ -6,6 +6,7 @@
 
 /// Definitions of cuda_graph.h for a LibTorch without CUDA graphs. To be
 /// included by one source file, which defines cuda_graph_unavailable_reason().
+/// Tested by tests/compat/cuda_graph_test.cpp.
 namespace reprise::compat {
 
 struct GraphStreamScope::Impl {};

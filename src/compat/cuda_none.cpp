@@ -1,4 +1,5 @@
 // Compiled instead of cuda.cpp against a LibTorch without CUDA.
+// Tested by tests/observe/devices_test.cpp.
 #include "compat/cuda.h"
 #include "compat/cuda_graph_none.h"
 #include "compat/side_stream.h"

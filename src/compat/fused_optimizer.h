@@ -9,7 +9,7 @@
 ///
 /// All lists have the same length. Their tensors are on one device and of one
 /// floating-point type. Tensors with the same index have equal strides and are
-/// dense (see `fits_fused()`).
+/// dense (see `fits_fused()`). Tested by tests/train/optim/optimizer_test.cpp.
 namespace reprise::compat {
 
 /// Return whether this LibTorch has a fused update for tensors on `device`:

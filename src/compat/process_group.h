@@ -11,7 +11,7 @@
 #include <vector>
 
 /// c10d's store and process groups, whose interfaces differ between versions of
-/// LibTorch.
+/// LibTorch. Tested by tests/distributed/group_test.cpp.
 namespace reprise::compat {
 
 /// A key-value store shared by all ranks (c10d::TCPStore). Thread-safe;

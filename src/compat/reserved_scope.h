@@ -5,7 +5,7 @@ namespace reprise::compat {
 /// Marks work on this thread that must not fail midway, and whose memory was
 /// reserved just before. Fault injection (memory/failure.h) neither counts nor
 /// fails allocations inside. This is an assumption: a real allocator may still
-/// fail, for instance on an eight-byte scalar.
+/// fail, for instance on an eight-byte scalar. Tested by tests/memory/failure_test.cpp.
 class ReservedScope {
  public:
   ReservedScope();

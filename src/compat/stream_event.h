@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 /// For source files that are compiled against a LibTorch with CUDA.
+/// Tested by tests/recompute/host_memory_cuda_test.cpp.
 namespace reprise::compat {
 
 /// Returns the id of the capture that a stream is part of, or 0 if it is not

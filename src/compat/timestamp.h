@@ -10,7 +10,7 @@
 namespace reprise::compat {
 
 /// A point in time on the host and, on CUDA, on the device's current stream.
-/// Construction does not block.
+/// Construction does not block. Tested by tests/recompute/host_memory_cuda_test.cpp.
 class Timestamp {
  public:
   explicit Timestamp(c10::Device device) : host_(Clock::now()) {

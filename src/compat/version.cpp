@@ -1,3 +1,4 @@
+// Tested by tests/tools/command_test.sh.
 #include <reprise/version.h>
 
 #include <torch/version.h>

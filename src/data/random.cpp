@@ -1,3 +1,4 @@
+// Tested by tests/data/dataset_test.cpp.
 #include "base/splitmix.h"
 #include "data/named_dataset.h"
 

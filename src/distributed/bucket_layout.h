@@ -10,7 +10,7 @@
 namespace reprise::detail {
 
 /// Assigns each gradient an offset in a flat bucket. The layout is equal on all
-/// ranks. Covered by tests/distributed/reducer_test.cpp.
+/// ranks. Tested by tests/distributed/reducer_test.cpp.
 class BucketLayout {
  public:
   struct Entry {

@@ -9,7 +9,7 @@
 namespace reprise::detail {
 
 /// Measures how long collectives were in progress. Thread-safe: the backend's
-/// threads report to it. Covered by tests/distributed/reducer_test.cpp.
+/// threads report to it. Tested by tests/distributed/reducer_test.cpp.
 class BusyTime {
  public:
   using Clock = std::chrono::steady_clock;

@@ -22,7 +22,7 @@ namespace reprise::detail {
 /// connection does this. A second thread watches the first one, which blocks if
 /// the process that serves the store stops. A rank that makes no progress for the
 /// time-out reports itself. The first rank that detects a fault writes it to the
-/// store for all others. Covered by tests/distributed/group_test.cpp and
+/// store for all others. Tested by tests/distributed/group_test.cpp and
 /// faults_test.cpp.
 class FailureDetector {
  public:

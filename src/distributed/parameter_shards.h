@@ -14,7 +14,7 @@
 namespace reprise::detail {
 
 /// This rank's share of every bucket, as views of the parameters. Used when the
-/// optimizer is sharded. Covered by tests/distributed/reducer_test.cpp.
+/// optimizer is sharded. Tested by tests/distributed/reducer_test.cpp.
 class ParameterShards {
  public:
   using NamedList = GradientReducer::NamedList;

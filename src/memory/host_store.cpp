@@ -10,6 +10,7 @@
 // inside a capture no read ever finishes. Here the tensor is held until its
 // stream waits for the copy. It is then freed like any other tensor, at the
 // same point of every run.
+// Tested by tests/recompute/host_memory_cuda_test.cpp.
 #include "compat/stream_event.h"
 
 #include <reprise/memory/host_store.h>

@@ -1,4 +1,5 @@
 // Compiled instead of host_store.cpp against a LibTorch without CUDA.
+// Tested by tests/memory/host_store_test.cpp.
 #include <reprise/memory/host_store.h>
 
 #include <c10/util/Exception.h>

@@ -1,3 +1,4 @@
+// Tested by tests/memory/failure_test.cpp.
 #include <reprise/memory/out_of_memory.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Tested by tests/models/values_test.cpp.
 #include "models/loss.h"
 #include "models/transformer.h"
 

@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-/// Building blocks of the models.
+/// Building blocks of the models. Tested by tests/models/values_test.cpp.
 namespace reprise::detail {
 
 using ModulePtr = std::shared_ptr<torch::nn::Module>;

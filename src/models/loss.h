@@ -8,6 +8,7 @@ namespace reprise::detail {
 
 /// Cross entropy of scores (N, classes, …), in float32. A module without parameters, so
 /// that it switches between training and evaluation with the model.
+/// Tested by tests/models/values_test.cpp.
 class LossImpl : public torch::nn::Module {
  public:
   explicit LossImpl(Task task) : task_(task) {}

@@ -13,6 +13,7 @@
 
 /// What a family of models defines. Each family is one source that defines
 /// `std::vector<ModelSpec> <family>_models()` and is listed in CMakeLists.txt.
+/// Tested by tests/models/zoo_test.cpp.
 namespace reprise::detail {
 
 /// The modules of a model, as its family builds them.

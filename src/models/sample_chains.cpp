@@ -1,3 +1,4 @@
+// Tested by tests/verify/verify_test.cpp.
 #include <reprise/models/model.h>
 #include <reprise/recompute/checkpoint.h>
 

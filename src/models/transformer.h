@@ -7,7 +7,7 @@
 
 #include <tuple>
 
-/// Building blocks of the transformers.
+/// Building blocks of the transformers. Tested by tests/models/values_test.cpp.
 namespace reprise::detail {
 
 /// Standard deviation of the initial weights.

@@ -1,3 +1,4 @@
+// Tested by tests/models/zoo_test.cpp.
 #include "models/layers.h"
 #include "models/loss.h"
 

@@ -6,7 +6,7 @@
 namespace reprise::detail {
 
 /// CPU time in seconds. `clock` is CLOCK_THREAD_CPUTIME_ID or
-/// CLOCK_PROCESS_CPUTIME_ID.
+/// CLOCK_PROCESS_CPUTIME_ID. Tested by tests/observe/process_probe_test.cpp.
 inline double cpu_seconds(clockid_t clock) {
   timespec time{};
   if (clock_gettime(clock, &time) != 0) return 0;

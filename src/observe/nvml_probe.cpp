@@ -1,3 +1,4 @@
+// Tested by tests/observe/nvml_test.cpp.
 #include "observe/clocks.h"
 #include "observe/nvml.h"
 #include "observe/training_intervals.h"

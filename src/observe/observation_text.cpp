@@ -1,3 +1,4 @@
+// Tested by tests/observe/observation_test.cpp.
 #include <reprise/base/bytes.h>
 #include <reprise/observe/observer.h>
 

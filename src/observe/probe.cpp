@@ -1,3 +1,4 @@
+// Tested by tests/observe/nvml_test.cpp.
 #include "compat/cuda.h"
 #include "observe/nvml.h"
 #include "observe/probes.h"

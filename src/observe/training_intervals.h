@@ -8,7 +8,7 @@
 namespace reprise::detail {
 
 /// The intervals of a clock during which a training ran. Maps clock time to training
-/// time, which excludes pauses. Covered by tests/observe/nvml_utilisation_test.cpp.
+/// time, which excludes pauses. Tested by tests/observe/nvml_utilisation_test.cpp.
 class TrainingIntervals {
  public:
   bool empty() const { return intervals_.empty(); }

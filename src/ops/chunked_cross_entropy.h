@@ -7,7 +7,7 @@
 #include <cstdint>
 
 /// ops::linear_cross_entropy() with LibTorch's operators, some rows or columns of the
-/// scores at a time.
+/// scores at a time. Tested by tests/ops/loss_test.cpp.
 namespace reprise::detail {
 
 struct CrossEntropyInputs {

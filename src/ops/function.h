@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 /// Helpers for operators that derive from torch::autograd::Function.
+/// Tested by tests/ops/linear_test.cpp.
 namespace reprise::detail {
 
 /// Arguments of torch::autograd::Function::apply() must be defined: an empty tensor like

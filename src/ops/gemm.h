@@ -4,6 +4,7 @@
 
 /// Matrix products for operators: with the kernel of tf32x3_gemm.h if it supports the
 /// operands, with LibTorch otherwise. Not differentiable.
+/// Tested by tests/ops/linear_test.cpp.
 namespace reprise::detail {
 
 /// a b, plus `bias` in each row if it is defined.

@@ -17,6 +17,7 @@ namespace reprise::detail {
 /// factor per row. The target's class is set to its exact value, which the forward saves.
 /// The factor is applied to small tensors: the rows of `hidden` and of its gradient. On
 /// CUDA the softmax and what surrounds it are one kernel each way.
+/// Tested by tests/ops/loss_test.cpp.
 class HalfCrossEntropy {
  public:
   /// Requires a half-precision settings.gemm_type and a float32 loss.

@@ -11,6 +11,7 @@ namespace reprise::detail {
 /// each possible number of micro-batches, this is the smallest size that needs
 /// no more of them for the global batch; larger sizes need more memory for the
 /// same number. If the request names a size, returns only that size.
+/// Tested by tests/plan/size_search_test.cpp.
 std::vector<int64_t> candidate_sizes(const PlanRequest& request);
 
 /// Returns at most about twenty of `sizes`, spaced by equal ratios, including

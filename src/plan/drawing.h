@@ -6,7 +6,7 @@
 #include <vector>
 
 /// Plots made of text, for terminals of 100 columns. Every character drawn is
-/// one column wide, whatever its length in UTF-8. Covered by
+/// one column wide, whatever its length in UTF-8. Tested by
 /// tests/plan/plan_text_test.cpp.
 namespace reprise::detail {
 

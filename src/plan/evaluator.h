@@ -27,7 +27,7 @@ int64_t cuda_graph_extra_bytes(const CostProfile& profile,
 
 /// Predicts memory and time of plans for one precision and micro-batch size,
 /// with a CUDA graph or without. Solving is slow for long chains, so the solver
-/// is created when it is first needed; the lower bounds do not need it. Covered
+/// is created when it is first needed; the lower bounds do not need it. Tested
 /// by tests/plan/planner_test.cpp.
 class Evaluator {
  public:

@@ -15,6 +15,7 @@
 namespace reprise::detail {
 
 /// Precision, micro-batch size, and whether micro-batches run as a CUDA graph.
+/// Tested by tests/plan/planner_test.cpp.
 using CandidateKey = std::tuple<Precision, int64_t, bool>;
 
 inline CandidateKey key_of(const Plan& plan) {

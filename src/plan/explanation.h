@@ -6,7 +6,7 @@
 
 /// Explanations that are displayed with a plan: the frontier of time against
 /// memory, and changes that would lower the peak. They use predictions at
-/// measured sizes. Covered by tests/plan/planner_test.cpp.
+/// measured sizes. Tested by tests/plan/planner_test.cpp.
 namespace reprise::detail {
 
 /// Returns the fastest plan for each amount of memory over all `keys`.

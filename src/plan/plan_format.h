@@ -6,6 +6,7 @@
 #include <string>
 
 /// Text for parts of a plan. Implemented in plan_text.cpp.
+/// Tested by tests/plan/plan_text_test.cpp.
 namespace reprise::detail {
 
 /// Returns "micro-batch 12 × 3 (the last one 8) = 32 samples per update".

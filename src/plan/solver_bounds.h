@@ -80,7 +80,7 @@ void for_each_reversal(const ChainModel& model, int s, int c, int t,
 }
 
 /// Exact bounds on the memory of every interval, indexed by its position in the
-/// model. They alone determine whether a schedule fits. Covered by
+/// model. They alone determine whether a schedule fits. Tested by
 /// tests/plan/solver_test.cpp.
 class MemoryBounds {
  public:

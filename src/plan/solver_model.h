@@ -9,7 +9,7 @@
 /// The solver's model of a chain. The solver reverses *intervals*: stages s …
 /// t-1, run forward from boundary s and then backward. The interval owns
 /// boundary s. Memory held outside of the interval does not depend on how it is
-/// reversed, so that only its own memory has to be compared. Covered by
+/// reversed, so that only its own memory has to be compared. Tested by
 /// tests/plan/solver_test.cpp.
 namespace reprise::detail {
 

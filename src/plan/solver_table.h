@@ -27,7 +27,7 @@ struct TableLimits {
 /// The slots of an interval are aligned to the memory held if all stages before
 /// it are kept, so that a sequence of kept stages is rounded once and not at
 /// each stage. Other sizes are rounded to the nearest slot, so that errors do
-/// not add up. Covered by tests/plan/solver_test.cpp.
+/// not add up. Tested by tests/plan/solver_test.cpp.
 class TimeTable {
  public:
   /// Fills the table. `model` and `bounds` must outlive it.

@@ -1,5 +1,5 @@
 // Chain::forward(): a chain is one node of the caller's autograd graph, whose
-// backward runs the second half of the schedule. Covered by
+// backward runs the second half of the schedule. Tested by
 // tests/recompute/chain_test.cpp.
 #include <reprise/recompute/execution.h>
 

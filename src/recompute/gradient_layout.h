@@ -8,7 +8,7 @@
 
 /// Memory layouts of gradients. An operator copies a gradient whose layout it
 /// does not support, so the memory of a stage's backward depends on the layout
-/// in which the next stage returns its gradients. Covered by
+/// in which the next stage returns its gradients. Tested by
 /// tests/recompute/stage_costs_test.cpp.
 namespace reprise {
 

@@ -5,7 +5,7 @@
 namespace reprise {
 
 /// During its lifetime, autograd graphs built on this thread save no tensors
-/// and therefore cannot run backward. Covered by
+/// and therefore cannot run backward. Tested by
 /// tests/recompute/execution_test.cpp.
 class NoSaveScope {
  public:

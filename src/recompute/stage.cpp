@@ -1,3 +1,4 @@
+// Tested by tests/recompute/chain_test.cpp.
 #include <reprise/recompute/stage.h>
 
 namespace reprise {

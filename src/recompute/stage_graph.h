@@ -8,7 +8,7 @@
 #include <vector>
 
 /// The autograd graph of one stage, or of several consecutive ones, detached
-/// from the rest of the chain. Covered by tests/recompute/execution_test.cpp.
+/// from the rest of the chain. Tested by tests/recompute/execution_test.cpp.
 ///
 /// A graph is usually detached with a leaf that requires a gradient. However,
 /// the gradient accumulator of a leaf holds the leaf, and with it the whole

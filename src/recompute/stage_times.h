@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-/// Timing of stages in measure_stage_costs(). Covered by
+/// Timing of stages in measure_stage_costs(). Tested by
 /// tests/recompute/stage_costs_test.cpp.
 namespace reprise {
 

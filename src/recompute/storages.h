@@ -9,7 +9,7 @@
 
 namespace reprise::detail {
 
-/// The distinct storages of a list of tensors, in order. Covered by
+/// The distinct storages of a list of tensors, in order. Tested by
 /// tests/recompute/stage_costs_test.cpp.
 class Storages {
  public:

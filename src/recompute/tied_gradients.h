@@ -3,7 +3,7 @@
 #include <reprise/recompute/chain.h>
 
 /// Tied parameters, which several stages use, and the order in which their
-/// gradients are added. Covered by tests/recompute/execution_test.cpp.
+/// gradients are added. Tested by tests/recompute/execution_test.cpp.
 ///
 /// One backward call over the whole model first adds the contributions of all
 /// stages and then adds their sum to `.grad`. Several calls would add each

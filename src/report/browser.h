@@ -5,7 +5,7 @@
 namespace reprise::detail {
 
 /// Path of a browser that can run headless: `named`, or the first one found in PATH.
-/// Throws c10::Error if there is none.
+/// Throws c10::Error if there is none. Tested by tests/report/report_test.cpp.
 std::string find_browser(const std::string& named);
 
 /// The document at `url` as HTML after its scripts have run, in a browser with a

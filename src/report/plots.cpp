@@ -1,3 +1,4 @@
+// Tested by tests/report/report_test.cpp.
 #include "base/file.h"
 #include "report/browser.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-/// Helpers shared by the parser and the editing functions of studies. Covered by
+/// Helpers shared by the parser and the editing functions of studies. Tested by
 /// tests/study/study_file_test.cpp.
 namespace reprise::detail {
 

@@ -1,3 +1,4 @@
+// Tested by tests/study/study_file_test.cpp.
 #include "base/hash.h"
 #include "base/nearest.h"
 #include "study/run_values.h"

@@ -3,7 +3,7 @@
 #include <functional>
 
 /// Stopping a command by a signal. Tested by tests/tools/train_command_test.sh
-/// and tests/train/kill_test.sh.
+/// and tests/train/loop/kill_test.sh.
 namespace reprise::command {
 
 /// Installs handlers that record the first SIGINT or SIGTERM; a second signal

@@ -8,7 +8,7 @@
 
 /// CUDA kernels of ops::add_norm(): the sum, its LayerNorm and the conversion to the
 /// output type in one pass forward and one backward. No atomics: results are
-/// reproducible bit for bit.
+/// reproducible bit for bit. Tested by tests/ops/add_norm_test.cpp.
 namespace reprise::detail::kernels {
 
 struct AddNormShape {

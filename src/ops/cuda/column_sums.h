@@ -7,7 +7,7 @@
 #include <cstdint>
 
 /// CUDA kernel that adds up the rows of a matrix: the gradient of a bias. No atomics:
-/// results are reproducible bit for bit.
+/// results are reproducible bit for bit. Tested by tests/ops/kernels_test.cpp.
 namespace reprise::detail::kernels {
 
 struct ColumnSumsShape {

@@ -10,6 +10,7 @@
 
 /// Shared by the kernels: loads and stores that convert between float32 and the element
 /// type, dispatch on the element type, and the last step of a reduction over many rows.
+/// Tested by tests/ops/add_norm_test.cpp.
 namespace reprise::detail::kernels {
 
 /// Element type of a tensor that is absent.

@@ -1,4 +1,5 @@
 // Replaces the kernels in builds without nvcc: there are none, and launching one throws.
+// Tested by tests/ops/kernels_test.cpp.
 #include "ops/cuda/device.h"
 
 #include <stdexcept>

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 /// Loads the operands of tf32x3_gemm.cu into shared memory: a unchanged, b split into the
-/// big and small halves of its values.
+/// big and small halves of its values. Tested by tests/ops/tf32x3_gemm_test.cpp.
 namespace reprise::detail::kernels {
 
 // A block computes 128 rows and 64, 96 or 128 columns of the result, in steps of 32 along

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 /// TF32 matrix products of a warpgroup (128 threads) with the wgmma instruction of compute
-/// capability 9.0.
+/// capability 9.0. Tested by tests/ops/tf32x3_gemm_test.cpp.
 namespace reprise::detail::kernels {
 
 // clang-format off

@@ -24,7 +24,7 @@ namespace reprise::detail {
 ///
 /// Rank 0 plans; the other ranks adopt its plans.
 ///
-/// Tested by tests/train/budget_test.cpp.
+/// Tested by tests/train/budget/budget_test.cpp.
 class BudgetKeeper {
  public:
   struct Parts {

@@ -10,7 +10,7 @@ namespace reprise::detail {
 
 /// Returns a planner that measures with the model of `setup` and restores the
 /// model's state after each measurement. Tested by
-/// tests/train/planning_test.cpp.
+/// tests/train/budget/planning_test.cpp.
 std::unique_ptr<BudgetPlanner> make_budget_planner(
     TrainSetup setup, PlanRequest request, const PlanningOptions& options = {});
 

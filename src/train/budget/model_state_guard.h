@@ -13,7 +13,7 @@
 #include <vector>
 
 /// Helpers for measurements that run the model of a training. Tested by
-/// tests/train/planning_test.cpp.
+/// tests/train/budget/planning_test.cpp.
 namespace reprise::detail {
 
 /// Restores gradients, buffers and random generators when it is destroyed, and

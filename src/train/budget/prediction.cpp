@@ -1,3 +1,4 @@
+// Tested by tests/tools/study_command_test.sh.
 #include "plan/evaluator.h"
 #include "train/budget/training_costs.h"
 

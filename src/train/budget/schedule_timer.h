@@ -12,7 +12,7 @@ namespace reprise::detail {
 /// Times micro-batches as a training runs them: through a StepRunner, with
 /// batches read by worker threads, and in rows of consecutive micro-batches
 /// that are long enough for the host to run ahead of the device. Tested by
-/// tests/train/planning_test.cpp.
+/// tests/train/budget/planning_test.cpp.
 class ScheduleTimer {
  public:
   struct Timing {

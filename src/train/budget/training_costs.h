@@ -16,7 +16,7 @@
 namespace reprise::detail {
 
 /// Measures the costs of a training and caches them on disk. Tested by
-/// tests/train/planning_test.cpp.
+/// tests/train/budget/planning_test.cpp.
 class TrainingCosts final : public CostSource {
  public:
   struct Options {

@@ -1,4 +1,5 @@
 // TrainingCosts: schedule trials and comparison of plans.
+// Tested by tests/train/budget/planning_test.cpp.
 #include "compat/cuda.h"
 #include "plan/evaluator.h"
 #include "train/budget/model_state_guard.h"

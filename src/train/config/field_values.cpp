@@ -1,4 +1,5 @@
 // Values of fields as text and as JSON.
+// Tested by tests/train/config/fields_test.cpp.
 #include "base/text_check.h"
 
 #include <reprise/base/bytes.h>

@@ -1,3 +1,4 @@
+// Tested by tests/train/loop/trainer_test.cpp.
 #include "train/config/check_device.h"
 
 #include <reprise/models/model.h>

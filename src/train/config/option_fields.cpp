@@ -1,4 +1,5 @@
 // The fields of TrainOptions.
+// Tested by tests/train/config/fields_test.cpp.
 #include "base/text_check.h"
 
 #include <reprise/recompute/strategy.h>

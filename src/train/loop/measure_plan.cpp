@@ -1,3 +1,4 @@
+// Tested by tests/train/budget/planning_test.cpp.
 #include "train/loop/run_clock.h"
 
 #include <reprise/train/planning.h>

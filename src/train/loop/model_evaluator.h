@@ -12,7 +12,7 @@
 namespace reprise::detail {
 
 /// Evaluates the model on the test data, which is divided among the ranks.
-/// Tested by tests/train/trainer_test.cpp.
+/// Tested by tests/train/loop/trainer_test.cpp.
 class ModelEvaluator {
  public:
   struct Result {

@@ -11,7 +11,7 @@
 namespace reprise::detail {
 
 /// Reports a training to its listener and its metrics files. Tested by
-/// tests/train/trainer_test.cpp.
+/// tests/train/loop/trainer_test.cpp.
 class Reporter {
  public:
   /// Sets the listener, which is not owned and may be null.

@@ -17,7 +17,7 @@ namespace reprise::detail {
 constexpr int64_t kWarmUpWindows = 2;
 
 /// Measures time and speed of a training. Evaluations and saves do not count;
-/// see Pause. Tested by tests/train/trainer_test.cpp.
+/// see Pause. Tested by tests/train/loop/trainer_test.cpp.
 class RunClock {
  public:
   using Clock = std::chrono::steady_clock;

@@ -19,8 +19,8 @@ namespace reprise::detail {
 
 /// Saves the state of a training to its run directory and restores it. Only
 /// rank 0 has the directory; with a sharded optimizer all ranks take part in a
-/// save. Tested by tests/train/trainer_test.cpp and
-/// tests/train/oom_retry_test.cpp.
+/// save. Tested by tests/train/loop/trainer_test.cpp and
+/// tests/train/step/oom_retry_test.cpp.
 class Saver {
  public:
   struct Parts {

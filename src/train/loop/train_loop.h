@@ -41,7 +41,7 @@ namespace reprise::detail {
 ///     Reporter         calls the listener and writes metrics
 ///     RunClock         measures time and speed
 ///
-/// Tested by tests/train/trainer_test.cpp.
+/// Tested by tests/train/loop/trainer_test.cpp.
 class TrainLoop {
  public:
   TrainLoop(TrainSetup setup, TrainerOptions options);

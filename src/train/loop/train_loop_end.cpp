@@ -1,5 +1,6 @@
 // TrainLoop between windows and at the end: agreement of ranks, evaluation,
 // saving, progress and summary.
+// Tested by tests/train/loop/trainer_test.cpp.
 #include "train/loop/train_loop.h"
 
 #include <reprise/memory/meter.h>

@@ -17,7 +17,7 @@ namespace reprise::detail {
 /// Profiles one window of a training to find its peak and the memory by
 /// category at the peak. This is the second window, because the optimizer has
 /// its state from then on, or the first if there is no other. Tested by
-/// tests/train/trainer_test.cpp.
+/// tests/train/loop/trainer_test.cpp.
 class WindowProfiler {
  public:
   /// Keeps references to all arguments.

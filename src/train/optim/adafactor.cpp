@@ -1,3 +1,4 @@
+// Tested by tests/train/optim/optimizer_test.cpp.
 #include "train/optim/list_optimizer.h"
 #include "train/optim/registry.h"
 

@@ -8,7 +8,7 @@
 
 /// Divides a list of parameters into chunks of bounded size. A chunk holds many
 /// small parameters or a part of a large one. Tested by
-/// tests/train/adam8bit_test.cpp.
+/// tests/train/optim/adam8bit_test.cpp.
 namespace reprise {
 
 /// Values [begin, begin + count) of a parameter in row-major order.

@@ -15,7 +15,7 @@
 /// one of them. Large values thus have a long fraction, small values a large
 /// exponent. An unsigned code has one more bit for the fraction.
 ///
-/// Tested by tests/train/adam8bit_test.cpp.
+/// Tested by tests/train/optim/adam8bit_test.cpp.
 namespace reprise {
 
 /// Returns the values of the 256 codes in ascending order. They include 0 and

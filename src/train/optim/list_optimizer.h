@@ -15,7 +15,7 @@ namespace reprise {
 /// Base class of the optimizers. Gathers the parameters that have a gradient
 /// into lists, and holds, saves and loads state and counters. A derived class
 /// declares its state and implements the update. Tested by
-/// tests/train/optimizer_test.cpp.
+/// tests/train/optim/optimizer_test.cpp.
 class ListOptimizer : public Optimizer {
  public:
   /// `kinds` are the names of the state tensors of a parameter, such as

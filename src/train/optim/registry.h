@@ -11,7 +11,7 @@ namespace reprise::detail {
 
 /// An optimizer that make_optimizer() knows by name. Its source file defines
 /// `std::vector<OptimizerInfo> <family>_optimizers()` and is registered in
-/// CMakeLists.txt. Tested by tests/train/optimizer_test.cpp.
+/// CMakeLists.txt. Tested by tests/train/optim/optimizer_test.cpp.
 struct OptimizerInfo {
   std::string name;
   std::unique_ptr<Optimizer> (*make)(const OptimizerOptions& options,

@@ -12,7 +12,7 @@ namespace reprise::detail {
 
 /// Registers with `ledger` what the parts of a training hold, so that their memory is
 /// attributed to its category. All arguments must outlive the ledger. Tested by
-/// tests/train/profile_test.cpp.
+/// tests/train/profile/profile_test.cpp.
 inline void claim_memory(MemoryLedger& ledger, const TrainSetup& setup,
                          const BatchSource& source, const StepRunner& runner,
                          const Optimizer& optimizer, const KeptMeter& kept) {

@@ -1,3 +1,4 @@
+// Tested by tests/train/profile/profile_test.cpp.
 #include "plan/drawing.h"
 
 #include <reprise/base/bytes.h>

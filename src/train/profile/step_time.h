@@ -18,7 +18,7 @@ struct StepTime {
 /// learning rate is 0, and windows that are shorter than the others do not
 /// count. `expected_ms` is a rough time of a window, which decides how many
 /// windows are run. Throws c10::Error if the options cannot be run. Tested by
-/// tests/train/profile_test.cpp.
+/// tests/train/profile/profile_test.cpp.
 StepTime time_step(TrainInputs inputs, TrainConfig options, double expected_ms);
 
 }  // namespace reprise::detail

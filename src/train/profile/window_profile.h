@@ -12,8 +12,8 @@ namespace reprise {
 
 /// Finds the peak of a window and the memory by category at that point. It
 /// observes each operation of an execution separately, which makes the window
-/// slower than others. Tested by tests/train/profile_test.cpp and
-/// tests/train/trainer_test.cpp.
+/// slower than others. Tested by tests/train/profile/profile_test.cpp and
+/// tests/train/loop/trainer_test.cpp.
 class WindowProfile : public ExecutionObserver {
  public:
   /// Activations are counted by `kept`, all other categories by `ledger`. Both

@@ -11,7 +11,7 @@
 namespace reprise::detail {
 
 /// Training batches of this rank: read ahead by worker threads, moved to the
-/// device and prepared. Tested by tests/train/trainer_test.cpp.
+/// device and prepared. Tested by tests/train/loop/trainer_test.cpp.
 class BatchSource {
  public:
   /// Keeps references to both arguments.

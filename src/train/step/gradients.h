@@ -31,7 +31,7 @@ namespace reprise::detail {
 ///    sharded optimizer, only the shards have a `.grad`.
 /// 5. make_ready() divides by the scale and clips, once. update() then clears.
 ///
-/// Tested by tests/train/trainer_test.cpp and tests/train/oom_retry_test.cpp.
+/// Tested by tests/train/loop/trainer_test.cpp and tests/train/step/oom_retry_test.cpp.
 class Gradients {
  public:
   Gradients(const TrainSetup& setup, Ranks& ranks, WindowExchange& exchange);

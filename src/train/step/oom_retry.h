@@ -26,7 +26,7 @@ class FailedOnAnotherRank : public std::exception {};
 
 /// Repeats work in which an allocation failed: windows, evaluations, saves and
 /// the parts of an update. With several ranks, all of them repeat a window
-/// together. Its rules are also tested by tests/train/retry_rules_test.cpp.
+/// together. Its rules are also tested by tests/train/step/retry_rules_test.cpp.
 class OomRetry {
  public:
   using Warn = std::function<void(const std::string&)>;

@@ -48,7 +48,7 @@ class RecordedInstead {
 /// and the reason is reported once. A capture executes nothing, so a failed one
 /// does not change any results.
 ///
-/// Tested by tests/train/graph_test.cpp and tests/train/graph_cuda_test.cpp.
+/// Tested by tests/train/step/graph_test.cpp and tests/train/step/graph_cuda_test.cpp.
 class StepGraphs {
  public:
   using Step = std::function<void(const Tensors&)>;

@@ -20,7 +20,7 @@ namespace reprise::detail {
 /// Runs the micro-batches of a training: with a CUDA graph if there is one,
 /// otherwise with an Execution of the schedule. Training, profiling, schedule
 /// trials and ranks without samples all run their micro-batches through it.
-/// Tested by tests/train/trainer_test.cpp and tests/train/graph_test.cpp.
+/// Tested by tests/train/loop/trainer_test.cpp and tests/train/step/graph_test.cpp.
 class StepRunner {
  public:
   struct Options {

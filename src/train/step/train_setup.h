@@ -21,7 +21,7 @@
 /// The objects that a training works on, and functions that create its
 /// components from the options. The trainer, the planner and the profiler use
 /// the same setup, so that measurements describe the actual training. Tested by
-/// tests/train/trainer_test.cpp.
+/// tests/train/loop/trainer_test.cpp.
 namespace reprise::detail {
 
 /// Model, data and options of a training, ready on its device. Copies share the

@@ -18,7 +18,7 @@ namespace reprise::detail {
 /// Communication between the ranks of a training within a window: gradients,
 /// statistics of synchronized BatchNorm and, with a sharded optimizer, updated
 /// parameters. There are two implementations: one for a single process, which
-/// does nothing, and one for several. Tested by tests/train/ranks_test.cpp and
+/// does nothing, and one for several. Tested by tests/train/step/ranks_test.cpp and
 /// tests/distributed/ranked_training_test.cpp.
 ///
 ///     exchange.begin_attempt();

@@ -12,7 +12,7 @@ namespace reprise::detail {
 /// State at the start of a window that the window changes before its update, so
 /// that the window can be repeated. Gradients are not included: a window starts
 /// without gradients, and those of a resumed window can be read again from
-/// disk. Tested by tests/train/oom_retry_test.cpp.
+/// disk. Tested by tests/train/step/oom_retry_test.cpp.
 class WindowSnapshot {
  public:
   /// `buffers` are those of the model, which a forward changes (BatchNorm).

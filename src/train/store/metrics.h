@@ -20,7 +20,7 @@ namespace reprise::detail {
 /// from the device in groups, so that the training does not wait for the device
 /// after each update. Pending values are stored in a tensor of fixed size, so
 /// that memory use does not depend on when they are copied. Tested by
-/// tests/train/metrics_test.cpp and tests/train/trainer_test.cpp.
+/// tests/train/store/metrics_test.cpp and tests/train/loop/trainer_test.cpp.
 class Metrics {
  public:
   /// Maximum number of pending updates.

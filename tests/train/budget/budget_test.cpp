@@ -1,5 +1,5 @@
 // Tests of replanning when the peak exceeds the budget or memory runs out.
-#include "runs.h"
+#include "train/runs.h"
 
 #include <reprise/recompute/strategy.h>
 

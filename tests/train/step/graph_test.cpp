@@ -4,7 +4,7 @@
 // the decision when to capture. graph_cuda_test.cpp tests real CUDA graphs.
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
-#include "graph_runs.h"
+#include "train/step/graph_runs.h"
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/recompute/strategy.h>

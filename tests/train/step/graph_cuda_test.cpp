@@ -1,7 +1,7 @@
 // Tests of trainings with CUDA graphs on a CUDA device.
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
-#include "graph_runs.h"
+#include "train/step/graph_runs.h"
 
 #include <reprise/recompute/strategy.h>
 

@@ -1,5 +1,5 @@
 #include "distributed/ranked_runs.h"
-#include "runs.h"
+#include "train/runs.h"
 
 #include <reprise/train/fields.h>
 #include <reprise/train/run.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runs.h"
+#include "train/runs.h"
 #include "train/step/micro_step.h"
 #include "train/step/step_graphs.h"
 

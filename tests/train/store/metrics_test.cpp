@@ -1,6 +1,7 @@
-#include "base/file_size_limit.h"
-#include "runs.h"
 #include "train/store/metrics.h"
+
+#include "base/file_size_limit.h"
+#include "train/runs.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
 #include "compat/cuda.h"
-#include "graph_runs.h"
+#include "train/step/graph_runs.h"
 
 #include <reprise/train/profile.h>
 #include <reprise/train/trainer.h>

@@ -7,7 +7,7 @@
 set -euo pipefail
 reprise=$1
 device=${REPRISE_TEST_DEVICE:-cpu}
-here=$(cd "$(dirname "$0")/../.." && pwd)
+here=$(cd "$(dirname "$0")/../../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() {

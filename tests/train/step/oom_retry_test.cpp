@@ -1,7 +1,7 @@
 // Tests of whole trainings in which allocations fail at random points; the
 // results must be bit-identical. retry_rules_test.cpp tests OomRetry in
 // isolation.
-#include "runs.h"
+#include "train/runs.h"
 
 #include <algorithm>
 #include <cstdio>

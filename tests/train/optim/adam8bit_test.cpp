@@ -1,7 +1,7 @@
 #include "memory/failure.h"
 #include "support.h"
 #include "train/optim/dynamic_quantization.h"
-#include "train/optimizer_values.h"
+#include "train/optim/optimizer_values.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/memory/out_of_memory.h>

@@ -1,5 +1,5 @@
 #include "base/file.h"
-#include "runs.h"
+#include "train/runs.h"
 #include "train/store/metrics.h"
 
 #include <reprise/memory/meter.h>
