@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Generates the tables of README.md and docs from docs/results, and checks them.
 
-    scripts/figures.py            rewrites the tables between the markers
+    scripts/figures.py            rewrites the tables between the markers, and the picture of
+                                  draw_steps.py
     scripts/figures.py --check    changes nothing; exits with status 1 if a table differs from
                                   the results, if two results contradict each other, if the
-                                  page shows other runs than the results contain, or if a
-                                  section quotes a measurement without its command
+                                  page shows other runs than the results contain, if a
+                                  section quotes a measurement without its command, or if
+                                  the picture differs from the list that it is drawn from
 
 A table is enclosed by the lines `<!-- figures: NAME -->` and `<!-- end -->`, where NAME is a
 key of TABLES.
@@ -16,6 +18,8 @@ import pathlib
 import re
 import statistics
 import sys
+
+import draw_steps
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -318,7 +322,9 @@ def main():
         else:
             path.write_text(new)
             print(f"{path.relative_to(ROOT)} rewritten")
-    wrong += [*contradictions(), *page_contradictions(), *unsourced()]
+    if not arguments.check:
+        draw_steps.write()
+    wrong += [*contradictions(), *page_contradictions(), *unsourced(), *draw_steps.problems()]
     for text in wrong:
         print(f"figures: {text}", file=sys.stderr)
     return 1 if wrong else 0
