@@ -16,6 +16,7 @@ namespace {
 using namespace reprise::testing;
 using reprise::AtomicFile;
 using reprise::read_text;
+using reprise::why_directory_unwritable;
 using reprise::write_all;
 
 size_t entries(const std::string& folder) {

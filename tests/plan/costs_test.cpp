@@ -94,7 +94,7 @@ TEST(Costs, RoundTripThroughJson) {
   profile.add(TriedSchedule{3, "K0 B0", 2.5});
   profile.add(TriedSchedule{3, "K0 B0", 1.5});
   profile.add(TriedSchedule{3, "K0 B0", 0.5, true});
-  profile.graph = "auto";
+  profile.graph = GraphMode::kAuto;
   const std::string text = to_json(profile);
   const CostProfile read = profile_from_json(text);
   EXPECT_EQ(to_json(read), text);
@@ -105,7 +105,7 @@ TEST(Costs, RoundTripThroughJson) {
   EXPECT_EQ(read.tried_ms(3, "K0 B0", true), 0.5);
   EXPECT_FALSE(read.tried_ms(5, "K0 B0", false));
   EXPECT_FALSE(read.tried_ms(3, "D0 K0 B0", false));
-  EXPECT_EQ(read.graph, "auto");
+  EXPECT_EQ(read.graph, GraphMode::kAuto);
   EXPECT_EQ(read.at(4).chain_costs.stages[0].outputs[0].bytes, 400);
   for (const char* wrong : {"", "{", "{}", "[1]"}) {
     EXPECT_NE(error_of([&] {

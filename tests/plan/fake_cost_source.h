@@ -85,7 +85,7 @@ class FakeCostSource final : public CostSource {
     return true;
   }
 
-  void set_graph(const std::string& graph) {
+  void set_graph(GraphMode graph) {
     for (auto& [precision, profile] : profiles_) profile.graph = graph;
   }
 
@@ -133,7 +133,7 @@ class FakeCostSource final : public CostSource {
     return *ms * load;
   }
 
-  std::map<std::string, CostProfile> profiles_;
+  std::map<Precision, CostProfile> profiles_;
   int64_t room_;
 };
 

@@ -13,7 +13,7 @@ using testing::Window;
 using testing::window_of;
 
 TEST(PlannerGraph, CudaGraphsCountTowardsThePeak) {
-  for (const char* mode : {"auto", "on"}) {
+  for (const GraphMode mode : {GraphMode::kAuto, GraphMode::kOn}) {
     int with = 0, without = 0;
     for (const int64_t global : {1, 12}) {
       for (int64_t mib = 48; mib < 108; ++mib) {
@@ -32,14 +32,14 @@ TEST(PlannerGraph, CudaGraphsCountTowardsThePeak) {
             fits |= window_of(global, b, schedule).peak <= memory;
           }
         }
-        if (std::string(mode) == "on") fits = graph_fits;
+        if (mode == GraphMode::kOn) fits = graph_fits;
         // Segments do not cover all schedules.
-        EXPECT_TRUE(result.feasible || !fits) << mode << " " << mib;
+        EXPECT_TRUE(result.feasible || !fits) << to_text(mode) << " " << mib;
         if (!result.feasible) continue;
         const Plan& plan = result.plan;
         const Window window =
             window_of(global, plan.micro_batch, plan.schedule, plan.graph);
-        EXPECT_EQ(plan.peak_bytes, window.peak) << mode << " " << mib;
+        EXPECT_EQ(plan.peak_bytes, window.peak) << to_text(mode) << " " << mib;
         EXPECT_LE(plan.peak_bytes, memory);
         const PeakReport& peak = plan.peak;
         EXPECT_EQ(peak.parameters + peak.gradients + peak.optimizer +
@@ -50,14 +50,14 @@ TEST(PlannerGraph, CudaGraphsCountTowardsThePeak) {
         (plan.graph ? with : without) += 1;
       }
     }
-    EXPECT_GT(with, 0) << mode;
-    EXPECT_EQ(without > 0, std::string(mode) == "auto");
+    EXPECT_GT(with, 0) << to_text(mode);
+    EXPECT_EQ(without > 0, mode == GraphMode::kAuto);
   }
 }
 
 TEST(PlannerGraph, ACudaGraphWithoutGainNeverSlowsThePlan) {
   FakeCostSource costs;
-  costs.set_graph("auto");
+  costs.set_graph(GraphMode::kAuto);
   costs.truth = FakeCostSource::sum_ms;
   FakeCostSource plain;
   plain.truth = FakeCostSource::sum_ms;

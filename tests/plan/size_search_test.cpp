@@ -93,7 +93,7 @@ TEST(SizeSearch, StopsMeasuringAPrecisionThatIsMuchSlower) {
 /// By extrapolation the stage itself does not fit, but its variant does.
 TEST(SizeSearch, MeasuresASizeThatFitsOnlyWithAVariant) {
   FakeCostSource costs;
-  costs.change = [](const std::string&, SizeCosts& size) {
+  costs.change = [](Precision, SizeCosts& size) {
     StageCosts& stage = size.chain_costs.stages[2];
     StageCosts::Variant variant = stage;
     variant.forward_ms += 1;

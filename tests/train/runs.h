@@ -102,7 +102,7 @@ inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
     ended.tensors =
         detail::newest_state(directory, [](const auto&) { FAIL(); })->tensors;
     ended.metrics = read_text(directory.metrics_path());
-    ended.config = directory.config();
+    ended.config = config_from_json(directory.config());
   }
   return ended;
 }

@@ -54,7 +54,7 @@ PlanRequest request_for(const TrainConfig& config, int64_t memory) {
   PlanRequest request;
   request.global_batch = config.global_batch;
   request.memory = memory;
-  request.precisions = {to_text(config.precision)};
+  request.precisions = {config.precision};
   return request;
 }
 
