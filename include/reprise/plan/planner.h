@@ -74,7 +74,8 @@ struct PeakReport {
   std::vector<int64_t> kept_by_stage;  ///< kept activations by producing stage
   int64_t in_flight = 0;               ///< gradients of activations
   int64_t workspace = 0;               ///< temporaries and library workspaces
-  /// Whether no schedule has a lower peak at this micro-batch size.
+  /// Whether no schedule has a lower peak at this micro-batch size. Known only
+  /// with PlanRequest::explain.
   bool is_floor = false;
 
   bool operator==(const PeakReport&) const = default;
