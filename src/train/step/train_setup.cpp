@@ -91,6 +91,11 @@ TrainSetup make_setup(TrainInputs inputs, const TrainOptions& options) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   auto host = host_store_of(options, device);
   place_model(inputs.model, options, device, host);
+  if (device.is_cpu()) {
+    // The caller may have made the model before memory was counted.
+    include_in_count(inputs.model.root->parameters());
+    include_in_count(inputs.model.root->buffers());
+  }
   TrainSetup setup =
       assemble_setup(std::move(inputs), options, device, std::move(host));
   setup.snapshot =
