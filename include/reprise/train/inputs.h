@@ -4,6 +4,7 @@
 #include <reprise/models/model.h>
 #include <reprise/train/config.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -13,8 +14,11 @@ namespace reprise {
 struct TrainData {
   std::string name;  ///< for summaries, such as "mnist"
   std::shared_ptr<const Dataset> train;
-  std::shared_ptr<const Dataset> test;  ///< null: no evaluation
-  PrepareOptions prepare{};             ///< the trainer sets the memory format
+  std::shared_ptr<const Dataset> test{};  ///< null: no evaluation
+  /// Applied once to every batch, without gradients: on the training device, or in
+  /// the loader's threads with ResizePlace::kWorkers, then by several at once.
+  /// Null: nothing to convert.
+  std::function<void(Batch&)> prepare{};
 };
 
 /// Model and data of a training. The model has modules, and a chain of stages

@@ -70,7 +70,7 @@ ModelEvaluator::Sums ModelEvaluator::run_once(
   double count = 0;
   while (auto batch = loader.next()) {
     move_to(*batch, setup_.device);
-    prepare(*batch, setup_.data.prepare);
+    prepare_batch(setup_, *batch);
     const Tensors outputs = runner_.forward(*batch);
     loss += outputs[0];
     right += outputs[1];

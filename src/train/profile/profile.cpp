@@ -280,8 +280,8 @@ class Profiler {
     source_.open({});
     const Batch& batch = source_.next();
     const compat::AutocastGuard autocast(setup_.autocast);
-    const ChainCosts costs = measure_stage_costs(
-        setup_.model.chain, {batch.inputs, batch.targets}, kCostRepeats);
+    const ChainCosts costs =
+        measure_stage_costs(setup_.model.chain, batch.tensors, kCostRepeats);
     source_.release();
     kept_by_stage_.resize(costs.stages.size());
     for (size_t i = 0; i < costs.stages.size(); ++i) {

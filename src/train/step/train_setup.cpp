@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace reprise::detail {
 namespace {
@@ -73,8 +74,6 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
   setup.parameters = named(setup.model.root->named_parameters());
   setup.parameter_list = values(setup.parameters);
   setup.autocast = autocast_of(options.precision, device);
-  setup.data.prepare.channels_last =
-      options.layout == ImageLayout::kChannelsLast;
   for (const auto& data : {setup.data.train, setup.data.test}) {
     if (!data) continue;
     const auto tensors = data->tensors();
@@ -141,17 +140,25 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainOptions& config,
   return make_optimizer(options, parameters);
 }
 
-LoaderOptions make_loader_options(const TrainOptions& config,
-                                  const PrepareOptions& prepare,
-                                  torch::Device device) {
+void prepare_batch(const TrainSetup& setup, Batch& batch) {
+  if (std::exchange(batch.prepared, true)) return;
+  const torch::NoGradGuard no_grad;
+  if (setup.data.prepare) setup.data.prepare(batch);
+  if (setup.options.layout != ImageLayout::kChannelsLast) return;
+  for (auto& tensor : batch.tensors) {
+    if (tensor.defined() && tensor.dim() == 4 && tensor.is_floating_point()) {
+      tensor = tensor.contiguous(at::MemoryFormat::ChannelsLast);
+    }
+  }
+}
+
+LoaderOptions make_loader_options(const TrainSetup& setup) {
   LoaderOptions loading;
-  loading.seed = config.seed;
-  loading.workers = config.workers;
-  loading.pin = device.is_cuda();
-  if (config.resize == ResizePlace::kWorkers) {
-    loading.transform = [prepare](Batch& batch) {
-      reprise::prepare(batch, prepare);
-    };
+  loading.seed = setup.options.seed;
+  loading.workers = setup.options.workers;
+  loading.pin = setup.device.is_cuda();
+  if (setup.options.resize == ResizePlace::kWorkers) {
+    loading.transform = [&setup](Batch& batch) { prepare_batch(setup, batch); };
   }
   return loading;
 }
@@ -211,11 +218,10 @@ Schedule schedule_of(const TrainSetup& setup) {
   const Dataset& data = *setup.data.train;
   Batch batch = data.get({0, std::min<int64_t>(1, data.size() - 1)});
   move_to(batch, setup.device);
-  prepare(batch, setup.data.prepare);
+  prepare_batch(setup, batch);
   const compat::AutocastGuard autocast(setup.autocast);
-  return make_schedule(
-      strategy, stages,
-      output_bytes(setup.model.chain, {batch.inputs, batch.targets}));
+  return make_schedule(strategy, stages,
+                       output_bytes(setup.model.chain, batch.tensors));
 }
 
 LrScheduleOptions lr_schedule_of(const TrainOptions& config) {

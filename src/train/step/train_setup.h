@@ -75,10 +75,11 @@ std::vector<torch::Tensor> values(const NamedTensors& named);
 std::unique_ptr<Optimizer> optimizer_of(const TrainOptions& options,
                                         const Model& model);
 
+/// Converts a batch to the input of the model, unless that has been done.
+void prepare_batch(const TrainSetup& setup, Batch& batch);
+
 /// Returns loader options; the caller sets batch size and window.
-LoaderOptions make_loader_options(const TrainOptions& options,
-                                  const PrepareOptions& prepare,
-                                  torch::Device device);
+LoaderOptions make_loader_options(const TrainSetup& setup);
 
 compat::AutocastState autocast_of(Precision precision, torch::Device device);
 
