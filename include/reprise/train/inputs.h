@@ -3,6 +3,7 @@
 #include <reprise/data/dataset.h>
 #include <reprise/models/model.h>
 #include <reprise/train/config.h>
+#include <reprise/train/optimizer.h>
 
 #include <functional>
 #include <memory>
@@ -21,11 +22,15 @@ struct TrainData {
   std::function<void(Batch&)> prepare{};
 };
 
-/// Model and data of a training. The model has modules, and a chain of stages
-/// whose last one returns the sum of the losses.
+/// Model, data and optimizer of a training.
 struct TrainInputs {
   Model model;
   TrainData data;
+  /// Makes the optimizer of these parameters, which are on the device; called
+  /// several times if the training is planned. Null: the optimizer of the options.
+  /// An own optimizer cannot be sharded, and its costs are not stored on disk.
+  std::function<std::unique_ptr<Optimizer>(const NamedTensors& parameters)>
+      optimizer{};
 };
 
 /// Builds the built-in model that `config` names, in host memory. Seeds

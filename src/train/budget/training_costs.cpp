@@ -168,7 +168,7 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
 }
 
 std::string TrainingCosts::key_of(Precision precision) const {
-  if (setup_.model.cost_key.empty()) return "";
+  if (setup_.model.cost_key.empty() || setup_.own_optimizer) return "";
   // Normalize options that do not affect costs, so that they share an entry.
   TrainOptions options = setup_.options;
   options.precision = precision;
@@ -264,7 +264,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
     torch::Tensor p = parameter;
     p.mutable_grad() = torch::zeros_like(p);
   }
-  const auto optimizer = optimizer_of(setup_.options, setup_.model);
+  const auto optimizer = optimizer_of(setup_);
   const auto parameters = setup_.parameter_list;
   // Include the device memory of the update outside of the optimizer.
   const auto update = [&] {
@@ -432,7 +432,7 @@ void TrainingCosts::say(const std::string& text) const {
 
 std::string TrainingCosts::path_of(const CostProfile& profile) const {
   const std::string cache = cache_directory();
-  if (cache.empty()) return {};
+  if (cache.empty() || profile.key.empty()) return {};
   return fs::path(cache) / "profiles" /
          fmt::format("{:016x}.json", fnv1a(profile.key));
 }

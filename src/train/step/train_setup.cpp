@@ -13,6 +13,8 @@
 #include <reprise/recompute/strategy.h>
 
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/utils.h>
 
@@ -70,7 +72,8 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
                    .device = device,
                    .host = std::move(host),
                    .model = std::move(placed.model),
-                   .data = std::move(placed.data)};
+                   .data = std::move(placed.data),
+                   .own_optimizer = std::move(placed.optimizer)};
   setup.parameters = named(setup.model.root->named_parameters());
   setup.parameter_list = values(setup.parameters);
   setup.autocast = autocast_of(options.precision, device);
@@ -86,6 +89,12 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
 TrainSetup make_setup(TrainInputs inputs, const TrainOptions& options) {
   TORCH_CHECK(inputs.model.root && inputs.data.train,
               "[Trainer] expected a model and training data");
+  TORCH_CHECK(!inputs.optimizer || options.shard == Sharding::kNone,
+              "[--shard] an own optimizer cannot be sharded; use one of ",
+              fmt::format("{}", fmt::join(optimizer_names(), ", ")));
+  TORCH_CHECK(
+      options.optimizer.groups.empty() || options.shard == Sharding::kNone,
+      "[--shard] groups of parameters cannot be sharded");
   const torch::Device device = check_device(options);
   if (options.threads > 0) at::set_num_threads(options.threads);
   auto host = host_store_of(options, device);
@@ -119,9 +128,17 @@ std::vector<torch::Tensor> values(const NamedTensors& named) {
   return list;
 }
 
-std::unique_ptr<Optimizer> optimizer_of(const TrainOptions& config,
-                                        const Model& model) {
-  const NamedTensors parameters = named(model.root->named_parameters());
+std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup) {
+  const TrainOptions& config = setup.options;
+  const Model& model = setup.model;
+  const NamedTensors& parameters = setup.parameters;
+  if (setup.own_optimizer) {
+    auto own = setup.own_optimizer(parameters);
+    TORCH_CHECK(own != nullptr,
+                "[Trainer] expected TrainInputs::optimizer to return an "
+                "optimizer, got null");
+    return own;
+  }
   OptimizerOptions options = config.optimizer;
   std::set<const c10::TensorImpl*> embeddings;
   if (find_optimizer(options.name).quantized && !config.quantize_embeddings) {
