@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <limits>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -86,6 +87,17 @@ void* take(size_t bytes) {
   return data;
 }
 
+/// Memory of another allocator that is reported.
+struct Adopted {
+  c10::DataPtr data;
+  int64_t bytes = 0;
+};
+
+void give_adopted(void* context) {
+  const std::unique_ptr<Adopted> adopted(static_cast<Adopted*>(context));
+  g_listener.load(std::memory_order_relaxed)(-adopted->bytes);
+}
+
 class ReportingAllocator final : public c10::Allocator {
  public:
 #if TORCH_VERSION_MAJOR >= 2 && \
@@ -125,9 +137,34 @@ void install_cpu_allocator(AllocationListener listener) {
   c10::SetCPUAllocator(allocator, /*priority=*/100);
 }
 
+int64_t start_reporting(c10::Storage storage) {
+  const AllocationListener listener =
+      g_listener.load(std::memory_order_relaxed);
+  const c10::DataPtr& now = storage.data_ptr();
+  const auto deleter = now.get_deleter();
+  if (listener == nullptr || now.get() == nullptr || deleter == &give ||
+      deleter == &give_adopted) {
+    return 0;
+  }
+  auto* adopted = new Adopted;  // owned by the storage
+  adopted->bytes = static_cast<int64_t>(storage.nbytes());
+  adopted->data =
+      storage.set_data_ptr({now.get(), adopted, &give_adopted, now.device()});
+  listener(adopted->bytes);
+  return adopted->bytes;
+}
+
 int64_t stop_reporting(const c10::DataPtr& data) {
-  if (data.get() == nullptr || data.get_deleter() != &give) return 0;
-  const int64_t bytes = std::exchange(header_of(data.get()).reported, 0);
+  if (data.get() == nullptr) return 0;
+  int64_t* reported = nullptr;
+  if (data.get_deleter() == &give) {
+    reported = &header_of(data.get()).reported;
+  } else if (data.get_deleter() == &give_adopted) {
+    reported = &static_cast<Adopted*>(data.get_context())->bytes;
+  } else {
+    return 0;
+  }
+  const int64_t bytes = std::exchange(*reported, 0);
   if (bytes > 0) g_listener.load(std::memory_order_relaxed)(-bytes);
   return bytes;
 }

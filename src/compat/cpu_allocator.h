@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
 
 #include <cstdint>
 
@@ -12,9 +13,15 @@ using AllocationListener = void (*)(int64_t bytes);
 
 /// Replaces LibTorch's CPU allocator, for the rest of the process, with one
 /// that reports to `listener`. Existing tensors keep the old allocator and are
-/// never reported. The overhead per allocation is 64 bytes and a few
+/// not reported; see start_reporting(). The overhead per allocation is 64 bytes and a few
 /// nanoseconds. Throws c10::Error if a listener is already installed.
 void install_cpu_allocator(AllocationListener listener);
+
+/// Reports the memory of a storage that was allocated before, as if it were
+/// allocated now, and when it is freed. Returns its size, or 0 if it is reported
+/// already or was excluded by stop_reporting(). Must not be called while another
+/// thread uses the storage.
+int64_t start_reporting(c10::Storage storage);
 
 /// Reports the memory of `data` as freed and excludes it from further reports.
 /// Returns its size, or 0 if it was allocated by another allocator or is

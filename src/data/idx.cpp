@@ -180,14 +180,14 @@ class IdxDataset : public Dataset {
     const auto count = static_cast<int64_t>(indices.size());
     const int64_t height = images.size(1), width = images.size(2);
     const auto bytes = static_cast<size_t>(height * width);
-    Batch batch{
-        .inputs = torch::empty({count, channels, height, width}, torch::kUInt8),
-        .targets = torch::empty({count}, torch::kLong),
-        .samples = count,
-        .count = count};
+    Batch batch{.tensors = {torch::empty({count, channels, height, width},
+                                         torch::kUInt8),
+                            torch::empty({count}, torch::kLong)},
+                .samples = count,
+                .count = count};
     const uint8_t* const from = images.data_ptr<uint8_t>();
-    uint8_t* to = batch.inputs.data_ptr<uint8_t>();
-    int64_t* target = batch.targets.data_ptr<int64_t>();
+    uint8_t* to = batch.tensors[0].data_ptr<uint8_t>();
+    int64_t* target = batch.tensors[1].data_ptr<int64_t>();
     for (const int64_t index : indices) {
       TORCH_CHECK_INDEX(index >= 0 && index < size(),
                         "[dataset] expected a sample below ", size(), ", got ",

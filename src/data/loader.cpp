@@ -252,8 +252,9 @@ class Loader::Impl {
     Batch batch = dataset_->get(indices);
     if (options_.transform) options_.transform(batch);
     if (options_.pin) {
-      batch.inputs = batch.inputs.pin_memory();
-      batch.targets = batch.targets.pin_memory();
+      for (auto& tensor : batch.tensors) {
+        if (tensor.defined()) tensor = tensor.pin_memory();
+      }
     }
     return batch;
   }

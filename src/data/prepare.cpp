@@ -22,39 +22,39 @@ torch::Tensor resized(torch::Tensor images, int64_t side) {
 
 void prepare(Batch& batch, const PrepareOptions& options) {
   const torch::NoGradGuard no_grad;
-  const auto type = batch.inputs.scalar_type();
+  torch::Tensor& inputs = batch.tensors.at(0);
+  torch::Tensor& targets = batch.tensors.at(1);
+  const auto type = inputs.scalar_type();
   if (type == torch::kLong) return;
   if (type != torch::kUInt8) {
     TORCH_CHECK(
-        !options.pixel_targets || batch.targets.dim() == 3,
+        !options.pixel_targets || targets.dim() == 3,
         "[prepare] expected uint8 images, or float images with per-pixel "
         "targets; got float images with targets of ",
-        batch.targets.dim(), " dimensions");
+        targets.dim(), " dimensions");
     return;
   }
   TORCH_CHECK(
-      batch.inputs.dim() == 4 && options.image_size >= 0 && options.stddev > 0,
+      inputs.dim() == 4 && options.image_size >= 0 && options.stddev > 0,
       "[prepare] expected images (N, C, H, W), a size of at least 0 and "
       "a stddev above 0, got ",
-      batch.inputs.sizes(), ", ", options.image_size, " and ", options.stddev);
+      inputs.sizes(), ", ", options.image_size, " and ", options.stddev);
   torch::Tensor images =
-      resized(batch.inputs.to(torch::kFloat).div_(255), options.image_size);
+      resized(inputs.to(torch::kFloat).div_(255), options.image_size);
   if (options.pixel_targets) {
     // The channels of a grayscale image are equal.
-    batch.targets = images.select(1, 0)
-                        .gt(0.5)
-                        .to(torch::kLong)
-                        .mul_((batch.targets + 1).view({-1, 1, 1}));
+    targets = images.select(1, 0)
+                  .gt(0.5)
+                  .to(torch::kLong)
+                  .mul_((targets + 1).view({-1, 1, 1}));
   }
-  batch.inputs = images.sub_(options.mean).div_(options.stddev);
-  if (options.channels_last) {
-    batch.inputs = batch.inputs.contiguous(at::MemoryFormat::ChannelsLast);
-  }
+  inputs = images.sub_(options.mean).div_(options.stddev);
 }
 
 void move_to(Batch& batch, torch::Device device) {
-  batch.inputs = batch.inputs.to(device, /*non_blocking=*/true);
-  batch.targets = batch.targets.to(device, /*non_blocking=*/true);
+  for (auto& tensor : batch.tensors) {
+    if (tensor.defined()) tensor = tensor.to(device, /*non_blocking=*/true);
+  }
 }
 
 }  // namespace reprise

@@ -85,13 +85,13 @@ class RandomDataset : public Dataset {
     const auto count = static_cast<int64_t>(indices.size());
     const int64_t side = options_.random_side;
     const auto bytes = static_cast<size_t>(options_.channels * side * side);
-    Batch batch{.inputs = torch::empty({count, options_.channels, side, side},
-                                       torch::kUInt8),
-                .targets = torch::empty({count}, torch::kLong),
+    Batch batch{.tensors = {torch::empty({count, options_.channels, side, side},
+                                         torch::kUInt8),
+                            torch::empty({count}, torch::kLong)},
                 .samples = count,
                 .count = count};
-    uint8_t* image = batch.inputs.data_ptr<uint8_t>();
-    int64_t* label = batch.targets.data_ptr<int64_t>();
+    uint8_t* image = batch.tensors[0].data_ptr<uint8_t>();
+    int64_t* label = batch.tensors[1].data_ptr<int64_t>();
     for (const int64_t index : indices) {
       Stream numbers = stream(index);
       *label++ = numbers.below(options_.classes);
@@ -104,14 +104,14 @@ class RandomDataset : public Dataset {
   Batch sequences(const std::vector<int64_t>& indices) const {
     const auto count = static_cast<int64_t>(indices.size());
     const int64_t seq = options_.seq;
-    Batch batch{.inputs = torch::empty({count, seq}, torch::kLong),
-                .targets = options_.classify
-                               ? torch::empty({count}, torch::kLong)
-                               : torch::empty({count, seq}, torch::kLong),
+    Batch batch{.tensors = {torch::empty({count, seq}, torch::kLong),
+                            options_.classify
+                                ? torch::empty({count}, torch::kLong)
+                                : torch::empty({count, seq}, torch::kLong)},
                 .samples = count,
                 .count = language() ? count * seq : count};
-    int64_t* input = batch.inputs.data_ptr<int64_t>();
-    int64_t* target = batch.targets.data_ptr<int64_t>();
+    int64_t* input = batch.tensors[0].data_ptr<int64_t>();
+    int64_t* target = batch.tensors[1].data_ptr<int64_t>();
     for (const int64_t index : indices) {
       Stream numbers = stream(index);
       if (options_.classify) *target++ = numbers.below(options_.classes);

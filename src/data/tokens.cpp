@@ -84,12 +84,12 @@ class TokenDataset : public Dataset {
 
   Batch get(const std::vector<int64_t>& indices) const override {
     const auto count = static_cast<int64_t>(indices.size());
-    Batch batch{.inputs = torch::empty({count, seq}, torch::kLong),
-                .targets = torch::empty({count, seq}, torch::kLong),
+    Batch batch{.tensors = {torch::empty({count, seq}, torch::kLong),
+                            torch::empty({count, seq}, torch::kLong)},
                 .samples = count,
                 .count = count * seq};
-    int64_t* input = batch.inputs.template data_ptr<int64_t>();
-    int64_t* target = batch.targets.template data_ptr<int64_t>();
+    int64_t* input = batch.tensors[0].template data_ptr<int64_t>();
+    int64_t* target = batch.tensors[1].template data_ptr<int64_t>();
     for (const int64_t index : indices) {
       TORCH_CHECK_INDEX(index >= 0 && index < size(),
                         "[dataset] expected a sample below ", size(), ", got ",

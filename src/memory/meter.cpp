@@ -68,6 +68,14 @@ int64_t live_bytes(c10::Device device) {
   return g_cpu_live.load(std::memory_order_relaxed);
 }
 
+void include_in_count(const std::vector<at::Tensor>& tensors) {
+  count_cpu_memory();
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined() || !tensor.device().is_cpu()) continue;
+    compat::start_reporting(tensor.storage());
+  }
+}
+
 void exclude_from_count(const std::vector<at::Tensor>& tensors) {
   for (const auto& tensor : tensors) {
     if (!tensor.defined() || !tensor.device().is_cpu()) continue;

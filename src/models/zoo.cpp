@@ -200,7 +200,8 @@ Model make_model(std::string_view name, const ModelOptions& options) {
                linear_parameters,
                std::move(built.embeddings),
                std::move(built.packed_groups),
-               std::move(cost_key)};
+               std::move(cost_key),
+               {"accuracy"}};
 }
 
 Tensors random_batch(Task task, const ModelOptions& o, int64_t samples,

@@ -130,6 +130,32 @@ SizeCosts between(const SizeCosts& a, const SizeCosts& b, int64_t micro_batch) {
   return result;
 }
 
+bool same_structure(const KeptRunCosts& a, const KeptRunCosts& b) {
+  return a.saved_inputs == b.saved_inputs && a.saved_outputs == b.saved_outputs;
+}
+
+/// Whether the tensors of both sizes share memory in the same way. They need not:
+/// `x.transpose(0, 1).contiguous()` is a view of x if x has one sample, and a
+/// copy otherwise.
+bool same_structure(const ChainCosts& a, const ChainCosts& b) {
+  const auto same_stage = [](const StageCosts& x, const StageCosts& y) {
+    const auto same_buffer = [](const Buffer& p, const Buffer& q) {
+      return p.input == q.input;
+    };
+    return same_structure(x, y) &&
+           std::equal(x.outputs.begin(), x.outputs.end(), y.outputs.begin(),
+                      y.outputs.end(), same_buffer) &&
+           std::equal(x.variants.begin(), x.variants.end(), y.variants.begin(),
+                      y.variants.end(),
+                      [](const KeptRunCosts& p, const KeptRunCosts& q) {
+                        return same_structure(p, q);
+                      });
+  };
+  return a.input_bytes.size() == b.input_bytes.size() &&
+         std::equal(a.stages.begin(), a.stages.end(), b.stages.begin(),
+                    b.stages.end(), same_stage);
+}
+
 /// Returns the costs of a micro-batch without samples, which are zero.
 SizeCosts zero_costs_like(const SizeCosts& size) {
   SizeCosts zero;
@@ -259,7 +285,14 @@ SizeCosts CostProfile::at(int64_t micro_batch) const {
   }
   const auto last = std::max(after, sizes.begin() + 1);
   const auto second = last == sizes.end() ? last - 1 : last;
-  return between(*(second - 1), *second, micro_batch);
+  const auto first = second - 1;
+  if (!same_structure(first->chain_costs, second->chain_costs)) {
+    // Scale the costs of the larger size: a smaller one is the exception.
+    const SizeCosts& scaled =
+        micro_batch < first->micro_batch ? *first : *second;
+    return between(zero_costs_like(scaled), scaled, micro_batch);
+  }
+  return between(*first, *second, micro_batch);
 }
 
 void CostProfile::add(SizeCosts costs) {

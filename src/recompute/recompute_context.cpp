@@ -25,6 +25,10 @@ RecomputeContext::RecomputeContext(const Tensors& inputs,
   std::unordered_set<const void*> seen;
   for (const auto& root : modules) {
     for (const auto& module : root->modules()) {
+      for (const torch::Tensor& p : module->parameters(/*recurse=*/false)) {
+        if (!p.defined() || p.is_inference()) continue;
+        parameters_.push_back({p, p._version()});
+      }
       if (!module->is_training()) continue;
       for (const torch::Tensor& buffer : module->buffers(/*recurse=*/false)) {
         if (!buffer.defined() ||
@@ -60,6 +64,14 @@ RecomputeGuard::RecomputeGuard(const RecomputeContext& context)
       autocast_(context.autocast_),
       grad_mode_(true),
       was_recomputing_(t_recomputing) {
+  for (const auto& parameter : context.parameters_) {
+    TORCH_CHECK(parameter.tensor._version() == parameter.version,
+                "[recompute] expected parameters to stay as they were in the "
+                "forward, got one of shape ",
+                parameter.tensor.sizes(),
+                " that was modified in place before its backward; update "
+                "parameters after the backward");
+  }
   // Make all copies first, so that no buffer has been swapped if one of them
   // fails.
   Tensors copies;

@@ -16,7 +16,8 @@ namespace reprise {
 
 /// Records what a forward run depends on besides its inputs: the states of
 /// random generators, the buffers of its modules and the autocast mode. A
-/// RecomputeGuard restores them for a recomputation.
+/// RecomputeGuard restores them for a recomputation. Parameters are not copied,
+/// but must not have changed.
 class RecomputeContext {
  public:
   /// Records the state before the first run. Copies the buffers of modules in
@@ -40,12 +41,18 @@ class RecomputeContext {
   };
   compat::RngState rng_;
   compat::AutocastState autocast_;
+  struct Parameter {
+    torch::Tensor tensor;
+    int64_t version = 0;  // before the first run
+  };
   std::vector<Buffer> buffers_;
+  std::vector<Parameter> parameters_;
 };
 
 /// Restores the state of `context` for a recomputation on this thread, with
 /// grad mode on. The destructor restores generators, buffers and modes to their
-/// state before.
+/// state before. Throws c10::Error if a parameter was modified in place since the
+/// first run, because the gradients would be those of neither value.
 class RecomputeGuard {
  public:
   explicit RecomputeGuard(const RecomputeContext& context);

@@ -89,18 +89,20 @@ TEST(Dataset, RandomImagesDependOnlyOnSeedSplitAndIndex) {
   const auto data = open_dataset(options);
   EXPECT_EQ(data->size(), 512);
   const auto all = data->get({0, 1, 2, 3});
-  EXPECT_EQ(all.inputs.sizes(), (std::vector<int64_t>{4, 3, 5, 5}));
-  EXPECT_EQ(all.inputs.scalar_type(), torch::kUInt8);
+  EXPECT_EQ(all.tensors[0].sizes(), (std::vector<int64_t>{4, 3, 5, 5}));
+  EXPECT_EQ(all.tensors[0].scalar_type(), torch::kUInt8);
   const auto one = open_dataset(options)->get({2});
-  EXPECT_TRUE(same(one.inputs[0], all.inputs[2]));
-  EXPECT_TRUE(same(one.targets[0], all.targets[2]));
-  EXPECT_FALSE(same(all.inputs[0], all.inputs[1]));
+  EXPECT_TRUE(same(one.tensors[0][0], all.tensors[0][2]));
+  EXPECT_TRUE(same(one.tensors[1][0], all.tensors[1][2]));
+  EXPECT_FALSE(same(all.tensors[0][0], all.tensors[0][1]));
 
   options.split = Split::kTest;
-  EXPECT_FALSE(same(open_dataset(options)->get({2}).inputs, one.inputs));
+  EXPECT_FALSE(
+      same(open_dataset(options)->get({2}).tensors[0], one.tensors[0]));
   options.split = Split::kTrain;
   options.seed = 2;
-  EXPECT_FALSE(same(open_dataset(options)->get({2}).inputs, one.inputs));
+  EXPECT_FALSE(
+      same(open_dataset(options)->get({2}).tensors[0], one.tensors[0]));
 }
 
 TEST(Dataset, RandomImagesAreUniform) {
@@ -109,10 +111,10 @@ TEST(Dataset, RandomImagesAreUniform) {
   std::vector<int64_t> indices(2000);
   std::iota(indices.begin(), indices.end(), 0);
   const auto batch = data->get(indices);
-  const auto pixels = batch.inputs.to(torch::kDouble).div(255);
+  const auto pixels = batch.tensors[0].to(torch::kDouble).div(255);
   EXPECT_NEAR(pixels.mean().item<double>(), data->mean(), 1e-3);
   EXPECT_NEAR(pixels.std(false).item<double>(), data->stddev(), 1e-3);
-  const auto seen = torch::bincount(batch.targets, {}, 10);
+  const auto seen = torch::bincount(batch.tensors[1], {}, 10);
   EXPECT_EQ(seen.size(0), 10);
   EXPECT_GT(seen.min().item<int64_t>(), 140);
   EXPECT_LT(seen.max().item<int64_t>(), 260);
@@ -125,18 +127,19 @@ TEST(Dataset, RandomTokensAreUniformAndReproducible) {
   EXPECT_EQ(language->count(0), 50);
   auto batch = language->get({3, 9});
   EXPECT_EQ(batch.count, 100);
-  EXPECT_TRUE(same(batch.inputs.slice(1, 1), batch.targets.slice(1, 0, 49)));
-  EXPECT_EQ(batch.inputs.min().item<int64_t>(), 0);
-  EXPECT_EQ(batch.inputs.max().item<int64_t>(), 6);
+  EXPECT_TRUE(
+      same(batch.tensors[0].slice(1, 1), batch.tensors[1].slice(1, 0, 49)));
+  EXPECT_EQ(batch.tensors[0].min().item<int64_t>(), 0);
+  EXPECT_EQ(batch.tensors[0].max().item<int64_t>(), 6);
 
   options.classify = true;
   const auto classified = open_dataset(options);
   EXPECT_EQ(classified->count(0), 1);
   batch = classified->get({3, 9});
   EXPECT_EQ(batch.count, 2);
-  EXPECT_EQ(batch.inputs.sizes(), (std::vector<int64_t>{2, 50}));
-  EXPECT_EQ(batch.targets.sizes(), (std::vector<int64_t>{2}));
-  EXPECT_TRUE(same(classified->get({9}).inputs[0], batch.inputs[1]));
+  EXPECT_EQ(batch.tensors[0].sizes(), (std::vector<int64_t>{2, 50}));
+  EXPECT_EQ(batch.tensors[1].sizes(), (std::vector<int64_t>{2}));
+  EXPECT_TRUE(same(classified->get({9}).tensors[0][0], batch.tensors[0][1]));
 }
 
 }  // namespace

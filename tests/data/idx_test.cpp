@@ -36,8 +36,8 @@ TEST(Idx, ReturnsImagesAndLabelsInTheRequestedOrder) {
   EXPECT_EQ(batch.samples, 3);
   EXPECT_EQ(batch.count, 3);
   const auto ramp = torch::arange(6, torch::kUInt8).view({1, 1, 2, 3});
-  EXPECT_TRUE(same(batch.inputs, torch::cat({ramp + 40, ramp, ramp + 40})));
-  EXPECT_TRUE(same(batch.targets, torch::tensor({1, 0, 1}, torch::kLong)));
+  EXPECT_TRUE(same(batch.tensors[0], torch::cat({ramp + 40, ramp, ramp + 40})));
+  EXPECT_TRUE(same(batch.tensors[1], torch::tensor({1, 0, 1}, torch::kLong)));
   EXPECT_EQ(data->description(), kImages + ", 5 images of 1×2×3, 3 classes");
 }
 
@@ -47,8 +47,8 @@ TEST(Idx, RepeatsGrayscaleChannels) {
   write_bytes(folder / kLabels, labels(2));
   const auto grey = open_dataset({.name = folder / kImages});
   const auto colour = open_dataset({.name = folder / kImages, .channels = 3});
-  EXPECT_TRUE(same(colour->get({1, 0}).inputs,
-                   grey->get({1, 0}).inputs.expand({2, 3, 2, 3})));
+  EXPECT_TRUE(same(colour->get({1, 0}).tensors[0],
+                   grey->get({1, 0}).tensors[0].expand({2, 3, 2, 3})));
 }
 
 TEST(Idx, DetectsGzipByContent) {
@@ -61,8 +61,8 @@ TEST(Idx, DetectsGzipByContent) {
   write_gzipped(folder / "gz/" + kLabels,
                 labels(4));  // detected by content, not by name
   const auto gz = open_dataset({.name = folder / "gz/" + kImages + ".gz"});
-  EXPECT_TRUE(same(gz->get({0, 3}).inputs, plain->get({0, 3}).inputs));
-  EXPECT_TRUE(same(gz->get({0, 3}).targets, plain->get({0, 3}).targets));
+  EXPECT_TRUE(same(gz->get({0, 3}).tensors[0], plain->get({0, 3}).tensors[0]));
+  EXPECT_TRUE(same(gz->get({0, 3}).tensors[1], plain->get({0, 3}).tensors[1]));
 }
 
 TEST(Idx, FindsTheTestSplitNextToTheTrainingFile) {
@@ -88,7 +88,7 @@ TEST(Idx, MeasuresMeanAndStandardDeviation) {
   write_bytes(folder / kLabels, labels(5));
   const auto data = open_dataset({.name = folder / kImages});
   const auto pixels =
-      data->get({0, 1, 2, 3, 4}).inputs.to(torch::kDouble).div(255);
+      data->get({0, 1, 2, 3, 4}).tensors[0].to(torch::kDouble).div(255);
   EXPECT_NEAR(data->mean(), pixels.mean().item<double>(), 1e-12);
   EXPECT_NEAR(data->stddev(), pixels.std(false).item<double>(), 1e-12);
 }

@@ -39,8 +39,8 @@ class Numbers : public reprise::Dataset {
       if (index == broken) throw std::runtime_error("sample cannot be read");
       batch.count += count(index);
     }
-    batch.inputs = torch::tensor(indices, torch::kLong);
-    batch.targets = batch.inputs.clone();
+    batch.tensors.push_back(torch::tensor(indices, torch::kLong));
+    batch.tensors.push_back(batch.tensors[0].clone());
     batch.samples = static_cast<int64_t>(indices.size());
     return batch;
   }
@@ -55,8 +55,8 @@ class Numbers : public reprise::Dataset {
 };
 
 std::vector<int64_t> numbers_of(const Batch& batch) {
-  const int64_t* data = batch.inputs.data_ptr<int64_t>();
-  return {data, data + batch.inputs.numel()};
+  const int64_t* data = batch.tensors[0].data_ptr<int64_t>();
+  return {data, data + batch.tensors[0].numel()};
 }
 
 /// The batches of `epochs` epochs, with an empty one at the end of each epoch.
@@ -264,7 +264,7 @@ TEST(Loader, RunsTransformOncePerBatchInNoGradMode) {
   const auto transform = [&](Batch& batch) {
     ++calls;
     if (torch::GradMode::is_enabled()) recorded = true;
-    batch.inputs = batch.inputs.to(torch::kFloat) * 2;
+    batch.tensors[0] = batch.tensors[0].to(torch::kFloat) * 2;
   };
   for (const int workers : {0, 2}) {
     calls = 0;
@@ -314,8 +314,8 @@ TEST(Loader, ReturnsPinnedMemory) {
   if (torch::cuda::is_available()) {
     Loader loader(data, {.batch = 2, .pin = true});
     const auto batch = loader.next();
-    EXPECT_TRUE(batch->inputs.is_pinned());
-    EXPECT_TRUE(batch->targets.is_pinned());
+    EXPECT_TRUE(batch->tensors[0].is_pinned());
+    EXPECT_TRUE(batch->tensors[1].is_pinned());
   } else {
     EXPECT_NE(error_of([&] {
                 Loader loader(data, {.pin = true});

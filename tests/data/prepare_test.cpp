@@ -20,10 +20,10 @@ using reprise::prepare;
 Batch images(int64_t count, int64_t channels, int64_t side) {
   torch::manual_seed(0);
   const auto grey = torch::randint(0, 256, {count, 1, side, side});
-  return {.inputs = grey.to(torch::kUInt8)
-                        .expand({count, channels, side, side})
-                        .contiguous(),
-          .targets = torch::arange(count, torch::kLong),
+  return {.tensors = {grey.to(torch::kUInt8)
+                          .expand({count, channels, side, side})
+                          .contiguous(),
+                      torch::arange(count, torch::kLong)},
           .samples = count,
           .count = count};
 }
@@ -53,23 +53,24 @@ double bilinear(const torch::Tensor& image, int64_t size, int64_t y,
 TEST(Prepare, NormalizesWithoutResizing) {
   for (const int64_t size : {0, 6}) {
     Batch batch = images(3, 1, 6);
-    const auto bytes = batch.inputs.to(torch::kDouble);
+    const auto bytes = batch.tensors[0].to(torch::kDouble);
     move_to(batch, device());
     prepare(batch, {.image_size = size, .mean = 0.25, .stddev = 0.5});
-    EXPECT_EQ(batch.inputs.scalar_type(), torch::kFloat);
-    EXPECT_EQ(batch.inputs.device(), device());
-    EXPECT_LT(relative_error((bytes / 255 - 0.25) / 0.5, batch.inputs), 1e-6);
-    EXPECT_EQ(batch.targets.dim(), 1);
+    EXPECT_EQ(batch.tensors[0].scalar_type(), torch::kFloat);
+    EXPECT_EQ(batch.tensors[0].device(), device());
+    EXPECT_LT(relative_error((bytes / 255 - 0.25) / 0.5, batch.tensors[0]),
+              1e-6);
+    EXPECT_EQ(batch.tensors[1].dim(), 1);
   }
 }
 
 TEST(Prepare, ResizesBilinearly) {
   Batch batch = images(2, 3, 4);
-  const auto bytes = batch.inputs;
+  const auto bytes = batch.tensors[0];
   move_to(batch, device());
   prepare(batch, {.image_size = 11, .mean = 0.1, .stddev = 0.3});
-  ASSERT_EQ(batch.inputs.sizes(), (std::vector<int64_t>{2, 3, 11, 11}));
-  const auto result = batch.inputs.cpu();
+  ASSERT_EQ(batch.tensors[0].sizes(), (std::vector<int64_t>{2, 3, 11, 11}));
+  const auto result = batch.tensors[0].cpu();
   for (int64_t y = 0; y < 11; ++y) {
     for (int64_t x = 0; x < 11; ++x) {
       EXPECT_NEAR(result[1][2][y][x].item<double>(),
@@ -80,12 +81,12 @@ TEST(Prepare, ResizesBilinearly) {
 
 TEST(Prepare, PixelTargetsAreTheClassOfBrightPixels) {
   Batch batch = images(3, 1, 4);
-  const auto bytes = batch.inputs;
+  const auto bytes = batch.tensors[0];
   move_to(batch, device());
   prepare(batch, {.image_size = 9, .mean = 0.4, .pixel_targets = true});
-  ASSERT_EQ(batch.targets.sizes(), (std::vector<int64_t>{3, 9, 9}));
-  EXPECT_EQ(batch.targets.scalar_type(), torch::kLong);
-  const auto targets = batch.targets.cpu();
+  ASSERT_EQ(batch.tensors[1].sizes(), (std::vector<int64_t>{3, 9, 9}));
+  EXPECT_EQ(batch.tensors[1].scalar_type(), torch::kLong);
+  const auto targets = batch.tensors[1].cpu();
   for (int64_t n = 0; n < 3; ++n) {
     for (int64_t y = 0; y < 9; ++y) {
       for (int64_t x = 0; x < 9; ++x) {
@@ -102,10 +103,11 @@ TEST(Prepare, LeavesPreparedImagesUnchanged) {
       .image_size = 8, .mean = 0.1, .stddev = 0.3, .pixel_targets = true};
   Batch batch = images(2, 1, 4);
   prepare(batch, options);
-  const auto inputs = batch.inputs.clone(), targets = batch.targets.clone();
+  const auto inputs = batch.tensors[0].clone(),
+             targets = batch.tensors[1].clone();
   prepare(batch, options);
-  EXPECT_TRUE(same(batch.inputs, inputs));
-  EXPECT_TRUE(same(batch.targets, targets));
+  EXPECT_TRUE(same(batch.tensors[0], inputs));
+  EXPECT_TRUE(same(batch.tensors[1], targets));
 }
 
 TEST(Prepare, GivesTheSameResultInLoaderWorkers) {
@@ -129,14 +131,14 @@ TEST(Prepare, GivesTheSameResultInLoaderWorkers) {
       prepare(*expected, options);
     }).join();
     const auto batch = prepared.next();
-    EXPECT_TRUE(same(batch->inputs, expected->inputs));
-    EXPECT_TRUE(torch::equal(batch->targets, expected->targets));
+    EXPECT_TRUE(same(batch->tensors[0], expected->tensors[0]));
+    EXPECT_TRUE(torch::equal(batch->tensors[1], expected->tensors[1]));
   }
 }
 
 TEST(Prepare, DoesNotModifyItsInput) {
   Batch batch = images(2, 1, 4);
-  const auto inputs = batch.inputs, targets = batch.targets;
+  const auto inputs = batch.tensors[0], targets = batch.tensors[1];
   const auto before = inputs.clone(), labels = targets.clone();
   prepare(batch, {.mean = 0.1, .stddev = 0.3, .pixel_targets = true});
   EXPECT_TRUE(same(inputs, before));
@@ -144,11 +146,11 @@ TEST(Prepare, DoesNotModifyItsInput) {
 }
 
 TEST(Prepare, LeavesTokensUnchanged) {
-  Batch batch{.inputs = torch::arange(6).view({2, 3}),
-              .targets = torch::arange(6).view({2, 3})};
-  const auto inputs = batch.inputs;
+  Batch batch{.tensors = {torch::arange(6).view({2, 3}),
+                          torch::arange(6).view({2, 3})}};
+  const auto inputs = batch.tensors[0];
   prepare(batch, {.image_size = 8, .mean = 1});
-  EXPECT_TRUE(batch.inputs.is_same(inputs));
+  EXPECT_TRUE(batch.tensors[0].is_same(inputs));
 }
 
 TEST(Prepare, RejectsInvalidInput) {

@@ -48,10 +48,10 @@ TEST(Tokens, TextBytesAreTokensAndTargetsAreShiftedByOne) {
   EXPECT_EQ(batch.samples, 2);
   EXPECT_EQ(batch.count, 6);
   EXPECT_TRUE(
-      same(batch.inputs,
+      same(batch.tensors[0],
            torch::tensor({{'d', 'e', 'f'}, {'a', 'b', 'c'}}, torch::kLong)));
   EXPECT_TRUE(
-      same(batch.targets,
+      same(batch.tensors[1],
            torch::tensor({{'e', 'f', 'g'}, {'b', 'c', 'd'}}, torch::kLong)));
   EXPECT_EQ(data->description(), "a.txt, 2 samples of 3 bytes");
 }
@@ -61,8 +61,8 @@ TEST(Tokens, HighBytesAreNotNegative) {
   write_bytes(folder / "a.txt", "\xff\xfe\x80");
   const auto data = open_dataset(
       {.name = folder / "a.txt", .tokens = true, .seq = 2, .test_fraction = 0});
-  EXPECT_TRUE(
-      same(data->get({0}).inputs, torch::tensor({{255, 254}}, torch::kLong)));
+  EXPECT_TRUE(same(data->get({0}).tensors[0],
+                   torch::tensor({{255, 254}}, torch::kLong)));
 }
 
 TEST(Tokens, TestSplitIsTheEndOfTheFile) {
@@ -75,13 +75,13 @@ TEST(Tokens, TestSplitIsTheEndOfTheFile) {
                       .test_fraction = 0.2};
   const auto test = open_dataset(options);
   EXPECT_EQ(test->size(), 2);
-  EXPECT_EQ(test->get({0}).inputs.min().item<int64_t>(), 80);
-  EXPECT_EQ(test->get({1}).targets.max().item<int64_t>(), 98);
+  EXPECT_EQ(test->get({0}).tensors[0].min().item<int64_t>(), 80);
+  EXPECT_EQ(test->get({1}).tensors[1].max().item<int64_t>(), 98);
   options.split = Split::kTrain;
   const auto train = open_dataset(options);
   EXPECT_EQ(train->size(), 8);
   // No training target lies in the test part.
-  EXPECT_LT(train->get({7}).targets.max().item<int64_t>(), 80);
+  EXPECT_LT(train->get({7}).tensors[1].max().item<int64_t>(), 80);
 }
 
 TEST(Tokens, SkipsTheHeaderOfLlmc) {
@@ -96,8 +96,8 @@ TEST(Tokens, SkipsTheHeaderOfLlmc) {
                                     .vocab = 600,
                                     .test_fraction = 0});
     EXPECT_EQ(data->size(), 59) << name;
-    EXPECT_TRUE(
-        same(data->get({58}).targets[0], torch::arange(581, 591, torch::kLong)))
+    EXPECT_TRUE(same(data->get({58}).tensors[1][0],
+                     torch::arange(581, 591, torch::kLong)))
         << name;
   }
 }

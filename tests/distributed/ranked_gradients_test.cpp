@@ -43,8 +43,8 @@ class Sequences final : public Dataset {
   Batch get(const std::vector<int64_t>& indices) const override {
     const auto list = torch::tensor(indices);
     Batch batch;
-    batch.inputs = inputs_.index_select(0, list);
-    batch.targets = targets_.index_select(0, list);
+    batch.tensors = {inputs_.index_select(0, list),
+                     targets_.index_select(0, list)};
     batch.samples = static_cast<int64_t>(indices.size());
     for (const int64_t i : indices) batch.count += count(i);
     return batch;
@@ -82,7 +82,7 @@ std::vector<std::vector<torch::Tensor>> plain_gradients(const Model& model) {
   const auto data = std::make_shared<Sequences>(model);
   Loader loader(data, {.batch = kWindow, .window = kWindow, .workers = 0});
   while (auto batch = loader.next()) {
-    Tensors x = {batch->inputs, batch->targets};
+    Tensors x = batch->tensors;
     for (int i = 0; i < model.chain.size(); ++i) x = model.chain[i](x);
     (x[0] / static_cast<double>(batch->count)).backward();
     windows.push_back(take_gradients(model.root->parameters()));
@@ -136,7 +136,7 @@ void ranked_gradients(const Model& model, const std::string& strategy,
       // No bucket starts before the last micro-batch.
       EXPECT_EQ(reducer.counters().calls, calls);
       started.clear();
-      const auto outputs = execution.forward({batch->inputs, batch->targets});
+      const auto outputs = execution.forward(batch->tensors);
       execution.backward({torch::full_like(outputs[0], weight)});
       last = false;
     }

@@ -94,6 +94,38 @@ TEST(Meter, CountsAllocationsOfManyThreads) {
   EXPECT_LE(meter.peak_increase_bytes(), 4 * 1500);
 }
 
+TEST(Meter, CountsTensorsThatExistedBefore) {
+  // Memory of another allocator stands for memory from before the first meter.
+  const auto foreign = [](int64_t count) {
+    auto* bytes = new char[static_cast<size_t>(count)];
+    return torch::from_blob(
+        bytes, {count}, [bytes](void*) { delete[] bytes; }, torch::kByte);
+  };
+  const MemoryMeter meter(torch::kCPU);
+  const auto more = [&] { return meter.live_bytes() - meter.start_bytes(); };
+  auto tensor = foreign(1000);
+  tensor.fill_(7);
+  EXPECT_EQ(more(), 0);
+  const auto view = tensor.slice(0, 10, 20);
+  include_in_count({tensor, view});
+  include_in_count({tensor});  // once only
+  EXPECT_EQ(more(), 1000);
+  EXPECT_EQ(tensor.sum().item<int64_t>(), 7000);
+  auto counted = torch::empty({500}, torch::kByte);
+  include_in_count({counted});
+  EXPECT_EQ(more(), 1500);
+  exclude_from_count({tensor});
+  EXPECT_EQ(more(), 500);
+  include_in_count({tensor});
+  EXPECT_EQ(more(), 500);  // excluded for the rest of its life
+  auto other = foreign(200);
+  include_in_count({other});
+  EXPECT_EQ(more(), 700);
+  other.reset();
+  counted.reset();
+  EXPECT_EQ(more(), 0);
+}
+
 TEST(Meter, RejectsOtherDevices) {
   EXPECT_NE(testing::error_of([] {
               MemoryMeter meter(torch::kMeta);

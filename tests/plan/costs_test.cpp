@@ -58,6 +58,30 @@ TEST(Costs, ScaleProportionallyFromOneSize) {
   EXPECT_EQ(half.data_bytes, 32);
 }
 
+TEST(Costs, ScaleTheLargerSizeIfTensorsAreSharedAtOneSizeOnly) {
+  // At one sample the stage returns a view of its input, and no buffer of its own.
+  SizeCosts one = line_at(1);
+  StageCosts& view = one.chain_costs.stages[0];
+  view.outputs[0].input = 0;
+  view.saved_outputs.clear();
+  CostProfile profile;
+  profile.add(one);
+  profile.add(line_at(8));
+  CostProfile larger;
+  larger.add(line_at(8));
+  for (const int64_t b : {2, 4, 7, 16}) {
+    expect_equal(profile.at(b), larger.at(b));
+  }
+  expect_equal(profile.at(1), one);
+  profile.add(line_at(16));
+  expect_equal(profile.at(12), line_at(12));
+
+  // Another number of buffers.
+  one.chain_costs.stages[0].outputs.push_back({10, -1});
+  profile.add(one);
+  expect_equal(profile.at(4), larger.at(4));
+}
+
 TEST(Costs, NeverFallBelowZero) {
   CostProfile profile;
   SizeCosts two = line_at(2);

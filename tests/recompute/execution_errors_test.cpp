@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include <reprise/memory/meter.h>
+#include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
 
@@ -105,6 +106,37 @@ TEST(ExecutionErrors, InputIsModifiedBetweenForwardAndBackward) {
       error_of([&] { execution.backward({torch::ones_like(y[0])}); });
   EXPECT_TRUE(contains(text, "modified in place by other code")) << text;
   expect_usable();
+}
+
+TEST(ExecutionErrors, ParameterIsModifiedBetweenForwardAndBackward) {
+  for (const char* strategy :
+       {"none", "all", "sqrt", "checkpoints:0", "revolve:1"}) {
+    const Chain chain = equal_stages(4, 16);
+    const auto x = torch::randn({2, 16}, on_device());
+    Execution execution(chain, make_schedule(strategy, 4));
+    const auto y = execution.forward({x});
+    {
+      const torch::NoGradGuard no_grad;
+      // Of the second stage: the gradient of the first depends on it.
+      chain[1].modules()[0]->parameters()[0].add_(1);
+    }
+    const auto text =
+        error_of([&] { execution.backward({torch::ones_like(y[0])}); });
+    EXPECT_TRUE(contains(text, "modified")) << strategy << ": " << text;
+  }
+  expect_usable();
+}
+
+TEST(ExecutionErrors, ParameterMayChangeAfterTheBackward) {
+  const Chain chain = equal_stages(4, 16);
+  const auto x = torch::randn({2, 16}, on_device());
+  Execution execution(chain, make_schedule("checkpoints:0", 4));
+  for (int i = 0; i < 2; ++i) {
+    const auto y = execution.forward({x});
+    execution.backward({torch::ones_like(y[0])});
+    const torch::NoGradGuard no_grad;
+    for (auto& p : chain.parameters()) p.sub_(p.grad(), 0.1);
+  }
 }
 
 TEST(ExecutionErrors, RecomputationDiffersInShape) {

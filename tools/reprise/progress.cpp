@@ -68,9 +68,12 @@ void Progress::stepped(const Step& step) {
 }
 
 void Progress::evaluated(const Evaluation& evaluation) {
-  line(fmt::format("test after update {}: loss {:.4f}, accuracy {:.2f} %",
-                   evaluation.step, evaluation.loss,
-                   100 * evaluation.accuracy));
+  std::string text = fmt::format("test after update {}: loss {:.4f}",
+                                 evaluation.step, evaluation.loss);
+  for (const auto& [name, value] : evaluation.metrics) {
+    text += fmt::format(", {} {}", name, metric_text(name, value));
+  }
+  line(text);
 }
 
 void Progress::saved(const std::string& path) {

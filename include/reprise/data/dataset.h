@@ -9,17 +9,22 @@
 
 namespace reprise {
 
-/// A batch of samples. The loader returns batches on the CPU, with images as
-/// bytes at their original size and tokens as int64.
+/// A batch of samples: what the chain of a model takes, any number of tensors of
+/// any type and shape. Loaders return batches on the CPU.
+///
+/// The built-in datasets have two, inputs and targets. Inputs are (N, C, H, W)
+/// images of uint8 at their original size, float after prepare(); or (N, T)
+/// tokens of int64. Targets are (N) int64, or (N, T) int64.
 struct Batch {
-  /// (N, C, H, W) uint8 images, or float after prepare(); or (N, T) int64 tokens.
-  torch::Tensor inputs;
-  torch::Tensor targets;  ///< (N) int64, or (N, T) int64
-  int64_t samples = 0;    ///< N
-  int64_t count = 0;      ///< number of terms in the loss: samples or tokens
+  std::vector<torch::Tensor> tensors{};
+  int64_t samples = 0;  ///< N
+  /// What divides the sum of the losses: the number of samples, tokens, pixels.
+  int64_t count = 0;
+  bool prepared = false;  ///< whether TrainData::prepare has been applied
 };
 
-/// A map-style dataset. The const members are thread-safe.
+/// A map-style dataset. The const members are thread-safe. All batches have the
+/// same number of tensors, of the same types.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -83,13 +88,12 @@ const std::vector<std::string>& dataset_names();
 /// one sample.
 std::shared_ptr<const Dataset> open_dataset(const DataOptions& options);
 
-/// How prepare() turns a batch of the loader into the input of a model.
+/// How prepare() turns a batch of a built-in dataset into the input of a model.
 struct PrepareOptions {
   int64_t image_size = 0;       ///< side length to resize to; 0: keep the size
   double mean = 0, stddev = 1;  ///< of the pixels, scaled to [0, 1]
   /// Per-pixel targets: class + 1 for pixels above 0.5, else 0.
   bool pixel_targets = false;
-  bool channels_last = false;  ///< memory format of the images
 };
 
 /// Resizes uint8 images (bilinear), converts them to float on their device and
@@ -98,8 +102,8 @@ struct PrepareOptions {
 /// inputs are not (N, C, H, W).
 void prepare(Batch& batch, const PrepareOptions& options);
 
-/// Moves inputs and targets to `device`. Copies from pinned memory are
-/// asynchronous.
+/// Moves all tensors to `device`; undefined ones stay undefined. Copies from pinned
+/// memory are asynchronous.
 void move_to(Batch& batch, torch::Device device);
 
 }  // namespace reprise

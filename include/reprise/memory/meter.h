@@ -29,6 +29,12 @@ int64_t live_bytes(c10::Device device);
 /// block size.
 int64_t allocated_bytes(int64_t bytes, c10::Device device);
 
+/// Counts CPU tensors that were allocated before counting began, as if they were
+/// allocated now. A Trainer does this for its model. Tensors on other devices,
+/// and tensors that are counted already or excluded, are ignored. Other threads
+/// must not use the tensors' storages during the call.
+void include_in_count(const std::vector<at::Tensor>& tensors);
+
 /// Excludes CPU tensors from all counts for the rest of their lifetime. Meant
 /// for a dataset in memory, which is not part of the memory that training uses.
 /// Tensors on other devices and tensors already excluded are ignored. The

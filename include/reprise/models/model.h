@@ -36,18 +36,26 @@ struct ModelOptions {
   double dropout = -1;     ///< negative: the model's default
 };
 
-/// A model made by make_model().
+/// A model to train: modules, and a chain that ends in the sum of the losses. The caller
+/// makes it from modules of any kind, or make_model() makes a built-in one:
+///
+///     Model model{.name = "own", .root = net, .chain = net->chain()};
 struct Model {
   std::string name;
-  ModelOptions options;  ///< resolved: all options that the model has are set
-  Task task = Task::kImages;
-  /// Owns all modules. `named_parameters()` and `named_buffers()` have the names and shapes
-  /// of Hugging Face's gpt2, bert and vit, and of torchvision's resnet and vgg.
+  ModelOptions
+      options{};  ///< of built-in models: all options that the model has are set
+  Task task = Task::kImages;  ///< of built-in models
+  /// Owns all modules. Those of built-in models have the names and shapes of parameters and
+  /// buffers of Hugging Face's gpt2, bert and vit, and of torchvision's resnet and vgg.
   std::shared_ptr<torch::nn::Module> root;
-  /// {x, targets} → {sum of losses}; in evaluation mode {sum of losses, number of correct
-  /// predictions (float64)}. One stage per block. Both are sums over samples (kImages,
-  /// kSequences), over samples of the mean over pixels (kPixels), or over tokens that are
-  /// not ignored (kLanguage). The loss is float32 whatever the type of the model.
+  /// Maps the tensors of a Batch to the sum of the losses, a scalar, over whatever
+  /// Batch::count counts. In evaluation mode, the sums of `metrics` follow it. Further
+  /// outputs in training mode are ignored.
+  ///
+  /// Built-in models map {x, targets}, and have one stage per block. Their sums are over
+  /// samples (kImages, kSequences), over samples of the mean over pixels (kPixels), or over
+  /// tokens that are not ignored (kLanguage). The loss is float32 whatever the type of the
+  /// model.
   Chain chain;
   /// Weights of the linear layers, then their biases, for WeightCopies. Must be called
   /// again after the model has moved to another device.
@@ -61,6 +69,9 @@ struct Model {
   /// Identifies what the model computes: its code, sizes and options. Measured costs are
   /// stored on disk under this key and used again; if it is empty, they are not stored.
   std::string cost_key{};
+  /// Names of the outputs that follow the loss in evaluation mode. Their sums are divided
+  /// by the count, as that of the loss. Built-in models have "accuracy".
+  std::vector<std::string> metrics{};
 };
 
 struct ModelInfo {

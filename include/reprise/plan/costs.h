@@ -87,7 +87,9 @@ struct CostProfile {
   bool measured(int64_t micro_batch) const;
 
   /// Returns the costs at `micro_batch`. Sizes that were not measured are
-  /// interpolated linearly, or extrapolated from the two nearest sizes. Throws
+  /// interpolated linearly, or extrapolated from the two nearest sizes. If tensors
+  /// share memory at one of the two but not at the other, the costs of the larger
+  /// one are scaled instead. Throws
   /// c10::Error if nothing was measured or `micro_batch` is not positive.
   SizeCosts at(int64_t micro_batch) const;
 

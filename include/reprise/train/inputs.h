@@ -3,7 +3,9 @@
 #include <reprise/data/dataset.h>
 #include <reprise/models/model.h>
 #include <reprise/train/config.h>
+#include <reprise/train/optimizer.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -13,15 +15,22 @@ namespace reprise {
 struct TrainData {
   std::string name;  ///< for summaries, such as "mnist"
   std::shared_ptr<const Dataset> train;
-  std::shared_ptr<const Dataset> test;  ///< null: no evaluation
-  PrepareOptions prepare{};             ///< the trainer sets the memory format
+  std::shared_ptr<const Dataset> test{};  ///< null: no evaluation
+  /// Applied once to every batch, without gradients: on the training device, or in
+  /// the loader's threads with ResizePlace::kWorkers, then by several at once.
+  /// Null: nothing to convert.
+  std::function<void(Batch&)> prepare{};
 };
 
-/// Model and data of a training. The model has modules, and a chain of stages
-/// whose last one returns the sum of the losses.
+/// Model, data and optimizer of a training.
 struct TrainInputs {
   Model model;
   TrainData data;
+  /// Makes the optimizer of these parameters, which are on the device; called
+  /// several times if the training is planned. Null: the optimizer of the options.
+  /// An own optimizer cannot be sharded, and its costs are not stored on disk.
+  std::function<std::unique_ptr<Optimizer>(const NamedTensors& parameters)>
+      optimizer{};
 };
 
 /// Builds the built-in model that `config` names, in host memory. Seeds

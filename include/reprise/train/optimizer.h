@@ -4,12 +4,30 @@
 #include <reprise/data/safetensors.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace reprise {
+
+/// Parameters that are updated with other settings than the rest: no weight decay for
+/// norms and biases, another learning rate for a pretrained part. To freeze a parameter,
+/// set its `requires_grad` to false.
+struct ParameterGroup {
+  /// Whether the parameter belongs to the group.
+  std::function<bool(const std::string& name, const torch::Tensor& parameter)>
+      contains;
+  double lr_factor =
+      1;  ///< learning rate of the group relative to that of the training
+  std::optional<double> weight_decay{};  ///< nullopt: that of the optimizer
+};
 
 /// Hyperparameters of an optimizer.
 struct OptimizerOptions {
@@ -26,6 +44,9 @@ struct OptimizerOptions {
   /// Embeddings should be listed: their gradients are mostly zeros with a few
   /// large values.
   std::vector<std::string> unquantized;
+  /// Other settings for some parameters; see ParameterGroup. The first group that a
+  /// parameter belongs to applies.
+  std::vector<ParameterGroup> groups{};
 };
 
 /// Updates parameters from their `.grad`; parameters without one are skipped.
@@ -77,6 +98,19 @@ class Optimizer {
 /// `unquantized` that no parameter has.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           const NamedTensors& parameters);
+
+/// Wraps an optimizer of LibTorch, or of the caller derived from it, over the same
+/// tensors as `parameters`. The learning rate of each of its groups is multiplied by
+/// `lr` / (the rate that its first group has now). Its state is saved as one tensor, an
+/// archive of LibTorch. Temporaries are those of the optimizer. If an allocation fails
+/// within a step, parameters may be partly updated; the error then says so and is not one
+/// that is_out_of_memory() recognises.
+///
+/// Throws c10::Error if it is null, has no parameters, a parameter that is not among
+/// `parameters`, or a first learning rate of 0.
+std::unique_ptr<Optimizer> wrap_optimizer(
+    std::unique_ptr<torch::optim::Optimizer> optimizer,
+    const NamedTensors& parameters);
 
 /// Names of the optimizers: sgd, adam, adamw, adam8bit, adamw8bit, adafactor.
 const std::vector<std::string>& optimizer_names();

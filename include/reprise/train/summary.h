@@ -3,6 +3,7 @@
 #include <reprise/memory/categories.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,8 +40,10 @@ struct TrainSummary {
   /// numbers, waiting for data, other programs on the machine.
   std::vector<std::string> warnings;
 
-  std::optional<double> loss;  ///< mean loss of the last update
-  std::optional<double> eval_loss, eval_accuracy;  ///< last evaluation
+  std::optional<double> loss;       ///< mean loss of the last update
+  std::optional<double> eval_loss;  ///< of the last evaluation
+  /// Metrics of the last evaluation, by name; of built-in models "accuracy".
+  std::map<std::string, double> eval_metrics;
 
   /// Highest number of bytes live on the device at any time. The memory of CUDA
   /// graphs always counts as live. A dataset that is resident in host memory
@@ -81,6 +84,9 @@ TrainSummary summary_from_json(const std::string& text);
 /// Returns a human-readable table: time, samples/s, memory, and memory by
 /// category.
 std::string to_table(const TrainSummary& summary);
+
+/// Returns the value of a metric as text; accuracies as percentages.
+std::string metric_text(const std::string& name, double value);
 
 /// Returns a table of two runs, BEFORE and AFTER, with the ratio of each
 /// figure.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/data/safetensors.h>
 #include <reprise/distributed/group.h>
 #include <reprise/train/inputs.h>
 #include <reprise/train/options.h>
@@ -9,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +52,16 @@ class TrainListener {
   /// Called at most a few times per second, not for every update.
   virtual void stepped(const Step&) {}
 
+  /// Called in every window when its gradients are complete, before they are clipped,
+  /// and divided by the loss scale. May read and change the `.grad` of `parameters`, on
+  /// every rank in the same way. With a sharded optimizer they have no gradients. If an
+  /// allocation fails, the window is repeated, and this is called again.
+  virtual void gradients_ready(int64_t /*step*/,
+                               const NamedTensors& /*parameters*/) {}
+
+  /// Called after every update, with their number. The device may still be busy with it.
+  virtual void updated(int64_t /*step*/) {}
+
   /// Called with true when steady training begins or continues, and with false
   /// when it pauses for an evaluation or a save, or ends. Steady training
   /// begins after the two warm-up updates, or at once if there are no further
@@ -58,9 +70,10 @@ class TrainListener {
 
   /// Result of an evaluation on the test data.
   struct Evaluation {
-    int64_t step = 0;     ///< updates done
-    double loss = 0;      ///< mean
-    double accuracy = 0;  ///< share of correct predictions, 0 to 1
+    int64_t step = 0;  ///< updates done
+    double loss = 0;   ///< mean
+    /// Means of Model::metrics, by name; of built-in models "accuracy", from 0 to 1.
+    std::map<std::string, double> metrics{};
   };
   /// Called after each evaluation.
   virtual void evaluated(const Evaluation&) {}

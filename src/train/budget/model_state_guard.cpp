@@ -42,8 +42,7 @@ ModelStateGuard::~ModelStateGuard() {
 
 Batches::Batches(const TrainSetup& setup, int64_t size, Batch any)
     : size_(size), any_(std::move(any)) {
-  LoaderOptions loading =
-      make_loader_options(setup.options, setup.data.prepare, setup.device);
+  LoaderOptions loading = make_loader_options(setup);
   loading.batch = size;
   if (setup.data.train->size() >= size) {
     loader_.emplace(setup.data.train, loading);

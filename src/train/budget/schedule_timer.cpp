@@ -84,7 +84,7 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
     }
     batch = batches.next();
     move_to(batch, setup.device);
-    prepare(batch, setup.data.prepare);
+    prepare_batch(setup, batch);
     runner.run(batch, {.weight = 1e-6});
   });
 }

@@ -168,7 +168,7 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
 }
 
 std::string TrainingCosts::key_of(Precision precision) const {
-  if (setup_.model.cost_key.empty()) return "";
+  if (setup_.model.cost_key.empty() || setup_.own_optimizer) return "";
   // Normalize options that do not affect costs, so that they share an entry.
   TrainOptions options = setup_.options;
   options.precision = precision;
@@ -264,7 +264,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
     torch::Tensor p = parameter;
     p.mutable_grad() = torch::zeros_like(p);
   }
-  const auto optimizer = optimizer_of(setup_.options, setup_.model);
+  const auto optimizer = optimizer_of(setup_);
   const auto parameters = setup_.parameter_list;
   // Include the device memory of the update outside of the optimizer.
   const auto update = [&] {
@@ -317,8 +317,11 @@ Batch TrainingCosts::make_batch(int64_t samples) const {
 }
 
 int64_t TrainingCosts::bytes_of(const Batch& batch) const {
-  return bytes_on(batch.inputs, setup_.device) +
-         bytes_on(batch.targets, setup_.device);
+  int64_t bytes = 0;
+  for (const auto& tensor : batch.tensors) {
+    bytes += bytes_on(tensor, setup_.device);
+  }
+  return bytes;
 }
 
 bool TrainingCosts::workers_prepare() const {
@@ -398,15 +401,15 @@ SizeCosts TrainingCosts::trace_size(Precision precision, int64_t micro_batch,
   Batch batch;
   const MemoryMeter meter(setup_.device);
   const Batch raw = make_batch(micro_batch);
-  const auto prepare_batch = [&] {
+  const auto make_ready = [&] {
     batch = raw;
     move_to(batch, setup_.device);
-    prepare(batch, setup_.data.prepare);
+    prepare_batch(setup_, batch);
   };
-  prepare_batch();
+  make_ready();
   size.prepare_bytes = meter.peak_increase_bytes() + ahead_bytes(raw, batch);
   if (!options_.memory_only && setup_.options.resize == ResizePlace::kDevice) {
-    size.other_ms = time_of(setup_.device, 3, prepare_batch);
+    size.other_ms = time_of(setup_.device, 3, make_ready);
   }
   size.data_bytes = bytes_of(batch) + ahead_bytes(raw, batch);
   if (workers_prepare()) {
@@ -417,7 +420,7 @@ SizeCosts TrainingCosts::trace_size(Precision precision, int64_t micro_batch,
   const auto made = copies(precision);
   const compat::AutocastGuard autocast(autocast_of(precision, setup_.device));
   size.chain_costs =
-      measure_stage_costs(setup_.model.chain, {batch.inputs, batch.targets},
+      measure_stage_costs(setup_.model.chain, batch.tensors,
                           warm_up ? StageCostOptions{} : tracing(made.get()));
   limit_host_bytes(setup_, size.chain_costs);
   return size;
@@ -429,7 +432,7 @@ void TrainingCosts::say(const std::string& text) const {
 
 std::string TrainingCosts::path_of(const CostProfile& profile) const {
   const std::string cache = cache_directory();
-  if (cache.empty()) return {};
+  if (cache.empty() || profile.key.empty()) return {};
   return fs::path(cache) / "profiles" /
          fmt::format("{:016x}.json", fnv1a(profile.key));
 }

@@ -56,11 +56,12 @@ TrainData open_train_data(const TrainConfig& config, const Model& model) {
   data.train = open_split(config, model, Split::kTrain);
   // Opened now, so that a missing test split does not end a training hours later.
   if (evaluates(config)) data.test = open_split(config, model, Split::kTest);
-  data.prepare.image_size =
-      is_token_task(model.task) ? 0 : model.options.image_size;
-  data.prepare.mean = data.train->mean();
-  data.prepare.stddev = data.train->stddev();
-  data.prepare.pixel_targets = model.task == Task::kPixels;
+  PrepareOptions options;
+  options.image_size = is_token_task(model.task) ? 0 : model.options.image_size;
+  options.mean = data.train->mean();
+  options.stddev = data.train->stddev();
+  options.pixel_targets = model.task == Task::kPixels;
+  data.prepare = [options](Batch& batch) { prepare(batch, options); };
   return data;
 }
 

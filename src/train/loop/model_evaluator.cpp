@@ -44,8 +44,15 @@ std::optional<ModelEvaluator::Result> ModelEvaluator::run(
       fmt::format("the evaluation after update {}", step),
       [&] { sums = run_once(batch, stop); }, recovery);
   if (!sums.complete) return std::nullopt;
-  const auto all = ranks_.all_reduce_sum({sums.loss, sums.right, sums.count});
-  return Result{all[0] / all[2], all[1] / all[2]};
+  std::vector<double> all = sums.outputs;
+  all.push_back(sums.count);
+  all = ranks_.all_reduce_sum(all);
+  Result result{all.front() / all.back(), {}};
+  const auto& names = setup_.model.metrics;
+  for (size_t i = 0; i < names.size(); ++i) {
+    result.metrics[names[i]] = all[i + 1] / all.back();
+  }
+  return result;
 }
 
 ModelEvaluator::Sums ModelEvaluator::run_once(
@@ -57,29 +64,39 @@ ModelEvaluator::Sums ModelEvaluator::run_once(
     options.shard = ranks_.rank();
     options.num_shards = ranks_.size();
   } else if (!ranks_.first()) {
-    return {};  // less than one sample per rank
+    // Less than one sample per rank.
+    return {.outputs = std::vector<double>(1 + setup_.model.metrics.size())};
   }
   options.shuffle = false;
   options.workers = setup_.options.workers;
   Loader loader(setup_.data.test, options);
   const torch::NoGradGuard no_grad;
   const EvaluationMode mode(*setup_.model.root);
-  torch::Tensor loss =
-      torch::zeros({}, torch::dtype(torch::kDouble).device(setup_.device));
-  torch::Tensor right = loss.clone();
+  const size_t expected = 1 + setup_.model.metrics.size();
+  torch::Tensor sums =
+      torch::zeros({static_cast<int64_t>(expected)},
+                   torch::dtype(torch::kDouble).device(setup_.device));
   double count = 0;
   while (auto batch = loader.next()) {
     move_to(*batch, setup_.device);
-    prepare(*batch, setup_.data.prepare);
+    prepare_batch(setup_, *batch);
     const Tensors outputs = runner_.forward(*batch);
-    loss += outputs[0];
-    right += outputs[1];
+    TORCH_CHECK(
+        outputs.size() == expected, "[Trainer] expected ", expected,
+        " outputs of the chain in evaluation mode, the sums of the loss "
+        "and of Model::metrics, got ",
+        outputs.size());
+    for (size_t i = 0; i < expected; ++i) {
+      sums[static_cast<int64_t>(i)] += outputs[i];
+    }
     count += static_cast<double>(batch->count);
     if (ranks_.can_stop_in_window() && stop && stop()) {
       return {.complete = false};
     }
   }
-  return {loss.item<double>(), right.item<double>(), count, true};
+  const torch::Tensor host = sums.cpu();
+  const double* values = host.data_ptr<double>();
+  return {{values, values + expected}, count, true};
 }
 
 }  // namespace reprise::detail

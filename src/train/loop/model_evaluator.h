@@ -7,7 +7,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace reprise::detail {
 
@@ -16,8 +19,8 @@ namespace reprise::detail {
 class ModelEvaluator {
  public:
   struct Result {
-    double loss = 0;      ///< mean
-    double accuracy = 0;  ///< share of correct predictions, 0 to 1
+    double loss = 0;                        ///< mean
+    std::map<std::string, double> metrics;  ///< means of Model::metrics
   };
 
   /// Keeps references to all arguments.
@@ -36,7 +39,8 @@ class ModelEvaluator {
 
  private:
   struct Sums {
-    double loss = 0, right = 0, count = 0;
+    std::vector<double> outputs{};  // the loss, then the metrics
+    double count = 0;
     bool complete = true;
   };
   Sums run_once(int64_t batch_size, const std::function<bool()>& stop);

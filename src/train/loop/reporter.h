@@ -37,6 +37,9 @@ class Reporter {
   void evaluated(const TrainListener::Evaluation& evaluation) {
     if (listener_ != nullptr) listener_->evaluated(evaluation);
   }
+  void updated(int64_t step) {
+    if (listener_ != nullptr) listener_->updated(step);
+  }
   void stepped(const TrainListener::Step& step) {
     if (listener_ != nullptr) listener_->stepped(step);
   }

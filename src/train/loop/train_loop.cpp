@@ -39,7 +39,7 @@ TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
           exchange_->sharded()
               ? make_optimizer(setup_.options.optimizer,
                                exchange_->updated_parameters(setup_.parameters))
-              : optimizer_of(setup_.options, setup_.model)),
+              : optimizer_of(setup_)),
       lr_schedule_(lr_schedule_of(setup_.options)),
       profiler_(setup_, source_, runner_, *optimizer_),
       saver_({setup_, *ranks_, *exchange_, runner_, gradients_, *optimizer_,
@@ -327,7 +327,10 @@ void TrainLoop::update() {
   const auto guarded = [this](const std::function<void()>& part) {
     guard_update(part);
   };
-  const Gradients::Ready ready = gradients_.make_ready(guarded);
+  const Gradients::Ready ready = gradients_.make_ready(guarded, [this] {
+    if (reporter_.listener() == nullptr) return;
+    reporter_.listener()->gradients_ready(state_.step + 1, setup_.parameters);
+  });
   // Compute the loss before the update, because nothing may fail after it.
   torch::Tensor loss;
   guarded([&] { loss = window_.loss / state_.total_count; });
@@ -351,6 +354,7 @@ void TrainLoop::update() {
   state_.done_count = 0;
   ++state_.step;
   reporter_.metrics().add(state_.step, loss, ready.norm, lr, window_.samples);
+  reporter_.updated(state_.step);
   profiler_.end_window(ready.finite);
   if (!ready.finite) {
     reporter_.warn(

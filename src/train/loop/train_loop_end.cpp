@@ -42,7 +42,7 @@ void TrainLoop::evaluate() {
         evaluator_.run(state_.step, [this] { return told_to_stop(); });
     state_.evaluation_due = !result;
     if (result) {
-      evaluation_ = {state_.step, result->loss, result->accuracy};
+      evaluation_ = {state_.step, result->loss, result->metrics};
       retry_.run("fetching the losses",
                  [this] { reporter_.metrics().add(*evaluation_); });
       reporter_.evaluated(*evaluation_);
@@ -136,7 +136,7 @@ TrainSummary TrainLoop::summarize(double trained_s, double speed) {
   s.loss = reporter_.metrics().last_loss();
   if (evaluation_) {
     s.eval_loss = evaluation_->loss;
-    s.eval_accuracy = evaluation_->accuracy;
+    s.eval_metrics = evaluation_->metrics;
   }
   s.peak_bytes = peak_bytes();
   s.dataset_bytes = setup_.dataset_bytes;

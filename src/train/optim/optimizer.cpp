@@ -1,4 +1,5 @@
 #include "base/text_check.h"
+#include "train/optim/grouped_optimizer.h"
 #include "train/optim/registry.h"
 
 #include <reprise/train/optimizer.h>
@@ -77,6 +78,9 @@ void check(const OptimizerOptions& options) {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
                                           const NamedTensors& parameters) {
   check(options);
+  if (!options.groups.empty()) {
+    return detail::make_grouped_optimizer(options, parameters);
+  }
   return detail::find_optimizer(options.name).make(options, parameters);
 }
 

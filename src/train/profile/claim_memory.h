@@ -16,10 +16,7 @@ namespace reprise::detail {
 inline void claim_memory(MemoryLedger& ledger, const TrainSetup& setup,
                          const BatchSource& source, const StepRunner& runner,
                          const Optimizer& optimizer, const KeptMeter& kept) {
-  ledger.claim(Category::kData, [&source] {
-    return std::vector<torch::Tensor>{source.current().inputs,
-                                      source.current().targets};
-  });
+  ledger.claim(Category::kData, [&source] { return source.current().tensors; });
   ledger.claim_model(setup.parameter_list, setup.model.root->buffers());
   ledger.claim(Category::kParameters,
                [&runner] { return runner.weight_copies(); });

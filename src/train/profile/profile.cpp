@@ -114,7 +114,7 @@ class Profiler {
                 {.graph = GraphMode::kOff}),
         source_(setup_, *ranks_),
         gradients_(setup_, *ranks_, *exchange_),
-        optimizer_(optimizer_of(setup_.options, setup_.model)),
+        optimizer_(optimizer_of(setup_)),
         kept_(setup_.parameter_list),
         ledger_(device_) {
     claim_memory(ledger_, setup_, source_, runner_, *optimizer_, kept_);
@@ -252,7 +252,7 @@ class Profiler {
   bool update(WindowProfile* profile) {
     if (profile != nullptr) profile->begin("update");
     const auto ready = gradients_.make_ready(
-        [](const std::function<void()>& part) { part(); });
+        [](const std::function<void()>& part) { part(); }, [] {});
     runner_.expire_weight_copies();
     gradients_.update(ready.finite, [this] { optimizer_->step(/*lr=*/0); });
     if (profile != nullptr) profile->end();
@@ -280,8 +280,8 @@ class Profiler {
     source_.open({});
     const Batch& batch = source_.next();
     const compat::AutocastGuard autocast(setup_.autocast);
-    const ChainCosts costs = measure_stage_costs(
-        setup_.model.chain, {batch.inputs, batch.targets}, kCostRepeats);
+    const ChainCosts costs =
+        measure_stage_costs(setup_.model.chain, batch.tensors, kCostRepeats);
     source_.release();
     kept_by_stage_.resize(costs.stages.size());
     for (size_t i = 0; i < costs.stages.size(); ++i) {

@@ -11,8 +11,7 @@ BatchSource::BatchSource(const TrainSetup& setup, const Ranks& ranks)
 
 void BatchSource::open(const LoaderPosition& position) {
   close();
-  LoaderOptions options =
-      make_loader_options(setup_.options, setup_.data.prepare, setup_.device);
+  LoaderOptions options = make_loader_options(setup_);
   options.batch = setup_.options.batch;
   options.window = setup_.options.global_batch;
   options.shard = ranks_.rank();
@@ -30,14 +29,14 @@ const Batch& BatchSource::next() {
   TORCH_INTERNAL_ASSERT(batch.has_value());
   current_ = std::move(*batch);
   move_to(current_, setup_.device);
-  prepare(current_, setup_.data.prepare);
+  prepare_batch(setup_, current_);
   return current_;
 }
 
 Batch BatchSource::any_sample() const {
   Batch batch = setup_.data.train->get({0});
   move_to(batch, setup_.device);
-  prepare(batch, setup_.data.prepare);
+  prepare_batch(setup_, batch);
   return batch;
 }
 

@@ -18,11 +18,14 @@ Gradients::Gradients(const TrainSetup& setup, Ranks& ranks,
       scaler_(scaler_of(setup.options)) {}
 
 Gradients::Ready Gradients::make_ready(
-    const std::function<void(const std::function<void()>&)>& guarded) {
+    const std::function<void(const std::function<void()>&)>& guarded,
+    const std::function<void()>& hook) {
   Ready ready;
   if (!exchange_.sharded()) {
     guarded([&] { ready.finite = scaler_.unscale(parameters_); });
-    if (!ready.finite || clip_ <= 0) return ready;
+    if (!ready.finite) return ready;
+    hook();
+    if (clip_ <= 0) return ready;
     guarded([&] { ready.norm = accumulator_.clip(clip_); });
     return ready;
   }
@@ -33,7 +36,9 @@ Gradients::Ready Gradients::make_ready(
     ready.finite = !ranks_.any(!ready.finite);
     scaler_.agree(ready.finite);
   }
-  if (!ready.finite || clip_ <= 0) return ready;
+  if (!ready.finite) return ready;
+  hook();
+  if (clip_ <= 0) return ready;
   double own = 0;
   guarded([&] { own = gradient_norm(shards).item<double>(); });
   const double all = std::sqrt(ranks_.all_reduce_sum({own * own}).at(0));

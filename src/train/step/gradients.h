@@ -63,10 +63,11 @@ class Gradients {
     bool finite = true;  ///< false: the update must be skipped
     torch::Tensor norm;  ///< before clipping; undefined without clipping
   };
-  /// Unscales and clips the gradients. Each part that allocates is run through
-  /// `guarded`.
+  /// Unscales the gradients, calls `hook` unless they overflowed, and clips them. Each
+  /// part that allocates is run through `guarded`.
   Ready make_ready(
-      const std::function<void(const std::function<void()>&)>& guarded);
+      const std::function<void(const std::function<void()>&)>& guarded,
+      const std::function<void()>& hook);
 
   /// Calls `step` if `finite`, clears the gradients, closes the window and
   /// adjusts the loss scale.

@@ -45,8 +45,16 @@ void MicroStep::run(Execution& execution, const Tensors& batch,
     outputs = execution.forward(batch);
   }
   if (how.profile != nullptr) how.profile->forward_done();
-  Tensors gradients(1);
-  gradients[0] = torch::empty_like(outputs[0]).copy_(weight_on_device_);
+  const torch::Tensor& loss = outputs[0];
+  TORCH_CHECK(
+      loss.defined() && loss.numel() == 1 && loss.is_floating_point(),
+      "[Trainer] expected the first output of the chain to be the sum of "
+      "the losses, one floating-point value, got ",
+      loss.defined() ? c10::str(loss.scalar_type(), " of shape ", loss.sizes())
+                     : "an undefined tensor",
+      "; let the last stage return the sum");
+  Tensors gradients(outputs.size());  // further outputs have none
+  gradients[0] = torch::empty_like(loss).copy_(weight_on_device_);
   SmallGradients small(how.final_on_the_way ? std::vector<torch::Tensor>{}
                                             : small_);
   execution.backward(std::move(gradients));

@@ -77,7 +77,7 @@ void StepRunner::observe(ExecutionObserver& observer, const KeptMeter* kept,
 
 void StepRunner::run(const Batch& batch, const Run& how) {
   micro_step_.set_weight(how.weight);
-  const Tensors inputs = {batch.inputs, batch.targets};
+  const Tensors& inputs = batch.tensors;
   const compat::CaptureExpected capture(graphs_.active());
   if (observed_ || !how.allow_graph) {
     graphs_.see(inputs);
@@ -95,13 +95,13 @@ void StepRunner::run_empty(const Batch& batch) {
   const WindowExchange::MicroBatch scope(exchange_, /*last=*/true,
                                          /*counts=*/false);
   micro_step_.set_weight(0);
-  micro_step_.run(execution_, {batch.inputs, batch.targets},
+  micro_step_.run(execution_, batch.tensors,
                   {nullptr, scope.reduces(), /*counts=*/false});
 }
 
 Tensors StepRunner::forward(const Batch& batch) {
   const compat::AutocastGuard autocast(setup_.autocast);
-  return execution_.forward({batch.inputs, batch.targets});
+  return execution_.forward(batch.tensors);
 }
 
 }  // namespace reprise::detail

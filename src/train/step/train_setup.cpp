@@ -13,11 +13,14 @@
 #include <reprise/recompute/strategy.h>
 
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace reprise::detail {
 namespace {
@@ -69,12 +72,11 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
                    .device = device,
                    .host = std::move(host),
                    .model = std::move(placed.model),
-                   .data = std::move(placed.data)};
+                   .data = std::move(placed.data),
+                   .own_optimizer = std::move(placed.optimizer)};
   setup.parameters = named(setup.model.root->named_parameters());
   setup.parameter_list = values(setup.parameters);
   setup.autocast = autocast_of(options.precision, device);
-  setup.data.prepare.channels_last =
-      options.layout == ImageLayout::kChannelsLast;
   for (const auto& data : {setup.data.train, setup.data.test}) {
     if (!data) continue;
     const auto tensors = data->tensors();
@@ -87,10 +89,21 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
 TrainSetup make_setup(TrainInputs inputs, const TrainOptions& options) {
   TORCH_CHECK(inputs.model.root && inputs.data.train,
               "[Trainer] expected a model and training data");
+  TORCH_CHECK(!inputs.optimizer || options.shard == Sharding::kNone,
+              "[--shard] an own optimizer cannot be sharded; use one of ",
+              fmt::format("{}", fmt::join(optimizer_names(), ", ")));
+  TORCH_CHECK(
+      options.optimizer.groups.empty() || options.shard == Sharding::kNone,
+      "[--shard] groups of parameters cannot be sharded");
   const torch::Device device = check_device(options);
   if (options.threads > 0) at::set_num_threads(options.threads);
   auto host = host_store_of(options, device);
   place_model(inputs.model, options, device, host);
+  if (device.is_cpu()) {
+    // The caller may have made the model before memory was counted.
+    include_in_count(inputs.model.root->parameters());
+    include_in_count(inputs.model.root->buffers());
+  }
   TrainSetup setup =
       assemble_setup(std::move(inputs), options, device, std::move(host));
   setup.snapshot =
@@ -115,9 +128,17 @@ std::vector<torch::Tensor> values(const NamedTensors& named) {
   return list;
 }
 
-std::unique_ptr<Optimizer> optimizer_of(const TrainOptions& config,
-                                        const Model& model) {
-  const NamedTensors parameters = named(model.root->named_parameters());
+std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup) {
+  const TrainOptions& config = setup.options;
+  const Model& model = setup.model;
+  const NamedTensors& parameters = setup.parameters;
+  if (setup.own_optimizer) {
+    auto own = setup.own_optimizer(parameters);
+    TORCH_CHECK(own != nullptr,
+                "[Trainer] expected TrainInputs::optimizer to return an "
+                "optimizer, got null");
+    return own;
+  }
   OptimizerOptions options = config.optimizer;
   std::set<const c10::TensorImpl*> embeddings;
   if (find_optimizer(options.name).quantized && !config.quantize_embeddings) {
@@ -136,17 +157,25 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainOptions& config,
   return make_optimizer(options, parameters);
 }
 
-LoaderOptions make_loader_options(const TrainOptions& config,
-                                  const PrepareOptions& prepare,
-                                  torch::Device device) {
+void prepare_batch(const TrainSetup& setup, Batch& batch) {
+  if (std::exchange(batch.prepared, true)) return;
+  const torch::NoGradGuard no_grad;
+  if (setup.data.prepare) setup.data.prepare(batch);
+  if (setup.options.layout != ImageLayout::kChannelsLast) return;
+  for (auto& tensor : batch.tensors) {
+    if (tensor.defined() && tensor.dim() == 4 && tensor.is_floating_point()) {
+      tensor = tensor.contiguous(at::MemoryFormat::ChannelsLast);
+    }
+  }
+}
+
+LoaderOptions make_loader_options(const TrainSetup& setup) {
   LoaderOptions loading;
-  loading.seed = config.seed;
-  loading.workers = config.workers;
-  loading.pin = device.is_cuda();
-  if (config.resize == ResizePlace::kWorkers) {
-    loading.transform = [prepare](Batch& batch) {
-      reprise::prepare(batch, prepare);
-    };
+  loading.seed = setup.options.seed;
+  loading.workers = setup.options.workers;
+  loading.pin = setup.device.is_cuda();
+  if (setup.options.resize == ResizePlace::kWorkers) {
+    loading.transform = [&setup](Batch& batch) { prepare_batch(setup, batch); };
   }
   return loading;
 }
@@ -206,11 +235,10 @@ Schedule schedule_of(const TrainSetup& setup) {
   const Dataset& data = *setup.data.train;
   Batch batch = data.get({0, std::min<int64_t>(1, data.size() - 1)});
   move_to(batch, setup.device);
-  prepare(batch, setup.data.prepare);
+  prepare_batch(setup, batch);
   const compat::AutocastGuard autocast(setup.autocast);
-  return make_schedule(
-      strategy, stages,
-      output_bytes(setup.model.chain, {batch.inputs, batch.targets}));
+  return make_schedule(strategy, stages,
+                       output_bytes(setup.model.chain, batch.tensors));
 }
 
 LrScheduleOptions lr_schedule_of(const TrainOptions& config) {

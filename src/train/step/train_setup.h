@@ -35,6 +35,9 @@ struct TrainSetup {
   std::vector<torch::Tensor> parameter_list{};  ///< the same without names
   compat::AutocastState autocast{};
   TrainData data{};
+  /// See TrainInputs::optimizer.
+  std::function<std::unique_ptr<Optimizer>(const NamedTensors&)>
+      own_optimizer{};
   /// Datasets resident in host memory, which are excluded from memory counts.
   int64_t dataset_bytes = 0;
   /// State at the start of the current window. Its copies of the buffers are
@@ -69,16 +72,15 @@ void place_model(Model& model, const TrainOptions& options,
 NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict);
 std::vector<torch::Tensor> values(const NamedTensors& named);
 
-/// Returns the optimizer of the options for the parameters of `model`. An 8-bit
-/// optimizer does not quantize the moments of embeddings unless
-/// `options.quantize_embeddings` is set.
-std::unique_ptr<Optimizer> optimizer_of(const TrainOptions& options,
-                                        const Model& model);
+/// Returns the optimizer of the training. An 8-bit optimizer does not quantize the
+/// moments of embeddings unless `options.quantize_embeddings` is set.
+std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup);
+
+/// Converts a batch to the input of the model, unless that has been done.
+void prepare_batch(const TrainSetup& setup, Batch& batch);
 
 /// Returns loader options; the caller sets batch size and window.
-LoaderOptions make_loader_options(const TrainOptions& options,
-                                  const PrepareOptions& prepare,
-                                  torch::Device device);
+LoaderOptions make_loader_options(const TrainSetup& setup);
 
 compat::AutocastState autocast_of(Precision precision, torch::Device device);
 

@@ -44,13 +44,17 @@ void Metrics::add(int64_t step, const torch::Tensor& loss,
 
 void Metrics::add(const TrainListener::Evaluation& evaluation) {
   flush();
-  write(ordered_json{{"step", evaluation.step},
-                     {"eval_loss", number(evaluation.loss)},
-                     {"eval_accuracy", number(evaluation.accuracy)}}
-            .dump());
+  ordered_json line = {{"step", evaluation.step},
+                       {"eval_loss", number(evaluation.loss)}};
+  for (const auto& [name, value] : evaluation.metrics) {
+    line["eval_" + name] = number(value);
+  }
+  write(line.dump());
   write_events([&](EventWriter& events) {
     events.scalar("eval/loss", evaluation.loss, evaluation.step);
-    events.scalar("eval/accuracy", evaluation.accuracy, evaluation.step);
+    for (const auto& [name, value] : evaluation.metrics) {
+      events.scalar("eval/" + name, value, evaluation.step);
+    }
   });
 }
 

@@ -55,13 +55,13 @@ void for_each_field(Summary& s, Visit&& visit) {
   visit("graph", s.graph);
   visit("graph_captures", s.graph_captures);
   visit("graph_replays", s.graph_replays);
+  visit("eval_metrics", s.eval_metrics);
 }
 
 template <class Summary, class Visit>
 void for_each_optional(Summary& s, Visit&& visit) {
   visit("loss", s.loss);
   visit("eval_loss", s.eval_loss);
-  visit("eval_accuracy", s.eval_accuracy);
 }
 
 /// Returns the milliseconds per window at the measured speed.
@@ -100,6 +100,11 @@ std::string compare_row(std::string_view name, const std::string& before,
 }
 
 }  // namespace
+
+std::string metric_text(const std::string& name, double value) {
+  return name.ends_with("accuracy") ? fmt::format("{:.2f} %", 100 * value)
+                                    : fmt::format("{:.4f}", value);
+}
 
 std::string to_json(const TrainSummary& summary) {
   ordered_json result;
@@ -216,9 +221,8 @@ std::string to_table(const TrainSummary& s) {
   if (s.loss) text += row("Loss", fmt::format("{:.4f}", *s.loss));
   if (s.eval_loss)
     text += row("Test loss", fmt::format("{:.4f}", *s.eval_loss));
-  if (s.eval_accuracy) {
-    text +=
-        row("Test accuracy", fmt::format("{:.2f} %", 100 * *s.eval_accuracy));
+  for (const auto& [name, value] : s.eval_metrics) {
+    text += row("Test " + name, metric_text(name, value));
   }
   for (const auto& warning : s.warnings) {
     text += fmt::format("Time is doubtful: {}\n", warning);

@@ -36,7 +36,7 @@ python3 - "$work" "$text" <<'PY'
 import collections, json, math, sys
 work, text = sys.argv[1:]
 for name in ("none", "sqrt"):
-    accuracy = json.load(open(f"{work}/{name}.json"))["eval_accuracy"]
+    accuracy = json.load(open(f"{work}/{name}.json"))["eval_metrics"]["accuracy"]
     assert accuracy > 0.93, f"mnist, {name}: accuracy {accuracy}"
 counts = collections.Counter(open(text, "rb").read()).values()
 total = sum(counts)

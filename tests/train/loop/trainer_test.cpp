@@ -182,8 +182,8 @@ TEST(Trainer, EvaluationDoesNotChangeResults) {
     EXPECT_TRUE(same(evaluated.tensors[i].second, plain.tensors[i].second))
         << plain.tensors[i].first;
   }
-  ASSERT_TRUE(evaluated.result.summary.eval_accuracy.has_value());
-  EXPECT_LE(*evaluated.result.summary.eval_accuracy, 1);
+  ASSERT_TRUE(evaluated.result.summary.eval_metrics.contains("accuracy"));
+  EXPECT_LE(evaluated.result.summary.eval_metrics.at("accuracy"), 1);
 }
 
 TEST(Trainer, RejectsAnInvalidConfigurationBeforeWriting) {
