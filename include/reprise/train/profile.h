@@ -34,6 +34,8 @@ struct TrainingProfile {
   /// Measured without a CUDA graph, whose parts cannot be observed, without
   /// reading batches ahead, and with the device idle between two phases.
   std::vector<Phase> phases;
+  /// Number of phases before those of the window.
+  static constexpr size_t kSetupPhases = 3;
 
   /// Returns the milliseconds of a window as the sum of its phases.
   double phases_ms() const;

@@ -20,7 +20,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -316,12 +315,9 @@ class Profiler {
 }  // namespace detail
 
 double TrainingProfile::phases_ms() const {
-  const auto first =
-      std::find_if(phases.begin(), phases.end(),
-                   [](const Phase& phase) { return phase.name == "batch"; });
-  return std::accumulate(
-      first, phases.end(), 0.0,
-      [](double ms, const Phase& phase) { return ms + phase.ms; });
+  double ms = 0;
+  for (size_t i = kSetupPhases; i < phases.size(); ++i) ms += phases[i].ms;
+  return ms;
 }
 
 TrainingProfile profile_training(const TrainConfig& config) {
