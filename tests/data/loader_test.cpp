@@ -273,8 +273,8 @@ TEST(Loader, RunsTransformOncePerBatchInNoGradMode) {
                                                  .workers = workers,
                                                  .queue = 1,
                                                  .transform = transform});
-    EXPECT_TRUE(same(loader.next()->inputs, torch::tensor({0.f, 2.f})));
-    EXPECT_TRUE(same(loader.next()->inputs, torch::tensor({4.f, 6.f})));
+    EXPECT_TRUE(same(loader.next()->tensors[0], torch::tensor({0.f, 2.f})));
+    EXPECT_TRUE(same(loader.next()->tensors[0], torch::tensor({4.f, 6.f})));
     EXPECT_GE(calls, 2);
     EXPECT_LE(calls, 3);
     EXPECT_FALSE(recorded);

@@ -172,7 +172,7 @@ TEST(RunTraining, LeavesNoDirectoryIfTheTrainingCannotBegin) {
 }
 
 /// A model that is not built in: y = x W, with the sum of squared errors.
-TrainInputs own_inputs(const TrainOptions& options) {
+TrainInputs line_inputs(const TrainOptions& options) {
   torch::manual_seed(options.seed);
   TrainInputs inputs = make_inputs(small());
   struct Net : torch::nn::Module {
@@ -201,7 +201,7 @@ TEST(RunTraining, TrainsAndResumesAnOwnModel) {
   TrainOptions training = small();
   RunOptions whole;
   whole.out = base / "whole";
-  const RunResult result = run_training(training, own_inputs, whole);
+  const RunResult result = run_training(training, line_inputs, whole);
   EXPECT_EQ(result.training.summary.model, "own");
   // A name of a built-in model has no meaning for it.
   EXPECT_EQ(read_text(whole.out + "/config.json").find("\"model\""),
@@ -209,10 +209,10 @@ TEST(RunTraining, TrainsAndResumesAnOwnModel) {
   RunOptions part;
   part.out = base / "part";
   part.stop = stop_after(5);
-  run_training(training, own_inputs, part);
+  run_training(training, line_inputs, part);
   RunOptions rest;
   rest.resume = part.out;
-  run_training(TrainOptions(), own_inputs, rest);
+  run_training(TrainOptions(), line_inputs, rest);
   expect_equal(final_state(part.out), final_state(whole.out));
 }
 

@@ -1,4 +1,5 @@
 #include "support.h"
+#include "train/optim/random_gradients.h"
 
 #include <reprise/train/optimizer.h>
 
@@ -10,6 +11,7 @@ namespace {
 using testing::error_of;
 using testing::on_device;
 using testing::same;
+using testing::set_random_gradients;
 
 NamedTensors parameters_of(int seed) {
   torch::manual_seed(seed);
@@ -21,11 +23,6 @@ NamedTensors parameters_of(int seed) {
     list.back().second.requires_grad_();
   }
   return list;
-}
-
-void set_gradients(NamedTensors& parameters, int seed) {
-  torch::manual_seed(seed);
-  for (auto& [name, p] : parameters) p.mutable_grad() = torch::randn_like(p);
 }
 
 OptimizerOptions with_groups() {
@@ -62,8 +59,8 @@ TEST(GroupedOptimizer, UpdatesEachGroupWithItsSettings) {
       each.push_back(make_optimizer(own, {item}));
     }
     for (int step = 0; step < 3; ++step) {
-      set_gradients(grouped, step);
-      set_gradients(single, step);
+      set_random_gradients(grouped, step);
+      set_random_gradients(single, step);
       optimizer->step(0.01);
       for (size_t i = 0; i < each.size(); ++i) {
         each[i]->step(single[i].first == "head" ? 0.1 : 0.01);
@@ -88,8 +85,8 @@ TEST(GroupedOptimizer, ContinuesFromItsState) {
       first = make_optimizer(with_groups(), parts);
       first->load(state);
     }
-    set_gradients(whole, step);
-    set_gradients(parts, step);
+    set_random_gradients(whole, step);
+    set_random_gradients(parts, step);
     optimizer->step(0.01);
     first->step(0.01);
   }

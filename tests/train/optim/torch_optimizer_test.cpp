@@ -1,4 +1,5 @@
 #include "support.h"
+#include "train/optim/random_gradients.h"
 
 #include <reprise/train/optimizer.h>
 
@@ -12,6 +13,7 @@ namespace {
 using testing::error_of;
 using testing::on_device;
 using testing::same;
+using testing::set_random_gradients;
 
 std::vector<torch::Tensor> tensors_of(const NamedTensors& named) {
   std::vector<torch::Tensor> list;
@@ -23,11 +25,6 @@ NamedTensors parameters_of() {
   torch::manual_seed(1);
   return {{"a", torch::randn({4, 3}, on_device()).requires_grad_()},
           {"b", torch::randn({5}, on_device()).requires_grad_()}};
-}
-
-void set_gradients(NamedTensors& parameters, int seed) {
-  torch::manual_seed(seed);
-  for (auto& [name, p] : parameters) p.mutable_grad() = torch::randn_like(p);
 }
 
 using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(
@@ -58,8 +55,8 @@ TEST(TorchOptimizer, UpdatesAsTheOptimizerItself) {
     const auto optimizer = wrap_optimizer(make(tensors_of(wrapped)), wrapped);
     const auto itself = make(tensors_of(plain));
     for (int step = 0; step < 3; ++step) {
-      set_gradients(wrapped, step);
-      set_gradients(plain, step);
+      set_random_gradients(wrapped, step);
+      set_random_gradients(plain, step);
       optimizer->step(0.02);
       itself->step();
     }
@@ -83,8 +80,8 @@ TEST(TorchOptimizer, ContinuesFromItsState) {
         continued = wrap_optimizer(make(tensors_of(parts)), parts);
         continued->load(state);
       }
-      set_gradients(whole, step);
-      set_gradients(parts, step);
+      set_random_gradients(whole, step);
+      set_random_gradients(parts, step);
       optimizer->step(0.01 * step);
       continued->step(0.01 * step);
     }
@@ -105,7 +102,7 @@ TEST(TorchOptimizer, ScalesTheRatesOfGroups) {
                       std::make_unique<SGDOptions>(0.4));
   const auto optimizer = wrap_optimizer(
       std::make_unique<SGD>(std::move(groups), SGDOptions(0.1)), parameters);
-  set_gradients(parameters, 1);
+  set_random_gradients(parameters, 1);
   optimizer->step(0.2);  // twice the first rate, so the second is 0.8
   const torch::NoGradGuard no_grad;
   EXPECT_LT(testing::relative_error(before - 0.8 * parameters[1].second.grad(),
