@@ -267,6 +267,8 @@ TEST(Profile, FormatsTextAndJson) {
   profile.model = "mlp";
   profile.recompute = "all";
   profile.phases = {{"model", 0, 1 << 20, 2 << 20, 1.5},
+                    {"data", 1 << 20, 1 << 20, 1 << 20, 7},
+                    {"optimizer state", 1 << 20, 1 << 20, 1 << 20, 9},
                     {"batch", 1 << 20, 1 << 20, 1 << 20, 30},
                     {"update", 1 << 20, 0, 1 << 20, 250}};
   profile.step_ms = 120;
@@ -292,7 +294,7 @@ TEST(Profile, FormatsTextAndJson) {
             std::string::npos)
       << text;
   const auto json = nlohmann::json::parse(to_json(profile));
-  EXPECT_EQ(json["phases"][2]["increment_bytes"], -(1 << 20));
+  EXPECT_EQ(json["phases"][4]["increment_bytes"], -(1 << 20));
   EXPECT_EQ(json["phases_ms"], 280);
   EXPECT_EQ(json["step_ms"], 120);
   EXPECT_EQ(json["graph"], "on");
