@@ -57,6 +57,15 @@ std::string check_real(const std::string& text, double low, double high,
 
 }  // namespace
 
+bool is_plain_name(const std::string& text) {
+  const auto plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' ||
+           c == '-' || c == '_';
+  };
+  return !text.empty() && text.front() != '-' &&
+         std::all_of(text.begin(), text.end(), plain);
+}
+
 std::string in_quotes(const std::string& text) {
   constexpr size_t kMost = 60;
   return text.size() <= kMost ? "'" + text + "'"

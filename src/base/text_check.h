@@ -27,6 +27,10 @@ TextCheck one_of(std::vector<std::string> words);
 /// A size as parse_bytes() reads it, of at least `least` bytes.
 TextCheck byte_size(int64_t least);
 
+/// Whether `text` is not empty and has only letters, digits, '.', '-' and '_', so that it
+/// can be a value on a command line and a part of a path.
+bool is_plain_name(const std::string& text);
+
 /// `text` in quotes, shortened if it is long.
 std::string in_quotes(const std::string& text);
 

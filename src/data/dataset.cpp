@@ -1,3 +1,4 @@
+#include "base/text_check.h"
 #include "data/idx.h"
 #include "data/named_dataset.h"
 #include "data/tokens.h"
@@ -10,6 +11,7 @@
 
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 namespace reprise {
 namespace detail {
@@ -26,35 +28,58 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::vector<detail::NamedDataset>& named_datasets() {
-  static const std::vector<detail::NamedDataset> list = [] {
-    std::vector<detail::NamedDataset> all;
-    const auto add = [&all](const std::vector<detail::NamedDataset>& some) {
-      all.insert(all.end(), some.begin(), some.end());
+std::vector<DatasetEntry>& entries() {
+  static std::vector<DatasetEntry> all = [] {
+    std::vector<DatasetEntry> list;
+    const auto add = [&list](const std::vector<detail::NamedDataset>& some) {
+      for (const auto& dataset : some) {
+        list.push_back({dataset.name, dataset.open});
+      }
     };
 #define REPRISE_REGISTERED(source) add(detail::source##_datasets());
 #include <reprise_datasets.inc>
 #undef REPRISE_REGISTERED
-    return all;
+    return list;
   }();
-  return list;
+  return all;
 }
 
 }  // namespace
 
-const std::vector<std::string>& dataset_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> list;
-    for (const auto& dataset : named_datasets()) list.push_back(dataset.name);
-    return list;
-  }();
-  return names;
+void register_dataset(DatasetEntry entry) {
+  TORCH_CHECK(is_plain_name(entry.name),
+              "[register_dataset] expected a name of letters, digits, '.', '-' "
+              "and '_', got '",
+              entry.name, "'");
+  TORCH_CHECK(find_dataset(entry.name) == nullptr,
+              "[register_dataset] there is a dataset '", entry.name,
+              "' already; choose another name");
+  TORCH_CHECK(entry.open != nullptr,
+              "[register_dataset] expected a function that opens '", entry.name,
+              "', got null");
+  entries().push_back(std::move(entry));
+}
+
+const DatasetEntry* find_dataset(std::string_view name) {
+  for (const DatasetEntry& entry : entries()) {
+    if (entry.name == name) return &entry;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> dataset_names() {
+  std::vector<std::string> list;
+  for (const DatasetEntry& entry : entries()) list.push_back(entry.name);
+  return list;
 }
 
 std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
   const std::string& name = options.name;
-  for (const auto& dataset : named_datasets()) {
-    if (name == dataset.name) return dataset.open(options);
+  if (const DatasetEntry* entry = find_dataset(name)) {
+    auto dataset = entry->open(options);
+    TORCH_CHECK(dataset != nullptr, "[dataset] expected '", name,
+                "' to open a dataset, got null");
+    return dataset;
   }
 
   std::error_code ignored;

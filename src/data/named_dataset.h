@@ -8,7 +8,7 @@
 
 namespace reprise::detail {
 
-/// A dataset that open_dataset() knows by name. Its source file defines
+/// Name of a built-in dataset and how it is opened. Its source file defines
 /// `std::vector<NamedDataset> <source>_datasets()` and is registered in
 /// CMakeLists.txt. Tested by tests/data/dataset_test.cpp.
 struct NamedDataset {

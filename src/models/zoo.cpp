@@ -1,7 +1,8 @@
 #include "base/nearest.h"
+#include "base/text_check.h"
 #include "models/model_spec.h"
 
-#include <reprise/models/model.h>
+#include <reprise/models/registry.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -56,13 +57,40 @@ namespace {
 
 using detail::ModelSpec;
 
-const ModelSpec& require_spec(std::string_view name) {
-  if (const ModelSpec* found = detail::find_model_spec(name)) return *found;
+/// Returns the model of a built-in family.
+Model build(const ModelSpec& spec, const ModelOptions& options);
+
+std::vector<ModelEntry>& entries() {
+  static std::vector<ModelEntry> all = [] {
+    std::vector<ModelEntry> list;
+    for (const ModelSpec& spec : detail::model_specs()) {
+      list.push_back({.name = spec.name,
+                      .description = spec.description,
+                      .task = spec.task,
+                      .defaults = spec.defaults,
+                      .make = [&spec](const ModelOptions& options) {
+                        return build(spec, options);
+                      }});
+    }
+    return list;
+  }();
+  return all;
+}
+
+const ModelEntry* find_entry(std::string_view name) {
+  for (const ModelEntry& entry : entries()) {
+    if (entry.name == name) return &entry;
+  }
+  return nullptr;
+}
+
+const ModelEntry& require_entry(std::string_view name) {
+  if (const ModelEntry* found = find_entry(name)) return *found;
   std::vector<std::string> names;
   std::string list;
-  for (const ModelSpec& spec : detail::model_specs()) {
-    names.push_back(spec.name);
-    list += (list.empty() ? "" : ", ") + spec.name;
+  for (const ModelEntry& entry : entries()) {
+    names.push_back(entry.name);
+    list += (list.empty() ? "" : ", ") + entry.name;
   }
   const std::string near = nearest(name, names);
   TORCH_CHECK(near.empty(), "[model] unknown model '", name, "'; did you mean ",
@@ -99,9 +127,9 @@ std::string option_names(const ModelOptions& defaults) {
   return names;
 }
 
-ModelOptions resolve(const ModelSpec& spec, const ModelOptions& given) {
-  const std::string& name = spec.name;
-  const ModelOptions& defaults = spec.defaults;
+ModelOptions resolve(const ModelEntry& entry, const ModelOptions& given) {
+  const std::string& name = entry.name;
+  const ModelOptions& defaults = entry.defaults;
   const auto check_has = [&](bool has, const char* option) {
     TORCH_CHECK(has, "[model ", name, "] has no option ", option, "; it has ",
                 option_names(defaults));
@@ -140,19 +168,34 @@ ModelOptions resolve(const ModelSpec& spec, const ModelOptions& given) {
 
 }  // namespace
 
-const std::vector<ModelInfo>& model_list() {
-  static const std::vector<ModelInfo> list = [] {
-    std::vector<ModelInfo> infos;
-    for (const ModelSpec& spec : detail::model_specs()) {
-      infos.push_back({spec.name, spec.description});
-    }
-    return infos;
-  }();
-  return list;
+void register_model(ModelEntry entry) {
+  TORCH_CHECK(is_plain_name(entry.name),
+              "[register_model] expected a name of letters, digits, '.', '-' "
+              "and '_', got '",
+              entry.name, "'");
+  TORCH_CHECK(find_entry(entry.name) == nullptr,
+              "[register_model] there is a model '", entry.name,
+              "' already; choose another name");
+  TORCH_CHECK(entry.make != nullptr,
+              "[register_model] expected a function that makes '", entry.name,
+              "', got null");
+  entries().push_back(std::move(entry));
+}
+
+const ModelEntry& model_entry(std::string_view name) {
+  return require_entry(name);
+}
+
+std::vector<ModelInfo> model_list() {
+  std::vector<ModelInfo> infos;
+  for (const ModelEntry& entry : entries()) {
+    infos.push_back({entry.name, entry.description});
+  }
+  return infos;
 }
 
 Task task_of(std::string_view name) {
-  return require_spec(name).task;
+  return require_entry(name).task;
 }
 
 namespace {
@@ -165,12 +208,8 @@ std::string cost_key_of(const std::string& name, const ModelOptions& o) {
       o.channels, o.norm, o.dropout);
 }
 
-}  // namespace
-
-Model make_model(std::string_view name, const ModelOptions& options) {
-  const ModelSpec& spec = require_spec(name);
-  ModelOptions resolved = resolve(spec, options);
-  detail::BuiltModel built = spec.build(spec.name, resolved);
+Model build(const ModelSpec& spec, const ModelOptions& options) {
+  detail::BuiltModel built = spec.build(spec.name, options);
   const auto linear_parameters = [root = built.root,
                                   more = std::move(built.linear_parameters)] {
     std::vector<torch::Tensor> found, biases;
@@ -191,17 +230,29 @@ Model make_model(std::string_view name, const ModelOptions& options) {
       return std::vector<std::vector<torch::Tensor>>{};
     };
   }
-  std::string cost_key = cost_key_of(spec.name, resolved);
-  return Model{spec.name,
-               std::move(resolved),
-               spec.task,
-               std::move(built.root),
-               Chain(std::move(built.stages)),
-               linear_parameters,
-               std::move(built.embeddings),
-               std::move(built.packed_groups),
-               std::move(cost_key),
-               {"accuracy"}};
+  Model model{.name = spec.name,
+              .root = std::move(built.root),
+              .chain = Chain(std::move(built.stages))};
+  model.linear_parameters = linear_parameters;
+  model.embeddings = std::move(built.embeddings);
+  model.packed_groups = std::move(built.packed_groups);
+  model.cost_key = cost_key_of(spec.name, options);
+  model.metrics = {"accuracy"};
+  return model;
+}
+
+}  // namespace
+
+Model make_model(std::string_view name, const ModelOptions& options) {
+  const ModelEntry& entry = require_entry(name);
+  const ModelOptions resolved = resolve(entry, options);
+  Model model = entry.make(resolved);
+  TORCH_CHECK(model.root != nullptr, "[model ", entry.name,
+              "] expected a model with modules, got none; set Model::root");
+  model.name = entry.name;
+  model.options = resolved;
+  model.task = entry.task;
+  return model;
 }
 
 Tensors random_batch(Task task, const ModelOptions& o, int64_t samples,
@@ -228,8 +279,12 @@ Tensors random_batch(Task task, const ModelOptions& o, int64_t samples,
       targets.select(1, 0).fill_(-100);
       return {integers(o.vocab, {samples, o.seq}), targets};
     }
+    case Task::kOther:
+      break;
   }
-  return {};
+  TORCH_CHECK(false,
+              "[random_batch] expected a task of the built-in datasets, got "
+              "kOther; take a batch of the model's own dataset");
 }
 
 int64_t parameter_count(const Model& model) {

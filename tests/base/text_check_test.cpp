@@ -60,5 +60,14 @@ TEST(TextCheck, Sizes) {
   EXPECT_NE(byte_size(1)(""), "");
 }
 
+TEST(TextCheck, PlainNames) {
+  for (const char* good : {"a", "llama-3.2-1b", "My_Model.2"}) {
+    EXPECT_TRUE(is_plain_name(good)) << good;
+  }
+  for (const char* bad : {"", "-a", "a b", "a/b", "é", "a\n"}) {
+    EXPECT_FALSE(is_plain_name(bad)) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace reprise

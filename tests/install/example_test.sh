@@ -29,6 +29,26 @@ build_example installed
 "$work/installed-build/example" | tee "$work/output"
 grep -q "gradients equal: yes" "$work/output"
 
+# The whole command for a model of the project's own.
+build_example own_model
+own() {
+  "$work/own_model-build/own_model" "$@" >"$work/output" 2>"$work/errors" ||
+    fail "own_model $* failed: $(cat "$work/errors")"
+}
+own train --help
+grep -q "convolutions that tag words" "$work/output" || fail "--help lacks the own model"
+small=(--model tagger --depth 3 --width 16 --global-batch 32)
+own verify --model tagger --depth 3 --width 16
+own plan "${small[@]}" --memory 8MiB --format json
+own train "${small[@]}" --memory 8MiB --steps 6 --out "$work/whole" \
+  --export "$work/whole.safetensors"
+own train "${small[@]}" --memory 8MiB --steps 3 --out "$work/part"
+own train --resume "$work/part" --steps 6 --export "$work/part.safetensors"
+cmp "$work/part.safetensors" "$work/whole.safetensors" ||
+  fail "resuming gave other weights"
+own launch -n 2 -- train "${small[@]}" --steps 2 --out none
+own profile "${small[@]}"
+
 # The core needs LibTorch alone: its project is configured as on a machine without the
 # packages of the other components.
 build_example core -DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON \

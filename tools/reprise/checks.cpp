@@ -59,7 +59,7 @@ FieldCheck readable_results() {
 
 FieldCheck data_source() {
   return [](const std::string& text) -> std::string {
-    const std::vector<std::string>& names = dataset_names();
+    const std::vector<std::string> names = dataset_names();
     if (std::find(names.begin(), names.end(), text) != names.end()) return "";
     bool missing = false;
     const std::string why = why_unreadable(text, &missing);

@@ -2,6 +2,8 @@
 
 #include "checks.h"
 
+#include <reprise/models/registry.h>
+
 #include <fmt/format.h>
 #include <torch/cuda.h>
 
@@ -43,8 +45,11 @@ void add_format_flag(CLI::App& app, OutputFormat& format,
 }
 
 std::string default_data(const TrainConfig& config) {
-  const Task task = task_of(config.model);
-  return task == Task::kImages || task == Task::kPixels ? "mnist" : "random";
+  const ModelEntry& model = model_entry(config.model);
+  if (!model.data.empty()) return model.data;
+  const bool images =
+      model.task == Task::kImages || model.task == Task::kPixels;
+  return images ? "mnist" : "random";
 }
 
 torch::Device device_of(const std::string& text) {

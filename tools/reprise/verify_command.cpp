@@ -6,6 +6,7 @@
 
 #include <reprise/base/bytes.h>
 #include <reprise/models/model.h>
+#include <reprise/train/inputs.h>
 #include <reprise/verify/verify.h>
 
 #include <ATen/Parallel.h>
@@ -122,7 +123,7 @@ Subject subject_of(const SampleChain& sample, const Flags& flags,
           sample.make_chain({}).size()};
 }
 
-/// Returns the subject for a built-in model.
+/// Returns the subject for a registered model.
 Subject subject_of(const std::string& name, const Flags& flags,
                    torch::Device device) {
   TORCH_CHECK(!flags.nested,
@@ -137,6 +138,26 @@ Subject subject_of(const std::string& name, const Flags& flags,
     made.root->train();
     return made.chain;
   };
+  if (task == Task::kOther) {
+    // A batch of its own dataset.
+    TrainConfig config;
+    config.model = name;
+    config.model_options = flags.sizes;
+    config.data = default_data(config);
+    config.evaluate = false;
+    const TrainData data = open_train_data(config, first);
+    std::vector<int64_t> indices;
+    for (int64_t i = 0; i < batch; ++i)
+      indices.push_back(i % data.train->size());
+    Batch own = data.train->get(indices);
+    if (data.prepare) data.prepare(own);
+    move_to(own, device);
+    return {{.name = name,
+             .make_chain = make_chain,
+             .make_inputs = [own] { return own.tensors; },
+             .count = std::max<int64_t>(1, own.count)},
+            first.chain.size()};
+  }
   const int64_t losses = task == Task::kLanguage ? sizes.seq - 1 : 1;
   return {
       {.name = name,

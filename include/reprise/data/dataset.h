@@ -3,8 +3,10 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace reprise {
@@ -74,8 +76,9 @@ struct DataOptions {
   double test_fraction = 0.1;
 };
 
-/// Names of the datasets that need no path.
-const std::vector<std::string>& dataset_names();
+/// Names of the datasets that need no path: the built-in ones, then those of
+/// register_dataset().
+std::vector<std::string> dataset_names();
 
 /// Opens a dataset. Images are read into memory; token files are mapped. Sample i
 /// of text or tokens spans tokens i·seq to i·seq + seq: all but the last are the
@@ -87,6 +90,25 @@ const std::vector<std::string>& dataset_names();
 /// a token or label is out of range for the model, or if a file is too short for
 /// one sample.
 std::shared_ptr<const Dataset> open_dataset(const DataOptions& options);
+
+/// A dataset with a name. `open` returns one split of it; DataOptions has the sizes that
+/// the model was built with.
+struct DatasetEntry {
+  std::string name;
+  std::function<std::shared_ptr<const Dataset>(const DataOptions& options)>
+      open;
+  /// See TrainData::prepare. Null: what the built-in models need, by their task.
+  std::function<void(Batch&)> prepare{};
+};
+
+/// Adds a dataset, by whose name TrainConfig, studies and the command find it. Throws
+/// c10::Error if the name is taken, empty, or has characters other than letters, digits,
+/// '.', '-' and '_', or if it has no function to open it. Register at the beginning of
+/// main(); not thread-safe.
+void register_dataset(DatasetEntry entry);
+
+/// Returns the entry of a dataset; null if there is none, as for the path of a file.
+const DatasetEntry* find_dataset(std::string_view name);
 
 /// How prepare() turns a batch of a built-in dataset into the input of a model.
 struct PrepareOptions {

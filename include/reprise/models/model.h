@@ -19,6 +19,7 @@ enum class Task {
   kPixels,     ///< x (N, C, S, S) float; targets (N, S, S) int64
   kSequences,  ///< x (N, T) int64 tokens; targets (N) int64, one class each
   kLanguage,   ///< x (N, T) int64 tokens; targets (N, T) int64, -100: ignored
+  kOther,      ///< anything else, from datasets of the caller
 };
 
 /// Zero (or empty) selects the model's default. Setting an option that the model does not
@@ -79,8 +80,9 @@ struct ModelInfo {
   std::string description;
 };
 
-/// All models, in the order in which the command lists them.
-const std::vector<ModelInfo>& model_list();
+/// All models that are registered (registry.h), in the order in which the command lists
+/// them: the built-in ones first.
+std::vector<ModelInfo> model_list();
 
 /// Task of the model `name`. Throws c10::Error on an unknown name and suggests the nearest
 /// one.
@@ -93,6 +95,7 @@ Model make_model(std::string_view name, const ModelOptions& options = {});
 
 /// Random {x, targets} for a model with this task and these resolved options, from
 /// LibTorch's default generator. For kLanguage the first target of each sequence is ignored.
+/// Throws c10::Error for kOther.
 Tensors random_batch(Task task, const ModelOptions& options, int64_t samples,
                      torch::Device device = torch::kCPU);
 

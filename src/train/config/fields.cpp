@@ -81,7 +81,10 @@ FieldTable<TrainConfig> make_config_fields() {
   table.add(&C::model, {.name = "model",
                         .group = "Model",
                         .help = "One of:" + model_descriptions(),
-                        .check = one_of(model_names()),
+                        .check =
+                            [](const std::string& text) {
+                              return one_of(model_names())(text);
+                            },
                         .metavar = "NAME",
                         .same_on_resume = true,
                         .affects_costs = true});

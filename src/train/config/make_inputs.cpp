@@ -56,6 +56,12 @@ TrainData open_train_data(const TrainConfig& config, const Model& model) {
   data.train = open_split(config, model, Split::kTrain);
   // Opened now, so that a missing test split does not end a training hours later.
   if (evaluates(config)) data.test = open_split(config, model, Split::kTest);
+  const DatasetEntry* entry = find_dataset(config.data);
+  if (entry != nullptr && entry->prepare) {
+    data.prepare = entry->prepare;
+    return data;
+  }
+  if (model.task == Task::kOther) return data;  // as its dataset has it
   PrepareOptions options;
   options.image_size = is_token_task(model.task) ? 0 : model.options.image_size;
   options.mean = data.train->mean();
