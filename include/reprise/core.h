@@ -27,6 +27,7 @@
 #include <reprise/plan/planner.h>
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/chain.h>
+#include <reprise/recompute/chain_of.h>
 #include <reprise/recompute/check_chain.h>
 #include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/execution.h>
