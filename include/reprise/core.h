@@ -27,9 +27,12 @@
 #include <reprise/plan/planner.h>
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/chain.h>
+#include <reprise/recompute/chain_of.h>
+#include <reprise/recompute/check_chain.h>
 #include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/host_memory.h>
+#include <reprise/recompute/keep.h>
 #include <reprise/recompute/schedule.h>
 #include <reprise/recompute/simulate.h>
 #include <reprise/recompute/stage.h>

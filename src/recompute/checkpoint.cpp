@@ -7,149 +7,27 @@
 // Checkpoints nest. The inputs are saved as autograd's SavedVariable, and so
 // through the hooks of an enclosing checkpoint. They become slots of the
 // latter, and unpacking them recomputes the outer function first.
-#include "compat/saved_tensors.h"
-#include "recompute/recompute_context.h"
-
-#include <reprise/memory/kept.h>
-#include <reprise/recompute/checkpoint.h>
+#include "recompute/checkpoint_frame.h"
+#include "recompute/stage_checks.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <memory>
-#include <mutex>
-#include <optional>
+#include <utility>
 
 namespace reprise {
+namespace detail {
 namespace {
-
-using torch::autograd::SavedVariable;
-
-/// Placeholder for one saved tensor.
-struct Slot {
-  size_t index;
-  std::vector<int64_t> sizes;
-  c10::ScalarType dtype;
-  torch::Tensor value;            // defined between recomputation and use
-  int64_t version = 0;            // version of value when it was stored
-  std::shared_ptr<void> counted;  // keeps value counted by the meter
-};
 
 /// Thrown to stop a recomputation early. Not a std::exception, so that handlers
 /// in the function do not treat it as an error.
 struct StopRecomputation {};
 
-/// State of one call of checkpoint(), from its forward until its autograd graph
-/// is destroyed.
-class Frame : public std::enable_shared_from_this<Frame> {
- public:
-  Frame(std::function<Tensors(const Tensors&)> function, const Tensors& inputs,
-        const CheckpointOptions& options)
-      : function_(std::move(function)),
-        early_stop_(options.early_stop),
-        context_(
-            inputs,
-            options.modules.empty() ? CurrentModules::get() : options.modules,
-            options.generators),
-        target_(KeptMeter::current()) {
-    for (const auto& input : inputs) {
-      // With hooks, a SavedVariable holds only a weak reference to the
-      // accumulator of a leaf, but needs it when it is unpacked.
-      if (input.defined() && input.is_leaf() && input.requires_grad()) {
-        accumulators_.push_back(torch::autograd::impl::grad_accumulator(input));
-      }
-      inputs_.emplace_back(input, /*is_output=*/false);
-      requires_grad_.push_back(input.defined() && input.requires_grad());
-    }
-  }
-
-  Tensors first_run(const Tensors& inputs);
-
-  std::shared_ptr<Slot> add_slot(const torch::Tensor& tensor) {
-    auto slot = std::make_shared<Slot>(Slot{
-        slots_.size(), tensor.sizes().vec(), tensor.scalar_type(), {}, 0, {}});
-    slots_.push_back(slot);
-    return slot;
-  }
-
-  torch::Tensor unpack(Slot& slot) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!slot.value.defined()) recompute();
-    TORCH_CHECK(slot.value._version() == slot.version,
-                "[checkpoint] saved tensor ", slot.index,
-                " was modified in place by the function after it was saved");
-    slot.counted.reset();
-    // The slot is emptied. If the graph is retained, its next use recomputes.
-    return std::exchange(slot.value, {});
-  }
-
-  /// Stores a tensor that the recomputation saves. Called in the order of
-  /// saving.
-  void store_value(const torch::Tensor& tensor) {
-    const size_t index = stored_++;
-    TORCH_CHECK(index < slots_.size(),
-                "[checkpoint] expected the function to "
-                "do the same when recomputed, but it saved more than the ",
-                slots_.size(), " tensors of its first run");
-    const auto slot = slots_[index].lock();
-    if (slot) {
-      TORCH_CHECK(
-          tensor.sizes() == slot->sizes && tensor.scalar_type() == slot->dtype,
-          "[checkpoint] expected the function to do the same when "
-          "recomputed; saved tensor ",
-          index, " was ", slot->dtype, " ", slot->sizes, ", is now ",
-          tensor.scalar_type(), " ", tensor.sizes());
-      slot->value = tensor.detach();
-      slot->version = slot->value._version();
-      if (target_.meter) {
-        slot->counted = target_.meter->hold(slot->value, target_.stage);
-      }
-    }
-    if (early_stop_ && index == last_needed_) throw StopRecomputation{};
-  }
-
- private:
-  void recompute();
-  void drop_values() {
-    for (const auto& weak : slots_) {
-      if (const auto slot = weak.lock()) {
-        slot->value.reset();
-        slot->counted.reset();
-      }
-    }
-  }
-
-  std::function<Tensors(const Tensors&)> function_;
-  bool early_stop_;
-  std::vector<SavedVariable> inputs_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
-  std::vector<bool> requires_grad_;
-  RecomputeContext context_;
-  KeptMeter::Target target_;
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<Slot>> slots_;  // expired if the graph freed them
-  size_t stored_ = 0;
-  size_t last_needed_ = 0;
-};
-
-class SlotHooks final : public compat::SavedTensorHooks {
- public:
-  explicit SlotHooks(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
-  void call_pack_hook(const at::Tensor& tensor) override {
-    slot_ = frame_->add_slot(tensor);
-  }
-  at::Tensor call_unpack_hook() override { return frame_->unpack(*slot_); }
-
- private:
-  std::shared_ptr<Frame> frame_;
-  std::shared_ptr<Slot> slot_;
-};
-
+/// Applies to the tensors that a recomputation saves.
 class StoreHooks final : public compat::SavedTensorHooks {
  public:
-  explicit StoreHooks(Frame& frame) : frame_(&frame) {}
+  explicit StoreHooks(CheckpointFrame& frame) : frame_(&frame) {}
   void call_pack_hook(const at::Tensor& tensor) override {
     frame_->store_value(tensor);
   }
@@ -160,43 +38,116 @@ class StoreHooks final : public compat::SavedTensorHooks {
   }
 
  private:
-  Frame* frame_;
+  CheckpointFrame* frame_;
 };
 
-class SlotPolicy final : public compat::SavedTensorPolicy {
- public:
-  explicit SlotPolicy(std::shared_ptr<Frame> frame)
-      : frame_(std::move(frame)) {}
-  std::unique_ptr<compat::SavedTensorHooks> make_hooks() override {
-    return std::make_unique<SlotHooks>(frame_);
-  }
-
- private:
-  std::shared_ptr<Frame> frame_;
-};
-
-class StorePolicy final : public compat::SavedTensorPolicy {
- public:
-  explicit StorePolicy(Frame& frame) : frame_(&frame) {}
-  std::unique_ptr<compat::SavedTensorHooks> make_hooks() override {
-    return std::make_unique<StoreHooks>(*frame_);
-  }
-
- private:
-  Frame* frame_;
-};
-
-int64_t version_of(const torch::Tensor& tensor) {
-  return tensor.defined() ? tensor._version() : 0;
+const Modules& modules_of(const CheckpointOptions& options) {
+  return options.modules.empty() ? CurrentModules::get() : options.modules;
 }
 
-Tensors Frame::first_run(const Tensors& inputs) {
+}  // namespace
+
+/// Applies to the tensors that the first run saves.
+class SlotHooks final : public compat::SavedTensorHooks {
+ public:
+  explicit SlotHooks(std::shared_ptr<CheckpointFrame> frame)
+      : frame_(std::move(frame)) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    slot_ = frame_->add_slot(tensor);
+  }
+  at::Tensor call_unpack_hook() override { return frame_->unpack(*slot_); }
+
+ private:
+  std::shared_ptr<CheckpointFrame> frame_;
+  std::shared_ptr<Slot> slot_;
+};
+
+std::unique_ptr<compat::SavedTensorHooks> FramePolicy::make_hooks() {
+  if (recomputing_) return std::make_unique<StoreHooks>(*frame_);
+  return frame_->make_slot_hooks();
+}
+
+CheckpointFrame::CheckpointFrame(
+    std::function<Tensors(const Tensors&)> function, const Tensors& inputs,
+    const CheckpointOptions& options)
+    : function_(std::move(function)),
+      early_stop_(options.early_stop),
+      context_(inputs, modules_of(options), options.generators),
+      target_(KeptMeter::current()),
+      kept_calls_(options.keep_names, options.generators) {
+  for (const auto& input : inputs) {
+    // With hooks, a SavedVariable holds only a weak reference to the
+    // accumulator of a leaf, but needs it when it is unpacked.
+    if (input.defined() && input.is_leaf() && input.requires_grad()) {
+      accumulators_.push_back(torch::autograd::impl::grad_accumulator(input));
+    }
+    inputs_.emplace_back(input, /*is_output=*/false);
+    requires_grad_.push_back(input.defined() && input.requires_grad());
+  }
+}
+
+std::unique_ptr<compat::SavedTensorHooks> CheckpointFrame::make_slot_hooks() {
+  return std::make_unique<SlotHooks>(shared_from_this());
+}
+
+std::shared_ptr<Slot> CheckpointFrame::add_slot(const torch::Tensor& tensor) {
+  auto slot = std::make_shared<Slot>(Slot{
+      slots_.size(), tensor.sizes().vec(), tensor.scalar_type(), {}, 0, {}});
+  slots_.push_back(slot);
+  return slot;
+}
+
+torch::Tensor CheckpointFrame::unpack(Slot& slot) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!slot.value.defined()) recompute();
+  TORCH_CHECK(slot.value._version() == slot.version,
+              "[checkpoint] saved tensor ", slot.index,
+              " was modified in place by the function after it was saved");
+  slot.counted.reset();
+  // The slot is emptied. If the graph is retained, its next use recomputes.
+  return std::exchange(slot.value, {});
+}
+
+void CheckpointFrame::store_value(const torch::Tensor& tensor) {
+  const size_t index = stored_++;
+  TORCH_CHECK(index < slots_.size(),
+              "[checkpoint] expected the function to "
+              "do the same when recomputed, but it saved more than the ",
+              slots_.size(), " tensors of its first run");
+  const auto slot = slots_[index].lock();
+  if (slot) {
+    TORCH_CHECK(
+        tensor.sizes() == slot->sizes && tensor.scalar_type() == slot->dtype,
+        "[checkpoint] expected the function to do the same when "
+        "recomputed; saved tensor ",
+        index, " was ", slot->dtype, " ", slot->sizes, ", is now ",
+        tensor.scalar_type(), " ", tensor.sizes());
+    slot->value = tensor.detach();
+    slot->version = slot->value._version();
+    if (target_.meter) {
+      slot->counted = target_.meter->hold(slot->value, target_.stage);
+    }
+  }
+  if (early_stop_ && index == last_needed_) throw StopRecomputation{};
+}
+
+void CheckpointFrame::drop_values() {
+  for (const auto& weak : slots_) {
+    if (const auto slot = weak.lock()) {
+      slot->value.reset();
+      slot->counted.reset();
+    }
+  }
+}
+
+Tensors CheckpointFrame::first_run(const Tensors& inputs) {
   std::vector<int64_t> versions;
   for (const auto& input : inputs) versions.push_back(version_of(input));
   Tensors outputs;
   {
+    kept_calls_.begin();
     const compat::SavedTensorScope scope(
-        std::make_shared<SlotPolicy>(shared_from_this()));
+        std::make_shared<FramePolicy>(*this, /*recomputing=*/false));
     outputs = function_(inputs);
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -204,11 +155,12 @@ Tensors Frame::first_run(const Tensors& inputs) {
                 " was modified in place by the function, which therefore "
                 "cannot be recomputed; use an out-of-place operator");
   }
+  kept_calls_.finish();
   context_.finish_first_run();
   return outputs;
 }
 
-void Frame::recompute() {
+void CheckpointFrame::recompute() {
   Tensors inputs;
   for (size_t i = 0; i < inputs_.size(); ++i) {
     torch::Tensor input = inputs_[i].unpack();
@@ -218,6 +170,7 @@ void Frame::recompute() {
   }
   stored_ = 0;
   last_needed_ = 0;
+  kept_calls_.restart();
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (!slots_[i].expired()) last_needed_ = i;
   }
@@ -233,7 +186,8 @@ void Frame::recompute() {
   }
   try {
     const RecomputeGuard guard(context_);
-    const compat::SavedTensorScope scope(std::make_shared<StorePolicy>(*this));
+    const compat::SavedTensorScope scope(
+        std::make_shared<FramePolicy>(*this, /*recomputing=*/true));
     function_(inputs);
   } catch (const StopRecomputation&) {
     return;
@@ -250,14 +204,15 @@ void Frame::recompute() {
   }
 }
 
-}  // namespace
+}  // namespace detail
 
 Tensors checkpoint_list(std::function<Tensors(const Tensors&)> function,
                         const Tensors& inputs,
                         const CheckpointOptions& options) {
   TORCH_CHECK(function, "[checkpoint] expected a function, got none");
   if (!torch::GradMode::is_enabled()) return function(inputs);
-  return std::make_shared<Frame>(std::move(function), inputs, options)
+  return std::make_shared<detail::CheckpointFrame>(std::move(function), inputs,
+                                                   options)
       ->first_run(inputs);
 }
 

@@ -1,5 +1,6 @@
 #include "recompute/no_save_scope.h"
 #include "recompute/recompute_context.h"
+#include "recompute/stage_checks.h"
 #include "recompute/stage_graph.h"
 #include "recompute/tied_gradients.h"
 
@@ -27,17 +28,14 @@ struct Boundary {
 
   Boundary(Tensors list, std::vector<bool> needs_grad)
       : tensors(std::move(list)), requires_grad(std::move(needs_grad)) {
-    for (const auto& tensor : tensors) versions.push_back(version_of(tensor));
-  }
-
-  static int64_t version_of(const torch::Tensor& tensor) {
-    // Inference tensors have no version counter.
-    return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
+    for (const auto& tensor : tensors) {
+      versions.push_back(detail::version_of(tensor));
+    }
   }
 
   std::optional<size_t> first_changed() const {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (version_of(tensors[i]) != versions[i]) return i;
+      if (detail::version_of(tensors[i]) != versions[i]) return i;
     }
     return std::nullopt;
   }
@@ -160,6 +158,10 @@ class Execution::Impl {
       Boundary outputs = std::move(*boundaries_.back());
       boundaries_.back().reset();
       outputs_require_grad_ = outputs.requires_grad;
+      output_defined_.clear();
+      for (const auto& output : outputs.tensors) {
+        output_defined_.push_back(output.defined());
+      }
       pending_ = true;
       if (std::find(outputs_require_grad_.begin(), outputs_require_grad_.end(),
                     true) == outputs_require_grad_.end()) {
@@ -181,6 +183,13 @@ class Execution::Impl {
                 "[Execution] expected a gradient for each of ",
                 outputs_require_grad_.size(), " outputs, got ",
                 gradients.size());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      TORCH_CHECK(!gradients[i].defined() || output_defined_[i],
+                  "[Execution] expected no gradient for output ", i,
+                  " of the chain, since ",
+                  detail::stage_text(chain_, chain_.size() - 1),
+                  " returned it undefined, got one");
+    }
     gradients_ = std::move(gradients);
     accumulate_ = accumulate;
     try {
@@ -225,7 +234,11 @@ class Execution::Impl {
 
   Tensors run_without_grad(const Tensors& inputs) {
     Tensors current = inputs;
-    for (int i = 0; i < chain_.size(); ++i) current = chain_[i](current);
+    for (int i = 0; i < chain_.size(); ++i) {
+      detail::check_input_count("Execution", chain_, i, current.size());
+      current = chain_[i](current);
+      detail::check_outputs("Execution", chain_, i, current);
+    }
     outputs_require_grad_.assign(current.size(), false);
     return current;
   }
@@ -296,6 +309,8 @@ class Execution::Impl {
     const bool recomputing = runs_left_[i] < schedule_.runs(op.stage);
     const bool keep = op.kind == OpKind::kForwardKeep;
     const Stage& stage = chain_[op.stage];
+    detail::check_input_count("Execution", chain_, op.stage,
+                              boundaries_[i]->tensors.size());
     check_unchanged(*boundaries_[i], stage,
                     "modified in place by other code after it was kept");
     if (!recomputing && schedule_.runs(op.stage) > 1) {
@@ -366,8 +381,7 @@ class Execution::Impl {
 
   void check_shapes(const Tensors& outputs, const Stage& stage, size_t i,
                     bool recomputing) {
-    TORCH_CHECK(!outputs.empty(), "[Execution] expected stage '", stage.name(),
-                "' to return at least one tensor, got none");
+    detail::check_outputs("Execution", chain_, static_cast<int>(i), outputs);
     if (schedule_.runs(static_cast<int>(i)) == 1) return;
     std::vector<TensorShape> shapes(outputs.begin(), outputs.end());
     TORCH_CHECK(
@@ -420,6 +434,7 @@ class Execution::Impl {
   std::vector<std::vector<TensorShape>> output_shapes_;
   std::vector<int> runs_left_;  // by stage
   std::vector<bool> outputs_require_grad_;
+  std::vector<bool> output_defined_;
   Tensors gradients_;  // of the current boundary
   size_t cursor_ = 0;
   bool accumulate_ = true;

@@ -3,14 +3,19 @@
 
 namespace reprise {
 
-Stage::Stage(std::string name, Function function, Modules modules)
+Stage::Stage(std::string name, Function function, Modules modules, int takes)
     : name_(std::move(name)),
       function_(std::move(function)),
-      modules_(std::move(modules)) {
+      modules_(std::move(modules)),
+      takes_(takes) {
   TORCH_CHECK(function_, "[stage '", name_, "'] expected a function, got none");
   for (const auto& module : modules_) {
     TORCH_CHECK(module, "[stage '", name_, "'] expected modules, got a null");
   }
+  TORCH_CHECK(takes_ >= 0, "[stage '", name_,
+              "'] expected the number of tensors that it takes, or 0 for any, "
+              "got ",
+              takes_);
 }
 
 Stage Stage::with_variant(std::string name, Function function) const {

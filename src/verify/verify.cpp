@@ -1,5 +1,6 @@
 #include "compat/rng.h"
 
+#include <reprise/recompute/check_chain.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/simulate.h>
 #include <reprise/recompute/stage_costs.h>
@@ -188,6 +189,7 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
   });
 
   const Chain chain = seeded(subject.make_chain, 0);
+  check_chain(chain, inputs);
   const Schedule schedule = make_schedule(strategy, chain.size());
   Tensors state = chain.parameters();
   for (const auto& buffer : chain.buffers()) state.push_back(buffer);

@@ -197,7 +197,7 @@ TEST(Chain, WrongNumberOfTensorsNamesTheStage) {
   const auto x = torch::ones({1}, on_device());
   EXPECT_NE(testing::error_of([&] {
               chain.forward(Tensors{x, x}, make_schedule("none", 1));
-            }).find("[stage 'only'] expected 1 tensor, got 2"),
+            }).find("expected 1 tensor for stage 0 'only', got 2"),
             std::string::npos);
 }
 

@@ -193,6 +193,74 @@ TEST(ExecutionErrors, StageReturnsNothing) {
                        "'empty' to return at least one tensor"));
 }
 
+TEST(ExecutionErrors, StageReturnsUndefinedTensors) {
+  const Chain chain = with_middle(make_stage("undefined", [](const Tensors&) {
+    return Tensors{torch::Tensor(), torch::Tensor()};
+  }));
+  const auto x = torch::randn({32, 16}, on_device());
+  for (const char* strategy : {"none", "checkpoints:0"}) {
+    const auto text = failure(chain, strategy, x);
+    EXPECT_TRUE(contains(text,
+                         "expected stage 1 'undefined' to return a "
+                         "tensor, got 2 undefined"))
+        << text;
+  }
+}
+
+TEST(ExecutionErrors, UndefinedOutputHasNoGradient) {
+  const Chain chain({make_stage("optional", [](const torch::Tensor& t) {
+    return std::make_tuple(t * 2, torch::Tensor());
+  })});
+  const auto x = torch::randn({4}, on_device()).requires_grad_();
+  Execution execution(chain, make_schedule("none", 1));
+  execution.forward({x});
+  const auto one = torch::ones({4}, on_device());
+  const auto text = error_of([&] { execution.backward({one, one}); });
+  EXPECT_TRUE(contains(text,
+                       "expected no gradient for output 1 of the chain, since "
+                       "stage 0 'optional' returned it undefined"))
+      << text;
+  // The forward pass is still pending.
+  EXPECT_TRUE(same(execution.backward({one, {}})[0], 2 * one));
+}
+
+TEST(ExecutionErrors, StagesDoNotCompose) {
+  const auto x = torch::randn({32, 16}, on_device());
+  const Chain more =
+      with_middle(make_stage("split", [](const torch::Tensor& t) {
+        return std::make_tuple(t * 1, t * 2, t * 3);
+      }));
+  const std::string expected =
+      "[Execution] expected 1 tensor for stage 2 'stage1', got 3 from stage 1 "
+      "'split'; Stage::on_first() passes additional tensors through";
+  for (const char* strategy : {"none", "all", "checkpoints:0"}) {
+    const auto text = failure(more, strategy, x);
+    EXPECT_TRUE(contains(text, expected)) << text;
+  }
+  {
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(
+        contains(error_of([&] { more.forward(x, make_schedule("none", 3)); }),
+                 expected));
+  }
+  const Chain fewer = with_middle(make_stage(
+      "join",
+      [](const torch::Tensor& a, const torch::Tensor& b) { return a + b; }));
+  const auto text = failure(fewer, "none", x);
+  EXPECT_TRUE(contains(text,
+                       "expected 2 tensors for stage 1 'join', got 1 from "
+                       "stage 0 'stage0'; a stage must return"))
+      << text;
+  const auto first = error_of([&] {
+    Execution(equal_stages(2, 16), make_schedule("none", 2)).forward({x, x});
+  });
+  EXPECT_TRUE(
+      contains(first,
+               "expected 1 tensor for stage 0 'stage0', got 2 as inputs of "
+               "the chain"))
+      << first;
+}
+
 TEST(ExecutionErrors, RejectsCallsInTheWrongOrder) {
   const Chain chain = equal_stages(3, 4);
   EXPECT_TRUE(

@@ -5,6 +5,8 @@
 #include <ATen/core/Generator.h>
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -21,6 +23,10 @@ struct CheckpointOptions {
   /// Stop the recomputation as soon as all tensors needed by the backward pass
   /// have been recomputed.
   bool early_stop = true;
+  /// Names of the keep() calls in the function that take effect; the others are
+  /// plain calls (keep.h). All of them take effect if this is not set. Every
+  /// name must occur (c10::Error).
+  std::optional<std::vector<std::string>> keep_names{};
 };
 
 /// Returns whether this thread is recomputing a stage or a checkpointed

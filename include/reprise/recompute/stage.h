@@ -28,11 +28,15 @@ class Stage {
 
   /// `modules` are the modules that `function` uses. Their buffers are restored
   /// after a recomputation, and their parameters are part of
-  /// Chain::parameters().
-  Stage(std::string name, Function function, Modules modules = {});
+  /// Chain::parameters(). `takes` is the number of tensors that `function`
+  /// takes, or 0 if it takes lists of any length. Throws c10::Error if
+  /// `function` is empty, a module is null or `takes` is negative.
+  Stage(std::string name, Function function, Modules modules = {},
+        int takes = 0);
 
   const std::string& name() const { return name_; }
   const Modules& modules() const { return modules_; }
+  int takes() const { return takes_; }  ///< as given to the constructor
   Tensors operator()(const Tensors& inputs) const { return function_(inputs); }
 
   /// An alternative function on the same modules with the same outputs and
@@ -72,6 +76,7 @@ class Stage {
   Modules modules_;
   std::vector<Variant> variants_;
   std::string kind_;
+  int takes_ = 0;
 };
 
 namespace detail {
@@ -116,31 +121,42 @@ struct CallForward {
   auto operator()(const T&... inputs) { return module->forward(inputs...); }
 };
 
+/// The number of tensors that a module or callable takes, 1 to 3; 0 if it takes
+/// a list.
 template <class F>
-Stage::Function adapt(const std::string& name, F function) {
+constexpr int tensors_taken() {
   using T = const torch::Tensor&;
   if constexpr (ModulePointer<F> || ModuleHolder<F>) {
-    return adapt(name, CallForward<F>{std::move(function)});
+    return tensors_taken<CallForward<F>>();
   } else if constexpr (std::is_invocable_v<F&, T>) {
-    return [name, function](const Tensors& in) mutable {
-      check_count<1>(name, in);
-      return to_tensors(function(in[0]));
-    };
+    return 1;
   } else if constexpr (std::is_invocable_v<F&, const Tensors&>) {
-    return [function](const Tensors& in) mutable {
-      return to_tensors(function(in));
-    };
+    return 0;
   } else if constexpr (std::is_invocable_v<F&, T, T>) {
-    return [name, function](const Tensors& in) mutable {
-      check_count<2>(name, in);
-      return to_tensors(function(in[0], in[1]));
-    };
+    return 2;
   } else {
     static_assert(std::is_invocable_v<F&, T, T, T>,
                   "a stage takes one to three tensors, or one list of them");
+    return 3;
+  }
+}
+
+template <class F>
+Stage::Function adapt(const std::string& name, F function) {
+  constexpr int kTaken = tensors_taken<F>();
+  if constexpr (ModulePointer<F> || ModuleHolder<F>) {
+    return adapt(name, CallForward<F>{std::move(function)});
+  } else if constexpr (kTaken == 0) {
+    return [function](const Tensors& in) mutable {
+      return to_tensors(function(in));
+    };
+  } else {
     return [name, function](const Tensors& in) mutable {
-      check_count<3>(name, in);
-      return to_tensors(function(in[0], in[1], in[2]));
+      check_count<kTaken>(name, in);
+      return [&]<size_t... I>(std::index_sequence<I...>) {
+        return to_tensors(function(in[I]...));
+      }
+      (std::make_index_sequence<kTaken>{});
     };
   }
 }
@@ -160,7 +176,8 @@ Stage make_stage(std::string name, F function, Modules modules = {}) {
     modules.push_back(function);
   }
   auto adapted = detail::adapt(name, std::move(function));
-  return Stage(std::move(name), std::move(adapted), std::move(modules));
+  return Stage(std::move(name), std::move(adapted), std::move(modules),
+               detail::tensors_taken<F>());
 }
 
 }  // namespace reprise

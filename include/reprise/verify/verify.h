@@ -69,7 +69,8 @@ struct VerifyReport {
 /// Trains `subject` from the same seed with `strategy` and without
 /// recomputation, and compares losses, gradients, buffers, random generators
 /// and parameters. On CUDA, cuDNN is restricted to deterministic algorithms
-/// during the call. Throws c10::Error if `options.updates` is less than 1.
+/// during the call. Throws c10::Error if `options.updates` is less than 1 or if
+/// check_chain() finds the chain unsuitable.
 VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
                     const VerifyOptions& options = {});
 
