@@ -9,6 +9,7 @@
 #include <reprise/distributed/group.h>
 #include <reprise/distributed/launch.h>
 #include <reprise/models/model.h>
+#include <reprise/models/script.h>
 #include <reprise/train/config.h>
 #include <reprise/train/fields.h>
 #include <reprise/train/inputs.h>
