@@ -29,6 +29,11 @@ build_example installed
 "$work/installed-build/example" | tee "$work/output"
 grep -q "gradients equal: yes" "$work/output"
 
+build_example script
+script=$work/script-build/script_example
+"$script" "$work/nothing" 1GiB 2>"$work/output" && fail "script_example trained no model"
+grep -q "nothing/model.json" "$work/output"
+
 # The core needs LibTorch alone: its project is configured as on a machine without the
 # packages of the other components.
 build_example core -DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON \
