@@ -10,6 +10,7 @@
 #include <reprise/distributed/launch.h>
 #include <reprise/models/model.h>
 #include <reprise/models/registry.h>
+#include <reprise/models/script.h>
 #include <reprise/train/config.h>
 #include <reprise/train/fields.h>
 #include <reprise/train/inputs.h>

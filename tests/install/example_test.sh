@@ -49,6 +49,11 @@ cmp "$work/part.safetensors" "$work/whole.safetensors" ||
 own launch -n 2 -- train "${small[@]}" --steps 2 --out none
 own profile "${small[@]}"
 
+build_example script
+script=$work/script-build/script_example
+"$script" "$work/nothing" 1GiB 2>"$work/output" && fail "script_example trained no model"
+grep -q "nothing/model.json" "$work/output"
+
 # The core needs LibTorch alone: its project is configured as on a machine without the
 # packages of the other components.
 build_example core -DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON \
