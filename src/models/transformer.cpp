@@ -61,10 +61,10 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
       value_(register_module("value", make_linear(width, width))) {}
 
 std::tuple<Tensor, Tensor, Tensor> SelfAttentionImpl::project(const Tensor& x) {
-  const auto [q, k, v] =
-      ops::qkv_linear(x, {query_->weight, key_->weight, value_->weight},
-                      {query_->bias, key_->bias, value_->bias});
-  return {q, k, v};
+  const auto parts =
+      ops::packed_linear(x, {query_->weight, key_->weight, value_->weight},
+                         {query_->bias, key_->bias, value_->bias});
+  return {parts[0], parts[1], parts[2]};
 }
 
 std::vector<std::vector<Tensor>> SelfAttentionImpl::packed_groups() const {

@@ -56,7 +56,7 @@ class SelfAttentionImpl : public torch::nn::Module {
       const torch::Tensor& x);
   torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k,
                        const torch::Tensor& v);
-  /// Parameters that ops::qkv_linear() uses in one matrix product if they are packed.
+  /// Parameters that ops::packed_linear() uses in one matrix product if they are packed.
   std::vector<std::vector<torch::Tensor>> packed_groups() const;
 
  private:
