@@ -37,16 +37,18 @@ int main(int argc, char** argv) try {
     data.random_samples = 64;
     data.classes = 10;
     const auto images = reprise::open_dataset(data);
-    reprise::TrainInputs all{reprise::load_script_model(directory),
-                             {"random", images, images}};
-    all.data.prepare.mean = images->mean();
-    all.data.prepare.stddev = images->stddev();
-    return all;
+    const reprise::PrepareOptions prepare{.mean = images->mean(),
+                                          .stddev = images->stddev()};
+    reprise::TrainData random{"random", images, images};
+    random.prepare = [prepare](reprise::Batch& batch) {
+      reprise::prepare(batch, prepare);
+    };
+    return reprise::TrainInputs{reprise::load_script_model(directory), random};
   };
   const auto summary = reprise::run_training(options, inputs).training.summary;
 
   std::cout << summary.model << ": loss " << *summary.loss << ", accuracy "
-            << *summary.eval_accuracy << ", peak "
+            << summary.eval_metrics.at("accuracy") << ", peak "
             << reprise::format_bytes(summary.peak_bytes) << " of "
             << reprise::format_bytes(options.memory_limit) << "\n";
   return summary.peak_bytes <= options.memory_limit ? 0 : 1;

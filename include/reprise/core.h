@@ -21,6 +21,9 @@
 #include <reprise/ops/loss.h>
 #include <reprise/ops/norm.h>
 #include <reprise/ops/pool.h>
+#include <reprise/ops/rms_norm.h>
+#include <reprise/ops/rotary.h>
+#include <reprise/ops/swiglu.h>
 #include <reprise/ops/weight_copies.h>
 #include <reprise/plan/costs.h>
 #include <reprise/plan/modes.h>

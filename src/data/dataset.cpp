@@ -97,10 +97,9 @@ std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
   TORCH_CHECK(!options.classify,
               "[dataset] this model takes sequences with a class, but ", name,
               " has none; choose random");
-  TORCH_CHECK(
-      fs::path(name).extension() == ".bin" || !detail::looks_like_idx(name),
-      "[dataset] this model takes tokens, but ", name,
-      " has IDX data; choose random or a file of text or tokens");
+  TORCH_CHECK(detail::has_token_name(name) || !detail::looks_like_idx(name),
+              "[dataset] this model takes tokens, but ", name,
+              " has IDX data; choose random or a file of text or tokens");
   return detail::open_tokens(options);
 }
 

@@ -19,10 +19,16 @@
 namespace reprise::detail {
 namespace {
 
-// The magic number of llm.c's dev/data/data_common.py. As tokens it would be 55448 and
-// 308. GPT-2's tokens end at 50256, so that no headerless file starts with it.
-constexpr int32_t kLlmcMagic = 20240520;
-constexpr int32_t kLlmcVersion = 1;
+/// A kind of file that llm.c's dev/data/data_common.py writes, with a header of 256 int32:
+/// magic number, version, number of tokens.
+struct LlmcFormat {
+  int32_t magic;
+  int32_t version;
+  int64_t token_bytes;
+};
+// No headerless file starts with a magic number. As uint16 tokens the first would be 55448
+// and 308, but GPT-2's end at 50256; as uint32 tokens both are larger than a vocabulary.
+constexpr LlmcFormat kLlmcFormats[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
 
 /// A memory-mapped file.
@@ -142,41 +148,61 @@ std::shared_ptr<const Dataset> split(std::shared_ptr<const Mapping> file,
   return data;
 }
 
-std::shared_ptr<const Dataset> open_uint16(std::shared_ptr<const Mapping> file,
-                                           const DataOptions& options) {
-  const std::string& path = options.name;
+/// Where the tokens of a binary file are.
+struct TokenLayout {
+  int64_t begin = 0;  // in bytes
+  int64_t token_bytes = 2;
+};
+
+/// Layout by the file's header, if there is one, and otherwise by its name.
+TokenLayout layout_of(const Mapping& file, const std::string& path) {
   std::array<int32_t, 3> header{};
-  int64_t begin = 0;
-  if (file->size() >= kLlmcHeaderBytes) {
-    std::memcpy(header.data(), file->bytes(), sizeof(header));
+  if (file.size() >= kLlmcHeaderBytes) {
+    std::memcpy(header.data(), file.bytes(), sizeof(header));
   }
-  if (header[0] == kLlmcMagic) {
-    begin = kLlmcHeaderBytes;
-    if (header[1] != kLlmcVersion) {
+  for (const LlmcFormat& format : kLlmcFormats) {
+    if (header[0] != format.magic) continue;
+    if (header[1] != format.version) {
       dataset_error(
           path, fmt::format("expected version {} in llm.c's header, found {}",
-                            kLlmcVersion, header[1]));
+                            format.version, header[1]));
     }
-    if (file->size() - begin != int64_t{header[2]} * 2) {
+    const int64_t bytes = file.size() - kLlmcHeaderBytes;
+    if (bytes != int64_t{header[2]} * format.token_bytes) {
       dataset_error(path,
-                    fmt::format("expected {} tokens of 2 bytes as stated in "
+                    fmt::format("expected {} tokens of {} bytes as stated in "
                                 "the header, found {} bytes",
-                                header[2], file->size() - begin));
+                                header[2], format.token_bytes, bytes));
     }
+    return {kLlmcHeaderBytes, format.token_bytes};
   }
-  if (file->size() % 2 != 0) {
-    dataset_error(
-        path, fmt::format("expected tokens of 2 bytes, found an odd size of "
-                          "{} bytes",
-                          file->size()));
+  return {0, std::filesystem::path(path).extension() == ".bin" ? 2 : 4};
+}
+
+template <typename Token>
+std::shared_ptr<const Dataset> open_binary(std::shared_ptr<const Mapping> file,
+                                           int64_t begin,
+                                           const DataOptions& options) {
+  constexpr int64_t kBytes = sizeof(Token);
+  if (file->size() % kBytes != 0) {
+    dataset_error(options.name,
+                  fmt::format("expected tokens of {} bytes, found {} of {} "
+                              "bytes",
+                              kBytes, kBytes == 2 ? "an odd size" : "a size",
+                              file->size()));
   }
   const auto* const tokens =
-      reinterpret_cast<const uint16_t*>(file->bytes() + begin);
-  const int64_t total = (file->size() - begin) / 2;
+      reinterpret_cast<const Token*>(file->bytes() + begin);
+  const int64_t total = (file->size() - begin) / kBytes;
   return split(std::move(file), tokens, total, options);
 }
 
 }  // namespace
+
+bool has_token_name(const std::string& path) {
+  const auto extension = std::filesystem::path(path).extension();
+  return extension == ".bin" || extension == ".bin32" || extension == ".u32";
+}
 
 std::shared_ptr<const Dataset> open_tokens(const DataOptions& options) {
   TORCH_CHECK(options.seq > 0, "[dataset] expected seq above 0, got ",
@@ -185,8 +211,11 @@ std::shared_ptr<const Dataset> open_tokens(const DataOptions& options) {
               "[dataset] expected a test_fraction from 0 to below 1, got ",
               options.test_fraction);
   auto file = std::make_shared<const Mapping>(options.name);
-  if (std::filesystem::path(options.name).extension() == ".bin") {
-    return open_uint16(std::move(file), options);
+  if (has_token_name(options.name)) {
+    const TokenLayout layout = layout_of(*file, options.name);
+    return layout.token_bytes == 2
+               ? open_binary<uint16_t>(std::move(file), layout.begin, options)
+               : open_binary<uint32_t>(std::move(file), layout.begin, options);
   }
   const uint8_t* const bytes = file->bytes();
   const int64_t total = file->size();

@@ -1,6 +1,4 @@
 // Tested by tests/models/values_test.cpp.
-#include "compat/autocast.h"
-#include "models/loss.h"
 #include "models/transformer.h"
 
 #include <reprise/ops/embedding.h>
@@ -151,12 +149,6 @@ class Gpt2BlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Gpt2Block);
 
-Embedding make_embedding(int64_t count, int64_t width) {
-  const Tensor weight = torch::empty({count, width});
-  normal_init(weight, kWeightDeviation);
-  return Embedding(torch::nn::EmbeddingOptions(count, width)._weight(weight));
-}
-
 BuiltModel build_gpt2(const std::string& name, const ModelOptions& options) {
   BuiltModel built;
   const auto body = add_container(*built.root, "transformer");
@@ -186,32 +178,8 @@ BuiltModel build_gpt2(const std::string& name, const ModelOptions& options) {
       "ln_f", make_layer_norm(options.width, kGpt2Epsilon));
   built.stages.push_back(make_stage("ln_f", norm).on_first());
 
-  // The scores (N, T, vocab) are by far the largest tensor. One stage computes them and the
-  // loss, so that they are not kept between two stages. The weight of the output layer is
-  // that of the embedding; it is looked up at each call, since moving the model to a device
-  // replaces it.
-  auto loss = built.root->register_module("loss", Loss(Task::kLanguage));
-  const Stage::Function in_chunks = [wte, loss](const Tensors& in) mutable {
-    return loss->forward_in_chunks(in.at(0).flatten(0, 1), wte->weight,
-                                   in.at(1).flatten());
-  };
-  built.stages.push_back(
-      make_stage(
-          "head",
-          [wte, loss, in_chunks](const Tensors& in) mutable {
-            // Without gradients chunks cost nothing. In half precision on CUDA they are
-            // faster, since their matrix products are padded.
-            if (!torch::GradMode::is_enabled() ||
-                (in.at(0).is_cuda() &&
-                 c10::elementSize(compat::autocast_type(in.at(0))) == 2)) {
-              return in_chunks(in);
-            }
-            return loss->forward(
-                ops::linear(in.at(0).flatten(0, 1), wte->weight),
-                in.at(1).flatten());
-          },
-          {wte, loss})
-          .with_variant("chunked", in_chunks));
+  // The weight of the output layer is that of the embedding.
+  add_language_head(built, wte, [wte] { return wte->weight; });
   built.linear_parameters = [root = built.root, wte] {
     std::vector<Tensor> found = {wte->weight};
     for (const auto& module : root->modules(/*include_self=*/false)) {

@@ -269,7 +269,8 @@ Model load_script_model(const std::string& directory) {
                .options = {},
                .root = root,
                .chain = Chain(std::move(stages)),
-               .cost_key = std::move(key)};
+               .cost_key = std::move(key),
+               .metrics = {"accuracy"}};
 }
 
 }  // namespace reprise

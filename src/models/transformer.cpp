@@ -1,5 +1,8 @@
 #include "models/transformer.h"
 
+#include "compat/autocast.h"
+#include "models/loss.h"
+
 #include <reprise/ops/attention.h>
 #include <reprise/ops/dropout.h>
 
@@ -8,6 +11,7 @@
 namespace reprise::detail {
 
 using torch::Tensor;
+using torch::nn::Embedding;
 using torch::nn::LayerNorm;
 using torch::nn::Linear;
 
@@ -20,6 +24,12 @@ Linear make_linear(int64_t from, int64_t to) {
 
 LayerNorm make_layer_norm(int64_t width, double epsilon) {
   return LayerNorm(torch::nn::LayerNormOptions({width}).eps(epsilon));
+}
+
+Embedding make_embedding(int64_t count, int64_t width) {
+  const Tensor weight = torch::empty({count, width});
+  normal_init(weight, kWeightDeviation);
+  return Embedding(torch::nn::EmbeddingOptions(count, width)._weight(weight));
 }
 
 Tensor drop_out(const Tensor& x, double p, bool train,
@@ -61,10 +71,10 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
       value_(register_module("value", make_linear(width, width))) {}
 
 std::tuple<Tensor, Tensor, Tensor> SelfAttentionImpl::project(const Tensor& x) {
-  const auto [q, k, v] =
-      ops::qkv_linear(x, {query_->weight, key_->weight, value_->weight},
-                      {query_->bias, key_->bias, value_->bias});
-  return {q, k, v};
+  const auto parts =
+      ops::packed_linear(x, {query_->weight, key_->weight, value_->weight},
+                         {query_->bias, key_->bias, value_->bias});
+  return {parts[0], parts[1], parts[2]};
 }
 
 std::vector<std::vector<Tensor>> SelfAttentionImpl::packed_groups() const {
@@ -93,6 +103,33 @@ std::function<std::vector<std::vector<Tensor>>()> self_attention_groups(
     }
     return found;
   };
+}
+
+void add_language_head(BuiltModel& built, const ModulePtr& module,
+                       const std::function<Tensor()>& weight) {
+  // The scores (N, T, vocab) are by far the largest tensor. One stage computes them and the
+  // loss, so that they are not kept between two stages.
+  auto loss = built.root->register_module("loss", Loss(Task::kLanguage));
+  const Stage::Function in_chunks = [weight, loss](const Tensors& in) mutable {
+    return loss->forward_in_chunks(in.at(0).flatten(0, 1), weight(),
+                                   in.at(1).flatten());
+  };
+  built.stages.push_back(
+      make_stage(
+          "head",
+          [weight, loss, in_chunks](const Tensors& in) mutable {
+            // Without gradients chunks cost nothing. In half precision on CUDA they are
+            // faster, since their matrix products are padded.
+            if (!torch::GradMode::is_enabled() ||
+                (in.at(0).is_cuda() &&
+                 c10::elementSize(compat::autocast_type(in.at(0))) == 2)) {
+              return in_chunks(in);
+            }
+            return loss->forward(ops::linear(in.at(0).flatten(0, 1), weight()),
+                                 in.at(1).flatten());
+          },
+          {module, loss})
+          .with_variant("chunked", in_chunks));
 }
 
 void check_tokens(const std::string& name, const ModelOptions& options,

@@ -2,9 +2,11 @@
 
 #include "models/layers.h"
 
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <functional>
 #include <tuple>
 
 /// Building blocks of the transformers. Tested by tests/models/values_test.cpp.
@@ -17,6 +19,9 @@ constexpr double kWeightDeviation = 0.02;
 torch::nn::Linear make_linear(int64_t from, int64_t to);
 
 torch::nn::LayerNorm make_layer_norm(int64_t width, double epsilon);
+
+/// A table (count, width) from N(0, kWeightDeviation²).
+torch::nn::Embedding make_embedding(int64_t count, int64_t width);
 
 /// Which parts of a block the backward recomputes instead of saving their tensors. Results
 /// do not change.
@@ -56,7 +61,7 @@ class SelfAttentionImpl : public torch::nn::Module {
       const torch::Tensor& x);
   torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k,
                        const torch::Tensor& v);
-  /// Parameters that ops::qkv_linear() uses in one matrix product if they are packed.
+  /// Parameters that ops::packed_linear() uses in one matrix product if they are packed.
   std::vector<std::vector<torch::Tensor>> packed_groups() const;
 
  private:
@@ -85,6 +90,13 @@ Stage make_block_stage(const std::string& name, const Block& block) {
       .of_kind("block")
       .on_first();
 }
+
+/// Adds the last stage of a language model, "head": scores with the weight (vocab, C) of
+/// `module`, and the loss. `weight` returns that weight; it is called at each run, since
+/// moving a model to a device replaces its tensors. The variant "chunked" never stores all
+/// scores.
+void add_language_head(BuiltModel& built, const ModulePtr& module,
+                       const std::function<torch::Tensor()>& weight);
 
 /// Throws c10::Error unless `tokens` is (N, T) with T at most `options.seq`.
 void check_tokens(const std::string& name, const ModelOptions& options,

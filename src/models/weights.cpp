@@ -1,4 +1,5 @@
 #include "models/model_spec.h"
+#include "models/weight_files.h"
 
 #include <reprise/data/safetensors.h>
 #include <reprise/models/model.h>
@@ -16,6 +17,7 @@
 namespace reprise {
 namespace {
 
+using detail::WeightFiles;
 using detail::WeightNames;
 using torch::Tensor;
 using TensorMap = std::map<std::string, Tensor>;
@@ -40,7 +42,8 @@ TensorMap tensors_of(const Model& model) {
 bool is_constant(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
          name.ends_with("embeddings.position_ids") ||
-         name.ends_with("embeddings.token_type_ids");
+         name.ends_with("embeddings.token_type_ids") ||
+         name.ends_with(".rotary_emb.inv_freq");
 }
 
 void replace_end(std::string& name, std::string_view old_end,
@@ -83,11 +86,11 @@ std::string list_of(const std::vector<std::string>& names) {
   return text;
 }
 
-void check_shape(const SafeTensors& file, const std::string& name,
+void check_shape(const WeightFiles& files, const std::string& name,
                  const Tensor& tensor) {
-  const auto& shape = file.entries().at(name).shape;
+  const auto& shape = files.shape(name);
   TORCH_CHECK(tensor.sizes() == c10::IntArrayRef(shape), "[weights] ",
-              file.path(), ": tensor '", name, "' has shape ",
+              files.path(), ": tensor '", name, "' has shape ",
               c10::IntArrayRef(shape), ", expected ", tensor.sizes());
 }
 
@@ -115,12 +118,12 @@ std::vector<std::string> missing_of(
 }  // namespace
 
 void load_weights(Model& model, const std::string& path) {
-  const SafeTensors file(path);
+  const WeightFiles files(path);
   const WeightNames names = weight_names(model);
   TensorMap own = tensors_of(model);
   std::map<std::string, std::string> sources;  // name in the file, by own name
   std::vector<std::string> unknown;
-  for (const auto& [name, entry] : file.entries()) {
+  for (const std::string& name : files.names()) {
     const auto full = own_name(name, names, own);
     if (!full) {
       if (!is_constant(name) && !is_foreign(name, names)) {
@@ -128,10 +131,10 @@ void load_weights(Model& model, const std::string& path) {
       }
       continue;
     }
-    check_shape(file, name, own.at(*full));
+    check_shape(files, name, own.at(*full));
     const auto [first, inserted] = sources.emplace(*full, name);
     TORCH_CHECK(
-        inserted || torch::equal(file.read(first->second), file.read(name)),
+        inserted || torch::equal(files.read(first->second), files.read(name)),
         "[weights] ", path, ": tensors '", first->second, "' and '", name,
         "' are tied in ", model.name, ", but differ");
   }
@@ -145,7 +148,7 @@ void load_weights(Model& model, const std::string& path) {
 
   const torch::NoGradGuard no_grad;
   for (const auto& [name, source] : sources) {
-    own.at(name).copy_(file.read(source));
+    own.at(name).copy_(files.read(source));
   }
 }
 

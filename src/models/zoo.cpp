@@ -107,6 +107,8 @@ constexpr CountOption kCounts[] = {
     {"depth", &ModelOptions::depth},
     {"width", &ModelOptions::width},
     {"heads", &ModelOptions::heads},
+    {"kv-heads", &ModelOptions::kv_heads},
+    {"mlp-width", &ModelOptions::mlp_width},
     {"classes", &ModelOptions::classes},
     {"vocab", &ModelOptions::vocab},
     {"seq", &ModelOptions::seq},
@@ -125,6 +127,28 @@ std::string option_names(const ModelOptions& defaults) {
   if (!defaults.norm.empty()) add("norm");
   if (defaults.dropout >= 0) add("dropout");
   return names;
+}
+
+/// Sets heads and kv_heads of `options`, whose width is resolved.
+void resolve_heads(const ModelEntry& entry, const ModelOptions& given,
+                   ModelOptions& options) {
+  const ModelOptions& defaults = entry.defaults;
+  if (given.heads == 0) {
+    const int64_t channels = defaults.width / defaults.heads;
+    options.heads = std::max<int64_t>(1, options.width / channels);
+  }
+  TORCH_CHECK(options.width % options.heads == 0, "[model ", entry.name,
+              "] expected a width that is a multiple of its ", options.heads,
+              " heads, got ", options.width, "; set heads or width");
+  if (defaults.kv_heads == 0) return;
+  if (given.kv_heads == 0) {
+    options.kv_heads = std::max<int64_t>(
+        1, defaults.kv_heads * options.heads / defaults.heads);
+    while (options.heads % options.kv_heads != 0) --options.kv_heads;
+  }
+  TORCH_CHECK(options.heads % options.kv_heads == 0, "[model ", entry.name,
+              "] expected kv-heads that divide its ", options.heads,
+              " heads, got ", options.kv_heads);
 }
 
 ModelOptions resolve(const ModelEntry& entry, const ModelOptions& given) {
@@ -155,13 +179,10 @@ ModelOptions resolve(const ModelEntry& entry, const ModelOptions& given) {
                 "] expected a dropout from 0 to below 1, got ", given.dropout);
     options.dropout = given.dropout;
   }
-  if (defaults.heads != 0) {
-    if (given.heads == 0) {
-      options.heads = std::max<int64_t>(1, options.width / 64);
-    }
-    TORCH_CHECK(options.width % options.heads == 0, "[model ", name,
-                "] expected a width that is a multiple of its ", options.heads,
-                " heads, got ", options.width, "; set heads or width");
+  if (defaults.heads != 0) resolve_heads(entry, given, options);
+  if (defaults.mlp_width != 0 && given.mlp_width == 0) {
+    options.mlp_width = std::max<int64_t>(
+        1, defaults.mlp_width * options.width / defaults.width);
   }
   return options;
 }
@@ -202,10 +223,10 @@ namespace {
 
 std::string cost_key_of(const std::string& name, const ModelOptions& o) {
   return fmt::format(
-      "{} depth {} width {} heads {} classes {} vocab {} seq {} image-size {} "
-      "channels {} norm {} dropout {}",
-      name, o.depth, o.width, o.heads, o.classes, o.vocab, o.seq, o.image_size,
-      o.channels, o.norm, o.dropout);
+      "{} depth {} width {} heads {} kv-heads {} mlp-width {} classes {} "
+      "vocab {} seq {} image-size {} channels {} norm {} dropout {}",
+      name, o.depth, o.width, o.heads, o.kv_heads, o.mlp_width, o.classes,
+      o.vocab, o.seq, o.image_size, o.channels, o.norm, o.dropout);
 }
 
 Model build(const ModelSpec& spec, const ModelOptions& options) {

@@ -9,6 +9,7 @@
 #include <reprise/ops/linear.h>
 #include <reprise/ops/weight_copies.h>
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
 
@@ -210,8 +211,10 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
   }
 };
 
-/// Three packed weights as one layer. `copy` and `bias_copy` are the copies of all three.
-class QkvLinearOperator : public torch::autograd::Function<QkvLinearOperator> {
+/// Two or three packed weights as one layer. `copy` and `bias_copy` are the copies of all
+/// of them. Empty: a third weight, or biases, if there are none.
+class PackedLinearOperator
+    : public torch::autograd::Function<PackedLinearOperator> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x,
                         const Tensor& weight0, const Tensor& weight1,
@@ -222,12 +225,13 @@ class QkvLinearOperator : public torch::autograd::Function<QkvLinearOperator> {
     const Tensor rows = as_matrix(x.to(copy.scalar_type()));
     context->save_for_backward({as_saved(rows)});
     auto& data = context->saved_data;
-    data["weights"] = std::vector<Tensor>{weight0, weight1, weight2};
-    data["biases"] = std::vector<Tensor>{bias0, bias1, bias2};
+    data["weights"] = not_empty({weight0, weight1, weight2});
+    data["biases"] = not_empty({bias0, bias1, bias2});
     save_copy(*context, copy, weight0);
     data["sizes"] = x.sizes();
     data["type"] = static_cast<int64_t>(x.scalar_type());
-    const Tensor y = detail::gemm(rows, copy.t(), bias_copy);
+    const Tensor y =
+        detail::gemm(rows, copy.t(), detail::undefined_if_empty(bias_copy));
     auto sizes = x.sizes().vec();
     sizes.back() = copy.size(0);
     return torch::_unsafe_view(y, sizes);
@@ -235,7 +239,7 @@ class QkvLinearOperator : public torch::autograd::Function<QkvLinearOperator> {
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    detail::check_first_order("qkv_linear");
+    detail::check_first_order("packed_linear");
     const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = context->get_saved_variables()[0];
     auto& data = context->saved_data;
@@ -248,6 +252,7 @@ class QkvLinearOperator : public torch::autograd::Function<QkvLinearOperator> {
           [&] {
             return detail::gemm_as(dy.t(), rows, weights[0].scalar_type());
           });
+      if (biases.empty()) return;
       add_packed_gradient(
           biases, [&](Tensor& sum) { add_bias_gradient(sum, dy, weights[0]); },
           [&] { return bias_gradient(dy, weights[0]); });
@@ -262,6 +267,11 @@ class QkvLinearOperator : public torch::autograd::Function<QkvLinearOperator> {
   }
 
  private:
+  static std::vector<Tensor> not_empty(std::vector<Tensor> tensors) {
+    std::erase_if(tensors, [](const Tensor& t) { return t.numel() == 0; });
+    return tensors;
+  }
+
   /// Adds to the gradients of `parameters`: with `add` if all exist and are packed;
   /// otherwise `make` computes the gradient of all of them, which is divided.
   static void add_packed_gradient(std::vector<Tensor> parameters,
@@ -291,21 +301,30 @@ class QkvLinearOperator : public torch::autograd::Function<QkvLinearOperator> {
   }
 };
 
-/// The copies of three packed parameters as one tensor; undefined if there are none, or if
-/// they are not packed.
-Tensor packed_copy(const std::array<Tensor, 3>& parameters,
+/// The copies of packed parameters as one tensor; undefined if there are none, or if they
+/// are not packed.
+Tensor packed_copy(const std::vector<Tensor>& parameters,
                    torch::ScalarType type) {
-  std::vector<Tensor> copies;
   if (WeightCopies::converts_per_use(parameters[0], type)) {
-    copies.assign(parameters.begin(), parameters.end());
-    return are_packed(copies) ? concatenated_view(copies).to(type) : Tensor();
+    return are_packed(parameters) ? concatenated_view(parameters).to(type)
+                                  : Tensor();
   }
+  std::vector<Tensor> copies;
   for (const Tensor& parameter : parameters) {
     const Tensor copy = WeightCopies::find(parameter, type);
-    if (copy.defined()) copies.push_back(copy);
+    if (!copy.defined()) return {};
+    copies.push_back(copy);
   }
-  const bool packed = copies.size() == 3 && are_packed(copies);
-  return packed ? concatenated_view(copies) : Tensor();
+  return are_packed(copies) ? concatenated_view(copies) : Tensor();
+}
+
+void check_packed(const std::vector<Tensor>& weights,
+                  const std::vector<Tensor>& biases) {
+  TORCH_CHECK(weights.size() == 2 || weights.size() == 3,
+              "[packed_linear] expected 2 or 3 weights, got ", weights.size());
+  TORCH_CHECK(biases.empty() || biases.size() == weights.size(),
+              "[packed_linear] expected no biases or one per weight, got ",
+              biases.size(), " for ", weights.size(), " weights");
 }
 
 }  // namespace
@@ -329,30 +348,38 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                copy, layout == WeightLayout::kInOut);
 }
 
-std::array<Tensor, 3> fallback::qkv_linear(
-    const Tensor& x, const std::array<Tensor, 3>& weights,
-    const std::array<Tensor, 3>& biases) {
-  std::array<Tensor, 3> outputs;
-  for (size_t i = 0; i < 3; ++i) {
-    outputs[i] = ops::linear(x, weights[i], biases[i]);
+std::vector<Tensor> fallback::packed_linear(const Tensor& x,
+                                            const std::vector<Tensor>& weights,
+                                            const std::vector<Tensor>& biases) {
+  check_packed(weights, biases);
+  std::vector<Tensor> outputs;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    outputs.push_back(
+        ops::linear(x, weights[i], biases.empty() ? Tensor() : biases[i]));
   }
   return outputs;
 }
 
-std::array<Tensor, 3> qkv_linear(const Tensor& x,
-                                 const std::array<Tensor, 3>& weights,
-                                 const std::array<Tensor, 3>& biases) {
+std::vector<Tensor> packed_linear(const Tensor& x,
+                                  const std::vector<Tensor>& weights,
+                                  const std::vector<Tensor>& biases) {
+  check_packed(weights, biases);
   const auto type = compat::autocast_type(x);
   const Tensor weight = packed_copy(weights, type);
-  const Tensor bias = packed_copy(biases, type);
-  if (!weight.defined() || !bias.defined()) {
-    return fallback::qkv_linear(x, weights, biases);
+  const Tensor bias = biases.empty() ? Tensor() : packed_copy(biases, type);
+  if (!weight.defined() || (!biases.empty() && !bias.defined())) {
+    return fallback::packed_linear(x, weights, biases);
   }
-  const Tensor all =
-      QkvLinearOperator::apply(x, weights[0], weights[1], weights[2], biases[0],
-                               biases[1], biases[2], weight, bias);
-  const auto parts = all.chunk(3, -1);
-  return {parts[0], parts[1], parts[2]};
+  const auto get = [&](const std::vector<Tensor>& list, size_t i) {
+    return detail::defined_or_empty(i < list.size() ? list[i] : Tensor(), x);
+  };
+  const Tensor all = PackedLinearOperator::apply(
+      x, weights[0], weights[1], get(weights, 2), get(biases, 0),
+      get(biases, 1), get(biases, 2), weight,
+      detail::defined_or_empty(bias, x));
+  std::vector<int64_t> sizes;
+  for (const Tensor& part : weights) sizes.push_back(part.size(0));
+  return all.split_with_sizes(sizes, -1);
 }
 
 void pack_contiguous(const std::vector<Tensor>& parameters) {

@@ -19,9 +19,14 @@ std::string uint16_bytes(const std::vector<uint16_t>& tokens) {
   return {reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()};
 }
 
-std::string llmc_header(int32_t version, int32_t tokens) {
+std::string uint32_bytes(const std::vector<uint32_t>& tokens) {
+  return {reinterpret_cast<const char*>(tokens.data()), 4 * tokens.size()};
+}
+
+std::string llmc_header(int32_t version, int32_t tokens,
+                        int32_t magic = 20240520) {
   std::vector<int32_t> header(256);
-  header[0] = 20240520;
+  header[0] = magic;
   header[1] = version;
   header[2] = tokens;
   return {reinterpret_cast<const char*>(header.data()), 4 * header.size()};
@@ -102,6 +107,63 @@ TEST(Tokens, SkipsTheHeaderOfLlmc) {
   }
 }
 
+// The header that llm.c writes for Llama 3.
+std::string llama3_header(int32_t version, int32_t tokens) {
+  return llmc_header(version, tokens, 20240801);
+}
+
+/// 0, 1000, 2000, …: more than 16 bits.
+std::vector<uint32_t> wide_ramp(int count) {
+  std::vector<uint32_t> tokens;
+  for (int i = 0; i < count; ++i) {
+    tokens.push_back(1000 * static_cast<uint32_t>(i));
+  }
+  return tokens;
+}
+
+TEST(Tokens, ReadsTokensOf32Bits) {
+  const Folder folder;
+  const std::string tokens = uint32_bytes(wide_ramp(150));
+  write_bytes(folder / "plain.u32", tokens);
+  write_bytes(folder / "plain.bin32", tokens);
+  write_bytes(folder / "llmc.bin", llama3_header(7, 150) + tokens);
+  write_bytes(folder / "llmc.u32", llama3_header(7, 150) + tokens);
+  for (const std::string name :
+       {"plain.u32", "plain.bin32", "llmc.bin", "llmc.u32"}) {
+    const auto data = open_dataset({.name = folder / name,
+                                    .tokens = true,
+                                    .seq = 10,
+                                    .vocab = 149'001,
+                                    .test_fraction = 0});
+    EXPECT_EQ(data->size(), 14) << name;
+    const auto batch = data->get({13});
+    EXPECT_TRUE(
+        same(batch.inputs[0], 1000 * torch::arange(130, 140, torch::kLong)))
+        << name;
+    EXPECT_TRUE(
+        same(batch.targets[0], 1000 * torch::arange(131, 141, torch::kLong)))
+        << name;
+    EXPECT_EQ(data->description(), name + ", 14 samples of 10 tokens");
+  }
+  // The header of 16-bit tokens takes precedence over the name.
+  write_bytes(folder / "narrow.u32",
+              llmc_header(1, 600) + uint16_bytes(ramp(600)));
+  const auto data = open_dataset({.name = folder / "narrow.u32",
+                                  .tokens = true,
+                                  .seq = 10,
+                                  .test_fraction = 0});
+  EXPECT_EQ(data->size(), 59);
+}
+
+TEST(Tokens, LargeTokensAreNotNegative) {
+  const Folder folder;
+  write_bytes(folder / "a.u32", uint32_bytes({4294967295u, 2147483648u, 1u}));
+  const auto data = open_dataset(
+      {.name = folder / "a.u32", .tokens = true, .seq = 2, .test_fraction = 0});
+  EXPECT_TRUE(same(data->get({0}).inputs,
+                   torch::tensor({{4294967295, 2147483648}}, torch::kLong)));
+}
+
 TEST(Tokens, ReportsInvalidFiles) {
   const Folder folder;
   const auto error = [&](const std::string& name, const std::string& bytes,
@@ -128,6 +190,22 @@ TEST(Tokens, ReportsInvalidFiles) {
   text = error("a.bin", llmc_header(1, 601) + tokens, {.seq = 4});
   EXPECT_TRUE(has(text, "expected 601 tokens")) << text;
   EXPECT_TRUE(has(text, "found 1200 bytes")) << text;
+  const auto wide = uint32_bytes(wide_ramp(150));
+  for (const char* name : {"a.u32", "a.bin32"}) {
+    text = error(name, wide + "xy", {.seq = 4});
+    EXPECT_TRUE(has(text, "tokens of 4 bytes, found a size of 602 bytes"))
+        << text;
+    text = error(name, wide, {.seq = 4, .vocab = 149'000});
+    EXPECT_TRUE(has(text, "vocabulary of 149000, found 149000 at 149")) << text;
+  }
+  text = error("a.bin", llama3_header(1, 150) + wide, {.seq = 4});
+  EXPECT_TRUE(has(text, "expected version 7")) << text;
+  text = error("a.bin", llama3_header(7, 151) + wide, {.seq = 4});
+  EXPECT_TRUE(has(text, "expected 151 tokens of 4 bytes")) << text;
+  EXPECT_TRUE(has(text, "found 600 bytes")) << text;
+  text = error("a.bin", llama3_header(7, 150) + wide,
+               {.seq = 4, .vocab = 100'000});
+  EXPECT_TRUE(has(text, "vocabulary of 100000, found 149000 at 149")) << text;
   text = error("a.txt", "abcd", {.seq = 4, .test_fraction = 0});
   EXPECT_TRUE(has(text, "at least 5 tokens")) << text;
   EXPECT_TRUE(has(text, "found 4")) << text;

@@ -20,7 +20,8 @@ using torch::Tensor;
 std::string group_of(const std::string& name) {
   const size_t first = name.find('.');
   const std::string head = name.substr(0, first);
-  const bool body = head == "transformer" || head == "bert" || head == "vit";
+  const bool body = head == "transformer" || head == "bert" ||
+                    head == "model" || head == "vit";
   return body ? name.substr(0, name.find('.', first + 1)) : head;
 }
 

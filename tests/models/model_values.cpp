@@ -17,8 +17,8 @@ namespace {
 
 constexpr const char* kUsage =
     "model_values NAME WEIGHTS VALUES [--device D] [--precision double|single] "
-    "[--tolerance T] [--depth N] [--width N] [--heads N] [--classes N] "
-    "[--vocab N] [--seq N] "
+    "[--tolerance T] [--depth N] [--width N] [--heads N] [--kv-heads N] "
+    "[--mlp-width N] [--classes N] [--vocab N] [--seq N] "
     "[--image-size N] [--channels N]\n";
 constexpr double kLossTolerance = 1e-5;
 
@@ -40,7 +40,8 @@ Arguments parse(int argc, char** argv) {
   auto& options = arguments.options;
   const std::map<std::string, int64_t*> counts = {
       {"--depth", &options.depth},           {"--width", &options.width},
-      {"--heads", &options.heads},           {"--classes", &options.classes},
+      {"--heads", &options.heads},           {"--kv-heads", &options.kv_heads},
+      {"--mlp-width", &options.mlp_width},   {"--classes", &options.classes},
       {"--vocab", &options.vocab},           {"--seq", &options.seq},
       {"--image-size", &options.image_size}, {"--channels", &options.channels}};
   for (int i = 4; i < argc; i += 2) {

@@ -43,6 +43,11 @@ const std::vector<SmallModel>& small_models() {
     ModelOptions language = transformer;
     language.vocab = 11;
     language.seq = 8;
+    ModelOptions llama = language;
+    llama.width = 24;
+    llama.heads = 6;
+    llama.kv_heads = 2;
+    llama.mlp_width = 13;
     return std::vector<SmallModel>{
         {"mlp", mlp},
         {"cnn-basic", cnn_basic},
@@ -59,6 +64,13 @@ const std::vector<SmallModel>& small_models() {
         {"gpt2-medium", language},
         {"gpt2-large", language},
         {"gpt2-xl", language},
+        {"llama-small", llama},
+        {"llama-3.2-1b", llama},
+        {"llama-3.2-3b", llama},
+        {"llama-3-8b", llama},
+        {"qwen2.5-0.5b", llama},
+        {"qwen2.5-1.5b", llama},
+        {"qwen2.5-7b", llama},
         {"vit-b-16", vit},
         {"vit-l-16", vit},
     };

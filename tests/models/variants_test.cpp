@@ -4,6 +4,8 @@
 
 #include <reprise/memory/meter.h>
 #include <reprise/models/model.h>
+#include <reprise/ops/linear.h>
+#include <reprise/ops/weight_copies.h>
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
@@ -118,7 +120,8 @@ TEST(Variants, DoNotChangeTraining) {
        {"cnn-blocks", "cnn-profile", "vgg16", "resnet18", "unet"}) {
     EXPECT_EQ(found[name], 1) << name;
   }
-  for (const char* name : {"gpt2", "bert-base", "vit-b-16"}) {
+  for (const char* name :
+       {"gpt2", "bert-base", "llama-small", "qwen2.5-7b", "vit-b-16"}) {
     EXPECT_EQ(found[name], 2) << name;
   }
 }
@@ -260,6 +263,80 @@ TEST(Variants, PlannerUsesCosts) {
   EXPECT_NEAR(double(meter.peak_increase_bytes()) /
                   double(solution->simulation.peak_bytes),
               1, 0.03);
+}
+
+TEST(Variants, LlamaBlocksSaveLess) {
+  torch::manual_seed(1);
+  ModelOptions options;
+  options.depth = 1;
+  options.width = 64;
+  options.heads = 4;
+  options.kv_heads = 2;
+  options.mlp_width = 96;
+  options.seq = 32;
+  const Model model = make_model("llama-small", options);
+  model.root->to(device());
+  constexpr int64_t kBatch = 4;
+  const Tensors inputs =
+      random_batch(model.task, model.options, kBatch, device());
+  const ChainCosts figures = measure_stage_costs(model.chain, inputs);
+  const StageCosts& block = figures.stages.at(1);
+  ASSERT_EQ(block.variants.size(), 2u);
+  // Without the input: per token, queries, keys and values (64 + 2 · 32), the stream after
+  // the attention and two inverse norms, gate and up (2 · 96), in float32.
+  const int64_t tokens = kBatch * options.seq;
+  const int64_t attention_again = tokens * 4 * (128 + 64 + 2 + 192);
+  EXPECT_NEAR(double(block.variants[1].saved_bytes), double(attention_again),
+              0.02 * double(attention_again));
+  // Two results of norms and that of the activation.
+  const int64_t pointwise = tokens * 4 * (64 + 64 + 96);
+  EXPECT_NEAR(double(block.saved_bytes - block.variants[0].saved_bytes),
+              double(pointwise), 0.02 * double(pointwise));
+}
+
+TEST(Variants, WeightCopiesDoNotChangeLlama) {
+  // With copies in float32 the operators add the gradients of weights directly, and packed
+  // layers are one matrix product.
+  for (const SmallModel& small : small_models()) {
+    if (small.name != "llama-small" && small.name != "qwen2.5-7b") continue;
+    torch::manual_seed(1);
+    const Model model = make_model(small.name, small.options);
+    model.root->to(device());
+    const Tensors inputs = small_inputs(model);
+    const auto run = [&](int number) {
+      // The head's variant adds to a tied gradient in another order.
+      std::vector<Op> ops = keep_all_as(model.chain, number).ops();
+      for (Op& op : ops) {
+        if (op.stage == model.chain.size() - 1) op.variant = 0;
+      }
+      Execution execution(model.chain,
+                          Schedule("blocks", model.chain.size(), ops));
+      for (int i = 0; i < 2; ++i) {
+        const Tensor loss = execution.forward(inputs).at(0);
+        execution.backward({torch::full_like(loss, 1 / 3.0)});
+      }
+      return testing::take_gradients(model.root->parameters());
+    };
+    const auto expected = run(0);
+    for (const auto& group : model.packed_groups()) {
+      ops::pack_contiguous(group);
+    }
+    WeightCopiesOptions options;
+    if (model.embeddings) options.embedding_tables = model.embeddings();
+    const WeightCopies copies(model.linear_parameters(), torch::kFloat,
+                              options);
+    const auto direct = run(0);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_LE(relative_error(expected[i], direct[i]), 1e-5)
+          << small.name << " " << i;
+    }
+    for (int number = 1; number <= 2; ++number) {
+      const auto got = run(number);
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_TRUE(same(direct[i], got[i])) << small.name << " " << i;
+      }
+    }
+  }
 }
 
 TEST(Variants, RecomputingNormsSavesLess) {

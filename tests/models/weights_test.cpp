@@ -1,10 +1,15 @@
 #include "small_models.h"
 #include "support.h"
+#include "temporary.h"
 
 #include <reprise/data/safetensors.h>
+#include <reprise/memory/meter.h>
 #include <reprise/models/model.h>
 
+#include <nlohmann/json.hpp>
+
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 namespace reprise {
@@ -136,6 +141,32 @@ TEST(Weights, NamesAndShapesMatchOriginals) {
     EXPECT_TRUE(bert.tensors.contains(name)) << name;
   }
 
+  const WeightFile llama("llama-3.2-1b");  // width 24, 2 of 6 heads, tied
+  EXPECT_EQ(llama.tensors.size(), 1u + 2 * 9 + 1);
+  for (const char* name :
+       {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.self_attn.o_proj.weight",
+        "model.layers.1.mlp.gate_proj.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.norm.weight"}) {
+    EXPECT_TRUE(llama.tensors.contains(name)) << name;
+  }
+  EXPECT_EQ(llama.tensors.at("model.layers.0.self_attn.k_proj.weight").sizes(),
+            (std::vector<int64_t>{8, 24}));
+  EXPECT_EQ(llama.tensors.at("model.layers.0.mlp.down_proj.weight").sizes(),
+            (std::vector<int64_t>{24, 13}));
+
+  const WeightFile qwen("qwen2.5-7b");  // with biases and a separate head
+  EXPECT_EQ(qwen.tensors.size(), 1u + 2 * 12 + 2);
+  for (const char* name :
+       {"model.layers.0.self_attn.q_proj.bias",
+        "model.layers.0.self_attn.k_proj.bias",
+        "model.layers.1.self_attn.v_proj.bias", "lm_head.weight"}) {
+    EXPECT_TRUE(qwen.tensors.contains(name)) << name;
+  }
+
   const WeightFile vit("vit-b-16");
   EXPECT_EQ(vit.tensors.size(), 4u + 2 * 16 + 4);
   for (const char* name :
@@ -190,6 +221,7 @@ TEST(Weights, ConvertsTypes) {
 TEST(Weights, AcceptsMissingPrefix) {
   for (const auto& [name, prefix] :
        {std::pair("gpt2", "transformer."), std::pair("bert-base", "bert."),
+        std::pair("llama-small", "model."), std::pair("qwen2.5-7b", "model."),
         std::pair("vit-b-16", "vit.")}) {
     WeightFile file(name);
     const std::string body = prefix;
@@ -206,14 +238,25 @@ TEST(Weights, AcceptsMissingPrefix) {
 }
 
 TEST(Weights, AcceptsTiedWeightsUnderEitherName) {
-  WeightFile file("gpt2");
-  const Tensor wte = file.tensors.at("transformer.wte.weight");
-  file.tensors["lm_head.weight"] = wte.clone();
-  expect_equal(file.load(), file.model);
-  file.tensors.erase("transformer.wte.weight");
-  expect_equal(file.load(), file.model);
-  file.tensors["transformer.wte.weight"] = wte + 1;
-  expect_in("are tied in gpt2, but differ", file.problem());
+  for (const std::string model : {"gpt2", "llama-3.2-1b", "qwen2.5-0.5b"}) {
+    const std::string name = model == "gpt2" ? "transformer.wte.weight"
+                                             : "model.embed_tokens.weight";
+    WeightFile file(model);
+    const Tensor table = file.tensors.at(name);
+    file.tensors["lm_head.weight"] = table.clone();
+    expect_equal(file.load(), file.model);
+    file.tensors.erase(name);
+    expect_equal(file.load(), file.model);
+    file.tensors[name] = table + 1;
+    expect_in("are tied in " + model + ", but differ", file.problem());
+  }
+  WeightFile separate("llama-3-8b");
+  separate.tensors["lm_head.weight"].add_(1);
+  const Model loaded = separate.load();
+  EXPECT_TRUE(same(loaded.root->named_parameters()["lm_head.weight"],
+                   separate.tensors.at("lm_head.weight")));
+  separate.tensors.erase("lm_head.weight");
+  expect_in("expected tensor 'lm_head.weight', which", separate.problem());
 }
 
 TEST(Weights, AcceptsConstantsOldNamesAndOtherHeads) {
@@ -221,6 +264,11 @@ TEST(Weights, AcceptsConstantsOldNamesAndOtherHeads) {
   gpt2.tensors["h.0.attn.bias"] = torch::ones({1, 1, 8, 8});
   gpt2.tensors["transformer.h.1.attn.masked_bias"] = torch::tensor(-1e4);
   expect_equal(gpt2.load(), gpt2.model);
+
+  WeightFile llama("llama-small");
+  llama.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] =
+      torch::ones({2});
+  expect_equal(llama.load(), llama.model);
 
   WeightFile bert("bert-base");
   bert.tensors["bert.embeddings.position_ids"] = torch::arange(8).view({1, 8});
@@ -272,6 +320,139 @@ TEST(Weights, RejectsMismatchedTensors) {
         torch::zeros({16});
   }
   expect_in("and 4 more", extra.problem());
+}
+
+/// A model and a checkpoint of it in several files, in bfloat16.
+struct Shards {
+  Shards() : model(make("qwen2.5-7b")) {
+    NamedTensors shards[2];
+    size_t next = 0;
+    for (const auto& item : model.root->named_parameters()) {
+      const torch::NoGradGuard no_grad;
+      const Tensor rounded = item.value().to(torch::kBFloat16);
+      Tensor(item.value()).copy_(rounded);
+      shards[next].emplace_back(item.key(), rounded);
+      weight_map[item.key()] = kNames[next];
+      next = 1 - next;
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      write_safetensors(folder / kNames[i], shards[i]);
+    }
+    write_index();
+  }
+
+  void write_index() const {
+    nlohmann::json index;
+    index["metadata"] = {{"total_size", 1}};
+    index["weight_map"] = weight_map;
+    std::ofstream(this->index) << index.dump();
+  }
+
+  Model load(const std::string& path) const {
+    Model other = make(model.name);
+    load_weights(other, path);
+    return other;
+  }
+  std::string problem() const {
+    Model other = make(model.name);
+    const auto before = WeightFile::copy(other);
+    const std::string text = error_of([&] { load_weights(other, index); });
+    const auto after = WeightFile::copy(other);
+    for (size_t i = 0; i < before.size(); ++i) {
+      EXPECT_TRUE(same(before[i], after[i])) << "the model was changed";
+    }
+    return text;
+  }
+
+  static constexpr const char* kNames[2] = {"model-00001-of-00002.safetensors",
+                                            "model-00002-of-00002.safetensors"};
+  Model model;
+  testing::TemporaryDirectory folder;
+  std::string index = folder / "model.safetensors.index.json";
+  std::map<std::string, std::string> weight_map;
+};
+
+TEST(Weights, LoadsCheckpointsInSeveralFiles) {
+  const Shards shards;
+  expect_equal(shards.load(shards.index), shards.model);
+  expect_equal(shards.load(shards.folder / "."), shards.model);
+  for (const Tensor& loaded : shards.load(shards.index).root->parameters()) {
+    EXPECT_EQ(loaded.scalar_type(), torch::kFloat);
+  }
+  // A directory with one file.
+  const testing::TemporaryDirectory single;
+  export_weights(shards.model, single / "model.safetensors");
+  expect_equal(shards.load(single / "."), shards.model);
+  // Tensors that the index does not list are not part of the checkpoint.
+  Shards extra;
+  write_safetensors(extra.folder / "other.safetensors",
+                    {{"model.norm.weight", torch::ones({24})},
+                     {"unknown", torch::ones({3})}});
+  extra.weight_map["model.norm.weight"] = "other.safetensors";
+  extra.write_index();
+  const auto parameters = extra.load(extra.index).root->named_parameters();
+  EXPECT_TRUE(
+      same(parameters["model.norm.weight"].detach(), torch::ones({24})));
+}
+
+TEST(Weights, HoldsOneTensorOfSeveralFilesAtATime) {
+  const Shards shards;
+  Model other = make(shards.model.name);
+  load_weights(other, shards.index);
+  int64_t largest = 0, all = 0;
+  for (const Tensor& parameter : other.root->parameters()) {
+    largest = std::max<int64_t>(largest, 2 * parameter.numel());
+    all += 2 * parameter.numel();
+  }
+  MemoryMeter meter(torch::kCPU);
+  load_weights(other, shards.index);
+  EXPECT_LE(meter.peak_increase_bytes(), largest + 1024);
+  EXPECT_LT(largest + 1024, all / 2);
+}
+
+TEST(Weights, RejectsIncompleteCheckpoints) {
+  {
+    Shards shards;
+    std::filesystem::remove(shards.folder / Shards::kNames[1]);
+    expect_in(
+        "model.safetensors.index.json: expected the file "
+        "'model-00002-of-00002.safetensors' next to it, which is missing",
+        shards.problem());
+  }
+  {
+    Shards shards;
+    const std::string file = shards.weight_map.at("model.norm.weight");
+    shards.weight_map.erase("model.norm.weight");
+    shards.write_index();
+    expect_in("expected tensor 'model.norm.weight', which", shards.problem());
+    shards.weight_map["model.norm.weight"] =
+        Shards::kNames[file == Shards::kNames[0] ? 1 : 0];
+    shards.write_index();
+    expect_in("expected tensor 'model.norm.weight' in 'model-0000",
+              shards.problem());
+    write_safetensors(shards.folder / "other.safetensors",
+                      {{"model.norm.weight", torch::ones({23})}});
+    shards.weight_map["model.norm.weight"] = "other.safetensors";
+    shards.write_index();
+    expect_in("tensor 'model.norm.weight' has shape [23], expected [24]",
+              shards.problem());
+    shards.weight_map["model.norm.weight"] = "../other.safetensors";
+    shards.write_index();
+    expect_in(
+        "expected the name of a file next to it for tensor "
+        "'model.norm.weight', got \"../other.safetensors\"",
+        shards.problem());
+    std::ofstream(shards.index) << "{\"weight_map\": ";
+    expect_in("expected a JSON object with weight_map", shards.problem());
+    std::ofstream(shards.index) << "{\"weight_map\": {}}";
+    expect_in("expected a JSON object with weight_map", shards.problem());
+  }
+  const testing::TemporaryDirectory empty;
+  Model model = make("llama-small");
+  expect_in(
+      "expected model.safetensors or model.safetensors.index.json in "
+      "this directory",
+      error_of([&] { load_weights(model, empty / "."); }));
 }
 
 }  // namespace

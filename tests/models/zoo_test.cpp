@@ -1,3 +1,4 @@
+#include "models/model_spec.h"
 #include "small_models.h"
 #include "support.h"
 
@@ -258,6 +259,16 @@ TEST(Zoo, RejectsOptionsOutOfRange) {
   options.width = 100;
   options.heads = 3;
   expect_error("multiple of its 3 heads, got 100", "gpt2", options);
+  options = {};
+  options.kv_heads = 3;
+  expect_error("expected kv-heads that divide its 8 heads, got 3",
+               "llama-small", options);
+  expect_error("[model gpt2] has no option kv-heads", "gpt2", options);
+  options = {};
+  options.width = 15;
+  options.heads = 5;
+  expect_error("expected an even width per head, got 15 for 5 heads",
+               "llama-small", options);
 }
 
 TEST(Zoo, RejectsUnsupportedImageSizes) {
@@ -280,7 +291,7 @@ TEST(Zoo, RejectsLongSequences) {
   options.width = 8;
   options.vocab = 5;
   options.seq = 4;
-  for (const char* name : {"gpt2", "bert-base"}) {
+  for (const char* name : {"gpt2", "bert-base", "llama-small"}) {
     const Model model = make_model(name, options);
     const Tensor x = torch::zeros({1, 5}, torch::kLong);
     const std::string text = error_of([&] {
@@ -312,6 +323,14 @@ TEST(Zoo, DefaultsAndHeads) {
   options.width = 128;
   options.depth = 1;
   EXPECT_EQ(make_model("gpt2", options).options.heads, 2);
+  options.vocab = 8;
+  // As the originals: heads of 128 channels, three of which share keys and values.
+  const ModelOptions llama = make_model("llama-3.2-3b", options).options;
+  EXPECT_EQ(llama.heads, 1);
+  EXPECT_EQ(llama.kv_heads, 1);
+  EXPECT_EQ(llama.mlp_width, 128 * 8192 / 3072);
+  options.heads = 8;
+  EXPECT_EQ(make_model("llama-3.2-3b", options).options.kv_heads, 2);
   EXPECT_EQ(make_model("cnn-profile").chain.size(), 26);
   EXPECT_EQ(make_model("cnn-blocks").chain.size(), 8);
   const Model mlp = make_model("mlp");
@@ -349,6 +368,48 @@ TEST(Zoo, ParameterCountsOfLargeModelsMatchOriginals) {
   for (const auto& [name, depth, expected] : known) {
     const int64_t one = count(name, 1);
     EXPECT_EQ(one + (depth - 1) * (count(name, 2) - one), expected) << name;
+  }
+}
+
+TEST(Zoo, LlamasMatchPublishedSizes) {
+  struct Published {
+    const char* name;
+    int64_t depth, width, mlp_width, heads, kv_heads, vocab, parameters;
+  };
+  // From the configurations and safetensors metadata on Hugging Face.
+  const Published all[] = {
+      {"llama-3.2-1b", 16, 2048, 8192, 32, 8, 128256, 1'235'814'400},
+      {"llama-3.2-3b", 28, 3072, 8192, 24, 8, 128256, 3'212'749'824},
+      {"llama-3-8b", 32, 4096, 14336, 32, 8, 128256, 8'030'261'248},
+      {"qwen2.5-0.5b", 24, 896, 4864, 14, 2, 151936, 494'032'768},
+      {"qwen2.5-1.5b", 28, 1536, 8960, 12, 2, 151936, 1'543'714'304},
+      {"qwen2.5-7b", 28, 3584, 18944, 28, 4, 152064, 7'615'616'512}};
+  for (const Published& p : all) {
+    const ModelOptions& defaults = detail::find_model_spec(p.name)->defaults;
+    EXPECT_EQ(defaults.depth, p.depth) << p.name;
+    EXPECT_EQ(defaults.width, p.width) << p.name;
+    EXPECT_EQ(defaults.mlp_width, p.mlp_width) << p.name;
+    EXPECT_EQ(defaults.heads, p.heads) << p.name;
+    EXPECT_EQ(defaults.kv_heads, p.kv_heads) << p.name;
+    EXPECT_EQ(defaults.vocab, p.vocab) << p.name;
+    // The count is linear in the vocabulary, and in the width of the feed-forward layers
+    // for each block.
+    const auto count = [&](int64_t depth, int64_t mlp_width, int64_t vocab) {
+      ModelOptions options;
+      options.depth = depth;
+      options.mlp_width = mlp_width;
+      options.vocab = vocab;
+      return parameter_count(make_model(p.name, options));
+    };
+    const int64_t one = count(1, 1, 1);
+    const int64_t per_row = count(1, 1, 2) - one;
+    const int64_t per_channel = count(1, 2, 1) - one;
+    const int64_t per_block =
+        count(2, 1, 1) - one + (p.mlp_width - 1) * per_channel;
+    EXPECT_EQ(one + (p.vocab - 1) * per_row + (p.mlp_width - 1) * per_channel +
+                  (p.depth - 1) * per_block,
+              p.parameters)
+        << p.name;
   }
 }
 

@@ -1,5 +1,6 @@
 #include "support.h"
 
+#include <reprise/memory/kept.h>
 #include <reprise/ops/attention.h>
 
 #include <cmath>
@@ -132,6 +133,104 @@ TEST(Attention, MatchesFallback) {
     EXPECT_LT(testing::relative_error(given.q.grad(), gradients[0]), 1e-4);
     EXPECT_LT(testing::relative_error(given.v.grad(), gradients[2]), 1e-4);
     testing::take_gradients({given.q, given.k, given.v});
+  }
+}
+
+/// q (2, 6, T, 4) and k, v (2, heads, S, 4).
+Case make_grouped_case(int64_t heads, int64_t queries, int64_t keys,
+                       torch::ScalarType type = torch::kFloat) {
+  torch::manual_seed(8);
+  const auto make = [&](int64_t count, int64_t length) {
+    return torch::randn({2, count, length, 4}, testing::on_device())
+        .to(type)
+        .requires_grad_();
+  };
+  return {make(6, queries), make(heads, keys), make(heads, keys)};
+}
+
+TEST(Attention, GroupsMatchRepeatedKeysAndValues) {
+  for (const int64_t heads : {1, 2, 3}) {
+    for (const auto& [queries, keys] : {std::pair(5, 5), std::pair(3, 7)}) {
+      const auto given = make_grouped_case(heads, queries, keys);
+      ops::AttentionOptions causal;
+      causal.causal = queries == keys;
+      ops::AttentionOptions masked;
+      masked.mask = torch::randn({queries, keys}, testing::on_device());
+      for (const auto& options : {ops::AttentionOptions{}, causal, masked}) {
+        const auto repeat = [&](const Tensor& t) {
+          return t.repeat_interleave(6 / heads, 1);
+        };
+        const Tensor wanted = ops::fallback::attention(
+            given.q, repeat(given.k), repeat(given.v), options);
+        wanted.square().sum().backward();
+        const auto expected =
+            testing::take_gradients({given.q, given.k, given.v});
+        for (const auto run : {ops::attention, ops::fallback::attention}) {
+          const Tensor got = run(given.q, given.k, given.v, options);
+          EXPECT_EQ(got.sizes(), given.q.sizes());
+          got.square().sum().backward();
+          EXPECT_LT(testing::relative_error(wanted, got), 1e-6);
+          const auto gradients =
+              testing::take_gradients({given.q, given.k, given.v});
+          for (size_t i = 0; i < 3; ++i) {
+            EXPECT_LT(testing::relative_error(expected[i], gradients[i]), 1e-5)
+                << heads << " " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Attention, GroupsInHalfPrecision) {
+  // On the CPU LibTorch 1.13 has no matrix products of float16.
+  for (const auto type : {torch::kBFloat16, torch::kHalf}) {
+    if (type == torch::kHalf && testing::device().is_cpu()) continue;
+    const auto given = make_grouped_case(2, 5, 5, type);
+    ops::AttentionOptions causal;
+    causal.causal = true;
+    const Tensor got = ops::attention(given.q, given.k, given.v, causal);
+    got.sum().backward();
+    EXPECT_EQ(got.scalar_type(), type);
+    const auto gradients = testing::take_gradients({given.q, given.k, given.v});
+    const auto wide = [](const Tensor& t) {
+      return t.detach().to(torch::kDouble).requires_grad_();
+    };
+    const Case exact = {wide(given.q), wide(given.k), wide(given.v)};
+    const Tensor wanted =
+        ops::fallback::attention(exact.q, exact.k.repeat_interleave(3, 1),
+                                 exact.v.repeat_interleave(3, 1), causal);
+    wanted.sum().backward();
+    EXPECT_LT(testing::relative_error(wanted, got.to(torch::kDouble)), 2e-2);
+    EXPECT_LT(testing::relative_error(exact.v.grad(),
+                                      gradients[2].to(torch::kDouble)),
+              3e-2);
+  }
+}
+
+TEST(Attention, GroupsDoNotSaveRepeatedKeys) {
+  if (!testing::device().is_cpu()) GTEST_SKIP() << "depends on the kernel";
+  constexpr int64_t kLength = 4, kChannels = 512;
+  const auto make = [&](int64_t heads) {
+    return torch::randn({1, heads, kLength, kChannels}).requires_grad_();
+  };
+  const Tensor q = make(8), k = make(2), v = make(2);
+  KeptMeter kept;
+  const KeptMeter::Scope scope(kept, 0);
+  const Tensor y = ops::fallback::attention(q * 1, k * 1, v * 1);
+  // The scaled queries, keys, values and the attention weights.
+  EXPECT_EQ(kept.live_bytes(),
+            4 * kLength * ((8 + 2 + 2) * kChannels + 8 * kLength));
+}
+
+TEST(Attention, RejectsHeadsThatDoNotFit) {
+  const auto given = make_grouped_case(4, 3, 3);
+  for (const auto run : {ops::attention, ops::fallback::attention}) {
+    const std::string text =
+        testing::error_of([&] { run(given.q, given.k, given.v, {}); });
+    EXPECT_NE(text.find("H a multiple of G, got [2, 6, 3, 4], [2, 4, 3, 4]"),
+              std::string::npos)
+        << text;
   }
 }
 

@@ -139,8 +139,8 @@ TEST(Linear, InPlaceOperatorsAndCheckpoints) {
   }
 }
 
-/// Whether qkv_linear() computed one matrix product.
-bool fused(const std::array<Tensor, 3>& outputs) {
+/// Whether packed_linear() computed one matrix product.
+bool fused(const std::vector<Tensor>& outputs) {
   return outputs[0].is_alias_of(outputs[1]);
 }
 
@@ -148,7 +148,7 @@ TEST(Linear, QkvMatchesThreeLayers) {
   torch::manual_seed(4);
   const auto options = on_device(torch::kFloat);
   const Tensor x = torch::randn({2, 9, 32}, options).requires_grad_();
-  std::array<Tensor, 3> weights, biases;
+  std::vector<Tensor> weights(3), biases(3);
   for (size_t i = 0; i < 3; ++i) {
     weights[i] = torch::randn({128, 32}, options).mul_(0.2).requires_grad_();
     biases[i] = torch::randn({128}, options).requires_grad_();
@@ -163,7 +163,7 @@ TEST(Linear, QkvMatchesThreeLayers) {
         const compat::AutocastGuard guard(autocast ? half()
                                                    : compat::AutocastState{});
         if (joined) {
-          const auto outputs = ops::qkv_linear(x * (1 + i), weights, biases);
+          const auto outputs = ops::packed_linear(x * (1 + i), weights, biases);
           TORCH_CHECK(fused(outputs));
           y = torch::cat({outputs[0], outputs[1], outputs[2]}, -1);
         } else {
@@ -186,9 +186,9 @@ TEST(Linear, QkvMatchesThreeLayers) {
     const LinearOutcome wanted = run_three(false, autocast);
     if (type == torch::kFloat) {
       // Not fused before the parameters are packed.
-      EXPECT_FALSE(fused(ops::qkv_linear(x, weights, biases)));
+      EXPECT_FALSE(fused(ops::packed_linear(x, weights, biases)));
       ops::pack_contiguous({weights[0], weights[1], weights[2]});
-      EXPECT_FALSE(fused(ops::qkv_linear(x, weights, biases)));
+      EXPECT_FALSE(fused(ops::packed_linear(x, weights, biases)));
       ops::pack_contiguous({biases[0], biases[1], biases[2]});
       EXPECT_TRUE(same(weights[0].detach(), before[0]));
       EXPECT_TRUE(same(biases[2].detach(), before[1]));
@@ -226,7 +226,7 @@ TEST(Linear, QkvWithConversionPerUse) {
   torch::manual_seed(6);
   const auto options = on_device(torch::kFloat);
   const Tensor x = torch::randn({2, 9, 32}, options);
-  std::array<Tensor, 3> weights, biases;
+  std::vector<Tensor> weights(3), biases(3);
   for (size_t i = 0; i < 3; ++i) {
     weights[i] = torch::randn({128, 32}, options).requires_grad_();
     biases[i] = torch::randn({128}, options).requires_grad_();
@@ -237,9 +237,9 @@ TEST(Linear, QkvWithConversionPerUse) {
                        biases[0],  biases[1],  biases[2]};
   const auto now = [&] {
     const compat::AutocastGuard guard(half());
-    return ops::qkv_linear(x, weights, biases);
+    return ops::packed_linear(x, weights, biases);
   };
-  std::array<Tensor, 3> wanted;
+  std::vector<Tensor> wanted;
   {
     const WeightCopies copies(all, torch::kBFloat16);
     wanted = now();
@@ -250,9 +250,59 @@ TEST(Linear, QkvWithConversionPerUse) {
   EXPECT_TRUE(fused(now()));
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same(now()[i], wanted[i]));
   // Not fused outside of autocast, which selects another type, nor with outdated copies.
-  EXPECT_FALSE(fused(ops::qkv_linear(x, weights, biases)));
+  EXPECT_FALSE(fused(ops::packed_linear(x, weights, biases)));
   copies.expire();
   EXPECT_FALSE(fused(now()));
+}
+
+TEST(Linear, PackedLayersOfDifferentSizesWithoutBias) {
+  torch::manual_seed(7);
+  const auto options = on_device(torch::kFloat);
+  const Tensor x = torch::randn({2, 9, 32}, options).requires_grad_();
+  for (const size_t count : {2, 3}) {
+    // Half-precision copies of multiples of 128 rows are adjacent.
+    const std::vector<int64_t> rows = {256, 128, 384};
+    std::vector<Tensor> weights;
+    for (size_t i = 0; i < count; ++i) {
+      weights.push_back(
+          torch::randn({rows[i], 32}, options).mul_(0.2).requires_grad_());
+    }
+    ops::pack_contiguous(weights);
+    Tensors parameters = {x};
+    parameters.insert(parameters.end(), weights.begin(), weights.end());
+    const auto run = [&](bool expect_fused) {
+      for (int i = 0; i < 2; ++i) {
+        const auto outputs = ops::packed_linear(x * (1 + i), weights);
+        EXPECT_EQ(fused(outputs), expect_fused);
+        Tensor sum = torch::zeros({}, options);
+        for (size_t k = 0; k < count; ++k) {
+          EXPECT_EQ(outputs[k].sizes(), (std::vector<int64_t>{2, 9, rows[k]}));
+          sum = sum + outputs[k].sin().sum() * static_cast<double>(k + 1);
+        }
+        (sum / 3).backward();
+      }
+      return take_gradients(parameters);
+    };
+    const auto wanted = run(false);
+    const WeightCopies copies(weights, torch::kFloat);
+    const auto got = run(true);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_LT(relative_error(got[i], wanted[i]), 1e-5) << count << " " << i;
+    }
+  }
+}
+
+TEST(Linear, PackedRejectsOtherNumbersOfLayers) {
+  const Tensor x = torch::randn({2, 4}, on_device());
+  const Tensor weight = torch::randn({3, 4}, on_device());
+  const auto error = [&](const Tensors& weights, const Tensors& biases) {
+    return testing::error_of([&] { ops::packed_linear(x, weights, biases); });
+  };
+  EXPECT_NE(error({weight}, {}).find("expected 2 or 3 weights, got 1"),
+            std::string::npos);
+  EXPECT_NE(error({weight, weight}, {weight.select(1, 0)})
+                .find("one per weight, got 1 for 2"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -192,6 +192,8 @@ CASES: list[tuple] = [
     *whole("train --depth", "0", "-1", "100000000"),
     *whole("train --width", "0", "99999999"),
     *whole("train --heads", "0"),
+    *whole("train --kv-heads", "0"),
+    *whole("train --mlp-width", "0"),
     *whole("train --classes", "0"),
     *whole("train --vocab", "0"),
     *whole("train --seq", "0"),

@@ -59,6 +59,7 @@ struct DataOptions {
   ///   (train-labels-idx1-..., t10k-images-idx3-...);
   /// - the path of a .bin file of uint16 tokens, without a header as written by
   ///   nanoGPT, or with the header of 256 int32 that llm.c writes;
+  /// - the same with uint32 tokens: .u32, .bin32, or llm.c's header for Llama 3;
   /// - the path of a text file, whose bytes are the tokens.
   std::string name{};
   Split split = Split::kTrain;

@@ -25,9 +25,15 @@ enum class Task {
 /// Zero (or empty) selects the model's default. Setting an option that the model does not
 /// have is an error.
 struct ModelOptions {
-  int64_t depth = 0;       ///< blocks, or levels of the unet
-  int64_t width = 0;       ///< hidden size, or channels of the first stage
-  int64_t heads = 0;       ///< attention heads; default: width / 64
+  int64_t depth = 0;  ///< blocks, or levels of the unet
+  int64_t width = 0;  ///< hidden size, or channels of the first stage
+  /// Attention heads. Default if the width is set: heads as wide as the original's.
+  int64_t heads = 0;
+  /// Heads of keys and values in grouped-query attention; divides heads. Default if heads or
+  /// the width is set: about as many heads share one as in the original.
+  int64_t kv_heads = 0;
+  /// Hidden size of gated feed-forward layers. Default: in proportion to the width.
+  int64_t mlp_width = 0;
   int64_t classes = 0;     ///< number of classes
   int64_t vocab = 0;       ///< number of tokens in the vocabulary
   int64_t seq = 0;         ///< maximum sequence length
@@ -44,10 +50,11 @@ struct ModelOptions {
 struct Model {
   std::string name;
   ModelOptions
-      options{};  ///< of built-in models: all options that the model has are set
+      options{};  ///< of built-in models: all that the model has are set
   Task task = Task::kImages;  ///< of built-in models
   /// Owns all modules. Those of built-in models have the names and shapes of parameters and
-  /// buffers of Hugging Face's gpt2, bert and vit, and of torchvision's resnet and vgg.
+  /// buffers of Hugging Face's gpt2, bert, llama, qwen2 and vit, and of torchvision's resnet
+  /// and vgg.
   std::shared_ptr<torch::nn::Module> root;
   /// Maps the tensors of a Batch to the sum of the losses, a scalar, over whatever
   /// Batch::count counts. In evaluation mode, the sums of `metrics` follow it. Further
@@ -102,14 +109,16 @@ Tensors random_batch(Task task, const ModelOptions& options, int64_t samples,
 /// Number of parameters; shared ones count once.
 int64_t parameter_count(const Model& model);
 
-/// Loads all parameters and buffers of `model` from a safetensors file with the names of
-/// Hugging Face or torchvision, converting types. Throws c10::Error, without changing the
-/// model, on a missing tensor, an unknown tensor or a different shape; the error has the
-/// name and both shapes.
+/// Loads all parameters and buffers of `model` from safetensors with the names of Hugging
+/// Face or torchvision, converting types. `path`: a file; the index of a checkpoint in
+/// several files (model.safetensors.index.json), which are next to it; or a directory with
+/// model.safetensors or such an index. Holds one tensor in memory at a time. Throws
+/// c10::Error, without changing the model, on a missing file, a missing tensor, an unknown
+/// tensor or a different shape; the error has the name and both shapes.
 ///
 /// Accepted: names with or without the common prefix (such as "transformer." or "bert."),
 /// tied weights stored twice with equal values, constant buffers (attention masks, position
-/// ids), a missing head or batch counter, and the head of another task.
+/// ids, rotary frequencies), a missing head or batch counter, and the head of another task.
 void load_weights(Model& model, const std::string& path);
 
 /// Saves all parameters and buffers with the names of the original. Tied weights are stored

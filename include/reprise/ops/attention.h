@@ -15,10 +15,14 @@ struct AttentionOptions {
 };
 
 /// Scaled dot-product attention, softmax(q kᵀ / √D) v, of q (N, H, T, D) and
-/// k, v (N, H, S, D). Returns (N, H, T, D).
+/// k, v (N, G, S, D). Returns (N, H, T, D). H is a multiple of G: in grouped-query attention
+/// each of the G heads of keys and values serves H / G consecutive heads of queries.
 ///
 /// Uses LibTorch's fused operator, which exists since 2.0; with earlier versions, the
-/// fallback. Throws c10::Error if both `mask` and `causal` are set.
+/// fallback. With fewer heads of keys than of queries, keys and values are repeated only for
+/// fused kernels that cannot share them: all but those for half precision on CUDA without
+/// a mask, since LibTorch 2.5. Throws c10::Error if both `mask` and `causal` are set, or if
+/// the heads do not fit.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k,
                         const torch::Tensor& v,
                         const AttentionOptions& options = {});
@@ -26,7 +30,7 @@ torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k,
 namespace fallback {
 
 /// Matrix products and a softmax. Saves one (N, H, T, S) tensor for the backward, two
-/// with dropout.
+/// with dropout. Never repeats keys and values.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k,
                         const torch::Tensor& v,
                         const AttentionOptions& options = {});

@@ -2,7 +2,6 @@
 
 #include <torch/types.h>
 
-#include <array>
 #include <vector>
 
 namespace reprise::ops {
@@ -25,16 +24,18 @@ torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
                      const torch::Tensor& bias = {},
                      WeightLayout layout = WeightLayout::kOutIn);
 
-/// Three linear layers of one input x (…, in), such as the projections to queries, keys
-/// and values. Weights have layout kOutIn. Returns the three outputs (…, out).
+/// Two or three linear layers of one input x (…, in), such as the projections to queries,
+/// keys and values. Weights have layout kOutIn and may have different numbers of outputs.
+/// `biases`: none, or one per weight. Returns the outputs (…, out), one per weight. Throws
+/// c10::Error on other numbers of weights or biases.
 ///
 /// Computes one matrix product if the weights are adjacent in memory (see
 /// pack_contiguous()), the biases as well, and WeightCopies holds copies of all of them;
 /// the outputs are then views of one tensor. Gradients are added as by linear(); new ones
 /// are adjacent in memory too.
-std::array<torch::Tensor, 3> qkv_linear(
-    const torch::Tensor& x, const std::array<torch::Tensor, 3>& weights,
-    const std::array<torch::Tensor, 3>& biases);
+std::vector<torch::Tensor> packed_linear(
+    const torch::Tensor& x, const std::vector<torch::Tensor>& weights,
+    const std::vector<torch::Tensor>& biases = {});
 
 /// Moves matrices with equal numbers of columns, or vectors, to adjacent memory, so that
 /// one matrix product can use them as one matrix. Values do not change.
@@ -47,10 +48,10 @@ torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
                      const torch::Tensor& bias = {},
                      WeightLayout layout = WeightLayout::kOutIn);
 
-/// Three calls of ops::linear().
-std::array<torch::Tensor, 3> qkv_linear(
-    const torch::Tensor& x, const std::array<torch::Tensor, 3>& weights,
-    const std::array<torch::Tensor, 3>& biases);
+/// One call of ops::linear() per weight.
+std::vector<torch::Tensor> packed_linear(
+    const torch::Tensor& x, const std::vector<torch::Tensor>& weights,
+    const std::vector<torch::Tensor>& biases = {});
 
 }  // namespace fallback
 }  // namespace reprise::ops

@@ -49,6 +49,10 @@ FieldTable<ModelOptions> make_model_fields() {
   table.add(&M::depth, size_field("depth", 1 << 14, "Number of blocks"))
       .add(&M::width, size_field("width", 1 << 18, "Hidden size or channels"))
       .add(&M::heads, size_field("heads", 1 << 14, "Number of attention heads"))
+      .add(&M::kv_heads, size_field("kv-heads", 1 << 14,
+                                    "Number of heads of keys and values"))
+      .add(&M::mlp_width, size_field("mlp-width", 1 << 20,
+                                     "Hidden size of the feed-forward layers"))
       .add(&M::classes, size_field("classes", 1 << 24, "Number of classes"))
       .add(&M::vocab,
            size_field("vocab", 1 << 24, "Number of tokens in the vocabulary"))

@@ -1,0 +1,109 @@
+#include "models/weight_files.h"
+
+#include <c10/util/Exception.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+namespace reprise::detail {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+/// The file of a checkpoint that is given as a directory.
+std::string file_in(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) return path;
+  for (const char* name : {kIndexFile, kSingleFile}) {
+    if (is_there(fs::path(path) / name))
+      return (fs::path(path) / name).string();
+  }
+  TORCH_CHECK(false, "[weights] ", path, ": expected ", kSingleFile, " or ",
+              kIndexFile,
+              " in this directory, which has neither; name a safetensors file");
+}
+
+/// The files of the tensors of an index.
+std::map<std::string, std::string> read_weight_map(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  TORCH_CHECK(file, "[weights] cannot open ", path);
+  const json index = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  TORCH_CHECK(index.is_object() && index.contains("weight_map") &&
+                  index["weight_map"].is_object() &&
+                  !index["weight_map"].empty(),
+              "[weights] ", path,
+              ": expected a JSON object with weight_map, the files of the "
+              "tensors; is it the index of a checkpoint?");
+  std::map<std::string, std::string> files;
+  for (const auto& [name, value] : index["weight_map"].items()) {
+    const std::string shard =
+        value.is_string() ? value.get<std::string>() : std::string();
+    TORCH_CHECK(!shard.empty() && fs::path(shard).filename() == shard,
+                "[weights] ", path,
+                ": expected the name of a file next to it "
+                "for tensor '",
+                name, "', got ",
+                value.dump(-1, ' ', false, json::error_handler_t::replace));
+    files.emplace(name, shard);
+  }
+  return files;
+}
+
+}  // namespace
+
+WeightFiles::WeightFiles(const std::string& path) : path_(path) {
+  const std::string file = file_in(path);
+  if (fs::path(file).extension() == ".json") {
+    open_index(file);
+    return;
+  }
+  files_.emplace_back(file);
+  for (const auto& [name, entry] : files_[0].entries()) file_of_[name] = 0;
+}
+
+void WeightFiles::open_index(const std::string& path) {
+  std::map<std::string, size_t> opened;
+  for (const auto& [name, shard] : read_weight_map(path)) {
+    const auto [at, is_new] = opened.emplace(shard, files_.size());
+    if (is_new) {
+      const fs::path file = fs::path(path).parent_path() / shard;
+      TORCH_CHECK(is_there(file), "[weights] ", path, ": expected the file '",
+                  shard,
+                  "' next to it, which is missing; get all files of the "
+                  "checkpoint");
+      files_.emplace_back(file.string());
+    }
+    TORCH_CHECK(files_[at->second].entries().contains(name), "[weights] ", path,
+                ": expected tensor '", name, "' in '", shard,
+                "', which does not have it; the files are of different "
+                "checkpoints");
+    file_of_[name] = at->second;
+  }
+}
+
+std::vector<std::string> WeightFiles::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : file_of_) names.push_back(name);
+  return names;
+}
+
+const std::vector<int64_t>& WeightFiles::shape(const std::string& name) const {
+  return files_[file_of_.at(name)].entries().at(name).shape;
+}
+
+torch::Tensor WeightFiles::read(const std::string& name) const {
+  return files_[file_of_.at(name)].read(name);
+}
+
+}  // namespace reprise::detail
