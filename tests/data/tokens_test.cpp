@@ -138,7 +138,7 @@ TEST(Tokens, ReadsTokensOf32Bits) {
     EXPECT_EQ(data->size(), 14) << name;
     const auto batch = data->get({13});
     EXPECT_TRUE(
-        same(batch.inputs[0], 1000 * torch::arange(130, 140, torch::kLong)))
+        same(batch.tensors[0][0], 1000 * torch::arange(130, 140, torch::kLong)))
         << name;
     EXPECT_TRUE(
         same(batch.targets[0], 1000 * torch::arange(131, 141, torch::kLong)))
