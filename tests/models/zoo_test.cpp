@@ -376,7 +376,7 @@ TEST(Zoo, LlamasMatchPublishedSizes) {
     const char* name;
     int64_t depth, width, mlp_width, heads, kv_heads, vocab, parameters;
   };
-  // From the configurations and safetensors metadata on Hugging Face.
+  // The published sizes.
   const Published all[] = {
       {"llama-3.2-1b", 16, 2048, 8192, 32, 8, 128256, 1'235'814'400},
       {"llama-3.2-3b", 28, 3072, 8192, 24, 8, 128256, 3'212'749'824},

@@ -40,6 +40,21 @@ std::string why_unreadable(const std::string& path, bool* missing = nullptr) {
   return folder ? fmt::format("expected a file, {} is a directory", path) : "";
 }
 
+/// A file that can be read, or a directory with such a file of one of the `names`.
+FieldCheck file_or_directory_with(std::vector<std::string> names) {
+  return [names = std::move(names)](const std::string& path) -> std::string {
+    std::error_code none;
+    if (!fs::is_directory(path, none)) return why_unreadable(path);
+    for (const std::string& name : names) {
+      bool missing = false;
+      const std::string why =
+          why_unreadable((fs::path(path) / name).string(), &missing);
+      if (!missing) return why;
+    }
+    return fmt::format("{} has no {}", path, fmt::join(names, " or "));
+  };
+}
+
 }  // namespace
 
 FieldCheck readable_file() {
@@ -47,14 +62,12 @@ FieldCheck readable_file() {
 }
 
 FieldCheck readable_results() {
-  return [](const std::string& path) -> std::string {
-    std::error_code none;
-    if (!fs::is_directory(path, none)) return why_unreadable(path);
-    bool missing = false;
-    const std::string why =
-        why_unreadable((fs::path(path) / "results.jsonl").string(), &missing);
-    return missing ? fmt::format("{} has no results.jsonl", path) : why;
-  };
+  return file_or_directory_with({"results.jsonl"});
+}
+
+FieldCheck readable_weights() {
+  return file_or_directory_with(
+      {"model.safetensors.index.json", "model.safetensors"});
 }
 
 FieldCheck data_source() {

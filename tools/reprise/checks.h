@@ -12,6 +12,10 @@ FieldCheck readable_file();
 /// Accepts results files, and directories of studies that contain one.
 FieldCheck readable_results();
 
+/// Accepts safetensors files, the index of a checkpoint in several files, and
+/// directories that contain one of them.
+FieldCheck readable_weights();
+
 /// Accepts names of datasets and readable files.
 FieldCheck data_source();
 

@@ -98,7 +98,8 @@ FieldTable<TrainConfig> make_config_fields() {
            {.name = "weights",
             .group = "Model",
             .help = "Safetensors file to start from (Hugging Face's or "
-                    "torchvision's names)",
+                    "torchvision's names), or the index or directory of a "
+                    "checkpoint in several files",
             .metavar = "PATH",
             .same_on_ranks = false})
       .add(&C::data,
@@ -106,7 +107,8 @@ FieldTable<TrainConfig> make_config_fields() {
             .group = "Data",
             .help = fmt::format(
                 "{}, or a path: IDX images, a text file, a .bin file of uint16 "
-                "tokens (default: mnist for images, random for tokens)",
+                "tokens, a .u32 file of uint32 tokens (default: mnist for "
+                "images, random for tokens)",
                 fmt::join(dataset_names(), ", ")),
             .metavar = "NAME|PATH",
             .same_on_resume = true,
