@@ -62,9 +62,10 @@ install_build_tools() {
 
 # install_test_tools: installs the additional packages for ./test.
 install_test_tools() {
-  # The page of reports is tested in a browser, which needs a font.
+  # The page of reports is tested in a browser, which needs a font; models from Python are
+  # compared with PyTorch.
   install_packages libgtest-dev libbenchmark-dev clang-format cppcheck \
-    python3 git chromium fonts-dejavu-core
+    python3 python3-torch git chromium fonts-dejavu-core
 }
 
 # build PRESET TARGET [CMAKE-OPTION...]: builds TARGET and shows the progress on standard
