@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <reprise/memory/meter.h>
+#include <reprise/recompute/checkpoint.h>
 
 namespace reprise {
 namespace {

@@ -96,6 +96,17 @@ VerifyReport with_stage(
   return verify(subject, Strategy::parse("all"), how());
 }
 
+TEST(Verify, RejectsUnregisteredParameters) {
+  const auto scale = torch::ones({4}, testing::on_device()).requires_grad_();
+  const auto text = testing::error_of([&] {
+    with_stage([scale](const torch::Tensor& x) { return x * scale; });
+  });
+  EXPECT_NE(text.find("expected stage 1 'middle' to use parameters of its "
+                      "modules only"),
+            std::string::npos)
+      << text;
+}
+
 TEST(Verify, DetectsEveryDifference) {
   EXPECT_TRUE(
       with_stage([](const torch::Tensor& x) { return torch::sin(x); }).same);
