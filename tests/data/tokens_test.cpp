@@ -141,7 +141,7 @@ TEST(Tokens, ReadsTokensOf32Bits) {
         same(batch.tensors[0][0], 1000 * torch::arange(130, 140, torch::kLong)))
         << name;
     EXPECT_TRUE(
-        same(batch.targets[0], 1000 * torch::arange(131, 141, torch::kLong)))
+        same(batch.tensors[1][0], 1000 * torch::arange(131, 141, torch::kLong)))
         << name;
     EXPECT_EQ(data->description(), name + ", 14 samples of 10 tokens");
   }
@@ -160,7 +160,7 @@ TEST(Tokens, LargeTokensAreNotNegative) {
   write_bytes(folder / "a.u32", uint32_bytes({4294967295u, 2147483648u, 1u}));
   const auto data = open_dataset(
       {.name = folder / "a.u32", .tokens = true, .seq = 2, .test_fraction = 0});
-  EXPECT_TRUE(same(data->get({0}).inputs,
+  EXPECT_TRUE(same(data->get({0}).tensors[0],
                    torch::tensor({{4294967295, 2147483648}}, torch::kLong)));
 }
 

@@ -27,10 +27,10 @@ using testing::take_gradients;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-constexpr int64_t kWidth = 8;
+constexpr int64_t kModelWidth = 8;
 constexpr int64_t kTokens = 12;
 
-bool contains(const std::string& text, const std::string& part) {
+bool mentions(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -47,10 +47,10 @@ struct BlockImpl : nn::Module {
     const auto y = x + weights.softmax(-1).matmul(parts[2]);
     return y + mlp->forward(y);
   }
-  nn::LayerNorm norm{nn::LayerNormOptions({kWidth})};
-  nn::Linear qkv{kWidth, 3 * kWidth};
-  nn::Sequential mlp{nn::Linear(kWidth, 16), nn::GELU(), nn::Dropout(0.3),
-                     nn::Linear(16, kWidth)};
+  nn::LayerNorm norm{nn::LayerNormOptions({kModelWidth})};
+  nn::Linear qkv{kModelWidth, 3 * kModelWidth};
+  nn::Sequential mlp{nn::Linear(kModelWidth, 16), nn::GELU(), nn::Dropout(0.3),
+                     nn::Linear(16, kModelWidth)};
 };
 TORCH_MODULE(Block);
 
@@ -80,8 +80,8 @@ struct NetImpl : nn::Module {
     for (const auto& layer : *layers) x = layer->as<Block>()->forward(x);
     return head(x);
   }
-  nn::Embedding embed{kTokens, kWidth};
-  nn::Sequential stem{nn::Linear(kWidth, kWidth), nn::Tanh()};
+  nn::Embedding embed{kTokens, kModelWidth};
+  nn::Sequential stem{nn::Linear(kModelWidth, kModelWidth), nn::Tanh()};
   nn::ModuleList layers;
   TiedHead head{embed};
 };
@@ -179,7 +179,7 @@ struct PairImpl : nn::Module {
   std::tuple<Tensor, Tensor> forward(const Tensor& x, const Tensor& y) {
     return {linear(x) * y, y + 1};
   }
-  nn::Linear linear{kWidth, kWidth};
+  nn::Linear linear{kModelWidth, kModelWidth};
 };
 
 /// Takes and returns a list.
@@ -205,8 +205,8 @@ struct PairNet : nn::Module {
 
 TEST(ChainOf, SupportsSeveralTensors) {
   PairNet model;  // not owned by a shared_ptr
-  const auto x = torch::randn({3, kWidth}, on_device());
-  const auto y = torch::randn({3, kWidth}, on_device());
+  const auto x = torch::randn({3, kModelWidth}, on_device());
+  const auto y = torch::randn({3, kModelWidth}, on_device());
   const Chain chain =
       chain_of<PairImpl, ListImpl>(model, {"pair", "act", "list"});
   EXPECT_EQ(chain[0].takes(), 2);
@@ -274,11 +274,11 @@ struct Squares : AnyBlock {
 TEST(ChainOf, UsesTheForwardOfTheExactType) {
   nn::Sequential model(DoubledImpl(4, 4));
   model->to(device());
-  EXPECT_TRUE(contains(error_of([&] { chain_of(*model, {"0"}); }),
+  EXPECT_TRUE(mentions(error_of([&] { chain_of(*model, {"0"}); }),
                        "expected a known type for module '0'"));
   // A listed base that is not abstract does not stand for derived types.
   EXPECT_TRUE(
-      contains(error_of([&] { chain_of<nn::LinearImpl>(*model, {"0"}); }),
+      mentions(error_of([&] { chain_of<nn::LinearImpl>(*model, {"0"}); }),
                "expected a known type for module '0'"));
   const auto x = torch::randn({3, 4}, on_device());
   EXPECT_TRUE(same(
@@ -323,7 +323,7 @@ TEST(ChainOf, RejectsWrongLists) {
   const auto expect = [&](std::vector<ChainPart> parts,
                           const std::string& text) {
     const auto got = error_of([&] { chain_of<Block>(model, parts); });
-    EXPECT_TRUE(contains(got, text)) << got;
+    EXPECT_TRUE(mentions(got, text)) << got;
   };
   expect({"embd"},
          "[chain_of] expected the name of a module, got 'embd'; did you mean "
@@ -348,11 +348,11 @@ TEST(ChainOf, RejectsWrongLists) {
   expect({"embed", "layers.*"}, "got none for 'scale'; the chain would not");
   expect({"embed"}, "and 14 more");
   const auto unknown = error_of([&] { chain_of(model, {"layers.*"}); });
-  EXPECT_TRUE(contains(unknown, "expected a known type for module 'layers.0'"))
+  EXPECT_TRUE(mentions(unknown, "expected a known type for module 'layers.0'"))
       << unknown;
-  EXPECT_TRUE(contains(unknown, "BlockImpl; add it to the template arguments"))
+  EXPECT_TRUE(mentions(unknown, "BlockImpl; add it to the template arguments"))
       << unknown;
-  EXPECT_TRUE(contains(
+  EXPECT_TRUE(mentions(
       error_of([&] { chain_of(model, {}, {.allow_unused_parameters = true}); }),
       "expected at least one stage"));
   EXPECT_EQ(chain_of<Block>(model, {"embed", "layers.*"},

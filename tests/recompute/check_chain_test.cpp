@@ -21,31 +21,31 @@ using testing::same;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-constexpr int64_t kWidth = 16;
+constexpr int64_t kCheckedWidth = 16;
 
-Tensor input() {
-  return torch::randn({32, kWidth}, on_device());
+Tensor checked_input() {
+  return torch::randn({32, kCheckedWidth}, on_device());
 }
 
 /// Returns a chain of three stages with `middle` in the middle.
-Chain with_middle(Stage middle) {
-  const Chain plain = equal_stages(2, kWidth);
+Chain around(Stage middle) {
+  const Chain plain = equal_stages(2, kCheckedWidth);
   return Chain({plain[0], std::move(middle), plain[1]});
 }
 
 void expect_error(const Chain& chain, const std::string& part) {
-  const auto text = error_of([&] { check_chain(chain, {input()}); });
+  const auto text = error_of([&] { check_chain(chain, {checked_input()}); });
   EXPECT_NE(text.find(part), std::string::npos) << text;
   EXPECT_FALSE(is_recomputing());
 }
 
 TEST(CheckChain, AcceptsChainsAndChangesNothing) {
-  nn::Sequential net(nn::Linear(kWidth, kWidth), nn::BatchNorm1d(kWidth),
-                     nn::Dropout(0.5));
+  nn::Sequential net(nn::Linear(kCheckedWidth, kCheckedWidth),
+                     nn::BatchNorm1d(kCheckedWidth), nn::Dropout(0.5));
   net->to(device());
   std::vector<Tensor> buffers;
   for (const auto& buffer : net->buffers()) buffers.push_back(buffer.clone());
-  const auto x = input();
+  const auto x = checked_input();
   torch::manual_seed(4);
   const auto expected = torch::rand({4}, on_device());
   torch::manual_seed(4);
@@ -60,18 +60,18 @@ TEST(CheckChain, AcceptsChainsAndChangesNothing) {
 }
 
 TEST(CheckChain, HoldsTwoBoundariesOnly) {
-  const auto x = torch::randn({4096, kWidth}, on_device());
-  const Chain chain = equal_stages(20, kWidth);
+  const auto x = torch::randn({4096, kCheckedWidth}, on_device());
+  const Chain chain = equal_stages(20, kCheckedWidth);
   const MemoryMeter meter(device());
   check_chain(chain, {x});
   EXPECT_LT(meter.peak_increase_bytes(), 5 * static_cast<int64_t>(x.nbytes()));
 }
 
 TEST(CheckChain, FindsUnregisteredParameters) {
-  nn::Linear linear(kWidth, kWidth);
+  nn::Linear linear(kCheckedWidth, kCheckedWidth);
   linear->to(device());
   const auto apply = [linear](const Tensor& x) mutable { return linear(x); };
-  expect_error(with_middle(make_stage("bare", apply)),
+  expect_error(around(make_stage("bare", apply)),
                "[check_chain] expected stage 1 'bare' to use parameters of its "
                "modules only, got a parameter of type float [16");
   // Inside of a checkpoint, and also if another stage has it.
@@ -80,30 +80,31 @@ TEST(CheckChain, FindsUnregisteredParameters) {
          return checkpoint(apply, x.tanh());
        })});
   expect_error(chain, "' of stage 0 'first', that is not among them");
-  check_chain(with_middle(make_stage("listed", apply, {linear.ptr()})),
-              {input()});
+  check_chain(around(make_stage("listed", apply, {linear.ptr()})),
+              {checked_input()});
   // The stage returns the parameter itself.
-  const Tensor bare = torch::ones({kWidth}, on_device()).requires_grad_();
+  const Tensor bare =
+      torch::ones({kCheckedWidth}, on_device()).requires_grad_();
   expect_error(
-      with_middle(make_stage("leaf", [bare](const Tensor&) { return bare; })),
+      around(make_stage("leaf", [bare](const Tensor&) { return bare; })),
       "got a parameter of type float [16] that is not among them");
 }
 
 TEST(CheckChain, AcceptsInputsThatRequireGradients) {
-  const auto x = input().requires_grad_();
-  check_chain(equal_stages(2, kWidth), {x});
+  const auto x = checked_input().requires_grad_();
+  check_chain(equal_stages(2, kCheckedWidth), {x});
   EXPECT_FALSE(x.grad().defined());
 }
 
 TEST(CheckChain, FindsStagesThatDoNotCompose) {
   expect_error(
-      with_middle(make_stage(
+      around(make_stage(
           "split",
           [](const Tensor& x) { return std::make_tuple(x * 1, x * 2); })),
       "expected 1 tensor for stage 2 'stage1', got 2 from stage 1 'split'; "
       "Stage::on_first() passes");
   expect_error(
-      with_middle(make_stage(
+      around(make_stage(
           "join", [](const Tensor& x, const Tensor& y) { return x + y; })),
       "expected 2 tensors for stage 1 'join', got 1 from stage 0 'stage0'; a "
       "stage "
@@ -112,32 +113,31 @@ TEST(CheckChain, FindsStagesThatDoNotCompose) {
 
 TEST(CheckChain, FindsStagesWithoutResults) {
   expect_error(
-      with_middle(
-          make_stage("empty", [](const Tensors&) { return Tensors{}; })),
+      around(make_stage("empty", [](const Tensors&) { return Tensors{}; })),
       "expected stage 1 'empty' to return at least one tensor, got none");
   expect_error(
-      with_middle(make_stage("none", [](const Tensor&) { return Tensor(); })),
+      around(make_stage("none", [](const Tensor&) { return Tensor(); })),
       "expected stage 1 'none' to return a tensor, got 1 undefined");
-  expect_error(with_middle(make_stage(
-                   "cut", [](const Tensor& x) { return x.detach() * 2; })),
-               "expected stage 1 'cut' to return a tensor that requires a "
-               "gradient");
+  expect_error(
+      around(make_stage("cut", [](const Tensor& x) { return x.detach() * 2; })),
+      "expected stage 1 'cut' to return a tensor that requires a "
+      "gradient");
 }
 
 TEST(CheckChain, FindsStagesThatModifyTheirInput) {
   expect_error(
-      with_middle(make_stage("bad", [](Tensor t) { return t.relu_(); })),
+      around(make_stage("bad", [](Tensor t) { return t.relu_(); })),
       "expected stage 1 'bad' to leave its inputs unchanged, got input 0");
 }
 
 TEST(CheckChain, ErrorsOfStagesNameThem) {
-  const Chain chain = with_middle(make_stage("narrow", nn::Linear(3, 3)));
+  const Chain chain = around(make_stage("narrow", nn::Linear(3, 3)));
   chain[1].modules()[0]->to(device());
   expect_error(chain, "in stage 1 'narrow'");
 }
 
 TEST(CheckChain, RejectsWrongUse) {
-  const Chain chain = equal_stages(2, kWidth);
+  const Chain chain = equal_stages(2, kCheckedWidth);
   EXPECT_NE(error_of([&] {
               check_chain(chain, {});
             }).find("expected at least one input, got none"),

@@ -26,7 +26,7 @@ namespace nn = torch::nn;
 
 constexpr int64_t kBytes = 1 << 20;
 
-Tensor input() {
+Tensor keep_input() {
   return torch::rand({kBytes / 4}, on_device()).requires_grad_();
 }
 
@@ -35,7 +35,7 @@ Tensor gradient(const Tensor& y, const Tensor& x) {
 }
 
 /// sin(exp(x)) · 3 |> keep: square(·) |> exp, with call counters.
-struct Counted {
+struct CountedCall {
   int* before;
   int* kept;
   int* after;
@@ -56,9 +56,9 @@ struct Counted {
 };
 
 TEST(Keep, TheRecomputationDoesNotRunIt) {
-  const auto x = input();
+  const auto x = keep_input();
   int before = 0, kept = 0, after = 0;
-  const Counted function{&before, &kept, &after};
+  const CountedCall function{&before, &kept, &after};
   const auto expected = gradient(function(x), x);
   EXPECT_EQ(before + kept + after, 3) << "a plain call outside of checkpoint()";
 
@@ -79,7 +79,7 @@ TEST(Keep, TheRecomputationDoesNotRunIt) {
 }
 
 TEST(Keep, KeepsOutputsAndWhatIsNotAnInput) {
-  const auto x = input();
+  const auto x = keep_input();
   const auto kept_by = [&](auto function) {
     const KeptMeter meter;
     Tensor y;
@@ -109,11 +109,11 @@ TEST(Keep, KeepsOutputsAndWhatIsNotAnInput) {
 }
 
 TEST(Keep, HoldsNothingAfterTheBackward) {
-  const auto x = input();
+  const auto x = keep_input();
   const int64_t before = live_bytes(device());
   int calls = 0;
   {
-    const auto y = checkpoint(Counted{&calls, &calls, &calls}, x).sum();
+    const auto y = checkpoint(CountedCall{&calls, &calls, &calls}, x).sum();
     // The output of the kept call.
     EXPECT_NEAR(static_cast<double>(live_bytes(device()) - before), kBytes,
                 4096);
@@ -121,7 +121,7 @@ TEST(Keep, HoldsNothingAfterTheBackward) {
   }
   EXPECT_EQ(live_bytes(device()) - before, kBytes) << "the gradient of x";
   x.mutable_grad().reset();
-  { const auto unused = checkpoint(Counted{&calls, &calls, &calls}, x); }
+  { const auto unused = checkpoint(CountedCall{&calls, &calls, &calls}, x); }
   EXPECT_EQ(live_bytes(device()), before);
 }
 
@@ -197,9 +197,9 @@ TEST(Keep, SupportsRandomNumbersViewsAndTuples) {
 }
 
 TEST(Keep, AnOuterCheckpointDropsWhatIsKept) {
-  const auto x = input();
+  const auto x = keep_input();
   int calls = 0;
-  const Counted function{&calls, &calls, &calls};
+  const CountedCall function{&calls, &calls, &calls};
   const int64_t before = live_bytes(device());
   const auto y = checkpoint(
       [&](const Tensor& t) { return checkpoint(function, t).sum(); }, x);
@@ -232,7 +232,7 @@ TEST(Keep, SupportsRetainedGraphsAndSecondDerivatives) {
 }
 
 TEST(Keep, SupportsListsAndUndefinedOutputs) {
-  const auto x = input();
+  const auto x = keep_input();
   const auto y = checkpoint(
       [](const Tensor& t) {
         const auto made =
@@ -252,7 +252,7 @@ TEST(Keep, SupportsListsAndUndefinedOutputs) {
 }
 
 TEST(Keep, InsideOfAnotherIsAPlainCall) {
-  const auto x = input();
+  const auto x = keep_input();
   int inner = 0, outer = 0;
   const auto y = checkpoint(
       [&](const Tensor& t) {

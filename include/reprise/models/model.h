@@ -48,14 +48,14 @@ struct ModelOptions {
 ///
 ///     Model model{.name = "own", .root = net, .chain = net->chain()};
 struct Model {
-  std::string name;
+  std::string name{};
   ModelOptions
       options{};  ///< of built-in models: all that the model has are set
   Task task = Task::kImages;  ///< of built-in models
   /// Owns all modules. Those of built-in models have the names and shapes of parameters and
   /// buffers of Hugging Face's gpt2, bert, llama, qwen2 and vit, and of torchvision's resnet
   /// and vgg.
-  std::shared_ptr<torch::nn::Module> root;
+  std::shared_ptr<torch::nn::Module> root{};
   /// Maps the tensors of a Batch to the sum of the losses, a scalar, over whatever
   /// Batch::count counts. In evaluation mode, the sums of `metrics` follow it. Further
   /// outputs in training mode are ignored.
