@@ -56,8 +56,7 @@ std::string phases_table(const TrainingProfile& profile) {
 }
 
 std::string step_line(const TrainingProfile& profile) {
-  const bool on =
-      try_from_text<GraphMode>(profile.graph) == GraphMode::kOn;
+  const bool on = try_from_text<GraphMode>(profile.graph) == GraphMode::kOn;
   constexpr std::string_view kReason = "off: ";
   std::string graph;
   if (on) {
