@@ -82,9 +82,8 @@ reprise::Model make_tagger(const reprise::ModelOptions& options) {
   }
   stages.push_back(reprise::make_stage(
       "loss",
-      [head, root](const Tensor& x, const Tensor& mask,
-                   const Tensor& tags) mutable {
-        const Tensor scores = head(x).transpose(1, 2);
+      [head, root](const Tensor& x, const Tensor& mask, const Tensor& tags) {
+        const Tensor scores = head->forward(x).transpose(1, 2);
         const Tensor losses = torch::nn::functional::cross_entropy(
             scores, tags,
             torch::nn::functional::CrossEntropyFuncOptions().reduction(
@@ -95,7 +94,7 @@ reprise::Model make_tagger(const reprise::ModelOptions& options) {
             (scores.argmax(1).eq(tags) * mask).sum().to(torch::kDouble));
         return sums;
       },
-      {head.ptr()}));
+      {head}));
   return {
       .root = root, .chain = reprise::Chain(stages), .metrics = {"accuracy"}};
 }
