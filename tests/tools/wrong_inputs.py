@@ -289,7 +289,7 @@ CASES: list[tuple] = [
     ("verify --model resnet18 --heads 3", 2, "--model resnet18: has no option heads"),
     # --- files to read
     ("train {small} --weights {nofile}", 2, "--weights: cannot read", "No such file"),
-    ("train {small} --weights {folder}", 2, "--weights: expected a file", "is a directory"),
+    ("train {small} --weights {folder}", 2, "--weights:", "has no model.safetensors"),
     ("train {small} --weights {empty} --out none", 2, "empty", "truncated"),
     ("train {small} --weights {noise.safetensors} --out none", 2, "noise.safetensors"),
     ("train {small} --weights {cut.safetensors} --out none", 2, "cut.safetensors", "truncated"),

@@ -50,7 +50,8 @@ struct RunResult {
 /// Nothing is written until the training has been planned and can begin. An error on
 /// one rank is reported to all of them. `inputs` is called with the final options and
 /// returns the model, in host memory, and the data. With `run.resume`, the options are
-/// those of the saved run, and `training` decides only the device of ranks.
+/// those of the saved run; `training` decides only the groups of parameters, which are not
+/// saved, and the device of ranks.
 ///
 /// Throws c10::Error or reprise::Error as TrainOptions::resolve(), RunDirectory and
 /// Trainer do; also if `run.out` holds a run or is not writable, if `run.resume` was

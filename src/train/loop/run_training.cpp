@@ -119,6 +119,8 @@ class Run {
     if (ranks_) text = ranks_->broadcast_text(text);
     Config saved = fields().from_json(text);
     saved.share_among(ranks);
+    // Groups of parameters are functions, which no file has.
+    saved.optimizer.groups = config_.optimizer.groups;
     const std::string own_device = std::exchange(config_, saved).device;
     apply_changes(saved);
     const std::string what = fields().conflict(saved, config_);

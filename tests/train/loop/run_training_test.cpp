@@ -216,6 +216,42 @@ TEST(RunTraining, TrainsAndResumesAnOwnModel) {
   expect_equal(final_state(part.out), final_state(whole.out));
 }
 
+TEST(RunTraining, GroupsOfParametersApplyAfterAResume) {
+  const TemporaryDirectory base;
+  TrainOptions training = small();
+  training.optimizer.weight_decay = 0.5;
+  const auto trained = [&](const std::string& name, bool groups) {
+    TrainOptions own = training;
+    if (groups) {
+      own.optimizer.groups.push_back(
+          {.contains = [](const std::string&,
+                          const torch::Tensor& p) { return p.dim() < 2; },
+           .lr_factor = 3,
+           .weight_decay = 0});
+    }
+    RunOptions part;
+    part.out = base / name;
+    part.stop = stop_after(5);
+    run_training(own, line_inputs, part);
+    RunOptions rest;
+    rest.resume = part.out;
+    run_training(own, line_inputs, rest);
+    return final_state(part.out);
+  };
+  TrainOptions grouped = training;
+  RunOptions whole;
+  whole.out = base / "whole";
+  grouped.optimizer.groups.push_back(
+      {.contains = [](const std::string&,
+                      const torch::Tensor& p) { return p.dim() < 2; },
+       .lr_factor = 3,
+       .weight_decay = 0});
+  run_training(grouped, line_inputs, whole);
+  expect_equal(trained("groups", true), final_state(whole.out));
+  EXPECT_FALSE(torch::equal(trained("plain", false)[0].second,
+                            final_state(whole.out)[0].second));
+}
+
 TEST(RunTraining, JoinsRanksAndWritesTheirLogs) {
   const TemporaryDirectory folder;
   const auto body = [&] {
