@@ -148,7 +148,7 @@ std::shared_ptr<const Dataset> split(std::shared_ptr<const Mapping> file,
   return data;
 }
 
-/// Where the tokens of a binary file are.
+/// Position and width of the tokens in a binary file.
 struct TokenLayout {
   int64_t begin = 0;  // in bytes
   int64_t token_bytes = 2;

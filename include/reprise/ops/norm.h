@@ -49,7 +49,7 @@ torch::Tensor group_norm_relu(const torch::nn::GroupNormImpl& norm,
                               const torch::Tensor& x,
                               ops::NormActivation activation);
 
-/// Applies the activation to the output of a norm, in place where possible.
+/// Applies the activation to the output of a norm, in place if possible.
 torch::Tensor activate_normalized(torch::Tensor normalized,
                                   ops::NormActivation activation);
 

@@ -52,8 +52,8 @@ class TrainListener {
   /// Called at most a few times per second, not for every update.
   virtual void stepped(const Step&) {}
 
-  /// Called in every window when its gradients are complete, before they are clipped,
-  /// and divided by the loss scale. May read and change the `.grad` of `parameters`, on
+  /// Called in every window when its gradients are complete and divided by the loss
+  /// scale, before they are clipped. May read and change the `.grad` of `parameters`, on
   /// every rank in the same way. With a sharded optimizer they have no gradients. If an
   /// allocation fails, the window is repeated, and this is called again.
   virtual void gradients_ready(int64_t /*step*/,

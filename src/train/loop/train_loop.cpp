@@ -150,7 +150,7 @@ void TrainLoop::describe_start() {
        fmt::format(
            "{} × {}{}{} samples per update, {}, {}, recompute {}, on {}",
            options.batch, options.accumulate, ranks, total,
-           options.optimizer.name, to_text(options.precision),
+           optimizer_name(setup_), to_text(options.precision),
            runner_.schedule().name(), setup_.device.str()) +
            plan,
        state_.step, total_steps_});

@@ -111,7 +111,7 @@ TrainSummary TrainLoop::summarize(double trained_s, double speed) {
   s.model = setup_.model.name;
   s.device = options.device;
   s.precision = to_text(options.precision);
-  s.optimizer = options.optimizer.name;
+  s.optimizer = optimizer_name(setup_);
   s.recompute = runner_.schedule().name();
   s.data = setup_.data.name;
   s.parameters = parameter_count(setup_.model);

@@ -157,6 +157,10 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup) {
   return make_optimizer(options, parameters);
 }
 
+std::string optimizer_name(const TrainSetup& setup) {
+  return setup.own_optimizer ? "own" : setup.options.optimizer.name;
+}
+
 void prepare_batch(const TrainSetup& setup, Batch& batch) {
   if (std::exchange(batch.prepared, true)) return;
   const torch::NoGradGuard no_grad;

@@ -76,6 +76,9 @@ std::vector<torch::Tensor> values(const NamedTensors& named);
 /// moments of embeddings unless `options.quantize_embeddings` is set.
 std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup);
 
+/// Name of the optimizer for summaries; "own" for one of the caller.
+std::string optimizer_name(const TrainSetup& setup);
+
 /// Converts a batch to the input of the model, unless that has been done.
 void prepare_batch(const TrainSetup& setup, Batch& batch);
 

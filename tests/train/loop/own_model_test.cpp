@@ -268,6 +268,7 @@ TEST(OwnModel, IsPlannedWithinABudget) {
   Trainer trainer(own_inputs(), options);
   const TrainSummary summary = trainer.run().summary;
   ASSERT_TRUE(summary.predicted.has_value());
+  EXPECT_EQ(summary.optimizer, "own");
   EXPECT_LE(summary.peak_bytes, options.memory_limit);
   EXPECT_EQ(summary.replans, 0);
 }
