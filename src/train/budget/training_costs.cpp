@@ -7,6 +7,7 @@
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
 #include "compat/side_stream.h"
+#include "data/batch_check.h"
 #include "train/budget/model_state_guard.h"
 #include "train/step/micro_step.h"
 #include "train/store/metrics.h"
@@ -309,11 +310,7 @@ void TrainingCosts::measure_workspace(CostProfile& profile,
 }
 
 Batch TrainingCosts::make_batch(int64_t samples) const {
-  std::vector<int64_t> indices;
-  for (int64_t i = 0; i < samples; ++i) {
-    indices.push_back(i % setup_.data.train->size());
-  }
-  return setup_.data.train->get(indices);
+  return largest_batch(*setup_.data.train, samples);
 }
 
 int64_t TrainingCosts::bytes_of(const Batch& batch) const {
@@ -332,8 +329,12 @@ bool TrainingCosts::workers_prepare() const {
 int64_t TrainingCosts::ahead_bytes(const Batch& raw,
                                    const Batch& prepared) const {
   if (setup_.device.is_cuda()) return 0;
-  return 2 * setup_.options.workers *
-         bytes_of(workers_prepare() ? prepared : raw);
+  const int64_t bytes = bytes_of(workers_prepare() ? prepared : raw);
+  if (!is_stream(*setup_.data.train)) return 2 * setup_.options.workers * bytes;
+  // Whole windows are read ahead; see Loader.
+  const int64_t batches =
+      (setup_.options.share() + raw.samples - 1) / raw.samples;
+  return (setup_.options.workers > 0 ? 2 : 1) * batches * bytes;
 }
 
 void TrainingCosts::release_workspaces() {

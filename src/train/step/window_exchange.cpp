@@ -5,6 +5,7 @@
 #include "train/optim/registry.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -70,6 +71,18 @@ std::string digest(const NamedTensors& parameters) {
     for (const int64_t size : tensor.sizes()) text += fmt::format("{},", size);
   }
   return fmt::format("{} parameters {:016x}", parameters.size(), fnv1a(text));
+}
+
+/// Returns the name, size and order of the training data.
+std::string digest(const TrainSetup& setup) {
+  const Dataset& data = *setup.data.train;
+  std::string text =
+      fmt::format("{}, {} samples", setup.data.name, data.epoch_size());
+  if (const auto order = data.order(/*epoch=*/0, setup.options.seed)) {
+    text += fmt::format(" in the order {:016x}",
+                        fnv1a(fmt::format("{}", fmt::join(*order, " "))));
+  }
+  return text;
 }
 
 class NoExchange final : public WindowExchange {};
@@ -224,8 +237,7 @@ std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
               "[Trainer] expected the options' ranks to be the group's ",
               ranks.size(), ", got ", options.ranks);
   ranks.require_same({{"the model", digest(setup.parameters)},
-                      {"data", fmt::format("{}, {} samples", setup.data.name,
-                                           setup.data.train->size())}});
+                      {"data", digest(setup)}});
   ranks.broadcast(setup.parameter_list);
   ranks.broadcast(setup.model.root->buffers());
   return std::make_unique<RankExchange>(ranks, setup);
