@@ -6,6 +6,7 @@
 #include <reprise/data/dataset.h>
 
 #include <torch/data/datasets/base.h>
+#include <torch/data/datasets/map.h>
 #include <torch/data/example.h>
 #include <torch/data/samplers/base.h>
 
