@@ -27,13 +27,12 @@ reprise::Model make_net() {
   std::vector<reprise::Stage> stages;
   for (const std::string name : {"first", "second"}) {
     auto layer = root->register_module(name, torch::nn::Linear(kWidth, kWidth));
-    stages.push_back(reprise::make_stage(name,
-                                         [layer](const Tensor& x) {
-                                           return torch::gelu(
-                                               layer->forward(x));
-                                         },
-                                         {layer})
-                         .on_first());
+    stages.push_back(
+        reprise::make_stage(
+            name,
+            [layer](const Tensor& x) { return torch::gelu(layer->forward(x)); },
+            {layer})
+            .on_first());
   }
   auto head = root->register_module("head", torch::nn::Linear(kWidth, 1));
   stages.push_back(reprise::make_stage(
@@ -41,8 +40,8 @@ reprise::Model make_net() {
       [head](const reprise::Tensors& in) {
         const Tensor errors =
             (head->forward(in[0]).squeeze(-1) - in.back()).square();
-        return reprise::Tensors{
-            in.size() == 3 ? (errors * in[1]).sum() : errors.sum()};
+        return reprise::Tensors{in.size() == 3 ? (errors * in[1]).sum()
+                                               : errors.sum()};
       },
       {head}));
   return {.name = "net", .root = root, .chain = reprise::Chain(stages)};

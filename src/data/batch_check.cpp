@@ -23,11 +23,10 @@ void check_batch(const Batch& batch, int64_t samples,
   TORCH_CHECK(batch.count >= 0,
               "[dataset] expected a Batch::count of at least 0, got ",
               batch.count);
-  TORCH_CHECK(!count || batch.count == *count, "[dataset] expected a count of ",
-              count.value_or(0),
-              ", the sum of Dataset::count() over the indices, got ",
-              batch.count,
-              "; let Batch::count and Dataset::count() count the same");
+  TORCH_CHECK(
+      !count || batch.count == *count, "[dataset] expected a count of ",
+      count.value_or(0), ", the sum of Dataset::count() over the indices, got ",
+      batch.count, "; let Batch::count and Dataset::count() count the same");
 }
 
 void check_order(const std::vector<int64_t>& order, int64_t size) {
@@ -52,11 +51,10 @@ void BatchTypes::check(const Batch& batch) {
     }
     return;
   }
-  TORCH_CHECK(batch.tensors.size() == types_.size(), "[dataset] expected ",
-              types_.size(),
-              " tensors in every batch, as in the first one, got ",
-              batch.tensors.size(),
-              "; return the same tensors for all samples");
+  TORCH_CHECK(
+      batch.tensors.size() == types_.size(), "[dataset] expected ",
+      types_.size(), " tensors in every batch, as in the first one, got ",
+      batch.tensors.size(), "; return the same tensors for all samples");
   for (size_t i = 0; i < types_.size(); ++i) {
     const torch::Tensor& tensor = batch.tensors[i];
     const auto& [type, device] = types_[i];

@@ -54,7 +54,7 @@ std::vector<Piece> find_pieces(const TokenRange& tokens, int64_t end,
 
 /// Puts each piece into the first of the latest rows that has room for it.
 std::vector<std::vector<Piece>> pack_rows(const std::vector<Piece>& pieces,
-                                     int64_t seq) {
+                                          int64_t seq) {
   constexpr size_t kOpenRows = 32;
   struct Open {
     size_t row;
@@ -63,9 +63,9 @@ std::vector<std::vector<Piece>> pack_rows(const std::vector<Piece>& pieces,
   std::vector<std::vector<Piece>> rows;
   std::deque<Open> open;
   for (const Piece& piece : pieces) {
-    auto found = std::find_if(
-        open.begin(), open.end(),
-        [&](const Open& row) { return row.room >= piece.length; });
+    auto found = std::find_if(open.begin(), open.end(), [&](const Open& row) {
+      return row.room >= piece.length;
+    });
     if (found == open.end()) {
       if (open.size() == kOpenRows) open.pop_front();
       rows.emplace_back();
@@ -96,10 +96,11 @@ class Documents final : public Dataset {
 
   Batch get(const std::vector<int64_t>& indices) const override {
     const auto samples = static_cast<int64_t>(indices.size());
-    Batch batch{.tensors = {torch::zeros({samples, seq_}, torch::kLong),
-                            torch::full({samples, seq_}, kNoTarget, torch::kLong),
-                            torch::zeros({samples, seq_}, torch::kLong)},
-                .samples = samples};
+    Batch batch{
+        .tensors = {torch::zeros({samples, seq_}, torch::kLong),
+                    torch::full({samples, seq_}, kNoTarget, torch::kLong),
+                    torch::zeros({samples, seq_}, torch::kLong)},
+        .samples = samples};
     std::vector<int64_t> read(static_cast<size_t>(seq_) + 1);
     for (int64_t n = 0; n < samples; ++n) {
       int64_t at = n * seq_;

@@ -234,11 +234,11 @@ class MapReader final : public detail::BatchReader {
             ? batches_in(size_)
             : size_ / options_.window * batches_in(options_.window) +
                   batches_in(size_ % options_.window);
-    const int64_t ahead =
-        options_.workers == 0
-            ? 0
-            : static_cast<int64_t>(slots_.size()) / std::max<int64_t>(whole, 1) +
-                  1;
+    const int64_t ahead = options_.workers == 0
+                              ? 0
+                              : static_cast<int64_t>(slots_.size()) /
+                                        std::max<int64_t>(whole, 1) +
+                                    1;
     const std::lock_guard lock(orders_mutex_);
     for (const int64_t last = epoch + ahead; epoch <= last; ++epoch) {
       Order& order = orders_[epoch];
@@ -289,9 +289,9 @@ class MapReader final : public detail::BatchReader {
       if (stop_) return;
       Slot& slot = slot_of(issued_++);
       while (planned_.at == planned_.stop) {
-        planned_ =
-            enter(planned_.end < size_ ? planned_.next()
-                                       : LoaderPosition{planned_.epoch + 1, 0, ""});
+        planned_ = enter(planned_.end < size_
+                             ? planned_.next()
+                             : LoaderPosition{planned_.epoch + 1, 0, ""});
       }
       const Cursor from = planned_;
       planned_.at += batch_samples(planned_);

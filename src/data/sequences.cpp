@@ -18,13 +18,12 @@ int64_t check_sequences(const std::vector<torch::Tensor>& sequences,
   int64_t longest = 0;
   for (size_t i = 0; i < sequences.size(); ++i) {
     const torch::Tensor& sequence = sequences[i];
-    TORCH_CHECK(sequence.defined() && sequence.dim() >= 1 &&
-                    sequence.dim() <= 2,
-                "[", function,
-                "] expected sequences of shape (t) or (t, D), got ",
-                sequence.defined() ? c10::str("shape ", sequence.sizes())
-                                   : std::string("an undefined tensor"),
-                " at ", i);
+    TORCH_CHECK(
+        sequence.defined() && sequence.dim() >= 1 && sequence.dim() <= 2, "[",
+        function, "] expected sequences of shape (t) or (t, D), got ",
+        sequence.defined() ? c10::str("shape ", sequence.sizes())
+                           : std::string("an undefined tensor"),
+        " at ", i);
     const torch::Tensor& first = sequences[0];
     TORCH_CHECK(sequence.scalar_type() == first.scalar_type() &&
                     sequence.dim() == first.dim() &&
@@ -51,7 +50,8 @@ PaddedBatch pad_batch(const std::vector<torch::Tensor>& sequences,
               "[pad_batch] expected a multiple above 0, got ",
               options.multiple);
   int64_t length = options.length > 0 ? options.length : longest;
-  length = (length + options.multiple - 1) / options.multiple * options.multiple;
+  length =
+      (length + options.multiple - 1) / options.multiple * options.multiple;
   const auto rows = static_cast<int64_t>(sequences.size());
   std::vector<int64_t> shape = sequences[0].sizes().vec();
   shape[0] = length;
@@ -65,8 +65,7 @@ PaddedBatch pad_batch(const std::vector<torch::Tensor>& sequences,
     lengths[i] = sequence.size(0);
     batch.values[i].narrow(0, 0, sequence.size(0)).copy_(sequence);
   }
-  batch.mask =
-      torch::arange(length).unsqueeze(0) < batch.lengths.unsqueeze(1);
+  batch.mask = torch::arange(length).unsqueeze(0) < batch.lengths.unsqueeze(1);
   return batch;
 }
 

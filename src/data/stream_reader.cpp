@@ -42,12 +42,13 @@ class StreamReader final : public BatchReader {
                 "[loader] expected at least one sample per window for each of ",
                 options_.num_shards, " shards, got windows of ",
                 options_.window);
-    TORCH_CHECK(position.epoch == 0 && position.sample >= 0 &&
-                    (position.sample == 0) == position.stream.empty(),
-                "[loader] expected a position of a stream, got epoch ",
-                position.epoch, ", sample ", position.sample,
-                position.stream.empty() ? " without" : " with",
-                " the position of a stream; was it saved with another dataset?");
+    TORCH_CHECK(
+        position.epoch == 0 && position.sample >= 0 &&
+            (position.sample == 0) == position.stream.empty(),
+        "[loader] expected a position of a stream, got epoch ", position.epoch,
+        ", sample ", position.sample,
+        position.stream.empty() ? " without" : " with",
+        " the position of a stream; was it saved with another dataset?");
     stream_ = dataset->open(position.stream);
     TORCH_CHECK(stream_ != nullptr,
                 "[stream] expected open() to return a reader, got null");
@@ -142,9 +143,9 @@ class StreamReader final : public BatchReader {
       changed_.notify_all();
     }
     has_window_ = true;
-    waited_s_ += std::chrono::duration<double>(
-                     std::chrono::steady_clock::now() - start)
-                     .count();
+    waited_s_ +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+            .count();
   }
 
   void work() {

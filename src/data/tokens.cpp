@@ -221,12 +221,11 @@ std::shared_ptr<const Dataset> open_tokens(const DataOptions& options) {
   TORCH_CHECK(options.test_fraction >= 0 && options.test_fraction < 1,
               "[dataset] expected a test_fraction from 0 to below 1, got ",
               options.test_fraction);
-  TORCH_CHECK(
-      (options.documents == DocumentMode::kStream) ==
-          (options.document_end < 0),
-      "[dataset] expected a document_end token with padded or packed "
-      "documents and only then, got ",
-      options.document_end, " with ", to_text(options.documents));
+  TORCH_CHECK((options.documents == DocumentMode::kStream) ==
+                  (options.document_end < 0),
+              "[dataset] expected a document_end token with padded or packed "
+              "documents and only then, got ",
+              options.document_end, " with ", to_text(options.documents));
   auto file = std::make_shared<const Mapping>(options.name);
   if (has_token_name(options.name)) {
     const TokenLayout layout = layout_of(*file, options.name);

@@ -44,8 +44,8 @@ TEST(Documents, PadsOnePerRow) {
   const int64_t no = -100;
   EXPECT_TRUE(same(batch.tensors[1],
                    torch::tensor(std::vector<int64_t>{'b', '.', no, no,  //
-                                                      'd', 'e', 'f', 'g',
-                                                      '.', no, no, no,  //
+                                                      'd', 'e', 'f', 'g', '.',
+                                                      no, no, no,  //
                                                       'i', no, no, no})
                        .view({4, 4})));
   EXPECT_TRUE(same(batch.tensors[2],
@@ -67,13 +67,13 @@ TEST(Documents, PacksWholeOnesIntoRows) {
   ASSERT_EQ(data->size(), 2);
   const Batch batch = data->get({0, 1});
   // The short third document fits behind the first.
-  EXPECT_TRUE(same(batch.tensors[0],
-                   torch::tensor({{'a', 'b', '.', 'g', '.', '\0'},
-                                  {'c', 'd', 'e', 'f', '.', '\0'}},
-                                 torch::kLong)));
-  EXPECT_TRUE(same(batch.tensors[2],
-                   torch::tensor({{1, 1, 1, 2, 2, 0}, {1, 1, 1, 1, 1, 0}},
-                                 torch::kLong)));
+  EXPECT_TRUE(
+      same(batch.tensors[0], torch::tensor({{'a', 'b', '.', 'g', '.', '\0'},
+                                            {'c', 'd', 'e', 'f', '.', '\0'}},
+                                           torch::kLong)));
+  EXPECT_TRUE(same(
+      batch.tensors[2],
+      torch::tensor({{1, 1, 1, 2, 2, 0}, {1, 1, 1, 1, 1, 0}}, torch::kLong)));
   EXPECT_EQ(batch.count, 2 + 1 + 4);
 }
 

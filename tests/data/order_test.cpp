@@ -118,12 +118,12 @@ TEST(Order, ErrorsSayWhatToDo) {
          "expected an order with indices, got an empty one");
   expect([](int64_t, uint64_t) { return std::vector<int64_t>{10}; },
          "from 0 to 9 in the order of an epoch, got 10");
-  expect([n = int64_t{0}](int64_t, uint64_t) mutable {
-    return std::vector<int64_t>{n++};
-  }, "two different ones; seed its generator with both");
-  expect([](int64_t epoch, uint64_t) {
-    return std::vector<int64_t>(epoch < 2 ? 5 : 4);
-  }, "expected an order of 5 indices for every epoch, got 4 for epoch 2");
+  expect([n = int64_t{0}](
+             int64_t, uint64_t) mutable { return std::vector<int64_t>{n++}; },
+         "two different ones; seed its generator with both");
+  expect([](int64_t epoch,
+            uint64_t) { return std::vector<int64_t>(epoch < 2 ? 5 : 4); },
+         "expected an order of 5 indices for every epoch, got 4 for epoch 2");
   EXPECT_NE(error_of([&] { with_order(data, nullptr); }).find("got null"),
             std::string::npos);
 }

@@ -49,9 +49,9 @@ TEST(Sequences, PackingKeepsEveryElement) {
   EXPECT_TRUE(same(batch.segments, torch::tensor({1, 1, 1, 2, 3, 3})));
   EXPECT_TRUE(same(batch.positions, torch::tensor({0, 1, 2, 0, 0, 1})));
   EXPECT_EQ(batch.longest, 3);
-  EXPECT_EQ(pack_batch({torch::zeros({2, 3}), torch::zeros({1, 3})})
-                .values.sizes(),
-            (torch::IntArrayRef{3, 3}));
+  EXPECT_EQ(
+      pack_batch({torch::zeros({2, 3}), torch::zeros({1, 3})}).values.sizes(),
+      (torch::IntArrayRef{3, 3}));
 }
 
 TEST(Sequences, ErrorsSayWhatToDo) {

@@ -84,7 +84,8 @@ TEST(Stream, IsCutIntoWindowsAndBatches) {
         EXPECT_EQ(batch->samples, at == 6 ? 1 : 3);
         EXPECT_EQ(samples_in(*batch).front(), begin + at);
         EXPECT_EQ(loader.window_done(), at == 6);
-        EXPECT_EQ(loader.position().sample, begin + std::min(at + 3, int64_t{7}));
+        EXPECT_EQ(loader.position().sample,
+                  begin + std::min(at + 3, int64_t{7}));
         EXPECT_FALSE(loader.epoch_done());
       }
     }
@@ -133,9 +134,9 @@ TEST(Stream, ShardsDivideEveryWindow) {
     std::vector<int64_t> found;
     std::vector<std::vector<int64_t>> by_window(2);
     for (int shard = 0; shard < 3; ++shard) {
-      Loader loader(
-          data, {.batch = 2, .window = 8, .shard = shard, .num_shards = 3},
-          from);
+      Loader loader(data,
+                    {.batch = 2, .window = 8, .shard = shard, .num_shards = 3},
+                    from);
       for (size_t window = 0; window < 2; ++window) {
         const int64_t first = window == 0 ? begin : 8;
         const auto ahead = loader.window_ahead();

@@ -82,9 +82,9 @@ TEST(TorchData, ExamplesBecomeBatches) {
       from_torch(td::datasets::TensorDataset(torch::arange(12).view({4, 3})));
   const Batch batch = alone->get({2, 1});
   ASSERT_EQ(batch.tensors.size(), 1u);
-  EXPECT_TRUE(same(batch.tensors[0],
-                   torch::arange(12).view({4, 3}).index_select(
-                       0, torch::tensor({2, 1}))));
+  EXPECT_TRUE(same(
+      batch.tensors[0],
+      torch::arange(12).view({4, 3}).index_select(0, torch::tensor({2, 1}))));
 }
 
 TEST(TorchData, OtherExamplesNeedAFunction) {
@@ -92,16 +92,16 @@ TEST(TorchData, OtherExamplesNeedAFunction) {
   EXPECT_NE(text.find("set TorchDataOptions::collate"), std::string::npos)
       << text;
   const auto data = from_torch(
-      Texts(), {.collate =
-                    [](std::vector<Words> words) {
-                      std::vector<int64_t> lengths;
-                      for (const auto& one : words) {
-                        lengths.push_back(
-                            static_cast<int64_t>(one.text.size()));
-                      }
-                      return Batch{.tensors = {torch::tensor(lengths)}};
-                    },
-                .count = [](int64_t index) { return index + 1; }});
+      Texts(),
+      {.collate =
+           [](std::vector<Words> words) {
+             std::vector<int64_t> lengths;
+             for (const auto& one : words) {
+               lengths.push_back(static_cast<int64_t>(one.text.size()));
+             }
+             return Batch{.tensors = {torch::tensor(lengths)}};
+           },
+       .count = [](int64_t index) { return index + 1; }});
   const Batch batch = data->get({3, 1});
   EXPECT_TRUE(same(batch.tensors[0], torch::tensor({4, 2})));
   EXPECT_EQ(batch.samples, 2);
@@ -149,8 +149,8 @@ TEST(TorchData, SamplersDecideTheOrder) {
   EXPECT_EQ(shared(4, 1), shared(4, 1));
   EXPECT_NE(shared(4, 1), shared(5, 1));
 
-  const auto data =
-      with_order(from_torch(Pairs()), order_from(td::samplers::RandomSampler(8)));
+  const auto data = with_order(from_torch(Pairs()),
+                               order_from(td::samplers::RandomSampler(8)));
   Loader loader(data, {.batch = 8, .seed = 4});
   loader.next();
   loader.next();

@@ -1,5 +1,4 @@
 #include "ranked_runs.h"
-
 #include "train/points.h"
 
 /// Streams and orders with several ranks.
@@ -26,9 +25,9 @@ TEST(RankedData, StreamsTrainAsInOneProcess) {
         std::optional<RunDirectory> directory;
         const std::string path = child_folder() + "/run";
         if (group->rank() == 0) {
-          directory.emplace(resume ? RunDirectory::open(path)
-                                   : RunDirectory::create(path,
-                                                          to_json(ranked)));
+          directory.emplace(resume
+                                ? RunDirectory::open(path)
+                                : RunDirectory::create(path, to_json(ranked)));
         }
         Trainer trainer(inputs(), ranked, {.ranks = group});
         TrainRun run;
@@ -43,8 +42,8 @@ TEST(RankedData, StreamsTrainAsInOneProcess) {
     if (child_rank() >= 0) continue;
     expect_all_well(ends);
     const auto found = ended(folder.path());
-    const auto alone = train_points(
-        alone_folder / std::to_string(ranks), inputs, options);
+    const auto alone =
+        train_points(alone_folder / std::to_string(ranks), inputs, options);
     expect_near(alone, found, 1e-5);
   }
 }

@@ -35,10 +35,10 @@ class Points : public Dataset {
   int64_t count(int64_t index) const override { return positions(index); }
   Batch get(const std::vector<int64_t>& indices) const override {
     const auto rows = torch::tensor(indices);
-    Batch batch{.tensors = {x.index_select(0, rows),
-                            torch::zeros({rows.size(0), 3}),
-                            y.index_select(0, rows)},
-                .samples = rows.size(0)};
+    Batch batch{
+        .tensors = {x.index_select(0, rows), torch::zeros({rows.size(0), 3}),
+                    y.index_select(0, rows)},
+        .samples = rows.size(0)};
     for (int64_t i = 0; i < batch.samples; ++i) {
       const int64_t own = positions(indices[static_cast<size_t>(i)]);
       batch.tensors[1][i].narrow(0, 0, own).fill_(1);
@@ -95,23 +95,21 @@ inline TrainInputs point_inputs(std::shared_ptr<const Dataset> data,
   auto first =
       root->register_module("first", torch::nn::Linear(kPointWidth, 8));
   auto last = root->register_module("last", torch::nn::Linear(8, 1));
-  Chain chain({make_stage("first",
-                          [first, dropout](const torch::Tensor& x) {
-                            return torch::dropout(torch::tanh(first->forward(x)),
-                                                  dropout,
-                                                  first->is_training());
-                          },
-                          {first})
-                   .on_first(),
-               make_stage("loss",
-                          [last](const torch::Tensor& h,
-                                 const torch::Tensor& mask,
-                                 const torch::Tensor& y) {
-                            const auto errors =
-                                last->forward(h).squeeze(-1) - y;
-                            return Tensors{(errors.pow(2) * mask).sum()};
-                          },
-                          {last})});
+  Chain chain(
+      {make_stage("first",
+                  [first, dropout](const torch::Tensor& x) {
+                    return torch::dropout(torch::tanh(first->forward(x)),
+                                          dropout, first->is_training());
+                  },
+                  {first})
+           .on_first(),
+       make_stage("loss",
+                  [last](const torch::Tensor& h, const torch::Tensor& mask,
+                         const torch::Tensor& y) {
+                    const auto errors = last->forward(h).squeeze(-1) - y;
+                    return Tensors{(errors.pow(2) * mask).sum()};
+                  },
+                  {last})});
   return {Model{.name = "points", .root = root, .chain = chain},
           {.name = "points", .train = std::move(data)}};
 }

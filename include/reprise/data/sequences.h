@@ -33,8 +33,9 @@ struct PackedBatch {
   torch::Tensor values;      ///< (S) or (S, D)
   torch::Tensor cu_seqlens;  ///< (N + 1), int32: begin of each sequence, then S
   torch::Tensor segments;    ///< (S), int64: number of the sequence, from 1
-  torch::Tensor positions;   ///< (S), int64: position within the sequence, from 0
-  int64_t longest = 0;       ///< length of the longest sequence
+  torch::Tensor
+      positions;        ///< (S), int64: position within the sequence, from 0
+  int64_t longest = 0;  ///< length of the longest sequence
 };
 
 /// Concatenates sequences of shape (t) or (t, D), which have the same type and D. Throws

@@ -90,9 +90,10 @@ class TorchDataset final : public Dataset {
                 "' returns; set TorchDataOptions::collate, or map() the "
                 "dataset with torch::data::transforms::Stack");
     const auto size = data_.size();
-    TORCH_CHECK(size.has_value(), "[from_torch] expected a dataset with a "
-                "size, '", options_.name,
-                "' has none; derive from StreamDataset instead");
+    TORCH_CHECK(size.has_value(),
+                "[from_torch] expected a dataset with a "
+                "size, '",
+                options_.name, "' has none; derive from StreamDataset instead");
     size_ = static_cast<int64_t>(*size);
   }
 
@@ -153,7 +154,8 @@ class TorchDataset final : public Dataset {
   const Options options_;
   int64_t size_ = 0;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Data>> free_;  // copies that are not in use
+  mutable std::vector<std::unique_ptr<Data>>
+      free_;  // copies that are not in use
 };
 
 }  // namespace detail

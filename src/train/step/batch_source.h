@@ -47,7 +47,7 @@ class BatchSource {
   const Ranks& ranks_;
   std::unique_ptr<Loader> loader_;
   Batch current_;
-  BatchTypes types_;  // as the loader returns them
+  BatchTypes types_;            // as the loader returns them
   double waited_before_s_ = 0;  // of loaders that were closed
 };
 

@@ -236,8 +236,8 @@ std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
   TORCH_CHECK(options.ranks == ranks.size(),
               "[Trainer] expected the options' ranks to be the group's ",
               ranks.size(), ", got ", options.ranks);
-  ranks.require_same({{"the model", digest(setup.parameters)},
-                      {"data", digest(setup)}});
+  ranks.require_same(
+      {{"the model", digest(setup.parameters)}, {"data", digest(setup)}});
   ranks.broadcast(setup.parameter_list);
   ranks.broadcast(setup.model.root->buffers());
   return std::make_unique<RankExchange>(ranks, setup);

@@ -65,8 +65,8 @@ TEST(OwnData, StreamsRepeatWindowsThatRanOutOfMemory) {
     run.directory = &directory;
     testing::Ended ended;
     {
-      AllocationFailure failure(
-          after < 0 ? std::numeric_limits<int64_t>::max() : after);
+      AllocationFailure failure(after < 0 ? std::numeric_limits<int64_t>::max()
+                                          : after);
       ended.result = trainer.run(run);
       if (after < 0) allocations = failure.counted();
       happened += failure.happened() ? 1 : 0;
@@ -85,16 +85,15 @@ TEST(OwnData, MicroBatchesWithoutACountAreSkipped) {
   const testing::TemporaryDirectory folder;
   for (const int64_t first : {0, 3}) {
     const auto inputs = [first] {
-      return point_inputs(
-          with_order(std::make_shared<Points>(),
-                     [first](int64_t, uint64_t) {
-                       std::vector<int64_t> order;
-                       for (int64_t i = 0; i < kPoints; ++i) {
-                         order.push_back((first + i) % kPoints);
-                       }
-                       return order;
-                     }),
-          /*dropout=*/0);
+      return point_inputs(with_order(std::make_shared<Points>(),
+                                     [first](int64_t, uint64_t) {
+                                       std::vector<int64_t> order;
+                                       for (int64_t i = 0; i < kPoints; ++i) {
+                                         order.push_back((first + i) % kPoints);
+                                       }
+                                       return order;
+                                     }),
+                          /*dropout=*/0);
     };
     const auto path = [&](const std::string& name) {
       return folder / (name + std::to_string(first));
@@ -153,8 +152,8 @@ TEST(OwnData, OrdersDecideTheSamplesOfAnEpoch) {
   options.epochs = 1;
   const auto first =
       train_points(in_order(std::make_shared<Reordered>(both)), options);
-  const auto one = train_points(
-      with_order(std::make_shared<Points>(), drawn), options);
+  const auto one =
+      train_points(with_order(std::make_shared<Points>(), drawn), options);
   expect_same(first, one, "first epoch");
   EXPECT_NE(both, second);
 }
@@ -177,26 +176,25 @@ TEST(OwnData, TorchDatasetsTrainAsTheirTensors) {
   const auto together =
       torch::cat({points.x, points.y.unsqueeze(-1)}, /*dim=*/-1);
   using In = td::TensorExample;
-  const auto dataset =
-      td::datasets::TensorDataset(together)
-          .map(td::transforms::Lambda<In, td::Example<>>([](In row) {
-            return td::Example<>(row.data.narrow(-1, 0, testing::kPointWidth),
-                                 row.data.select(-1, testing::kPointWidth));
-          }));
+  const auto dataset = td::datasets::TensorDataset(together).map(
+      td::transforms::Lambda<In, td::Example<>>([](In row) {
+        return td::Example<>(row.data.narrow(-1, 0, testing::kPointWidth),
+                             row.data.select(-1, testing::kPointWidth));
+      }));
   const auto data = from_torch(
-      dataset, {.collate =
-                    [](std::vector<td::Example<>> rows) {
-                      std::vector<torch::Tensor> x, y;
-                      for (const auto& row : rows) {
-                        x.push_back(row.data);
-                        y.push_back(row.target);
-                      }
-                      const auto values = torch::stack(y);
-                      return Batch{.tensors = {torch::stack(x),
-                                               torch::ones_like(values),
-                                               values}};
-                    },
-                .count = [](int64_t) { return 3; }});
+      dataset,
+      {.collate =
+           [](std::vector<td::Example<>> rows) {
+             std::vector<torch::Tensor> x, y;
+             for (const auto& row : rows) {
+               x.push_back(row.data);
+               y.push_back(row.target);
+             }
+             const auto values = torch::stack(y);
+             return Batch{.tensors = {torch::stack(x), torch::ones_like(values),
+                                      values}};
+           },
+       .count = [](int64_t) { return 3; }});
   expect_same(expected, train_points(data), "torch::data");
 }
 
@@ -241,27 +239,25 @@ TEST(OwnData, SequencesOfDifferentLengthsTrainAsPaddedToTheLongest) {
     data->fixed = fixed;
     TrainInputs made = point_inputs(data);
     // Without dropout, whose numbers depend on the shape.
-    made.model.chain = Chain(
-        {make_stage("sum",
-                    [root = made.model.root](const torch::Tensor& x,
-                                             const torch::Tensor& mask,
-                                             const torch::Tensor& y) {
-                      const auto p = root->named_parameters();
-                      const auto h = torch::tanh(torch::linear(
-                          x, p["first.weight"], p["first.bias"]));
-                      const auto out =
-                          torch::linear(h, p["last.weight"], p["last.bias"]);
-                      return Tensors{
-                          ((out.squeeze(-1) - y).pow(2) * mask).sum()};
-                    },
-                    {made.model.root})});
+    made.model.chain = Chain({make_stage(
+        "sum",
+        [root = made.model.root](const torch::Tensor& x,
+                                 const torch::Tensor& mask,
+                                 const torch::Tensor& y) {
+          const auto p = root->named_parameters();
+          const auto h =
+              torch::tanh(torch::linear(x, p["first.weight"], p["first.bias"]));
+          const auto out = torch::linear(h, p["last.weight"], p["last.bias"]);
+          return Tensors{((out.squeeze(-1) - y).pow(2) * mask).sum()};
+        },
+        {made.model.root})});
     return made;
   };
   const testing::TemporaryDirectory folder;
-  const auto ragged =
-      train_points(folder / "ragged", [&] { return inputs(0); }, options);
-  const auto fixed =
-      train_points(folder / "fixed", [&] { return inputs(16); }, options);
+  const auto ragged = train_points(
+      folder / "ragged", [&] { return inputs(0); }, options);
+  const auto fixed = train_points(
+      folder / "fixed", [&] { return inputs(16); }, options);
   for (size_t i = 0; i < ragged.tensors.size(); ++i) {
     const auto& [name, tensor] = ragged.tensors[i];
     if (!name.starts_with("parameter.")) continue;
@@ -349,9 +345,9 @@ TEST(OwnData, StreamsNeedSteps) {
                       "epochs; give the number of updates"),
             std::string::npos)
       << text;
-  text = error(
-      [](TrainInputs& inputs) { inputs.data.test = inputs.data.train; },
-      point_options());
+  text =
+      error([](TrainInputs& inputs) { inputs.data.test = inputs.data.train; },
+            point_options());
   EXPECT_NE(text.find("expected test data with an end, got a stream"),
             std::string::npos)
       << text;
