@@ -34,8 +34,8 @@ class SampleStream {
 ///
 /// A saved state has the position after the last sample that was trained on, not of
 /// those read ahead, so that a run that is stopped and resumed at any point trains on
-/// every sample exactly once. Every rank reads the whole stream and trains on its share
-/// of each window.
+/// every sample exactly once. Every rank reads the whole stream, which must give all of
+/// them the same samples, and trains on its share of each window.
 class StreamDataset : public Dataset {
  public:
   /// Returned by size().

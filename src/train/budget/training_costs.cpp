@@ -43,6 +43,17 @@ int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   return allocated_bytes(static_cast<int64_t>(tensor.nbytes()), device);
 }
 
+/// Types and shapes of the tensors of one sample, which datasets of the same name may
+/// return in several ways.
+std::string shape_text(const Dataset& data) {
+  std::string text;
+  for (const auto& tensor : largest_batch(data, 1).tensors) {
+    text += fmt::format("{}{} ", c10::toString(tensor.scalar_type()),
+                        c10::str(tensor.sizes()));
+  }
+  return text;
+}
+
 /// Makes the offloading variant slower than the plain run. Copies are
 /// additional work, so a variant that was measured faster is noise, and must
 /// not be chosen if no memory needs to be saved.
@@ -181,10 +192,11 @@ std::string TrainingCosts::key_of(Precision precision) const {
     variants += setup_.model.chain[i].variants().size();
   }
   return fmt::format(
-      "{} {} | {} | data {} bytes {} | variants {} | {} threads {} | "
+      "{} {} | {} | data {} {}bytes {} | variants {} | {} threads {} | "
       "LibTorch {}",
       kFormat, setup_.model.cost_key, option_fields().cost_key(options),
-      setup_.data.name, setup_.dataset_bytes, variants,
+      setup_.data.name, shape_text(*setup_.data.train), setup_.dataset_bytes,
+      variants,
       setup_.device.is_cuda() ? compat::cuda_device_name(setup_.device.index())
                               : "cpu",
       at::get_num_threads(), libtorch_version());

@@ -1,11 +1,11 @@
 #include "train/step/window_exchange.h"
 
 #include "base/hash.h"
+#include "base/splitmix.h"
 #include "distributed/sync_batch_norm.h"
 #include "train/optim/registry.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -79,8 +79,11 @@ std::string digest(const TrainSetup& setup) {
   std::string text =
       fmt::format("{}, {} samples", setup.data.name, data.epoch_size());
   if (const auto order = data.order(/*epoch=*/0, setup.options.seed)) {
-    text += fmt::format(" in the order {:016x}",
-                        fnv1a(fmt::format("{}", fmt::join(*order, " "))));
+    uint64_t hash = 0;
+    for (const int64_t index : *order) {
+      hash = splitmix(hash, static_cast<uint64_t>(index));
+    }
+    text += fmt::format(" in the order {:016x}", hash);
   }
   return text;
 }
