@@ -4,6 +4,7 @@
 #include <reprise/data/torch_data.h>
 
 #include <gtest/gtest.h>
+#include <torch/data/datasets/map.h>
 #include <torch/data/datasets/tensor.h>
 #include <torch/data/samplers/distributed.h>
 #include <torch/data/samplers/random.h>

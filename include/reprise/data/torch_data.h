@@ -1,12 +1,12 @@
 #pragma once
 
 /// Datasets and samplers of LibTorch's torch::data. Not part of reprise/train.h, because
-/// those headers take long to compile.
+/// those headers take long to compile. Include <torch/torch.h> for the datasets, samplers
+/// and transforms themselves.
 
 #include <reprise/data/dataset.h>
 
 #include <torch/data/datasets/base.h>
-#include <torch/data/datasets/map.h>
 #include <torch/data/example.h>
 #include <torch/data/samplers/base.h>
 

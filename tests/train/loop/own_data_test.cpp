@@ -4,6 +4,7 @@
 #include <reprise/data/torch_data.h>
 #include <reprise/train/inputs.h>
 
+#include <torch/data/datasets/map.h>
 #include <torch/data/datasets/tensor.h>
 #include <torch/data/transforms/lambda.h>
 
