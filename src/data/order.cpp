@@ -10,6 +10,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/Exception.h>
 
+#include <mutex>
 #include <utility>
 
 namespace reprise {

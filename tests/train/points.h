@@ -6,6 +6,7 @@
 
 #include <torch/nn/modules/linear.h>
 
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>

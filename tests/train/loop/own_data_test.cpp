@@ -8,6 +8,7 @@
 #include <torch/data/datasets/tensor.h>
 #include <torch/data/transforms/lambda.h>
 
+#include <atomic>
 #include <limits>
 #include <random>
 
