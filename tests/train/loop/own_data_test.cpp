@@ -2,6 +2,7 @@
 
 #include <reprise/data/sequences.h>
 #include <reprise/data/torch_data.h>
+#include <reprise/recompute/strategy.h>
 #include <reprise/train/inputs.h>
 
 #include <torch/data/datasets/map.h>
@@ -79,6 +80,50 @@ TEST(OwnData, StreamsRepeatWindowsThatRanOutOfMemory) {
     expect_same(whole, ended, "allocation " + std::to_string(after));
   }
   EXPECT_GT(happened, 5);
+}
+
+/// Plans micro-batches of 8, then of 3, then of 2.
+class Shrinking final : public BudgetPlanner {
+ public:
+  Plan decide() override { return plan(8); }
+  std::optional<Plan> tighten(const Plan& present, int64_t) override {
+    if (present.micro_batch == 2) return std::nullopt;
+    return plan(present.micro_batch == 8 ? 3 : 2);
+  }
+
+ private:
+  static Plan plan(int64_t size) {
+    return {.micro_batch = size,
+            .accumulate = (8 + size - 1) / size,
+            .schedule = make_schedule("none", 2),
+            .peak_bytes = 1,
+            .step_ms = 1,
+            .graph = false};
+  }
+};
+
+TEST(OwnData, StreamsKeepTheirSamplesWhenTheMicroBatchChanges) {
+  const testing::TemporaryDirectory folder;
+  const auto expected = train_points(
+      folder / "fixed",
+      [] { return point_inputs(in_order(std::make_shared<Points>()), 0); },
+      point_options());
+  TrainOptions options = point_options();
+  options.batch = 0;
+  options.memory_limit = 1;  // exceeded in every window
+  options.resolve();
+  Trainer trainer(point_inputs(std::make_shared<PointStream>(), /*dropout=*/0),
+                  options, {.planner = std::make_unique<Shrinking>()});
+  EXPECT_EQ(trainer.run().summary.replans, 2);
+  const auto parameters = trainer.model().root->named_parameters();
+  int compared = 0;
+  for (const auto& [name, tensor] : expected.tensors) {
+    if (!name.starts_with("parameter.")) continue;
+    const auto& found = parameters[name.substr(10)];
+    EXPECT_LT(relative_error(tensor, found.detach().cpu()), 1e-5) << name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 4);
 }
 
 /// Points 0, 5, 10, … have no count. With micro-batches of one sample they are skipped, in
