@@ -6,6 +6,8 @@
 #include <reprise/data/dataset.h>
 #include <reprise/data/loader.h>
 #include <reprise/data/safetensors.h>
+#include <reprise/data/sequences.h>
+#include <reprise/data/stream.h>
 #include <reprise/distributed/group.h>
 #include <reprise/distributed/launch.h>
 #include <reprise/models/model.h>

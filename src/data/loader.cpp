@@ -1,7 +1,10 @@
 #include "base/splitmix.h"
 #include "compat/threads.h"
+#include "data/batch_check.h"
+#include "data/batch_reader.h"
 
 #include <reprise/data/loader.h>
+#include <reprise/data/stream.h>
 
 #include <c10/util/Exception.h>
 #include <torch/cuda.h>
@@ -47,53 +50,43 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
       .count();
 }
 
-}  // namespace
-
 // Batches are numbered across epochs. A worker takes the next number under the lock,
 // reads the batch without it, and stores the result in slot `number % queue` of a ring
 // buffer. A number is handed out only when its slot is free, which bounds the number of
 // batches read ahead.
-class Loader::Impl {
+class MapReader final : public detail::BatchReader {
  public:
-  Impl(std::shared_ptr<const Dataset> dataset, LoaderOptions options,
-       LoaderPosition position)
+  MapReader(std::shared_ptr<const Dataset> dataset, LoaderOptions options,
+            const LoaderPosition& position)
       : dataset_(std::move(dataset)), options_(std::move(options)) {
-    TORCH_CHECK(dataset_ != nullptr && dataset_->size() > 0,
-                "[loader] expected a dataset with samples, got none");
-    size_ = dataset_->size();
-    TORCH_CHECK(options_.batch > 0, "[loader] expected a batch above 0, got ",
-                options_.batch);
-    TORCH_CHECK(options_.window >= 0,
-                "[loader] expected a window of at least 0, got ",
-                options_.window);
-    TORCH_CHECK(options_.num_shards >= 1 && options_.shard >= 0 &&
-                    options_.shard < options_.num_shards,
-                "[loader] expected a shard below ", options_.num_shards,
-                ", got ", options_.shard);
+    size_ = options_.shuffle ? dataset_->epoch_size() : dataset_->size();
+    TORCH_CHECK(size_ > 0,
+                "[loader] expected a dataset with samples, got a size of ",
+                size_);
     TORCH_CHECK(options_.num_shards == 1 ||
                     options_.num_shards <= std::min(options_.window, size_),
                 "[loader] expected at least one sample per window and dataset "
                 "for each of ",
                 options_.num_shards, " shards, got windows of ",
                 options_.window, " and ", size_, " samples");
-    TORCH_CHECK(options_.workers >= 0 && options_.queue >= 0,
-                "[loader] expected workers and queue of at least 0, got ",
-                options_.workers, " and ", options_.queue);
     TORCH_CHECK(
         position.epoch >= 0 && position.sample >= 0 && position.sample <= size_,
         "[loader] expected a position of at most ", size_,
         " samples, the size of the dataset, got epoch ", position.epoch,
         ", sample ", position.sample, "; was it saved with another dataset?");
-    TORCH_CHECK(
-        !options_.pin || torch::cuda::is_available(),
-        "[loader] expected a CUDA device for pinned memory, found none");
     cursor_ = planned_ = enter(position);
     const int queue =
         options_.queue > 0 ? options_.queue : 2 * options_.workers;
     slots_.resize(static_cast<size_t>(queue));
+    if (!options_.shuffle) return;
+    if (auto order = dataset_->order(position.epoch, options_.seed)) {
+      own_order_ = true;
+      orders_[position.epoch] = checked(std::move(*order), position.epoch);
+      make_orders(position.epoch);
+    }
   }
 
-  ~Impl() {
+  ~MapReader() override {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -102,18 +95,17 @@ class Loader::Impl {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  /// Separate from the constructor, so that the destructor joins the started threads if
-  /// the system cannot start another one.
-  void start() {
+  void start() override {
     for (int i = 0; i < options_.workers; ++i) {
       workers_.emplace_back([this] { work(); });
     }
   }
 
-  std::optional<Batch> next() {
+  std::optional<Batch> next() override {
     while (cursor_.at == cursor_.stop && cursor_.end < size_) advance_window();
     if (cursor_.at == cursor_.stop) {
-      cursor_ = enter({cursor_.epoch + 1, 0});
+      make_orders(cursor_.epoch + 1);
+      cursor_ = enter({cursor_.epoch + 1, 0, ""});
       forget_orders();
       return std::nullopt;
     }
@@ -122,12 +114,12 @@ class Loader::Impl {
     return batch;
   }
 
-  LoaderPosition position() const {
+  LoaderPosition position() const override {
     return {cursor_.epoch,
-            options_.num_shards == 1 ? cursor_.at : cursor_.begin};
+            options_.num_shards == 1 ? cursor_.at : cursor_.begin, ""};
   }
 
-  int64_t batches_left() const {
+  int64_t batches_left() const override {
     const int64_t here = batches_of(cursor_.stop - cursor_.at);
     const int64_t rest = size_ - cursor_.end;
     if (rest == 0) return here;
@@ -135,7 +127,7 @@ class Loader::Impl {
            batches_in(rest % options_.window);
   }
 
-  int64_t count_ahead(int64_t batches) {
+  int64_t count_ahead(int64_t batches) override {
     int64_t count = 0;
     for (Cursor at = cursor_; batches > 0; --batches) {
       while (at.at == at.stop && at.end < size_) at = enter(at.next());
@@ -147,7 +139,7 @@ class Loader::Impl {
     return count;
   }
 
-  Window window_ahead() {
+  Loader::Window window_ahead() override {
     const bool over = options_.num_shards == 1 && cursor_.at == cursor_.end;
     const Cursor at = over ? enter(cursor_.next()) : cursor_;
     const int64_t begin = options_.num_shards == 1 ? at.at : at.begin;
@@ -155,14 +147,16 @@ class Loader::Impl {
             count_of(at.epoch, begin, at.end), at.end - begin};
   }
 
-  void advance_window() { cursor_ = enter(cursor_.next()); }
+  void advance_window() override { cursor_ = enter(cursor_.next()); }
 
-  bool epoch_done() const {
+  bool window_done() const override { return cursor_.at == cursor_.stop; }
+
+  bool epoch_done() const override {
     return cursor_.begin == size_ ||
            (options_.num_shards == 1 && cursor_.at == size_);
   }
 
-  double waited_s() const { return waited_s_; }
+  double waited_s() const override { return waited_s_; }
 
  private:
   struct Slot {
@@ -176,7 +170,7 @@ class Loader::Impl {
     int64_t epoch = 0;
     int64_t begin = 0, end = 0;  // the window, or the remainder of it
     int64_t at = 0, stop = 0;    // the remaining range of this shard
-    LoaderPosition next() const { return {epoch, end}; }
+    LoaderPosition next() const { return {epoch, end, ""}; }
   };
 
   Cursor enter(const LoaderPosition& from) const {
@@ -187,21 +181,15 @@ class Loader::Impl {
                 ? size_
                 : std::min(size_, from.sample + options_.window -
                                       from.sample % options_.window);
-    const int64_t samples = c.end - c.begin;
-    const int64_t larger = samples % options_.num_shards;
-    c.at = c.begin + options_.shard * (samples / options_.num_shards) +
-           std::min<int64_t>(options_.shard, larger);
-    c.stop = c.at + shard_of(samples);
+    const auto [at, stop] = detail::shard_of(c.end - c.begin, options_);
+    c.at = c.begin + at;
+    c.stop = c.begin + stop;
     return c;
   }
 
-  int64_t shard_of(int64_t samples) const {
-    return samples / options_.num_shards +
-           (options_.shard < samples % options_.num_shards ? 1 : 0);
-  }
-
   int64_t batches_in(int64_t window) const {
-    return batches_of(shard_of(window));
+    const auto [at, stop] = detail::shard_of(window, options_);
+    return batches_of(stop - at);
   }
 
   int64_t batch_samples(const Cursor& from) const {
@@ -229,10 +217,44 @@ class Loader::Impl {
     const std::lock_guard lock(orders_mutex_);
     Order& order = orders_[epoch];
     if (!order) {
+      TORCH_INTERNAL_ASSERT(!own_order_);
       order = shuffled(
           size_, detail::splitmix(options_.seed, static_cast<uint64_t>(epoch)));
     }
     return order;
+  }
+
+  /// Makes the dataset's own orders of `epoch` and of all epochs that workers reach
+  /// before the next call. Called by the user's thread only: Dataset::order() is not
+  /// thread-safe, and may depend on generators that a training uses.
+  void make_orders(int64_t epoch) {
+    if (!own_order_) return;
+    const int64_t whole =
+        options_.window == 0
+            ? batches_in(size_)
+            : size_ / options_.window * batches_in(options_.window) +
+                  batches_in(size_ % options_.window);
+    const int64_t ahead = options_.workers == 0
+                              ? 0
+                              : static_cast<int64_t>(slots_.size()) /
+                                        std::max<int64_t>(whole, 1) +
+                                    1;
+    const std::lock_guard lock(orders_mutex_);
+    for (const int64_t last = epoch + ahead; epoch <= last; ++epoch) {
+      Order& order = orders_[epoch];
+      if (order) continue;
+      auto made = dataset_->order(epoch, options_.seed);
+      order = checked(made ? std::move(*made) : std::vector<int64_t>(), epoch);
+    }
+  }
+
+  Order checked(std::vector<int64_t> order, int64_t epoch) const {
+    TORCH_CHECK(static_cast<int64_t>(order.size()) == size_,
+                "[loader] expected an order of ", size_,
+                " indices for every epoch, got ", order.size(), " for epoch ",
+                epoch, "; give all epochs the same length");
+    detail::check_order(order, dataset_->size());
+    return std::make_shared<const std::vector<int64_t>>(std::move(order));
   }
 
   void forget_orders() {
@@ -250,12 +272,10 @@ class Loader::Impl {
       }
     }
     Batch batch = dataset_->get(indices);
-    if (options_.transform) options_.transform(batch);
-    if (options_.pin) {
-      for (auto& tensor : batch.tensors) {
-        if (tensor.defined()) tensor = tensor.pin_memory();
-      }
-    }
+    int64_t count = 0;
+    for (const int64_t index : indices) count += dataset_->count(index);
+    detail::check_batch(batch, static_cast<int64_t>(indices.size()), count);
+    detail::finish_batch(batch, options_);
     return batch;
   }
 
@@ -269,9 +289,9 @@ class Loader::Impl {
       if (stop_) return;
       Slot& slot = slot_of(issued_++);
       while (planned_.at == planned_.stop) {
-        planned_ =
-            enter(planned_.end < size_ ? planned_.next()
-                                       : LoaderPosition{planned_.epoch + 1, 0});
+        planned_ = enter(planned_.end < size_
+                             ? planned_.next()
+                             : LoaderPosition{planned_.epoch + 1, 0, ""});
       }
       const Cursor from = planned_;
       planned_.at += batch_samples(planned_);
@@ -323,7 +343,8 @@ class Loader::Impl {
 
   const std::shared_ptr<const Dataset> dataset_;
   const LoaderOptions options_;
-  int64_t size_ = 0;
+  int64_t size_ = 0;  // of an epoch
+  bool own_order_ = false;
 
   // Used by the caller's thread only.
   Cursor cursor_;
@@ -342,45 +363,95 @@ class Loader::Impl {
   std::vector<std::thread> workers_;
 };
 
+void check_loader_options(const LoaderOptions& options) {
+  TORCH_CHECK(options.batch > 0, "[loader] expected a batch above 0, got ",
+              options.batch);
+  TORCH_CHECK(options.window >= 0,
+              "[loader] expected a window of at least 0, got ", options.window);
+  TORCH_CHECK(options.num_shards >= 1 && options.shard >= 0 &&
+                  options.shard < options.num_shards,
+              "[loader] expected a shard below ", options.num_shards, ", got ",
+              options.shard);
+  TORCH_CHECK(options.workers >= 0 && options.queue >= 0,
+              "[loader] expected workers and queue of at least 0, got ",
+              options.workers, " and ", options.queue);
+  TORCH_CHECK(!options.pin || torch::cuda::is_available(),
+              "[loader] expected a CUDA device for pinned memory, found none");
+}
+
+}  // namespace
+
+namespace detail {
+
+std::pair<int64_t, int64_t> shard_of(int64_t samples,
+                                     const LoaderOptions& options) {
+  const int64_t share = samples / options.num_shards;
+  const int64_t larger = samples % options.num_shards;
+  const int64_t begin =
+      options.shard * share + std::min<int64_t>(options.shard, larger);
+  return {begin, begin + share + (options.shard < larger ? 1 : 0)};
+}
+
+void finish_batch(Batch& batch, const LoaderOptions& options) {
+  if (options.transform) options.transform(batch);
+  if (!options.pin) return;
+  for (auto& tensor : batch.tensors) {
+    if (tensor.defined()) tensor = tensor.pin_memory();
+  }
+}
+
+}  // namespace detail
+
 Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options,
-               LoaderPosition position)
-    : impl_(std::make_unique<Impl>(std::move(dataset), std::move(options),
-                                   position)) {
-  impl_->start();
+               LoaderPosition position) {
+  TORCH_CHECK(dataset != nullptr, "[loader] expected a dataset, got null");
+  check_loader_options(options);
+  if (auto stream = std::dynamic_pointer_cast<const StreamDataset>(dataset)) {
+    reader_ = detail::make_stream_reader(std::move(stream), std::move(options),
+                                         std::move(position));
+  } else {
+    reader_ = std::make_unique<MapReader>(std::move(dataset),
+                                          std::move(options), position);
+  }
+  reader_->start();
 }
 
 Loader::~Loader() = default;
 
 std::optional<Batch> Loader::next() {
-  return impl_->next();
+  return reader_->next();
 }
 
 LoaderPosition Loader::position() const {
-  return impl_->position();
+  return reader_->position();
 }
 
 int64_t Loader::batches_left() const {
-  return impl_->batches_left();
+  return reader_->batches_left();
 }
 
 int64_t Loader::count_ahead(int64_t batches) const {
-  return impl_->count_ahead(batches);
+  return reader_->count_ahead(batches);
 }
 
 Loader::Window Loader::window_ahead() const {
-  return impl_->window_ahead();
+  return reader_->window_ahead();
 }
 
 void Loader::advance_window() {
-  impl_->advance_window();
+  reader_->advance_window();
+}
+
+bool Loader::window_done() const {
+  return reader_->window_done();
 }
 
 bool Loader::epoch_done() const {
-  return impl_->epoch_done();
+  return reader_->epoch_done();
 }
 
 double Loader::waited_s() const {
-  return impl_->waited_s();
+  return reader_->waited_s();
 }
 
 }  // namespace reprise

@@ -1,6 +1,7 @@
 #include "data/tokens.h"
 
 #include "data/dataset_error.h"
+#include "data/documents.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -131,12 +132,22 @@ std::shared_ptr<const Dataset> split(std::shared_ptr<const Mapping> file,
   const bool test = options.split == Split::kTest;
   const auto test_length =
       static_cast<int64_t>(static_cast<double>(total) * options.test_fraction);
+  const Token* const begin = tokens + (test ? total - test_length : 0);
+  const int64_t length = test ? test_length : total - test_length;
+  const std::string name = std::filesystem::path(path).filename().string();
+  if (options.documents != DocumentMode::kStream) {
+    const auto read = [file = std::move(file), begin](
+                          int64_t first, int64_t count, int64_t* out) {
+      std::copy_n(begin + first, count, out);
+    };
+    return make_documents({name, length, read}, options);
+  }
   const auto data = std::make_shared<TokenDataset<Token>>();
   data->file = std::move(file);
-  data->begin = tokens + (test ? total - test_length : 0);
-  data->length = test ? test_length : total - test_length;
+  data->begin = begin;
+  data->length = length;
   data->seq = options.seq;
-  data->name = std::filesystem::path(path).filename().string();
+  data->name = name;
   if (data->length < options.seq + 1) {
     dataset_error(
         path, fmt::format(
@@ -210,6 +221,11 @@ std::shared_ptr<const Dataset> open_tokens(const DataOptions& options) {
   TORCH_CHECK(options.test_fraction >= 0 && options.test_fraction < 1,
               "[dataset] expected a test_fraction from 0 to below 1, got ",
               options.test_fraction);
+  TORCH_CHECK((options.documents == DocumentMode::kStream) ==
+                  (options.document_end < 0),
+              "[dataset] expected a document_end token with padded or packed "
+              "documents and only then, got ",
+              options.document_end, " with ", to_text(options.documents));
   auto file = std::make_shared<const Mapping>(options.name);
   if (has_token_name(options.name)) {
     const TokenLayout layout = layout_of(*file, options.name);

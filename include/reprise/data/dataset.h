@@ -1,10 +1,13 @@
 #pragma once
 
+#include <reprise/base/enum_text.h>
+
 #include <torch/types.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,8 +28,9 @@ struct Batch {
   bool prepared = false;  ///< whether TrainData::prepare has been applied
 };
 
-/// A map-style dataset. The const members are thread-safe. All batches have the
-/// same number of tensors, of the same types.
+/// A map-style dataset; see stream.h for data without a size. The const members are
+/// thread-safe, except order(). All batches have the same number of tensors, of the
+/// same types, on the CPU. Their shapes may differ.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -37,6 +41,19 @@ class Dataset {
   virtual Batch get(const std::vector<int64_t>& indices) const = 0;
   /// The contribution of sample `index` to Batch::count, without reading it.
   virtual int64_t count(int64_t /*index*/) const { return 1; }
+  /// A batch of `samples` samples that needs the most memory, with which plans are
+  /// measured. The default is the first samples, repeated if there are fewer. If
+  /// shapes differ, return the longest; otherwise a plan may be too optimistic, and
+  /// the training plans again when it exceeds its budget or runs out of memory.
+  virtual Batch largest(int64_t samples) const;
+  /// The indices of an epoch in the order of training; nullopt: all of them,
+  /// shuffled. See with_order().
+  virtual std::optional<std::vector<int64_t>> order(int64_t /*epoch*/,
+                                                    uint64_t /*seed*/) const {
+    return std::nullopt;
+  }
+  /// Number of samples per epoch: the length of order().
+  virtual int64_t epoch_size() const { return size(); }
   /// Mean and standard deviation of the pixels, scaled to [0, 1].
   virtual double mean() const { return 0; }
   virtual double stddev() const { return 1; }
@@ -46,7 +63,51 @@ class Dataset {
   virtual std::string description() const = 0;
 };
 
+/// Order of an epoch of a training with `seed`: indices of samples, which may be
+/// left out or repeated. It must depend on nothing else, because a resumed run and
+/// the other ranks ask for it again, and all epochs must have the same length. Called
+/// by one thread at a time. Must not draw from LibTorch's default generators.
+using EpochOrder =
+    std::function<std::vector<int64_t>(int64_t epoch, uint64_t seed)>;
+
+/// Returns `dataset` with another order of training: weighted, a subset, from easy to
+/// hard. Evaluation still reads all samples by index. Throws c10::Error if the order
+/// is empty, has an index out of range, or differs from call to call.
+///
+///     with_order(data, [n = data->size()](int64_t epoch, uint64_t seed) {
+///       std::mt19937_64 random(seed + epoch);
+///       std::vector<int64_t> order(1000);  // with replacement
+///       for (int64_t& index : order) index = random() % n;
+///       return order;
+///     });
+std::shared_ptr<const Dataset> with_order(
+    std::shared_ptr<const Dataset> dataset, EpochOrder order);
+
 enum class Split { kTrain, kTest };
+
+/// How the documents of a token file become samples. With kPadded and kPacked, a
+/// batch has three tensors of shape (N, seq) and type int64:
+///
+/// - tokens, 0 at padding;
+/// - targets, the next token of the same document; -100 at the last token of a
+///   document and at padding;
+/// - segments, the number of the document within its row, counted from 1 from left to
+///   right; 0 at padding.
+///
+/// The count is the number of targets that are not -100. A document ends with its
+/// end token; longer documents than seq continue in further pieces, of which only
+/// the last has a last token.
+enum class DocumentMode {
+  kStream,  ///< consecutive tokens without regard to documents; two tensors
+  kPadded,  ///< one document, or piece of one, per row
+  kPacked,  ///< as many whole documents per row as fit
+};
+
+template <>
+struct EnumText<DocumentMode> {
+  static constexpr std::array<std::string_view, 3> names{"stream", "padded",
+                                                         "packed"};
+};
 
 struct DataOptions {
   /// The dataset to open:
@@ -75,6 +136,9 @@ struct DataOptions {
   uint64_t seed = 1;             ///< seed of "random"
   /// Fraction of a text or token file used for testing, taken from its end.
   double test_fraction = 0.1;
+  // Documents of a text or token file.
+  DocumentMode documents = DocumentMode::kStream;
+  int64_t document_end = -1;  ///< last token of each document; text: a byte
 };
 
 /// Names of the datasets that need no path: the built-in ones, then those of
@@ -83,7 +147,7 @@ std::vector<std::string> dataset_names();
 
 /// Opens a dataset. Images are read into memory; token files are mapped. Sample i
 /// of text or tokens spans tokens i·seq to i·seq + seq: all but the last are the
-/// inputs, all but the first are the targets. A sample of "random" depends only
+/// inputs, all but the first are the targets; see DocumentMode for documents. A sample of "random" depends only
 /// on the seed, the split and its index.
 ///
 /// Throws c10::Error with a one-line message if a file is missing (it says how to

@@ -5,13 +5,19 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace reprise {
+
+namespace detail {
+class BatchReader;
+}
 
 /// The position of a loader: `sample` samples of epoch `epoch` were returned.
 struct LoaderPosition {
   int64_t epoch = 0;
   int64_t sample = 0;
+  std::string stream{};  ///< SampleStream::position(); empty: the beginning
   bool operator==(const LoaderPosition&) const = default;
 };
 
@@ -27,7 +33,7 @@ struct LoaderOptions {
   /// ones are larger. Sharding requires windows.
   int shard = 0;
   int num_shards = 1;
-  bool shuffle = true;
+  bool shuffle = true;  ///< Dataset::order(), else by index; not for streams
   uint64_t seed = 1;
   int workers = 4;   ///< worker threads; 0: read on the calling thread
   int queue = 0;     ///< batches read ahead; 0: two per worker
@@ -43,6 +49,11 @@ struct LoaderOptions {
 /// epoch may be smaller; no batch spans two windows or epochs. Workers read ahead
 /// into the next epoch.
 ///
+/// A stream (stream.h) has one endless epoch. It is read window by window, without
+/// windows batch by batch, because the count of a window must be known before its
+/// first batch is used: up to two windows of this shard are in memory, or one
+/// without workers. Of several workers, one reads.
+///
 /// Must be used by one thread at a time. The destructor waits for the workers to
 /// finish their current batches.
 ///
@@ -50,8 +61,8 @@ struct LoaderOptions {
 /// batch, and again in every later call: no batch is ever skipped.
 class Loader {
  public:
-  /// Throws c10::Error if an option is invalid or the position lies outside of
-  /// the dataset.
+  /// Throws c10::Error if an option is invalid, the dataset has no samples or the
+  /// position lies outside of it.
   Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options,
          LoaderPosition position = {});
   ~Loader();
@@ -59,7 +70,9 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   /// Returns the next batch. At the end of an epoch it returns nullopt once; the
-  /// following call starts the next epoch.
+  /// following call starts the next epoch. Throws c10::Error if the dataset returned
+  /// something else than it was asked for: another number of samples, a count that
+  /// is not the sum of Dataset::count(), no or undefined tensors.
   std::optional<Batch> next();
 
   /// The position after the last returned batch; batches read ahead do not
@@ -70,7 +83,7 @@ class Loader {
   /// the remainder of that window.
   LoaderPosition position() const;
 
-  /// Number of batches left in this epoch.
+  /// Number of batches left in this epoch; of a stream, in this window.
   int64_t batches_left() const;
   /// The sum of Batch::count over the next `batches` batches of this epoch,
   /// without reading them.
@@ -87,6 +100,8 @@ class Loader {
   /// Moves to the next window. Needed only with several shards, after all batches
   /// of this shard, of which there may be none. Otherwise next() does it.
   void advance_window();
+  /// Whether this shard has returned all batches of the current window.
+  bool window_done() const;
   /// Whether all shards have returned all samples of this epoch.
   bool epoch_done() const;
 
@@ -95,8 +110,7 @@ class Loader {
   double waited_s() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<detail::BatchReader> reader_;
 };
 
 }  // namespace reprise

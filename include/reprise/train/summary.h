@@ -34,7 +34,7 @@ struct TrainSummary {
   /// updates.
   double samples_per_s = 0;
   double wait_s = 0;         ///< part of time_s spent waiting for data
-  int64_t data_samples = 0;  ///< samples per epoch
+  int64_t data_samples = 0;  ///< samples per epoch; 0: a stream
 
   /// Reasons why the times may be misleading, one sentence each: denormal
   /// numbers, waiting for data, other programs on the machine.

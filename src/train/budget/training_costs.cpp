@@ -7,6 +7,7 @@
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
 #include "compat/side_stream.h"
+#include "data/batch_check.h"
 #include "train/budget/model_state_guard.h"
 #include "train/step/micro_step.h"
 #include "train/store/metrics.h"
@@ -40,6 +41,17 @@ constexpr int kFormat = 15;
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
   return allocated_bytes(static_cast<int64_t>(tensor.nbytes()), device);
+}
+
+/// Types and shapes of the tensors of one sample, which datasets of the same name may
+/// return in several ways.
+std::string shape_text(const Dataset& data) {
+  std::string text;
+  for (const auto& tensor : largest_batch(data, 1).tensors) {
+    text += fmt::format("{}{} ", c10::toString(tensor.scalar_type()),
+                        c10::str(tensor.sizes()));
+  }
+  return text;
 }
 
 /// Makes the offloading variant slower than the plain run. Copies are
@@ -180,10 +192,11 @@ std::string TrainingCosts::key_of(Precision precision) const {
     variants += setup_.model.chain[i].variants().size();
   }
   return fmt::format(
-      "{} {} | {} | data {} bytes {} | variants {} | {} threads {} | "
+      "{} {} | {} | data {} {}bytes {} | variants {} | {} threads {} | "
       "LibTorch {}",
       kFormat, setup_.model.cost_key, option_fields().cost_key(options),
-      setup_.data.name, setup_.dataset_bytes, variants,
+      setup_.data.name, shape_text(*setup_.data.train), setup_.dataset_bytes,
+      variants,
       setup_.device.is_cuda() ? compat::cuda_device_name(setup_.device.index())
                               : "cpu",
       at::get_num_threads(), libtorch_version());
@@ -309,11 +322,7 @@ void TrainingCosts::measure_workspace(CostProfile& profile,
 }
 
 Batch TrainingCosts::make_batch(int64_t samples) const {
-  std::vector<int64_t> indices;
-  for (int64_t i = 0; i < samples; ++i) {
-    indices.push_back(i % setup_.data.train->size());
-  }
-  return setup_.data.train->get(indices);
+  return largest_batch(*setup_.data.train, samples);
 }
 
 int64_t TrainingCosts::bytes_of(const Batch& batch) const {
@@ -332,8 +341,12 @@ bool TrainingCosts::workers_prepare() const {
 int64_t TrainingCosts::ahead_bytes(const Batch& raw,
                                    const Batch& prepared) const {
   if (setup_.device.is_cuda()) return 0;
-  return 2 * setup_.options.workers *
-         bytes_of(workers_prepare() ? prepared : raw);
+  const int64_t bytes = bytes_of(workers_prepare() ? prepared : raw);
+  if (!is_stream(*setup_.data.train)) return 2 * setup_.options.workers * bytes;
+  // Whole windows are read ahead; see Loader.
+  const int64_t batches =
+      (setup_.options.share() + raw.samples - 1) / raw.samples;
+  return (setup_.options.workers > 0 ? 2 : 1) * batches * bytes;
 }
 
 void TrainingCosts::release_workspaces() {

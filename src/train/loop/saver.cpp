@@ -77,7 +77,7 @@ NamedTensors Saver::tensors(const RunState& state, int64_t window_samples) {
         list.emplace_back("gradient." + name, parameter.grad());
       }
     }
-    list.emplace_back("window.loss", parts_.runner.loss());
+    append(list, "window.", {{"loss", parts_.runner.loss()}});
     list.emplace_back("window.samples", torch::tensor(window_samples));
   }
   const auto rng = capture_rng(setup.device).states();

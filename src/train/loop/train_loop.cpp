@@ -96,7 +96,7 @@ void TrainLoop::start() {
   const TrainOptions& options = setup_.options;
   const int64_t window = options.global_batch;
   const int64_t windows_per_epoch =  // including a short last one
-      (setup_.data.train->size() + window - 1) / window;
+      (setup_.data.train->epoch_size() + window - 1) / window;
   total_steps_ =
       options.steps > 0 ? options.steps : options.epochs * windows_per_epoch;
   reporter_.set_listener(run_.listener);
@@ -227,7 +227,8 @@ bool TrainLoop::attempt_window() {
 }
 
 bool TrainLoop::run_micro_batches() {
-  while (!gradients_.complete()) {
+  // The last samples of a window may have a count of 0.
+  while (!gradients_.complete() || !source_.loader().window_done()) {
     if (ranks_->can_stop_in_window() && told_to_stop()) return false;
     train_micro_batch();
   }
@@ -246,6 +247,12 @@ void TrainLoop::begin_window() {
   if (state_.micro > 0 && !whole) return;  // resumed within the window
   const Loader::Window ahead = source_.window_ahead();
   if (state_.micro == 0) {
+    TORCH_CHECK(ahead.total_count > 0,
+                "[Trainer] expected a count above 0 in every window, got 0 for "
+                "the ",
+                ahead.samples, " samples of update ", state_.step + 1,
+                ": there is nothing to learn from them; leave them out of the "
+                "data or use a larger global batch");
     state_.total_count = static_cast<double>(ahead.total_count);
     runner_.micro_step().clear_loss();
     window_.samples = 0;
@@ -273,13 +280,15 @@ void TrainLoop::seed_window() {
 void TrainLoop::train_micro_batch() {
   const Batch& batch = source_.next();
   ranks_->heartbeat();
-  StepRunner::Run how;
-  how.weight = gradients_.weigh(static_cast<double>(batch.count));
-  how.last = gradients_.complete();
-  // The profiled window and those before it run without CUDA graphs.
-  how.profile = profiler_.active();
-  how.allow_graph = how.profile == nullptr && profiler_.seen();
-  runner_.run(batch, how);
+  if (batch.count > 0) {  // otherwise its loss is 0
+    StepRunner::Run how;
+    how.weight = gradients_.weigh(static_cast<double>(batch.count));
+    how.last = gradients_.complete();
+    // The profiled window and those before it run without CUDA graphs.
+    how.profile = profiler_.active();
+    how.allow_graph = how.profile == nullptr && profiler_.seen();
+    runner_.run(batch, how);
+  }
   if (!ranks_->can_stop_in_window()) return;
   window_.samples += batch.samples;
   state_.samples += batch.samples;

@@ -132,7 +132,8 @@ TrainSummary TrainLoop::summarize(double trained_s, double speed) {
   s.time_s = clock_.previous_seconds() + trained_s;
   s.samples_per_s = speed;
   s.wait_s = source_.waited_s();
-  s.data_samples = setup_.data.train->size();
+  s.data_samples =
+      is_stream(*setup_.data.train) ? 0 : setup_.data.train->epoch_size();
   s.loss = reporter_.metrics().last_loss();
   if (evaluation_) {
     s.eval_loss = evaluation_->loss;

@@ -231,6 +231,7 @@ class Profiler {
       if (profile != nullptr) profile->begin("data");
       const Batch& batch = source_.next();
       if (profile != nullptr) profile->end();
+      if (batch.count == 0) continue;  // as in a training
       PhaseLog* first = i == 0 ? log : nullptr;
       observer.log_into(first);
       if (first != nullptr) first->begin("forward");

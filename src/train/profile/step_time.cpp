@@ -34,7 +34,7 @@ StepTime time_step(TrainInputs inputs, TrainConfig options,
   options.rate = {.base = 0};
   options.evaluate = false;
   inputs.data.test = nullptr;
-  const int64_t samples = inputs.data.train->size();
+  const int64_t samples = inputs.data.train->epoch_size();
   const int64_t per_epoch =
       (samples + options.global_batch - 1) / options.global_batch;
   const bool last_is_short =

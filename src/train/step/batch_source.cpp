@@ -28,13 +28,14 @@ const Batch& BatchSource::next() {
   auto batch = loader_->next();
   TORCH_INTERNAL_ASSERT(batch.has_value());
   current_ = std::move(*batch);
+  types_.check(current_);
   move_to(current_, setup_.device);
   prepare_batch(setup_, current_);
   return current_;
 }
 
 Batch BatchSource::any_sample() const {
-  Batch batch = setup_.data.train->get({0});
+  Batch batch = largest_batch(*setup_.data.train, 1);
   move_to(batch, setup_.device);
   prepare_batch(setup_, batch);
   return batch;

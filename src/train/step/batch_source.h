@@ -1,5 +1,6 @@
 #pragma once
 
+#include "data/batch_check.h"
 #include "train/step/ranks.h"
 #include "train/step/train_setup.h"
 
@@ -46,6 +47,7 @@ class BatchSource {
   const Ranks& ranks_;
   std::unique_ptr<Loader> loader_;
   Batch current_;
+  BatchTypes types_;            // as the loader returns them
   double waited_before_s_ = 0;  // of loaders that were closed
 };
 

@@ -2,10 +2,12 @@
 
 #include "base/limits.h"
 #include "compat/cuda.h"
+#include "data/batch_check.h"
 #include "ops/tf32x3_gemm.h"
 #include "recompute/tied_gradients.h"
 #include "train/optim/registry.h"
 
+#include <reprise/data/stream.h>
 #include <reprise/memory/meter.h>
 #include <reprise/ops/linear.h>
 #include <reprise/recompute/host_memory.h>
@@ -34,7 +36,27 @@ void make_channels_last(Model& model) {
   }
 }
 
+void check_data(const TrainData& data, const TrainOptions& options) {
+  TORCH_CHECK(data.train->size() > 0 && data.train->epoch_size() > 0,
+              "[Trainer] expected training data with samples, got a size of ",
+              std::min(data.train->size(), data.train->epoch_size()));
+  TORCH_CHECK(!is_stream(*data.train) || options.steps > 0,
+              "[--steps] the training data is a stream, which has no epochs; "
+              "give the number of updates");
+  if (!data.test) return;
+  TORCH_CHECK(data.test->size() > 0,
+              "[Trainer] expected test data with samples, got a size of ",
+              data.test->size(), "; leave TrainData::test null instead");
+  TORCH_CHECK(!is_stream(*data.test),
+              "[Trainer] expected test data with an end, got a stream; read "
+              "some of its samples into a dataset");
+}
+
 }  // namespace
+
+bool is_stream(const Dataset& data) {
+  return dynamic_cast<const StreamDataset*>(&data) != nullptr;
+}
 
 std::shared_ptr<HostStore> host_store_of(const TrainOptions& config,
                                          torch::Device device) {
@@ -89,6 +111,7 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
 TrainSetup make_setup(TrainInputs inputs, const TrainOptions& options) {
   TORCH_CHECK(inputs.model.root && inputs.data.train,
               "[Trainer] expected a model and training data");
+  check_data(inputs.data, options);
   TORCH_CHECK(!inputs.optimizer || options.shard == Sharding::kNone,
               "[--shard] an own optimizer cannot be sharded; use one of ",
               fmt::format("{}", fmt::join(optimizer_names(), ", ")));
@@ -236,8 +259,7 @@ Schedule schedule_of(const TrainSetup& setup) {
     return make_schedule(strategy, stages);
   }
   // Use two samples, because BatchNorm cannot train on one.
-  const Dataset& data = *setup.data.train;
-  Batch batch = data.get({0, std::min<int64_t>(1, data.size() - 1)});
+  Batch batch = largest_batch(*setup.data.train, 2);
   move_to(batch, setup.device);
   prepare_batch(setup, batch);
   const compat::AutocastGuard autocast(setup.autocast);

@@ -79,6 +79,9 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup);
 /// Name of the optimizer for summaries; "own" for one of the caller.
 std::string optimizer_name(const TrainSetup& setup);
 
+/// Whether the data is a StreamDataset.
+bool is_stream(const Dataset& data);
+
 /// Converts a batch to the input of the model, unless that has been done.
 void prepare_batch(const TrainSetup& setup, Batch& batch);
 

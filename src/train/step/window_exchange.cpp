@@ -1,6 +1,7 @@
 #include "train/step/window_exchange.h"
 
 #include "base/hash.h"
+#include "base/splitmix.h"
 #include "distributed/sync_batch_norm.h"
 #include "train/optim/registry.h"
 
@@ -70,6 +71,21 @@ std::string digest(const NamedTensors& parameters) {
     for (const int64_t size : tensor.sizes()) text += fmt::format("{},", size);
   }
   return fmt::format("{} parameters {:016x}", parameters.size(), fnv1a(text));
+}
+
+/// Returns the name, size and order of the training data.
+std::string digest(const TrainSetup& setup) {
+  const Dataset& data = *setup.data.train;
+  std::string text =
+      fmt::format("{}, {} samples", setup.data.name, data.epoch_size());
+  if (const auto order = data.order(/*epoch=*/0, setup.options.seed)) {
+    uint64_t hash = 0;
+    for (const int64_t index : *order) {
+      hash = splitmix(hash, static_cast<uint64_t>(index));
+    }
+    text += fmt::format(" in the order {:016x}", hash);
+  }
+  return text;
 }
 
 class NoExchange final : public WindowExchange {};
@@ -223,9 +239,8 @@ std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
   TORCH_CHECK(options.ranks == ranks.size(),
               "[Trainer] expected the options' ranks to be the group's ",
               ranks.size(), ", got ", options.ranks);
-  ranks.require_same({{"the model", digest(setup.parameters)},
-                      {"data", fmt::format("{}, {} samples", setup.data.name,
-                                           setup.data.train->size())}});
+  ranks.require_same(
+      {{"the model", digest(setup.parameters)}, {"data", digest(setup)}});
   ranks.broadcast(setup.parameter_list);
   ranks.broadcast(setup.model.root->buffers());
   return std::make_unique<RankExchange>(ranks, setup);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 namespace reprise::detail {
@@ -31,6 +32,23 @@ std::vector<std::string> states_in(const std::string& path) {
   return names;
 }
 
+/// Any bytes as text: JSON has no others than those of UTF-8.
+std::string hex(const std::string& bytes) {
+  std::string text;
+  for (const char byte : bytes) {
+    text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return text;
+}
+
+std::string from_hex(const std::string& text) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < text.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::string to_text(const RunState& s) {
@@ -40,6 +58,7 @@ std::string to_text(const RunState& s) {
               {"done_count", s.done_count},
               {"epoch", s.position.epoch},
               {"sample", s.position.sample},
+              {"stream", hex(s.position.stream)},
               {"scale", s.scaler.scale},
               {"good_updates", s.scaler.good_updates},
               {"skipped", s.scaler.skipped},
@@ -58,7 +77,7 @@ RunState run_state_from_text(const std::string& text) {
   s.micro = j.at("micro");
   s.total_count = j.at("total_count");
   s.done_count = j.at("done_count");
-  s.position = {j.at("epoch"), j.at("sample")};
+  s.position = {j.at("epoch"), j.at("sample"), from_hex(j.value("stream", ""))};
   s.scaler.scale = j.at("scale");
   s.scaler.good_updates = j.at("good_updates");
   s.scaler.skipped = j.at("skipped");
