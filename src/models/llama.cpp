@@ -229,8 +229,8 @@ BuiltModel build_with(const std::string& name, const ModelOptions& options,
     const std::string number = std::to_string(i);
     blocks.push_back(
         list->register_module(number, LlamaBlock(options, config, table)));
-    built.stages.push_back(make_language_block_stage(
-        "layers." + number, LlamaBlock(blocks.back())));
+    built.stages.push_back(
+        make_language_block_stage("layers." + number, blocks.back()));
   }
   const auto norm =
       body->register_module("norm", RmsNorm(options.width, config.epsilon));

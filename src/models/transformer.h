@@ -98,7 +98,8 @@ Stage make_block_stage(const std::string& name, const Block& block) {
 /// Makes a stage of a block of a language model with `forward(x, RecomputeChoice, more)`.
 /// `more`: what the first stage made of the segments of the batch; empty if it has none.
 template <class Block>
-Stage make_language_block_stage(const std::string& name, const Block& block) {
+Stage make_language_block_stage(const std::string& name,
+                                const std::shared_ptr<Block>& block) {
   const auto with = [&block](RecomputeChoice recompute) -> Stage::Function {
     return [block, recompute](const Tensors& inputs) mutable {
       Tensors outputs = inputs;
@@ -107,7 +108,7 @@ Stage make_language_block_stage(const std::string& name, const Block& block) {
       return outputs;
     };
   };
-  return Stage(name, with({}), {block.ptr()})
+  return Stage(name, with({}), {block})
       .with_variant("recompute pointwise", with({.pointwise = true}))
       .with_variant("recompute attention",
                     with({.pointwise = true, .attention = true}))

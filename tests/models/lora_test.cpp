@@ -5,10 +5,12 @@
 #include "temporary.h"
 
 #include <reprise/data/safetensors.h>
+#include <reprise/models/registry.h>
 #include <reprise/ops/weight_copies.h>
 #include <reprise/recompute/strategy.h>
 
 #include <nlohmann/json.hpp>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -76,9 +78,12 @@ Tensors inputs_of(const Model& model) {
 Tensor loss_and_gradients(const Model& model, const char* strategy = "none") {
   torch::manual_seed(5);
   Execution execution(model.chain, make_schedule(strategy, model.chain.size()));
-  const Tensor loss = execution.forward(inputs_of(model)).at(0);
-  execution.backward({torch::ones_like(loss)});
-  return loss.detach();
+  const Tensors outputs = execution.forward(inputs_of(model));
+  Tensors gradients(
+      outputs.size());  // in evaluation, a metric follows the loss
+  gradients[0] = torch::ones_like(outputs[0]);
+  execution.backward(std::move(gradients));
+  return outputs[0].detach();
 }
 
 void clear_gradients(const Model& model) {
@@ -158,7 +163,9 @@ TEST(Lora, GradientsEqualThoseOfMergedWeights) {
         << small.name;
     for (const auto& item : adapted.root->named_parameters()) {
       EXPECT_TRUE(item.value().requires_grad()) << item.key();
-      EXPECT_LT(relative_error(weights.at(item.key()), item.value()), 1e-12);
+      EXPECT_TRUE(
+          torch::allclose(weights.at(item.key()), item.value(), 1e-9, 1e-12))
+          << item.key();
     }
   }
 }
@@ -193,7 +200,7 @@ TEST(Lora, GradientsMatchFiniteDifferences) {
   randomize_adapters(model);
   const Tensor x = torch::randn({2, 3, 4}, torch::kDouble);
   const auto loss = [&] {
-    return model.chain.forward({x}, make_schedule("none", 2))[0];
+    return model.chain.forward(x, make_schedule("none", 2));
   };
   loss().backward();
   int compared = 0;
@@ -228,7 +235,8 @@ TEST(Lora, TheFunctionEqualsItsFormula) {
   const Tensor expected = torch::linear(x, w + 0.7 * b.mm(a), bias);
   EXPECT_LT(relative_error(expected, y), 1e-12);
   const auto of = [&](const Tensor& output) {
-    return torch::autograd::grad({output.pow(2).sum()}, {x, w, bias, a, b});
+    return torch::autograd::grad(Tensors{output.pow(2).sum()},
+                                 Tensors{x, w, bias, a, b});
   };
   const auto gradients = of(y), truth = of(expected);
   for (size_t i = 0; i < truth.size(); ++i) {
