@@ -4,10 +4,6 @@
 #include <reprise/models/lora.h>
 #include <reprise/train/planning.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <numeric>
-
 /// Trainings of language models with segments, and of adapters.
 namespace reprise {
 namespace {
@@ -87,7 +83,7 @@ struct Trained {
 
 Trained train_packed(const std::string& name, TrainOptions options) {
   options.resolve();
-  Trainer trainer(packed_inputs(name), options);
+  Trainer trainer(packed_inputs(name), options, {.planning = {.quick = true}});
   Trained trained;
   trained.summary = trainer.run().summary;
   for (const auto& p : trainer.model().root->parameters()) {
@@ -97,7 +93,7 @@ Trained train_packed(const std::string& name, TrainOptions options) {
 }
 
 TEST(LanguageTraining, SegmentsArePlannedWithinABudget) {
-  for (const std::string name : {"llama-small", "qwen2.5-0.5b", "gpt2"}) {
+  for (const std::string name : {"llama-small", "gpt2"}) {
     TrainOptions plain = packed_options();
     plain.batch = 3;
     const Trained whole = train_packed(name, plain);
@@ -172,8 +168,6 @@ TEST(LanguageTraining, ResumedAdaptersEqualUninterruptedOnes) {
 }
 
 TEST(LanguageTraining, PlansKnowFrozenWeights) {
-  const TemporaryDirectory cache;
-  ::setenv("XDG_CACHE_HOME", cache.path().c_str(), 1);
   TrainConfig config = lora_config();
   config.model_options.width = 96;
   config.lora.dropout = 0;
@@ -183,21 +177,20 @@ TEST(LanguageTraining, PlansKnowFrozenWeights) {
   config.resolve();
   std::vector<std::pair<int64_t, PlanResult>> plans;
   {
-    TrainingPlanner planner(config);
+    TrainingPlanner planner(config, {.quick = true});
     PlanRequest request;
     request.global_batch = config.global_batch;
     request.precisions = {config.precision};
     request.memory = 1;
     const PlanResult least = planner.plan(request);
-    for (const double factor : {1.0, 1.3, 2.0}) {
+    for (const double factor : {1.0, 1.5}) {
       request.memory =
           static_cast<int64_t>(factor * double(least.smallest_bytes));
       plans.emplace_back(request.memory, planner.plan(request));
     }
   }
-  const Model model = make_train_model(config);
   int64_t all = 0, trained = 0;
-  for (const auto& p : model.root->parameters()) {
+  for (const auto& p : make_train_model(config).root->parameters()) {
     all += static_cast<int64_t>(p.nbytes());
     if (p.requires_grad()) trained += static_cast<int64_t>(p.nbytes());
   }
@@ -213,7 +206,6 @@ TEST(LanguageTraining, PlansKnowFrozenWeights) {
                 0.03)
         << budget;
   }
-  ::unsetenv("XDG_CACHE_HOME");
 }
 
 TEST(LanguageTraining, ExportsAdaptersOrMergedWeights) {
