@@ -65,7 +65,7 @@ void randomize_adapters(const Model& model) {
   }
 }
 
-Tensors inputs_of(const Model& model) {
+Tensors batch_for(const Model& model) {
   torch::manual_seed(3);
   Tensors batch = random_batch(model.task, model.options, 3, device());
   if (batch[0].is_floating_point()) {
@@ -78,7 +78,7 @@ Tensors inputs_of(const Model& model) {
 Tensor loss_and_gradients(const Model& model, const char* strategy = "none") {
   torch::manual_seed(5);
   Execution execution(model.chain, make_schedule(strategy, model.chain.size()));
-  const Tensors outputs = execution.forward(inputs_of(model));
+  const Tensors outputs = execution.forward(batch_for(model));
   Tensors gradients(
       outputs.size());  // in evaluation, a metric follows the loss
   gradients[0] = torch::ones_like(outputs[0]);
