@@ -10,6 +10,7 @@
 #include <reprise/data/stream.h>
 #include <reprise/distributed/group.h>
 #include <reprise/distributed/launch.h>
+#include <reprise/models/lora.h>
 #include <reprise/models/model.h>
 #include <reprise/models/registry.h>
 #include <reprise/models/script.h>

@@ -13,7 +13,6 @@ using torch::Tensor;
 using torch::nn::Embedding;
 using torch::nn::EmbeddingOptions;
 using torch::nn::LayerNorm;
-using torch::nn::Linear;
 
 constexpr double kBertEpsilon = 1e-12;
 constexpr int64_t kTokenTypes = 2;
@@ -72,7 +71,7 @@ class BertOutputImpl : public torch::nn::Module {
 
  private:
   double dropout_;
-  Linear dense_;
+  LoraLinear dense_;
   LayerNorm norm_;
 };
 TORCH_MODULE(BertOutput);
@@ -120,7 +119,7 @@ class BertLayerImpl : public torch::nn::Module {
 
   SelfAttention self_{nullptr};
   BertOutput mixed_{nullptr};
-  Linear up_{nullptr};
+  LoraLinear up_{nullptr};
   BertOutput down_{nullptr};
 };
 TORCH_MODULE(BertLayer);
@@ -151,7 +150,7 @@ BuiltModel build_bert(const std::string& name, const ModelOptions& options) {
       add_container(*body, "pooler")
           ->register_module("dense", make_linear(options.width, options.width));
   auto classifier = built.root->register_module(
-      "classifier", make_linear(options.width, options.classes));
+      "classifier", make_head(options.width, options.classes));
   built.stages.push_back(
       make_stage("head",
                  [pooler, classifier,

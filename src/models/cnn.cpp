@@ -63,7 +63,7 @@ BuiltModel build_cnn_basic(const std::string& name,
   }
   check_image_size(name, options, entered,
                    "28, 56, 112, 224, 448, 896, 1792, 3584");
-  add_hidden_layer(built, "hidden", Linear(channels, 32));
+  add_hidden_layer(built, "hidden", LoraLinear(channels, 32));
   add_classifier(built, "head", Linear(32, options.classes));
   return built;
 }
@@ -148,7 +148,7 @@ BuiltModel build_cnn_profile(const std::string& name,
                            return x.flatten(1);
                          }).on_first());
   const int64_t side = options.image_size / 2;
-  add_hidden_layer(built, "dense0", Linear(channels * side * side, 32));
+  add_hidden_layer(built, "dense0", LoraLinear(channels * side * side, 32));
   add_classifier(built, "dense1", Linear(32, options.classes));
   return built;
 }

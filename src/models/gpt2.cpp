@@ -1,4 +1,5 @@
 // Tested by tests/models/values_test.cpp.
+#include "compat/autocast.h"
 #include "models/transformer.h"
 
 #include <reprise/ops/embedding.h>
@@ -19,7 +20,7 @@ using torch::nn::LayerNorm;
 constexpr double kGpt2Epsilon = 1e-5;
 
 /// A linear layer with a weight (in, out), as in the original.
-class Conv1DImpl : public torch::nn::Module {
+class Conv1DImpl : public torch::nn::Module, public LoraLayer {
  public:
   Conv1DImpl(int64_t from, int64_t to, double deviation = kWeightDeviation)
       : weight_(register_parameter("weight", torch::empty({from, to}))),
@@ -28,7 +29,11 @@ class Conv1DImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& x) {  // (N, T, in)
-    return ops::linear(x, weight_, bias_, ops::WeightLayout::kInOut);
+    return add_adapter(x, ops::linear(x, weight_, bias_, weight_layout()));
+  }
+  Tensor adapted_weight() const override { return weight_; }
+  ops::WeightLayout weight_layout() const override {
+    return ops::WeightLayout::kInOut;
   }
 
   const Tensor& weight() const { return weight_; }
@@ -63,19 +68,24 @@ class Gpt2AttentionImpl : public torch::nn::Module {
             "c_proj", Conv1D(options.width, options.width, out_deviation))) {}
 
   /// `normal`: norm(x); if it is undefined, norm(x) is computed, and again in the backward.
+  /// `more`: {mask} of the segments, or nothing.
   Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
-                 RecomputeChoice recompute) {
+                 RecomputeChoice recompute, const Tensors& more) {
     const auto parts = run_on_normal(c_attn_, x, normal, norm).chunk(3, -1);
-    const Tensor mixed = checkpoint_if(
-        recompute.attention,
-        [this](const Tensor& q, const Tensor& k, const Tensor& v) {
-          MultiHeadOptions options;
-          options.heads = heads_;
-          options.causal = true;
-          options.dropout = is_training() ? dropout_ : 0;
-          return c_proj_(multi_head_attention(q, k, v, options));
-        },
-        parts[0], parts[1], parts[2]);
+    const auto mix = [this](const Tensor& q, const Tensor& k, const Tensor& v,
+                            const auto&... mask) {
+      MultiHeadOptions options;
+      options.heads = heads_;
+      options.causal = true;
+      if constexpr (sizeof...(mask) > 0) options.mask = (mask, ...);
+      options.dropout = is_training() ? dropout_ : 0;
+      return c_proj_(multi_head_attention(q, k, v, options));
+    };
+    const Tensor mixed = more.empty()
+                             ? checkpoint_if(recompute.attention, mix, parts[0],
+                                             parts[1], parts[2])
+                             : checkpoint_if(recompute.attention, mix, parts[0],
+                                             parts[1], parts[2], more[0]);
     return drop_out(mixed, dropout_, is_training(), recompute);
   }
 
@@ -122,13 +132,15 @@ class Gpt2BlockImpl : public torch::nn::Module {
                       kWeightDeviation /
                           std::sqrt(2 * static_cast<double>(options.depth))) {}
 
-  Tensor forward(const Tensor& x, RecomputeChoice recompute = {}) {
+  Tensor forward(const Tensor& x, RecomputeChoice recompute,
+                 const Tensors& more) {
     if (recompute.pointwise) {
-      const Tensor y = x + attn_->forward(x, {}, ln_1_, recompute);
+      const Tensor y = x + attn_->forward(x, {}, ln_1_, recompute, more);
       return y + mlp_->forward(y, {}, ln_2_, recompute);
     }
     const auto [stream, first] = ops::add_norm(x, {}, ln_1_);
-    const Tensor attended = attn_->forward(stream, first, ln_1_, recompute);
+    const Tensor attended =
+        attn_->forward(stream, first, ln_1_, recompute, more);
     const auto [y, second] = ops::add_norm(stream, attended, ln_2_);
     return y + mlp_->forward(y, second, ln_2_, recompute);
   }
@@ -156,23 +168,31 @@ BuiltModel build_gpt2(const std::string& name, const ModelOptions& options) {
       "wte", make_embedding(options.vocab, options.width));
   auto wpe =
       body->register_module("wpe", make_embedding(options.seq, options.width));
-  built.stages.push_back(
-      make_stage("embed",
-                 [name, options, wte, wpe](const Tensor& tokens) mutable {
-                   check_tokens(name, options, tokens);
-                   const Tensor x = ops::embedding(wte, tokens) +
-                                    wpe->weight.narrow(0, 0, tokens.size(1));
-                   return torch::dropout(x, options.dropout,
-                                         wte->is_training());
-                 },
-                 {wte, wpe})
-          .on_first());
+  built.stages.push_back(make_stage(
+      "embed",
+      [name, options, wte, wpe](const Tensors& batch) mutable {
+        check_tokens(name, options, batch);
+        const Tensor& tokens = batch[0];
+        const Tensor positions =
+            has_segments(batch)
+                ? ops::embedding(wpe, segment_positions(batch[2]))
+                : wpe->weight.narrow(0, 0, tokens.size(1));
+        Tensors outputs = batch;
+        outputs[0] = torch::dropout(ops::embedding(wte, tokens) + positions,
+                                    options.dropout, wte->is_training());
+        if (has_segments(batch)) {
+          outputs[2] =
+              segment_mask(batch[2], compat::autocast_type(outputs[0]));
+        }
+        return outputs;
+      },
+      {wte, wpe}));
 
   const auto list = add_container(*body, "h");
   for (int64_t i = 0; i < options.depth; ++i) {
     const std::string number = std::to_string(i);
     const auto block = list->register_module(number, Gpt2Block(options));
-    built.stages.push_back(make_block_stage("h." + number, block));
+    built.stages.push_back(make_language_block_stage("h." + number, block));
   }
   const auto norm = body->register_module(
       "ln_f", make_layer_norm(options.width, kGpt2Epsilon));

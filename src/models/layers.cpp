@@ -35,8 +35,30 @@ void add_classifier(BuiltModel& built, const std::string& name, Linear head) {
   built.stages.push_back(make_stage("loss", loss));
 }
 
-void add_hidden_layer(BuiltModel& built, const std::string& name, Linear linear,
-                      double dropout) {
+std::vector<std::vector<Tensor>> packed_groups_of(
+    const std::vector<LoraLinear>& layers) {
+  std::vector<Tensor> weights, biases;
+  for (const LoraLinear& layer : layers) {
+    weights.push_back(layer->weight);
+    if (layer->bias.defined()) biases.push_back(layer->bias);
+  }
+  if (biases.empty()) return {weights};
+  return {weights, biases};
+}
+
+std::vector<Tensor> run_packed(const std::vector<LoraLinear>& layers,
+                               const Tensor& x) {
+  const auto groups = packed_groups_of(layers);
+  auto outputs = ops::packed_linear(
+      x, groups[0], groups.size() > 1 ? groups[1] : std::vector<Tensor>{});
+  for (size_t i = 0; i < layers.size(); ++i) {
+    outputs[i] = layers[i]->add_adapter(x, outputs[i]);
+  }
+  return outputs;
+}
+
+void add_hidden_layer(BuiltModel& built, const std::string& name,
+                      LoraLinear linear, double dropout) {
   built.root->register_module(name, linear);
   built.stages.push_back(
       make_stage(name,

@@ -2,6 +2,7 @@
 
 #include "models/model_spec.h"
 
+#include <reprise/models/lora.h>
 #include <reprise/ops/conv.h>
 #include <reprise/ops/linear.h>
 #include <reprise/recompute/checkpoint.h>
@@ -46,6 +47,21 @@ inline torch::Tensor run_linear(const torch::nn::Linear& layer,
                                 const torch::Tensor& x) {
   return ops::linear(x, layer->weight, layer->bias);
 }
+/// Overload for a layer that may have an adapter.
+inline torch::Tensor run_linear(const LoraLinear& layer,
+                                const torch::Tensor& x) {
+  return layer.ptr()->forward(x);
+}
+
+/// ops::packed_linear() of two or three layers, with their adapters. All or none of them
+/// have a bias.
+std::vector<torch::Tensor> run_packed(const std::vector<LoraLinear>& layers,
+                                      const torch::Tensor& x);
+
+/// Weights of the layers, and their biases if they have some: groups for
+/// BuiltModel::packed_groups.
+std::vector<std::vector<torch::Tensor>> packed_groups_of(
+    const std::vector<LoraLinear>& layers);
 
 /// Returns `function(inputs...)`; if `recompute`, inside checkpoint(), so that the backward
 /// recomputes what it needs instead of saving it.
@@ -60,6 +76,6 @@ void add_classifier(BuiltModel& built, const std::string& name,
 
 /// Adds a stage of flatten, linear layer, ReLU and dropout.
 void add_hidden_layer(BuiltModel& built, const std::string& name,
-                      torch::nn::Linear linear, double dropout = 0);
+                      LoraLinear linear, double dropout = 0);
 
 }  // namespace reprise::detail

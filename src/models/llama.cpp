@@ -1,4 +1,5 @@
 // Tested by tests/models/values_test.cpp.
+#include "compat/autocast.h"
 #include "models/rotary_table.h"
 #include "models/transformer.h"
 
@@ -19,7 +20,6 @@ namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
-using torch::nn::Linear;
 
 /// What the models of the family differ in, besides their sizes.
 struct LlamaConfig {
@@ -30,8 +30,8 @@ struct LlamaConfig {
   bool qkv_bias = false;  ///< as in Qwen2
 };
 
-Linear make_projection(int64_t from, int64_t to, bool bias = false) {
-  Linear linear(torch::nn::LinearOptions(from, to).bias(bias));
+LoraLinear make_projection(int64_t from, int64_t to, bool bias = false) {
+  LoraLinear linear(torch::nn::LinearOptions(from, to).bias(bias));
   normal_init(linear->weight, kWeightDeviation);
   if (bias) zero_init(linear->bias);
   return linear;
@@ -73,44 +73,42 @@ class LlamaAttentionImpl : public torch::nn::Module {
         o_proj_(register_module(
             "o_proj", make_projection(options.width, options.width))) {}
 
-  /// The attention of norm(x).
-  Tensor forward(const Tensor& x, RmsNorm norm, RecomputeChoice recompute) {
+  /// The attention of norm(x). `more`: {mask, cos, sin} of the segments, or nothing.
+  Tensor forward(const Tensor& x, RmsNorm norm, RecomputeChoice recompute,
+                 const Tensors& more) {
     const auto [q, k, v] = checkpoint_if(
         recompute.pointwise,
         [this, norm](const Tensor& t) mutable { return project(norm(t)); }, x);
-    return checkpoint_if(
-        recompute.attention,
-        [this](const Tensor& a, const Tensor& b, const Tensor& c) {
-          return run_linear(o_proj_, attend(a, b, c));
-        },
-        q, k, v);
+    // All that the attention uses is passed in, so that what it saves is counted.
+    const auto mix = [this](const Tensor& a, const Tensor& b, const Tensor& c,
+                            const auto&... segments) {
+      return run_linear(o_proj_, attend(a, b, c, {segments...}));
+    };
+    return more.empty() ? checkpoint_if(recompute.attention, mix, q, k, v)
+                        : checkpoint_if(recompute.attention, mix, q, k, v,
+                                        more.at(0), more.at(1), more.at(2));
   }
 
   std::vector<std::vector<Tensor>> packed_groups() const {
-    std::vector<std::vector<Tensor>> groups = {
-        {q_proj_->weight, k_proj_->weight, v_proj_->weight}};
-    if (q_proj_->bias.defined()) {
-      groups.push_back({q_proj_->bias, k_proj_->bias, v_proj_->bias});
-    }
-    return groups;
+    return packed_groups_of({q_proj_, k_proj_, v_proj_});
   }
 
  private:
   std::tuple<Tensor, Tensor, Tensor> project(const Tensor& x) {
-    const auto groups = packed_groups();
-    const auto parts = groups.size() > 1
-                           ? ops::packed_linear(x, groups[0], groups[1])
-                           : ops::packed_linear(x, groups[0]);
+    const auto parts = run_packed({q_proj_, k_proj_, v_proj_}, x);
     return {parts[0], parts[1], parts[2]};
   }
 
-  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v) {
+  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v,
+                const Tensors& more) {
     const auto split = [this](const Tensor& t) {  // (N, heads, T, head_dim)
       return t.view({t.size(0), t.size(1), -1, head_dim_}).transpose(1, 2);
     };
-    const auto [cos, sin] = table_->get(q.device(), q.size(1));
     ops::AttentionOptions options;
-    options.causal = true;
+    options.causal = more.empty();
+    if (!more.empty()) options.mask = more[0];
+    const auto [cos, sin] = more.empty() ? table_->get(q.device(), q.size(1))
+                                         : std::pair(more[1], more[2]);
     return ops::attention(ops::rotary(split(q), cos, sin),
                           ops::rotary(split(k), cos, sin), split(v), options)
         .transpose(1, 2)
@@ -119,7 +117,7 @@ class LlamaAttentionImpl : public torch::nn::Module {
 
   int64_t head_dim_;
   std::shared_ptr<RotaryTable> table_;
-  Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  LoraLinear q_proj_, k_proj_, v_proj_, o_proj_;
 };
 TORCH_MODULE(LlamaAttention);
 
@@ -138,7 +136,7 @@ class LlamaMlpImpl : public torch::nn::Module {
     const auto [gate, up] = checkpoint_if(
         recompute.pointwise,
         [this, norm](const Tensor& t) mutable {
-          const auto parts = ops::packed_linear(norm(t), packed_group());
+          const auto parts = run_packed({gate_proj_, up_proj_}, norm(t));
           return std::tuple(parts[0], parts[1]);
         },
         x);
@@ -155,7 +153,7 @@ class LlamaMlpImpl : public torch::nn::Module {
   }
 
  private:
-  Linear gate_proj_, up_proj_, down_proj_;
+  LoraLinear gate_proj_, up_proj_, down_proj_;
 };
 TORCH_MODULE(LlamaMlp);
 
@@ -171,9 +169,9 @@ class LlamaBlockImpl : public torch::nn::Module {
         mlp_norm_(register_module("post_attention_layernorm",
                                   RmsNorm(options.width, config.epsilon))) {}
 
-  Tensor forward(const Tensor& x,
-                 RecomputeChoice recompute = {}) {  // (N, T, C)
-    const Tensor y = x + self_attn_->forward(x, input_norm_, recompute);
+  Tensor forward(const Tensor& x, RecomputeChoice recompute,
+                 const Tensors& more) {  // x (N, T, C)
+    const Tensor y = x + self_attn_->forward(x, input_norm_, recompute, more);
     return y + mlp_->forward(y, mlp_norm_, recompute);
   }
 
@@ -208,14 +206,22 @@ BuiltModel build_with(const std::string& name, const ModelOptions& options,
   const auto body = add_container(*built.root, "model");
   auto tokens_table = body->register_module(
       "embed_tokens", make_embedding(options.vocab, options.width));
-  built.stages.push_back(
-      make_stage("embed",
-                 [name, options, tokens_table](const Tensor& tokens) mutable {
-                   check_tokens(name, options, tokens);
-                   return ops::embedding(tokens_table, tokens);
-                 },
-                 {tokens_table})
-          .on_first());
+  built.stages.push_back(make_stage(
+      "embed",
+      [name, options, tokens_table, table](const Tensors& batch) mutable {
+        check_tokens(name, options, batch);
+        Tensors outputs = batch;
+        outputs[0] = ops::embedding(tokens_table, batch[0]);
+        if (has_segments(batch)) {
+          const Tensor& segments = batch[2];
+          const auto [cos, sin] = table->at(segment_positions(segments));
+          outputs[2] =
+              segment_mask(segments, compat::autocast_type(outputs[0]));
+          outputs.insert(outputs.end(), {cos, sin});
+        }
+        return outputs;
+      },
+      {tokens_table}));
 
   const auto list = add_container(*body, "layers");
   std::vector<std::shared_ptr<LlamaBlockImpl>> blocks;
@@ -223,7 +229,8 @@ BuiltModel build_with(const std::string& name, const ModelOptions& options,
     const std::string number = std::to_string(i);
     blocks.push_back(
         list->register_module(number, LlamaBlock(options, config, table)));
-    built.stages.push_back(make_block_stage("layers." + number, blocks.back()));
+    built.stages.push_back(
+        make_language_block_stage("layers." + number, blocks.back()));
   }
   const auto norm =
       body->register_module("norm", RmsNorm(options.width, config.epsilon));
@@ -238,7 +245,7 @@ BuiltModel build_with(const std::string& name, const ModelOptions& options,
     built.linear_parameters = table_weight;
   } else {
     const auto head = built.root->register_module(
-        "lm_head", make_projection(options.width, options.vocab));
+        "lm_head", make_head(options.width, options.vocab, /*bias=*/false));
     add_language_head(built, head, [head] { return head->weight; });
     built.embeddings = table_weight;
   }

@@ -10,7 +10,7 @@ BuiltModel build_mlp(const std::string&, const ModelOptions& options) {
   BuiltModel built;
   int64_t from = options.channels * options.image_size * options.image_size;
   for (int64_t i = 0; i < options.depth; ++i) {
-    torch::nn::Linear linear(from, options.width);
+    LoraLinear linear(from, options.width);
     // For ReLU (He et al. 2015). LibTorch's default divides the variance of activations
     // and gradients by six per layer, which makes those of a deep chain denormal.
     torch::nn::init::kaiming_uniform_(linear->weight, /*a=*/0, torch::kFanIn,

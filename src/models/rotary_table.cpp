@@ -62,4 +62,13 @@ std::pair<Tensor, Tensor> RotaryTable::get(const torch::Device& device,
           tables.second.narrow(0, 0, length)};
 }
 
+std::pair<Tensor, Tensor> RotaryTable::at(const Tensor& positions) {
+  const auto [cos, sin] = get(positions.device(), positions.size(1));
+  const auto rows = [&](const Tensor& table) {
+    return table.index_select(0, positions.flatten())
+        .view({positions.size(0), 1, positions.size(1), table.size(1)});
+  };
+  return {rows(cos), rows(sin)};
+}
+
 }  // namespace reprise::detail

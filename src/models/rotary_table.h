@@ -45,6 +45,10 @@ class RotaryTable {
   std::pair<torch::Tensor, torch::Tensor> get(const torch::Device& device,
                                               int64_t length);
 
+  /// {cos, sin} of `positions` (N, T) int64, (N, 1, T, head_dim / 2) each: copies, for rows
+  /// whose positions do not simply count up.
+  std::pair<torch::Tensor, torch::Tensor> at(const torch::Tensor& positions);
+
  private:
   RotaryOptions options_;
   std::mutex mutex_;

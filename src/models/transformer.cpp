@@ -15,10 +15,17 @@ using torch::nn::Embedding;
 using torch::nn::LayerNorm;
 using torch::nn::Linear;
 
-Linear make_linear(int64_t from, int64_t to) {
-  Linear linear(from, to);
+LoraLinear make_linear(int64_t from, int64_t to) {
+  LoraLinear linear(from, to);
   normal_init(linear->weight, kWeightDeviation);
   zero_init(linear->bias);
+  return linear;
+}
+
+Linear make_head(int64_t from, int64_t to, bool bias) {
+  Linear linear(torch::nn::LinearOptions(from, to).bias(bias));
+  normal_init(linear->weight, kWeightDeviation);
+  if (bias) zero_init(linear->bias);
   return linear;
 }
 
@@ -55,7 +62,8 @@ Tensor multi_head_attention(const Tensor& q, const Tensor& k, const Tensor& v,
         .transpose(1, 2);
   };
   ops::AttentionOptions attention;
-  attention.causal = options.causal;
+  attention.mask = options.mask;
+  attention.causal = options.causal && !options.mask.defined();
   attention.dropout = options.dropout;
   return ops::attention(split(q), split(k), split(v), attention)
       .transpose(1, 2)
@@ -71,15 +79,12 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
       value_(register_module("value", make_linear(width, width))) {}
 
 std::tuple<Tensor, Tensor, Tensor> SelfAttentionImpl::project(const Tensor& x) {
-  const auto parts =
-      ops::packed_linear(x, {query_->weight, key_->weight, value_->weight},
-                         {query_->bias, key_->bias, value_->bias});
+  const auto parts = run_packed({query_, key_, value_}, x);
   return {parts[0], parts[1], parts[2]};
 }
 
 std::vector<std::vector<Tensor>> SelfAttentionImpl::packed_groups() const {
-  return {{query_->weight, key_->weight, value_->weight},
-          {query_->bias, key_->bias, value_->bias}};
+  return packed_groups_of({query_, key_, value_});
 }
 
 Tensor SelfAttentionImpl::attend(const Tensor& q, const Tensor& k,
@@ -137,6 +142,12 @@ void check_tokens(const std::string& name, const ModelOptions& options,
   TORCH_CHECK(tokens.dim() == 2 && tokens.size(1) <= options.seq, "[model ",
               name, "] expected tokens of shape (N, T) with T at most ",
               options.seq, ", got ", tokens.sizes(), "; set seq");
+}
+
+void check_tokens(const std::string& name, const ModelOptions& options,
+                  const Tensors& batch) {
+  check_language_batch(name, batch);
+  check_tokens(name, options, batch[0]);
 }
 
 }  // namespace reprise::detail

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "models/layers.h"
+#include "models/segments.h"
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -16,7 +17,9 @@ namespace reprise::detail {
 constexpr double kWeightDeviation = 0.02;
 
 /// Weights from N(0, kWeightDeviation²), zero bias.
-torch::nn::Linear make_linear(int64_t from, int64_t to);
+LoraLinear make_linear(int64_t from, int64_t to);
+/// The same for an output layer, which has no adapter.
+torch::nn::Linear make_head(int64_t from, int64_t to, bool bias = true);
 
 torch::nn::LayerNorm make_layer_norm(int64_t width, double epsilon);
 
@@ -45,7 +48,8 @@ ModelOptions transformer_options(int64_t depth, int64_t width, double dropout);
 struct MultiHeadOptions {
   int64_t heads = 1;
   bool causal = false;
-  double dropout = 0;  ///< must be 0 outside of training
+  torch::Tensor mask{};  ///< see ops::AttentionOptions; replaces `causal`
+  double dropout = 0;    ///< must be 0 outside of training
 };
 torch::Tensor multi_head_attention(const torch::Tensor& q,
                                    const torch::Tensor& k,
@@ -67,7 +71,7 @@ class SelfAttentionImpl : public torch::nn::Module {
  private:
   int64_t heads_;
   double dropout_;
-  torch::nn::Linear query_, key_, value_;
+  LoraLinear query_, key_, value_;
 };
 TORCH_MODULE(SelfAttention);
 
@@ -91,6 +95,26 @@ Stage make_block_stage(const std::string& name, const Block& block) {
       .on_first();
 }
 
+/// Makes a stage of a block of a language model with `forward(x, RecomputeChoice, more)`.
+/// `more`: what the first stage made of the segments of the batch; empty if it has none.
+template <class Block>
+Stage make_language_block_stage(const std::string& name,
+                                const std::shared_ptr<Block>& block) {
+  const auto with = [&block](RecomputeChoice recompute) -> Stage::Function {
+    return [block, recompute](const Tensors& inputs) mutable {
+      Tensors outputs = inputs;
+      outputs.at(0) =
+          block->forward(inputs[0], recompute, segment_tensors(inputs));
+      return outputs;
+    };
+  };
+  return Stage(name, with({}), {block})
+      .with_variant("recompute pointwise", with({.pointwise = true}))
+      .with_variant("recompute attention",
+                    with({.pointwise = true, .attention = true}))
+      .of_kind("block");
+}
+
 /// Adds the last stage of a language model, "head": scores with the weight (vocab, C) of
 /// `module`, and the loss. `weight` returns that weight; it is called at each run, since
 /// moving a model to a device replaces its tensors. The variant "chunked" never stores all
@@ -101,5 +125,8 @@ void add_language_head(BuiltModel& built, const ModulePtr& module,
 /// Throws c10::Error unless `tokens` is (N, T) with T at most `options.seq`.
 void check_tokens(const std::string& name, const ModelOptions& options,
                   const torch::Tensor& tokens);
+/// The same for the batch of a language model, with check_language_batch().
+void check_tokens(const std::string& name, const ModelOptions& options,
+                  const Tensors& batch);
 
 }  // namespace reprise::detail

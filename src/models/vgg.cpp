@@ -21,8 +21,9 @@ Conv2d make_conv(int64_t from, int64_t to) {
   return conv;
 }
 
-Linear make_vgg_linear(int64_t from, int64_t to) {
-  Linear linear(from, to);
+template <class Layer>
+Layer make_vgg_linear(int64_t from, int64_t to) {
+  Layer linear(from, to);
   normal_init(linear->weight, 0.01);
   zero_init(linear->bias);
   return linear;
@@ -70,8 +71,8 @@ BuiltModel build_vgg16(const std::string& name, const ModelOptions& options) {
   const int64_t hidden = 64 * width;
   const double dropout = options.dropout;
   const auto add_hidden = [&](const std::string& number, int64_t from) {
-    auto linear =
-        classifier->register_module(number, make_vgg_linear(from, hidden));
+    auto linear = classifier->register_module(
+        number, make_vgg_linear<LoraLinear>(from, hidden));
     built.stages.push_back(
         make_stage("classifier." + number,
                    [linear, dropout](const Tensor& x) mutable {
@@ -89,7 +90,7 @@ BuiltModel build_vgg16(const std::string& name, const ModelOptions& options) {
   add_hidden("0", channels * 7 * 7);
   add_hidden("3", hidden);
   auto head = classifier->register_module(
-      "6", make_vgg_linear(hidden, options.classes));
+      "6", make_vgg_linear<Linear>(hidden, options.classes));
   built.stages.push_back(make_stage("classifier.6", head).on_first());
   const auto loss = built.root->register_module("loss", Loss(Task::kImages));
   built.stages.push_back(make_stage("loss", loss));

@@ -10,7 +10,6 @@ namespace {
 using torch::Tensor;
 using torch::nn::Conv2d;
 using torch::nn::LayerNorm;
-using torch::nn::Linear;
 
 constexpr double kVitEpsilon = 1e-12;
 constexpr int64_t kPatch = 16;
@@ -116,7 +115,7 @@ class VitLayerImpl : public torch::nn::Module {
 
   double dropout_;
   SelfAttention self_{nullptr};
-  Linear mixed_{nullptr}, up_{nullptr}, down_{nullptr};
+  LoraLinear mixed_{nullptr}, up_{nullptr}, down_{nullptr};
   LayerNorm before_{nullptr}, after_{nullptr};
 };
 TORCH_MODULE(VitLayer);
@@ -141,7 +140,7 @@ BuiltModel build_vit(const std::string& name, const ModelOptions& options) {
   built.stages.push_back(make_stage("layernorm", norm).on_first());
 
   auto classifier = built.root->register_module(
-      "classifier", make_linear(options.width, options.classes));
+      "classifier", make_head(options.width, options.classes));
   built.stages.push_back(make_stage("head",
                                     [classifier](const Tensor& x) mutable {
                                       return classifier->forward(

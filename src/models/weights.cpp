@@ -1,3 +1,4 @@
+#include "models/lora_adapter.h"
 #include "models/model_spec.h"
 #include "models/weight_files.h"
 
@@ -27,10 +28,11 @@ WeightNames weight_names(const Model& model) {
   return spec == nullptr ? WeightNames{} : spec->weights;
 }
 
-/// Parameters and buffers by name.
+/// Parameters and buffers by name, without those of adapters.
 TensorMap tensors_of(const Model& model) {
   TensorMap all;
   for (const auto& item : model.root->named_parameters()) {
+    if (detail::is_adapter_parameter(item.key())) continue;
     all.emplace(item.key(), item.value());
   }
   for (const auto& item : model.root->named_buffers()) {
@@ -153,9 +155,17 @@ void load_weights(Model& model, const std::string& path) {
 }
 
 void export_weights(const Model& model, const std::string& path) {
+  std::map<const void*, Tensor> merged;  // by weight
+  for (const auto& layer : detail::adapted_layers(model)) {
+    merged.emplace(layer.layer->adapted_weight().unsafeGetTensorImpl(),
+                   detail::merged_weight(*layer.layer, *layer.adapter()).cpu());
+  }
   NamedTensors list;
   for (const auto& item : model.root->named_parameters()) {
-    list.emplace_back(item.key(), item.value());
+    if (detail::is_adapter_parameter(item.key())) continue;
+    const auto found = merged.find(item.value().unsafeGetTensorImpl());
+    list.emplace_back(item.key(),
+                      found == merged.end() ? item.value() : found->second);
   }
   for (const auto& item : model.root->named_buffers()) {
     list.emplace_back(item.key(), item.value());

@@ -53,6 +53,8 @@ Tensor fallback::attention(const Tensor& q, const Tensor& k, const Tensor& v,
   } else if (options.mask.defined()) {
     if (options.mask.scalar_type() == torch::kBool) {
       scores.masked_fill_(options.mask.logical_not(), kMasked);
+    } else if (options.mask.scalar_type() == scores.scalar_type()) {
+      scores.add_(options.mask);
     } else {
       scores = scores + options.mask;
     }

@@ -31,13 +31,22 @@ Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin,
   return result.to(x.scalar_type());
 }
 
+/// Whether the angles are the same for all samples and heads.
+bool is_table(const Tensor& cos) {
+  return cos.dim() == 2;
+}
+
 class RotaryOperator : public torch::autograd::Function<RotaryOperator> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x,
                         const Tensor& cos, const Tensor& sin) {
-    // Not as saved variables, which would be counted, and moved to the host, per layer.
-    context->saved_data["cos"] = cos;
-    context->saved_data["sin"] = sin;
+    if (is_table(cos)) {
+      // Not as saved variables, which would be counted, and moved to the host, per layer.
+      context->saved_data["cos"] = cos;
+      context->saved_data["sin"] = sin;
+    } else {
+      context->save_for_backward({cos, sin});
+    }
     return rotate(x, cos, sin, 1);
   }
 
@@ -45,10 +54,14 @@ class RotaryOperator : public torch::autograd::Function<RotaryOperator> {
                                 variable_list gradients) {
     detail::check_first_order("rotary", "ops::fallback::rotary");
     auto& data = context->saved_data;
-    return {rotate(gradients[0], data["cos"].toTensor(), data["sin"].toTensor(),
-                   -1),
-            {},
-            {}};
+    if (data.count("cos") > 0) {
+      return {rotate(gradients[0], data["cos"].toTensor(),
+                     data["sin"].toTensor(), -1),
+              {},
+              {}};
+    }
+    const auto saved = context->get_saved_variables();
+    return {rotate(gradients[0], saved[0], saved[1], -1), {}, {}};
   }
 };
 

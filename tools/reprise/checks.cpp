@@ -70,6 +70,10 @@ FieldCheck readable_weights() {
       {"model.safetensors.index.json", "model.safetensors"});
 }
 
+FieldCheck readable_adapter() {
+  return file_or_directory_with({"adapter_config.json"});
+}
+
 FieldCheck data_source() {
   return [](const std::string& text) -> std::string {
     const std::vector<std::string> names = dataset_names();
@@ -96,6 +100,15 @@ FieldCheck writable_file() {
     }
     const std::string why = why_not_created(path);
     return why.empty() ? "" : fmt::format("cannot write {}: {}", path, why);
+  };
+}
+
+FieldCheck writable_export() {
+  return [file = writable_file()](const std::string& path) -> std::string {
+    std::error_code none;
+    const std::string name = path.substr(0, path.find_last_not_of('/') + 1);
+    return name.empty() || fs::is_directory(path, none) ? not_empty()(path)
+                                                        : file(name);
   };
 }
 

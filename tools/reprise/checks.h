@@ -16,12 +16,18 @@ FieldCheck readable_results();
 /// directories that contain one of them.
 FieldCheck readable_weights();
 
+/// A directory with the adapter of a model.
+FieldCheck readable_adapter();
+
 /// Accepts names of datasets and readable files.
 FieldCheck data_source();
 
 /// Accepts paths at which a file can be created or replaced. Leaves no file
 /// behind.
 FieldCheck writable_file();
+
+/// Accepts also directories, for adapters.
+FieldCheck writable_export();
 
 /// Accepts directories that are writable or can be created.
 FieldCheck writable_directory();

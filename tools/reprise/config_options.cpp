@@ -34,6 +34,7 @@ CLI::App* add_configured(CLI::App& app, const char* name, const char* text,
   }
   add_fields(*command, config_fields(), config, names);
   set_check(command->get_option("--weights"), readable_weights());
+  set_check(command->get_option("--adapter"), readable_adapter());
   set_check(command->get_option("--data"), data_source());
   return command;
 }

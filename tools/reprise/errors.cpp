@@ -27,9 +27,11 @@ struct Origin {
 constexpr std::array kOrigins = {
     Origin{"Schedule::parse", "--recompute"},
     Origin{"Strategy::parse", "--recompute"},
+    Origin{"add_lora", "--lora-targets"},
     Origin{"config", "--resume"},
     Origin{"dataset", "--data"},
     Origin{"file", ""},
+    Origin{"lora", "--adapter"},
     Origin{"make_optimizer", "--optimizer"},
     Origin{"make_schedule", "--recompute"},
     Origin{"observer", "--observe"},

@@ -36,8 +36,10 @@ void add_saving_flags(CLI::App& train, TrainFlags& flags) {
   set_check(add("--resume", flags.resume, "Continue the run in this directory"),
             not_empty());
   set_check(add("--export", flags.export_path,
-                "Write the weights to this safetensors file at the end"),
-            writable_file());
+                "Write the weights to this safetensors file at the end; with "
+                "--lora, the adapter to this directory, or the merged weights "
+                "if it ends in .safetensors"),
+            writable_export());
 }
 
 }  // namespace
@@ -92,6 +94,12 @@ void check_train_flags(const TrainFlags& flags, const CLI::App& train) {
   }
   if (!flags.resume.empty() && given("--out")) {
     refuse("--resume", "continues in its own directory; --out is for new runs");
+  }
+  const bool adapts =
+      flags.config.lora.rank > 0 || !flags.config.adapter.empty();
+  if (given("--export") && flags.resume.empty() && !adapts) {
+    const std::string why = writable_file()(flags.export_path);
+    if (!why.empty()) refuse("--export", why);
   }
   if (!flags.config.evaluate && given("--eval-every")) {
     refuse("--eval-every", "needs evaluation, got --no-eval as well");

@@ -18,7 +18,8 @@ enum class Task {
   kImages,     ///< x (N, C, S, S) float; targets (N) int64, one class per image
   kPixels,     ///< x (N, C, S, S) float; targets (N, S, S) int64
   kSequences,  ///< x (N, T) int64 tokens; targets (N) int64, one class each
-  kLanguage,   ///< x (N, T) int64 tokens; targets (N, T) int64, -100: ignored
+  kLanguage,   ///< x (N, T) int64 tokens; targets (N, T) int64, -100: ignored;
+               ///< optionally segments (N, T) int64: rows of several documents
   kOther,      ///< anything else, from datasets of the caller
 };
 
@@ -60,7 +61,10 @@ struct Model {
   /// Batch::count counts. In evaluation mode, the sums of `metrics` follow it. Further
   /// outputs in training mode are ignored.
   ///
-  /// Built-in models map {x, targets}, and have one stage per block. Their sums are over
+  /// Built-in models map {x, targets}, and have one stage per block. Those for kLanguage
+  /// also map {x, targets, segments}: segments has the number of the document of each
+  /// token, increasing from left to right, and 0 for padding. A token attends only to
+  /// earlier tokens of its document, and positions restart at each document. Their sums are over
   /// samples (kImages, kSequences), over samples of the mean over pixels (kPixels), or over
   /// tokens that are not ignored (kLanguage). The loss is float32 whatever the type of the
   /// model.
@@ -122,7 +126,7 @@ int64_t parameter_count(const Model& model);
 void load_weights(Model& model, const std::string& path);
 
 /// Saves all parameters and buffers with the names of the original. Tied weights are stored
-/// once.
+/// once, and adapters (lora.h) are merged into the weights.
 void export_weights(const Model& model, const std::string& path);
 
 struct SampleChainOptions {

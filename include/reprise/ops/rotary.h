@@ -12,9 +12,9 @@ namespace reprise::ops {
 /// of dimensions in memory that x has. Autocast has no effect.
 ///
 /// The backward rotates by the negative angles and needs neither x nor the result. The graph
-/// holds `cos` and `sin`, which KeptMeter does not count and which must not change before
-/// the backward: they are tables that all layers share, not activations, and get no
-/// gradient. No second derivative. Throws c10::Error if D is odd or the tables do not fit.
+/// holds `cos` and `sin`, which must not change before the backward and get no gradient.
+/// KeptMeter does not count them if they are (T, D/2): tables that all layers share. With
+/// angles per sample, they are saved as activations are. No second derivative. Throws c10::Error if D is odd or the tables do not fit.
 torch::Tensor rotary(const torch::Tensor& x, const torch::Tensor& cos,
                      const torch::Tensor& sin);
 

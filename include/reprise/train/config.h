@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/models/lora.h>
 #include <reprise/models/model.h>
 #include <reprise/train/options.h>
 
@@ -15,6 +16,8 @@ struct TrainConfig : TrainOptions {
   std::string model = "cnn-basic";  ///< one of model_list()
   ModelOptions model_options{};
   std::string weights{};  ///< safetensors file to start from; empty: none
+  LoraOptions lora{};     ///< adapters to train instead of the weights
+  std::string adapter{};  ///< saved adapter to continue from; empty: none
   std::string data{};     ///< DataOptions::name; empty: "random"
   int64_t random_samples = 512;  ///< number of samples in "random"
 

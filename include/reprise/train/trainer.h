@@ -94,7 +94,9 @@ struct TrainRun {
   /// Called before each micro-batch, or with several ranks before each window.
   /// If it returns true on any rank, the training saves its state and returns.
   std::function<bool()> stop{};
-  /// File for the final weights, in safetensors format; empty: none.
+  /// File for the final weights, in safetensors format; empty: none. The adapters of a
+  /// model (models/lora.h) go to a directory of this name instead, unless it ends in
+  /// ".safetensors", which gets the merged weights.
   std::string export_path;
   std::string tensorboard;  ///< directory for event files; empty: none
 };

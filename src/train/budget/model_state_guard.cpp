@@ -20,8 +20,11 @@ ModelStateGuard::ModelStateGuard(const Model& model, torch::Device device,
     values_.emplace_back(buffer, buffer.detach().clone());
   }
   for (auto& parameter : model.root->parameters()) {
-    // Copy to host memory, because a copy may not fit on the device.
-    if (parameters) values_.emplace_back(parameter, to_host(parameter));
+    // Copy to host memory, because a copy may not fit on the device. Frozen ones stay as
+    // they are.
+    if (parameters && parameter.requires_grad()) {
+      values_.emplace_back(parameter, to_host(parameter));
+    }
   }
   // Take the gradients last: if the above runs out of memory, the destructor
   // does not run and could not restore them.

@@ -275,7 +275,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
                               /*parameters=*/true);
   for (const auto& [name, parameter] : setup_.parameters) {
     torch::Tensor p = parameter;
-    p.mutable_grad() = torch::zeros_like(p);
+    if (p.requires_grad()) p.mutable_grad() = torch::zeros_like(p);
   }
   const auto optimizer = optimizer_of(setup_);
   const auto parameters = setup_.parameter_list;

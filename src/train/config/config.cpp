@@ -60,6 +60,20 @@ void check_rate(const TrainOptions& c) {
               " with --lr-schedule cosine, got ", c.rate.warmup_steps);
 }
 
+void check_lora(const TrainConfig& c) {
+  TORCH_CHECK(c.lora.rank == 0 || c.adapter.empty(),
+              "[--lora] expected either --lora or --adapter, which has its own "
+              "rank, got both");
+  const LoraOptions plain;
+  const auto needs_rank = [&](bool is_default, const char* flag) {
+    TORCH_CHECK(c.lora.rank > 0 || is_default, "[", flag,
+                "] needs --lora, the rank of the adapters");
+  };
+  needs_rank(c.lora.alpha == plain.alpha, "--lora-alpha");
+  needs_rank(c.lora.targets.empty(), "--lora-targets");
+  needs_rank(c.lora.dropout == plain.dropout, "--lora-dropout");
+}
+
 void resolve_recompute(TrainOptions& c) {
   if (c.recompute.empty()) c.recompute = c.memory_limit > 0 ? kOptimal : "none";
   if (is_schedule_text(c.recompute)) return;  // checked against the model
@@ -134,6 +148,7 @@ void TrainOptions::resolve() {
 
 void TrainConfig::resolve() {
   config_fields().check(*this);
+  check_lora(*this);
   TrainOptions::resolve();
   if (data.empty()) data = kRandom;
 }

@@ -79,6 +79,40 @@ FieldTable<ModelOptions> make_model_fields() {
   return table;
 }
 
+FieldTable<LoraOptions> lora_fields() {
+  using L = LoraOptions;
+  const auto field = [](const char* name, const char* help, FieldCheck check) {
+    return FieldInfo{.name = name,
+                     .group = "Model",
+                     .help = help,
+                     .check = std::move(check),
+                     .same_on_resume = true,
+                     .affects_costs = true};
+  };
+  FieldInfo rank =
+      field("lora", "Rank of low-rank adapters, trained instead of the weights",
+            whole_number(1, 1 << 14));
+  rank.unset = "0";
+  rank.metavar = "RANK";
+  FieldInfo alpha =
+      field("lora-alpha",
+            "Scale of the adapters, times their rank (default: the rank)",
+            real_number(0, 1e9, Ends::kNone));
+  alpha.unset = "0";
+  FieldInfo targets = field(
+      "lora-targets",
+      "Layers with an adapter, such as q_proj,v_proj (default: all-linear)",
+      {});
+  targets.metavar = "NAMES";
+  FieldTable<L> table;
+  table.add(&L::rank, rank)
+      .add(&L::alpha, alpha)
+      .add(&L::targets, targets)
+      .add(&L::dropout, field("lora-dropout", "Dropout of the adapters' inputs",
+                              real_number(0, 1, Ends::kLow)));
+  return table;
+}
+
 FieldTable<TrainConfig> make_config_fields() {
   using C = TrainConfig;
   FieldTable<C> table;
@@ -93,14 +127,23 @@ FieldTable<TrainConfig> make_config_fields() {
                         .same_on_resume = true,
                         .affects_costs = true});
   table.add_part(&C::model_options, model_fields());
+  table.add(&C::weights,
+            {.name = "weights",
+             .group = "Model",
+             .help = "Safetensors file to start from (Hugging Face's or "
+                     "torchvision's names), or the index or directory of a "
+                     "checkpoint in several files",
+             .metavar = "PATH",
+             .same_on_ranks = false});
+  table.add_part(&C::lora, lora_fields());
   table
-      .add(&C::weights,
-           {.name = "weights",
+      .add(&C::adapter,
+           {.name = "adapter",
             .group = "Model",
-            .help = "Safetensors file to start from (Hugging Face's or "
-                    "torchvision's names), or the index or directory of a "
-                    "checkpoint in several files",
+            .help = "Directory of a LoRA adapter to continue from, in the "
+                    "format of Hugging Face's PEFT",
             .metavar = "PATH",
+            .affects_costs = true,
             .same_on_ranks = false})
       .add(&C::data,
            {.name = "data",

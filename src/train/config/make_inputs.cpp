@@ -47,6 +47,11 @@ Model make_train_model(const TrainConfig& config) {
   torch::manual_seed(config.seed);
   Model model = make_model(config.model, config.model_options);
   if (!config.weights.empty()) load_weights(model, config.weights);
+  if (!config.adapter.empty()) {
+    load_lora(model, config.adapter);
+  } else if (config.lora.rank > 0) {
+    add_lora(model, config.lora);
+  }
   return model;
 }
 

@@ -4,6 +4,7 @@
 #include "compat/cpu_allocator.h"
 #include "compat/cuda_graph.h"
 #include "compat/denormals.h"
+#include "train/store/export_model.h"
 
 #include <reprise/memory/meter.h>
 
@@ -99,6 +100,9 @@ void TrainLoop::start() {
       (setup_.data.train->epoch_size() + window - 1) / window;
   total_steps_ =
       options.steps > 0 ? options.steps : options.epochs * windows_per_epoch;
+  if (!run_.export_path.empty() && ranks_->first()) {
+    check_export_path(setup_.model, run_.export_path);
+  }
   reporter_.set_listener(run_.listener);
   saver_.start(run_.directory);
   const auto resume = [this] {

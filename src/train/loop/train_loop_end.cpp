@@ -2,6 +2,7 @@
 // saving, progress and summary.
 // Tested by tests/train/loop/trainer_test.cpp.
 #include "train/loop/train_loop.h"
+#include "train/store/export_model.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/models/model.h>
@@ -98,7 +99,7 @@ TrainResult TrainLoop::finish() {
   save();
   if (!stopped && !run_.export_path.empty() && ranks_->first()) {
     retry_.run("exporting",
-               [this] { export_weights(setup_.model, run_.export_path); });
+               [this] { export_model(setup_.model, run_.export_path); });
   }
   TrainSummary summary = summarize(trained_s, speed);
   summary.warnings = doubts;
