@@ -35,11 +35,8 @@ void register_bad() {
       {"throws", [] { throw std::runtime_error("no licence"); }},
       {"throws-int", [] { throw 1; }},
       {"other", with_option("taps", 7)},
-      {"other-type", with_option("taps", "many")},
       {"field", with_option("batch", 1)},
       {"flag", with_option("out", 1)},
-      {"size", with_option("depth", 1)},
-      {"name", with_option("Taps", 1)},
   };
   all.at(std::getenv("REPRISE_BAD_PLUGIN"))();
 }

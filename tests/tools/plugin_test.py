@@ -57,7 +57,7 @@ def forged(work, name, old, new):
     line = line[:line.index(b"\n")]
     if old not in line or len(old) != len(new):
         fail(f"cannot forge {line}")
-    path = work / f"forged-{name.decode().replace(' ', '-')}.so"
+    path = work / "forged.so"
     path.write_bytes(data.replace(line, line.replace(old, new, 1)))
     return path
 
@@ -126,12 +126,10 @@ def test_commands(work):
         fail(f"results of the study: {lines}")
     if not (work / "study/report.html").exists():
         fail("the study has no report")
-    run(0, "study", *plugin, work / "study.yaml", "--dry-run", "--no-estimate", "--format",
-        "json", "--device", device)
     run(2, "study", work / "study.yaml", "--dry-run", "--no-estimate", says="taps")
     run(2, "study", *plugin, work / "study.yaml", "--dry-run", "--set", "tapps=3",
         says="did you mean taps?")
-    run(2, "study", *plugin, work / "study.yaml", "--dry-run", "--set", "taps=99",
+    run(2, "study", *plugin, "--dry-run", "--set", "taps=99", work / "study.yaml",
         says="expected a whole number from 1 to 64, got '99'")
 
 
@@ -142,37 +140,28 @@ def test_options():
     run(2, "train", *small, *nothing, "--taps", 3, says="unknown flag --taps")
     run(2, "train", *plugin, *small, *nothing, "--taps", 65,
         says="expected a whole number from 1 to 64, got '65'")
-    run(2, "train", *plugin, *small, *nothing, "--gate=perhaps", says="--gate")
     run(2, "train", *plugin, "--model", "mlp", *nothing, "--taps", 3,
         says="--model mlp: has no option taps")
     run(0, "train", *plugin, "--plugin", bad, "--help", REPRISE_BAD_PLUGIN="other",
         says=("Options of forecast, other:", "(default 3 for forecast, 7 for other)"))
     for kind, text in (
-            ("other-type", "option 'taps' of 'other' is a text, in 'forecast' it is a whole"),
             ("field", "its option batch has the name of a flag of train"),
-            ("flag", "an option of a model has the name of a flag"),
-            ("size", "option 'depth' of 'other' is a member of ModelOptions"),
-            ("name", "names of lower-case letters, digits and '-', got 'Taps'")):
+            ("flag", "an option of a model has the name of a flag")):
         run(2, "train", *plugin, "--plugin", bad, "--help", REPRISE_BAD_PLUGIN=kind,
             says=text)
 
 
 def test_refusals(work):
     def refused(path, text, **environment):
-        run(2, "train", "--plugin", path, "--help", says=("--plugin", text),
+        run(2, "train", "--plugin", path, "--help", says=("reprise: --plugin: ", text),
             lacks=("causal filters",), **environment)
 
-    for name, old, new in ((b"Reprise: ", b"0.", b"9."), (b"LibTorch: ", b".", b"9"),
+    for name, old, new in ((b"Reprise: ", b".", b"9"), (b"LibTorch: ", b".", b"9"),
                            (b"standard library: ", b"lib", b"bil"),
                            (b"C++ ABI: ", b"1", b"7"), (b"sanitizer: ", b": ", b":!"),
                            (b"reprise plug-in, form: ", b"1", b"2")):
         path = forged(work, name, old, new)
-        refused(path, "was built with " + name.decode().split(":")[0])
-    path = forged(work, b"LibTorch: ", b"1.", b"8.") if b"LibTorch: 1." in pathlib.Path(
-        forecast).read_bytes() else forged(work, b"LibTorch: ", b"2.", b"8.")
-    refused(path, "was built with LibTorch 8.")
-    refused(path, "build it again with the headers of this program")
-
+        refused(path, f"{path} was built with " + name.decode().split(":")[0])
     refused(work / "missing.so", "missing.so: No such file or directory")
     refused(work, "Is a directory")
     (work / "text.so").write_text("no library")

@@ -264,7 +264,8 @@ void add_plugin_flag(CLI::App& app, std::string& paths) {
   option->group("Model")
       ->type_name("PATH")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->expected(1);
+      ->expected(1)
+      ->allow_extra_args(false);  // a study may follow
   set_check(option, not_empty());
 }
 

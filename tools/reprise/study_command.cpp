@@ -415,13 +415,15 @@ void add_study(CLI::App& app, Action& action) {
                    "Set a flag in every run, such as seconds=1")
       ->type_name("FLAG=VALUE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->expected(1);
+      ->expected(1)
+      ->allow_extra_args(false);
   study
       ->add_option("--only", flags->only,
                    "Select the runs with this value, such as model=mlp")
       ->type_name("FLAG=VALUE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->expected(1);
+      ->expected(1)
+      ->allow_extra_args(false);
   study
       ->add_option("--part", flags->part,
                    "I/N: every N-th run from the I-th, to divide a study "
