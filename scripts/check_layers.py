@@ -1,9 +1,11 @@
 """Checks that the sources follow the layers of docs/design.md.
 
-Fails if
+Usage: check_layers.py [ROOT]. Fails if
 - an include points up the layers, with or without a relative path;
 - a public header includes a private one;
 - the command or an example includes a private header (base/ excepted for the command);
+- a model includes a private header of a folder other than base/ and compat/, so that models
+  need no more than programs with models of their own;
 - LibTorch's version is tested outside of compat/;
 - base/ uses LibTorch;
 - a public header is missing from the umbrella header of its component.
@@ -32,12 +34,15 @@ LAYERS = {
 }
 # Headers that programs include themselves, because of what they include.
 SEPARATE = ("reprise/data/torch_data.h",)
+# Folders whose private headers a folder may include; other folders: all below them.
+PRIVATE_HEADERS = {"models": {"models", "base", "compat"}}
 COMPONENTS = ["core", "train", "study"]
 RANK = {name: rank for rank, name in enumerate(LAYERS)}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(<([^>]+)>|"([^"]+)")', re.MULTILINE)
 VERSION = re.compile(r"\bTORCH_VERSION_M(AJOR|INOR)\b")
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEFAULT_ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_ROOT).resolve()
 PUBLIC = ROOT / "include"
 PRIVATE = ROOT / "src"
 
@@ -85,6 +90,8 @@ def check_library_file(path):
             yield f"includes {match[1]}, an umbrella header"
         if RANK.get(other, -1) > RANK[layer]:
             yield f"{layer}/ includes {other}/, above it"
+        elif not other_public and other not in PRIVATE_HEADERS.get(layer, RANK):
+            yield f"{layer}/ includes a private header of {other}/, {match[1]}"
         if public and not other_public:
             yield f"public header includes a private one, {match[1]}"
     if layer != "compat" and VERSION.search(text):

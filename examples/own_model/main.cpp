@@ -99,9 +99,7 @@ reprise::Model make_tagger(const reprise::ModelOptions& options) {
       .root = root, .chain = reprise::Chain(stages), .metrics = {"accuracy"}};
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+void register_tagger() {
   reprise::ModelOptions defaults;
   defaults.depth = 6;
   defaults.width = 64;
@@ -114,5 +112,10 @@ int main(int argc, char** argv) {
       {.name = "sentences", .open = [](const reprise::DataOptions& options) {
          return std::make_shared<Sentences>(options);
        }});
-  return reprise::run_command(argc, argv);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return reprise::run_command(argc, argv, register_tagger);
 }

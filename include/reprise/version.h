@@ -1,6 +1,11 @@
 #pragma once
 
+#include <torch/version.h>
+
 #include <string>
+
+/// Version of Reprise. CMakeLists.txt reads it here.
+#define REPRISE_VERSION "0.1.0"
 
 namespace reprise {
 
@@ -11,3 +16,45 @@ std::string version();
 std::string libtorch_version();
 
 }  // namespace reprise
+
+#define REPRISE_DETAIL_QUOTE(text) #text
+#define REPRISE_DETAIL_TEXT(macro) REPRISE_DETAIL_QUOTE(macro)
+
+#if defined(_LIBCPP_ABI_VERSION)
+#define REPRISE_DETAIL_LIBRARY \
+  "libc++ with ABI " REPRISE_DETAIL_TEXT(_LIBCPP_ABI_VERSION)
+#elif defined(_GLIBCXX_DEBUG)
+#define REPRISE_DETAIL_LIBRARY         \
+  "libstdc++ with _GLIBCXX_DEBUG and " \
+  "_GLIBCXX_USE_CXX11_ABI=" REPRISE_DETAIL_TEXT(_GLIBCXX_USE_CXX11_ABI)
+#else
+#define REPRISE_DETAIL_LIBRARY                                  \
+  "libstdc++ with _GLIBCXX_USE_CXX11_ABI=" REPRISE_DETAIL_TEXT( \
+      _GLIBCXX_USE_CXX11_ABI)
+#endif
+
+#if defined(__has_feature)
+#define REPRISE_DETAIL_HAS(feature) __has_feature(feature)
+#else
+#define REPRISE_DETAIL_HAS(feature) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || REPRISE_DETAIL_HAS(address_sanitizer)
+#define REPRISE_DETAIL_SANITIZER "address"
+#elif defined(__SANITIZE_THREAD__) || REPRISE_DETAIL_HAS(thread_sanitizer)
+#define REPRISE_DETAIL_SANITIZER "thread"
+#else
+#define REPRISE_DETAIL_SANITIZER "none"
+#endif
+
+/// Everything that a plug-in and the program that loads it must have been compiled with
+/// alike, one "name: value" per line. The program finds the text in the file of a plug-in,
+/// before it loads it.
+#define REPRISE_BUILD \
+  "reprise plug-in, form: 1\n"                                       \
+  "Reprise: " REPRISE_VERSION "\n"                                   \
+  "LibTorch: " REPRISE_DETAIL_TEXT(TORCH_VERSION_MAJOR) "."          \
+  REPRISE_DETAIL_TEXT(TORCH_VERSION_MINOR) "."                       \
+  REPRISE_DETAIL_TEXT(TORCH_VERSION_PATCH) "\n"                      \
+  "standard library: " REPRISE_DETAIL_LIBRARY "\n"                   \
+  "C++ ABI: " REPRISE_DETAIL_TEXT(__GXX_ABI_VERSION) "\n"            \
+  "sanitizer: " REPRISE_DETAIL_SANITIZER "\n"

@@ -1,8 +1,6 @@
 // Tested by tests/tools/command_test.sh.
 #include <reprise/version.h>
 
-#include <torch/version.h>
-
 namespace reprise {
 
 std::string version() {

@@ -1,6 +1,7 @@
 #include "base/nearest.h"
 #include "base/text_check.h"
 #include "models/model_spec.h"
+#include "models/own_options.h"
 
 #include <reprise/models/registry.h>
 
@@ -184,7 +185,20 @@ ModelOptions resolve(const ModelEntry& entry, const ModelOptions& given) {
     options.mlp_width = std::max<int64_t>(
         1, defaults.mlp_width * options.width / defaults.width);
   }
+  options.own = detail::resolve_own_options(entry, given.own);
   return options;
+}
+
+/// Throws if an option of the model's own has the name of one that all models have.
+void check_new_names(const ModelEntry& entry) {
+  for (const OwnOption& option : entry.own_options) {
+    bool known = option.name == "norm" || option.name == "dropout";
+    for (const auto& count : kCounts) known |= option.name == count.name;
+    TORCH_CHECK(!known, "[register_model] option '", option.name, "' of '",
+                entry.name,
+                "' is a member of ModelOptions; set it in "
+                "ModelEntry::defaults instead");
+  }
 }
 
 }  // namespace
@@ -200,11 +214,17 @@ void register_model(ModelEntry entry) {
   TORCH_CHECK(entry.make != nullptr,
               "[register_model] expected a function that makes '", entry.name,
               "', got null");
+  check_new_names(entry);
+  detail::check_own_options(entry);
   entries().push_back(std::move(entry));
 }
 
 const ModelEntry& model_entry(std::string_view name) {
   return require_entry(name);
+}
+
+ModelOptions resolve_options(std::string_view name, const ModelOptions& given) {
+  return resolve(require_entry(name), given);
 }
 
 std::vector<ModelInfo> model_list() {
@@ -270,6 +290,12 @@ Model make_model(std::string_view name, const ModelOptions& options) {
   Model model = entry.make(resolved);
   TORCH_CHECK(model.root != nullptr, "[model ", entry.name,
               "] expected a model with modules, got none; set Model::root");
+  if (!model.cost_key.empty()) {
+    for (const auto& [option, value] : resolved.own) {
+      model.cost_key +=
+          fmt::format(" {} {}", option, detail::option_text(value));
+    }
+  }
   model.name = entry.name;
   model.options = resolved;
   model.task = entry.task;

@@ -335,6 +335,7 @@ std::vector<std::string> command_of(const StudyRun& run,
     }
   }
   words.emplace_back("train");
+  words.insert(words.end(), options.flags.begin(), options.flags.end());
   const auto add = [&](const std::string& flag, const std::string& value) {
     words.push_back("--" + flag);
     words.push_back(value);

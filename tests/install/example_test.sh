@@ -50,6 +50,31 @@ cmp "$work/part.safetensors" "$work/whole.safetensors" ||
 own launch -n 2 -- train "${small[@]}" --steps 2 --out none
 own profile "${small[@]}"
 
+# A plug-in for the installed command, and the same file as a program.
+build_example plugin -DFORECAST_PROGRAM=ON
+plugin=$work/plugin-build/libforecast.so
+small=(--model forecast --depth 2 --width 4 --taps 5 --batch 16)
+(cd "$work/plugin-build" && "$work/prefix/bin/reprise" train --plugin ./libforecast.so \
+  "${small[@]}" --steps 3 --out "$work/plugged" >"$work/output" 2>&1) ||
+  fail "the plug-in does not train: $(cat "$work/output")"
+"$work/prefix/bin/reprise" train --resume "$work/plugged" --steps 6 \
+  --export "$work/plugged.safetensors" >"$work/output" 2>&1 ||
+  fail "the run with a plug-in does not continue: $(cat "$work/output")"
+"$work/plugin-build/forecast_command" train "${small[@]}" --steps 6 --out none \
+  --export "$work/program.safetensors" >"$work/output" 2>&1 ||
+  fail "the program does not train: $(cat "$work/output")"
+cmp "$work/plugged.safetensors" "$work/program.safetensors" ||
+  fail "plug-in and program gave other weights"
+"$work/plugin-build/forecast_command" train --plugin "$plugin" 2>"$work/output" &&
+  fail "a model was registered twice"
+grep -q "there is a model 'forecast' already" "$work/output" ||
+  fail "the program does not load plug-ins: $(cat "$work/output")"
+# Its CMakeLists.txt does not allow plug-ins.
+"$work/own_model-build/own_model" train --plugin "$plugin" 2>"$work/output" &&
+  fail "own_model loaded a plug-in"
+grep -q "does not export its symbols" "$work/output" ||
+  fail "own_model does not say why it loads no plug-in: $(cat "$work/output")"
+
 build_example script
 script=$work/script-build/script_example
 "$script" "$work/nothing" 1GiB 2>"$work/output" && fail "script_example trained no model"

@@ -1,6 +1,7 @@
 #include "support.h"
 
 #include <reprise/models/registry.h>
+#include <reprise/train/fields.h>
 #include <reprise/train/run.h>
 
 #include <torch/nn/modules/linear.h>
@@ -120,6 +121,143 @@ TEST(Registry, RejectsNamesThatAreTakenOrWrong) {
   EXPECT_NE(error_of([] {
               make_model("registry-test-lime");
             }).find("did you mean registry-test-line?"),
+            std::string::npos);
+}
+
+/// Registers a model with options of its own once per process. Its layer has `inputs`
+/// inputs, and a bias if `bias` is set.
+void register_optional() {
+  static const bool done = [] {
+    ModelEntry entry = line();
+    entry.name = "registry-test-options";
+    entry.make = [](const ModelOptions& options) {
+      const auto layer = std::make_shared<torch::nn::LinearImpl>(
+          torch::nn::LinearOptions(options.get<int64_t>("registry-inputs"),
+                                   options.width)
+              .bias(options.get<bool>("registry-bias")));
+      return Model{.root = layer,
+                   .chain = Chain({make_stage("line", layer)}),
+                   .cost_key = "line"};
+    };
+    entry.own_options = {
+        {.name = "registry-inputs",
+         .help = "Number of inputs",
+         .value = 3,
+         .lowest = 1,
+         .highest = 9},
+        {.name = "registry-bias", .help = "Bias of the layer", .value = false},
+        {.name = "registry-scale",
+         .help = "Scale of the weights",
+         .value = 0.5,
+         .lowest = 0},
+        {.name = "registry-kind",
+         .help = "Kind of the layer",
+         .value = "dense",
+         .choices = {"dense", "sparse"}}};
+    register_model(std::move(entry));
+    return true;
+  }();
+  (void)done;
+}
+
+TEST(Registry, OptionsOfItsOwnReachTheModel) {
+  config_fields();  // a model that is registered later has its fields too
+  register_optional();
+  Model model = make_model("registry-test-options");
+  EXPECT_EQ(parameter_count(model), 12);
+  EXPECT_EQ(model.options.get<double>("registry-scale"), 0.5);
+  EXPECT_EQ(model.options.get<std::string>("registry-kind"), "dense");
+  const std::string key = model.cost_key;
+  ModelOptions options;
+  options.own = {{"registry-inputs", int64_t{5}}, {"registry-bias", true}};
+  model = make_model("registry-test-options", options);
+  EXPECT_EQ(parameter_count(model), 5 * 4 + 4);
+  EXPECT_NE(model.cost_key, key);
+  EXPECT_THROW(model.options.get<double>("registry-inputs"), c10::Error);
+  EXPECT_THROW(model.options.get<bool>("registry-nothing"), c10::Error);
+}
+
+TEST(Registry, OptionsOfItsOwnAreFields) {
+  register_optional();
+  TrainConfig config;
+  config.model = "registry-test-options";
+  config.data = "random";
+  for (const auto& [name, text] :
+       std::map<std::string, std::string>{{"registry-inputs", "5"},
+                                          {"registry-bias", "true"},
+                                          {"registry-scale", "0.25"},
+                                          {"registry-kind", "sparse"}}) {
+    const auto* field = config_fields().find(name);
+    ASSERT_NE(field, nullptr) << name;
+    TrainConfig changed = config;
+    EXPECT_FALSE(field->given(changed)) << name;
+    field->set(changed, text);
+    EXPECT_EQ(field->get(changed), text);
+    const TrainConfig back = config_from_json(to_json(changed));
+    EXPECT_EQ(field->get(back), text) << to_json(changed);
+    EXPECT_NE(conflict(config, changed), "") << name;
+    EXPECT_NE(config_fields().cost_key(config),
+              config_fields().cost_key(changed));
+    EXPECT_EQ(field->group, "Options of registry-test-options");
+    EXPECT_TRUE(field->in_studies);
+  }
+  EXPECT_EQ(to_json(config).find("registry-inputs"), std::string::npos);
+  config.resolve();
+  EXPECT_NE(to_json(config).find("\"registry-inputs\": 3"), std::string::npos);
+  const TrainConfig mlp = [] {
+    TrainConfig other;
+    other.model = "mlp";
+    other.resolve();
+    return other;
+  }();
+  EXPECT_EQ(to_json(mlp).find("registry-inputs"), std::string::npos);
+}
+
+TEST(Registry, RejectsWrongValuesOfOwnOptions) {
+  register_optional();
+  const auto error = [](const std::string& name, const OptionValue& value) {
+    ModelOptions options;
+    options.own[name] = value;
+    return error_of([&] { resolve_options("registry-test-options", options); });
+  };
+  EXPECT_EQ(error("registry-inputs", int64_t{9}), "");
+  EXPECT_NE(error("registry-inputs", int64_t{10}).find("from 1 to 9"),
+            std::string::npos);
+  EXPECT_NE(error("registry-inputs", 2.0).find("expected a whole number"),
+            std::string::npos);
+  EXPECT_NE(error("registry-scale", -1.0).find("of at least 0"),
+            std::string::npos);
+  EXPECT_NE(error("registry-kind", "spars").find("did you mean sparse?"),
+            std::string::npos);
+  EXPECT_NE(
+      error("registry-input", int64_t{2}).find("did you mean registry-inputs?"),
+      std::string::npos);
+  TrainConfig config;
+  config.model = "mlp";
+  config.model_options.own["registry-inputs"] = int64_t{2};
+  EXPECT_NE(
+      error_of([&] { config.resolve(); }).find("has no option registry-inputs"),
+      std::string::npos);
+}
+
+TEST(Registry, RejectsWrongOwnOptions) {
+  register_optional();
+  const auto error = [](OwnOption option) {
+    ModelEntry entry = line();
+    entry.name = "registry-test-wrong";
+    entry.own_options = {std::move(option)};
+    return error_of([&] { register_model(std::move(entry)); });
+  };
+  EXPECT_NE(error({.name = "A", .help = "", .value = 1}).find("lower-case"),
+            std::string::npos);
+  EXPECT_NE(error({.name = "width", .help = "", .value = 1})
+                .find("a member of ModelOptions"),
+            std::string::npos);
+  EXPECT_NE(error({.name = "registry-bias", .help = "", .value = 1})
+                .find("it is true or false; choose another name"),
+            std::string::npos);
+  EXPECT_NE(error({.name = "new", .help = "", .value = 1, .lowest = 2})
+                .find("default of option 'new'"),
             std::string::npos);
 }
 

@@ -1,6 +1,7 @@
 #include "config_options.h"
 
 #include "checks.h"
+#include "plugins.h"
 
 #include <reprise/models/registry.h>
 
@@ -33,6 +34,7 @@ CLI::App* add_configured(CLI::App& app, const char* name, const char* text,
     }
   }
   add_fields(*command, config_fields(), config, names);
+  add_plugin_flag(*command, config.plugin);
   set_check(command->get_option("--weights"), readable_weights());
   set_check(command->get_option("--adapter"), readable_adapter());
   set_check(command->get_option("--data"), data_source());

@@ -1,6 +1,7 @@
 #include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
+#include "plugins.h"
 #include "train_flags.h"
 
 #include <reprise/distributed/launch.h>
@@ -19,6 +20,7 @@ namespace {
 
 struct LaunchFlags {
   int ranks = 1;
+  std::string plugin;
   std::vector<std::string> words;
 };
 
@@ -48,6 +50,9 @@ int launch(const LaunchFlags& flags) {
   options.ranks = flags.ranks;
   options.argv = {own_path()};
   for (const auto& word : flags.words) options.argv.push_back(word);
+  for (const auto& word : plugin_words(flags.plugin)) {
+    options.argv.push_back(word);
+  }
   options.say = [](const std::string& text) {
     fmt::print(stderr, "reprise: {}\n", text);
   };
@@ -65,6 +70,7 @@ void add_launch(CLI::App& app, Action& action) {
       launching->add_option("-n,--ranks", flags->ranks, "Number of processes")
           ->required(),
       whole_number(1, 1024));
+  add_plugin_flag(*launching, flags->plugin);
   launching
       ->add_option("command", flags->words,
                    "After --: the subcommand, train, with its flags")

@@ -1,5 +1,6 @@
 #include "commands.h"
 #include "errors.h"
+#include "plugins.h"
 
 #include <reprise/command.h>
 #include <reprise/memory/meter.h>
@@ -7,12 +8,14 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <iostream>
 #include <string>
+#include <vector>
 
 namespace reprise::command {
 namespace {
@@ -44,6 +47,26 @@ void add_all(CLI::App& app, Action& action) {
   add_verify(app, action);
   add_study(app, action);
   add_devices(app, action);
+}
+
+/// Registers models and datasets, then adds the subcommands, whose flags include the
+/// options of the models. Prints errors and returns the exit status.
+int prepare(CLI::App& app, Action& action, void (*register_own)(),
+            const std::vector<std::string>& arguments) {
+  try {
+    if (register_own != nullptr) register_own();
+    load_plugins(arguments);
+    add_all(app, action);
+    return kDone;
+  } catch (const CLI::OptionAlreadyAdded& error) {
+    return refuse(app, std::string("an option of a model has the name of a "
+                                   "flag; rename it: ") +
+                           error.what());
+  } catch (const CLI::Error& error) {
+    return refuse(app, error.what());
+  } catch (const std::exception& error) {
+    return refuse(app, user_message(error));
+  }
 }
 
 /// Runs the command, prints errors and returns the exit status.
@@ -83,13 +106,16 @@ int check_output(int status) {
 }  // namespace
 }  // namespace reprise::command
 
-int reprise::run_command(int argc, char** argv) {
+int reprise::run_command(int argc, char** argv, void (*register_own)()) {
   CLI::App app(
       "Reprise trains a model within a memory budget: it recomputes "
       "activations "
       "instead of keeping them and accumulates gradients over micro-batches.",
       "reprise");
   command::Action action;
-  command::add_all(app, action);
+  const std::vector<std::string> arguments(argv + std::min(argc, 1),
+                                           argv + argc);
+  const int status = command::prepare(app, action, register_own, arguments);
+  if (status != command::kDone) return status;
   return command::check_output(command::run(app, action, argc, argv));
 }

@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "config_options.h"
 #include "errors.h"
+#include "plugins.h"
 #include "signals.h"
 #include "study_progress.h"
 #include "train_flags.h"
@@ -43,6 +44,7 @@ struct StudyFlags {
   std::string device = kAutoDevice;
   std::string part = "1/1";
   std::string run_memory;
+  std::string plugin;
   OutputFormat format = OutputFormat::kTable;
   std::vector<std::string> set, only;
   bool resume = false, retry = false, dry_run = false;
@@ -111,6 +113,7 @@ Predictions predictions_from(const StudyFlags& flags,
                                  "--device",      options.device};
   for (const auto& one : flags.set) words.insert(words.end(), {"--set", one});
   for (const auto& one : flags.only) words.insert(words.end(), {"--only", one});
+  for (const auto& one : options.flags) words.push_back(one);
   const ProcessResult result =
       run_process(words, {0, options.memory_limit, options.stop});
   const json answer =
@@ -198,6 +201,7 @@ std::pair<int, int> part_of(const std::string& text) {
 StudyOptions options_of(const StudyFlags& flags, const Study& study) {
   StudyOptions options;
   options.program = fs::read_symlink("/proc/self/exe").string();
+  options.flags = plugin_words(flags.plugin);
   options.directory =
       flags.out.empty() ? "reprise-studies/" + study.name : flags.out;
   options.device = device_for(flags.device);
@@ -231,6 +235,7 @@ StudyOptions options_of(const StudyFlags& flags, const Study& study) {
 std::string resume_command(const StudyFlags& flags,
                            const StudyOptions& options) {
   std::vector<std::string> words{"reprise", "study", flags.study};
+  words.insert(words.end(), options.flags.begin(), options.flags.end());
   const auto add = [&](const char* flag, const std::string& value) {
     words.insert(words.end(), {flag, value});
   };
@@ -383,6 +388,7 @@ void add_study(CLI::App& app, Action& action) {
                    "A study file, or a built-in study: quick, mnist, "
                    "checkpoints, bert, gpt2, frontier")
       ->capture_default_str();
+  add_plugin_flag(*study, flags->plugin);
   study->add_flag("--list", flags->list, "List the built-in studies");
   set_check(study->add_option("--out", flags->out,
                               "Directory of the results (default: "
@@ -409,13 +415,15 @@ void add_study(CLI::App& app, Action& action) {
                    "Set a flag in every run, such as seconds=1")
       ->type_name("FLAG=VALUE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->expected(1);
+      ->expected(1)
+      ->allow_extra_args(false);
   study
       ->add_option("--only", flags->only,
                    "Select the runs with this value, such as model=mlp")
       ->type_name("FLAG=VALUE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->expected(1);
+      ->expected(1)
+      ->allow_extra_args(false);
   study
       ->add_option("--part", flags->part,
                    "I/N: every N-th run from the I-th, to divide a study "

@@ -3,6 +3,7 @@
 #include "commands.h"
 #include "config_options.h"
 #include "errors.h"
+#include "plugins.h"
 
 #include <reprise/base/bytes.h>
 #include <reprise/models/model.h>
@@ -37,6 +38,7 @@ struct Flags {
   OutputFormat format = OutputFormat::kTable;
   int64_t batch = 6;
   int updates = 3;
+  std::string plugin;
   bool nested = false;
 };
 
@@ -255,6 +257,7 @@ void add_verify(CLI::App& app, Action& action) {
       "Check that recomputation changes nothing: train with and without it and "
       "compare loss, gradients, buffers, random numbers and parameters");
   add_fields(*verify, model_fields(), flags->sizes);
+  add_plugin_flag(*verify, flags->plugin);
   TrainOptions& options = flags->options;
   for (const auto& field : option_fields()) {
     const bool used = std::set<std::string>{"device", "seed", "threads"}.count(
@@ -297,8 +300,8 @@ void add_verify(CLI::App& app, Action& action) {
           "1e-5 is allowed.\nStatus 1 also means that results differ.\n") +
       kStatuses);
   verify->callback([flags, verify, &action] {
-    for (const CLI::Option* option : verify->get_options()) {
-      flags->sized |= option->get_group() == "Model" && option->count() > 0;
+    for (const auto& field : model_fields()) {
+      flags->sized |= verify->count("--" + field.name) > 0;
     }
     action = [flags] { return verify_all(*flags); };
   });

@@ -2,13 +2,16 @@
 
 #include <reprise/recompute/chain.h>
 
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 namespace reprise {
@@ -22,6 +25,9 @@ enum class Task {
                ///< optionally segments (N, T) int64: rows of several documents
   kOther,      ///< anything else, from datasets of the caller
 };
+
+/// Value of an option that a model has registered for itself.
+using OptionValue = std::variant<bool, int64_t, double, std::string>;
 
 /// Zero (or empty) selects the model's default. Setting an option that the model does not
 /// have is an error.
@@ -42,6 +48,23 @@ struct ModelOptions {
   int64_t channels = 0;    ///< image channels
   std::string norm{};      ///< "batch" or "group"
   double dropout = -1;     ///< negative: the model's default
+  /// Options of ModelEntry::own_options, by name; those that are missing have their
+  /// defaults.
+  std::map<std::string, OptionValue> own{};
+
+  /// Value of an option in `own`: `options.get<int64_t>("taps")`. Throws c10::Error if the
+  /// option is missing or T is not the type of its default.
+  template <class T>
+  const T& get(const std::string& name) const {
+    const auto found = own.find(name);
+    const T* value =
+        found == own.end() ? nullptr : std::get_if<T>(&found->second);
+    TORCH_CHECK(value != nullptr, "[ModelOptions::get] expected an option '",
+                name, "' in ModelEntry::own_options, with a default of the ",
+                "type that is asked for, got ",
+                found == own.end() ? "none" : "one of another type");
+    return *value;
+  }
 };
 
 /// A model to train: modules, and a chain that ends in the sum of the losses. The caller

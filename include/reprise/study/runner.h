@@ -61,6 +61,8 @@ struct StudyOptions {
   std::string directory;  ///< of the results
   /// Path of the reprise command, called as `train --model ... --format json`.
   std::string program;
+  /// Flags of every run besides its own, such as {"--plugin", "libmine.so"}.
+  std::vector<std::string> flags{};
   std::string device = "cpu";    ///< for runs without a device
   std::string device_json;       ///< as documented in docs/results.md
   std::string device_name;       ///< part of the run ids

@@ -15,14 +15,17 @@ namespace reprise {
 struct TrainConfig : TrainOptions {
   std::string model = "cnn-basic";  ///< one of model_list()
   ModelOptions model_options{};
+  /// Paths of the plug-ins that the command has loaded, separated by ':'. Recorded, so that
+  /// a run can be continued without naming them; the library loads none.
+  std::string plugin{};
   std::string weights{};  ///< safetensors file to start from; empty: none
   LoraOptions lora{};     ///< adapters to train instead of the weights
   std::string adapter{};  ///< saved adapter to continue from; empty: none
   std::string data{};     ///< DataOptions::name; empty: "random"
   int64_t random_samples = 512;  ///< number of samples in "random"
 
-  /// Checks and completes the configuration as TrainOptions::resolve() does. What
-  /// depends on the model's sizes is checked when the model is built.
+  /// Checks and completes the configuration as TrainOptions::resolve() does. Sets all
+  /// options of the model's own.
   void resolve();
 
   /// True if the training is on random data, which has nothing to be evaluated on.

@@ -45,6 +45,7 @@ struct FieldInfo {
   bool in_studies = true;            ///< may be set by a study
   bool on_command_line = true;       ///< has a flag of `reprise train`
   bool needs_run_directory = false;  ///< has no effect if nothing is saved
+  bool absent_if_unset = false;      ///< not in JSON if it is not given
   FieldKind kind = FieldKind::kText;   ///< set by FieldTable::add()
   std::vector<std::string> choices{};  ///< names of an enum; set likewise
 };
@@ -155,6 +156,12 @@ class FieldTable {
     add_all(base);
   }
 
+  /// Adds a field that is no member.
+  FieldTable& add(Field<Config> field) {
+    fields_.push_back(std::move(field));
+    return *this;
+  }
+
   /// Adds the member `member`. Enums get their names as allowed values.
   template <class T, class Owner>
   FieldTable& add(T Owner::*member, FieldInfo info) {
@@ -237,9 +244,14 @@ class FieldTable {
     }
   }
 
-  /// JSON object with one key per field.
+  /// JSON object with one key per field, except FieldInfo::absent_if_unset.
   std::string to_json(const Config& config) const {
-    return detail::to_json(values(config));
+    std::vector<detail::FieldValue> values;
+    for (const auto& field : fields_) {
+      if (field.absent_if_unset && !field.given(config)) continue;
+      values.push_back({&field, field.get(config)});
+    }
+    return detail::to_json(values);
   }
 
   /// Reads such an object. Throws c10::Error if a field is missing that must match
@@ -317,24 +329,19 @@ class FieldTable {
     return *this;
   }
 
-  std::vector<detail::FieldValue> values(const Config& config) const {
-    std::vector<detail::FieldValue> values;
-    for (const auto& field : fields_) {
-      values.push_back({&field, field.get(config)});
-    }
-    return values;
-  }
-
   std::vector<Field<Config>> fields_;
 };
 
-/// Sizes of a built-in model.
+/// Options of models: sizes of the built-in ones, and ModelEntry::own_options of all that
+/// are registered. If another model is registered later, the next call returns another
+/// table; earlier ones stay valid. Throws c10::Error if an option has the name of a field of
+/// TrainConfig.
 const FieldTable<ModelOptions>& model_fields();
 
 /// Options of a training.
 const FieldTable<TrainOptions>& option_fields();
 
-/// Everything that describes a training by name.
+/// Everything that describes a training by name; model_fields() applies.
 const FieldTable<TrainConfig>& config_fields();
 
 /// cpu, cuda or cuda:N, or one of `also`. Does not look for the device.

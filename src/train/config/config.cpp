@@ -1,5 +1,6 @@
 #include "train/optim/registry.h"
 
+#include <reprise/models/registry.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/train/config.h>
 #include <reprise/train/fields.h>
@@ -149,6 +150,8 @@ void TrainOptions::resolve() {
 void TrainConfig::resolve() {
   config_fields().check(*this);
   check_lora(*this);
+  // Recorded with their defaults, which may change while the run is interrupted.
+  model_options.own = resolve_options(model, model_options).own;
   TrainOptions::resolve();
   if (data.empty()) data = kRandom;
 }

@@ -20,6 +20,8 @@ namespace {
 using nlohmann::json;
 
 json json_value(const FieldValue& value) {
+  const bool given = !value.info->absent_if_unset || !value.text.empty();
+  if (!given) return nullptr;
   switch (value.info->kind) {
     case FieldKind::kFlag:
     case FieldKind::kInteger:
@@ -150,7 +152,7 @@ std::map<std::string, std::string> from_json(
   for (const FieldInfo* field : fields) {
     const auto found = source.find(field->name);
     if (found == source.end()) {
-      TORCH_CHECK(!field->same_on_resume,
+      TORCH_CHECK(!field->same_on_resume || field->absent_if_unset,
                   "[config] expected the configuration of a run, got one "
                   "without '",
                   field->name, "'");

@@ -1,6 +1,7 @@
 // The fields of a configuration that name a model and a dataset.
 #include "base/nearest.h"
 #include "base/text_check.h"
+#include "models/own_options.h"
 
 #include <reprise/data/dataset.h>
 #include <reprise/recompute/strategy.h>
@@ -11,6 +12,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <list>
+#include <mutex>
+#include <type_traits>
 #include <utility>
 
 namespace reprise {
@@ -41,6 +45,56 @@ FieldInfo size_field(const char* name, uint64_t most, const char* help) {
           .unset = "0",
           .same_on_resume = true,
           .affects_costs = true};
+}
+
+/// Help text of an option with its default in each model.
+std::string own_help(const detail::SharedOption& shared) {
+  const auto& defaults = shared.defaults;
+  const bool same = std::all_of(
+      defaults.begin(), defaults.end(),
+      [&](const std::string& one) { return one == defaults.front(); });
+  if (same) {
+    const bool shown =
+        !defaults.front().empty() && shared.option.value != OptionValue(false);
+    return shared.option.help +
+           (shown ? fmt::format(" (default {})", defaults.front()) : "");
+  }
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < defaults.size(); ++i) {
+    texts.push_back(fmt::format("{} for {}", defaults[i], shared.models[i]));
+  }
+  return fmt::format("{} (default {})", shared.option.help,
+                     fmt::join(texts, ", "));
+}
+
+/// The field of an option that models have registered for themselves.
+Field<ModelOptions> own_field(const detail::SharedOption& shared) {
+  const OwnOption& option = shared.option;
+  Field<ModelOptions> field;
+  FieldInfo& info = field;
+  info = {.name = option.name,
+          .group = fmt::format("Options of {}", fmt::join(shared.models, ", ")),
+          .help = own_help(shared),
+          .check = detail::option_check(option),
+          .unset = "",
+          .metavar = fmt::format("{}", fmt::join(option.choices, "|")),
+          .same_on_resume = true,
+          .affects_costs = true,
+          .absent_if_unset = true};
+  field.get = [name = option.name](const ModelOptions& options) {
+    const auto found = options.own.find(name);
+    return found == options.own.end() ? "" : detail::option_text(found->second);
+  };
+  std::visit(
+      [&](const auto& value) {
+        using T = std::decay_t<decltype(value)>;
+        info.kind = detail::kind_of<T>();
+        field.set = [info](ModelOptions& options, const std::string& text) {
+          options.own[info.name] = detail::parse_value<T>(info, text);
+        };
+      },
+      option.value);
+  return field;
 }
 
 FieldTable<ModelOptions> make_model_fields() {
@@ -76,6 +130,9 @@ FieldTable<ModelOptions> make_model_fields() {
                          .unset = "-1",
                          .same_on_resume = true,
                          .affects_costs = true});
+  for (const auto& shared : detail::shared_options()) {
+    table.add(own_field(shared));
+  }
   return table;
 }
 
@@ -113,6 +170,42 @@ FieldTable<LoraOptions> lora_fields() {
   return table;
 }
 
+/// Throws if an option of a model has the name of a field.
+void check_own_names(const FieldTable<TrainConfig>& table) {
+  for (const auto& shared : detail::shared_options()) {
+    const auto same = std::count_if(
+        table.begin(), table.end(),
+        [&](const auto& field) { return field.name == shared.option.name; });
+    TORCH_CHECK(same == 1, "[model ", shared.models.front(), "] its option ",
+                shared.option.name,
+                " has the name of a flag of train; choose another name");
+  }
+}
+
+/// A table that is made again when more models are registered. Earlier tables are kept.
+template <class Config>
+class GrowingTable {
+ public:
+  using Make = FieldTable<Config> (*)();
+  explicit GrowingTable(Make make) : make_(make) {}
+
+  const FieldTable<Config>& get() {
+    const std::lock_guard lock(mutex_);
+    const size_t models = model_list().size();
+    if (tables_.empty() || models != models_) {
+      tables_.push_back(make_());
+      models_ = models;
+    }
+    return tables_.back();
+  }
+
+ private:
+  Make make_;
+  std::mutex mutex_;
+  size_t models_ = 0;  // that the last table knows
+  std::list<FieldTable<Config>> tables_;
+};
+
 FieldTable<TrainConfig> make_config_fields() {
   using C = TrainConfig;
   FieldTable<C> table;
@@ -126,6 +219,14 @@ FieldTable<TrainConfig> make_config_fields() {
                         .metavar = "NAME",
                         .same_on_resume = true,
                         .affects_costs = true});
+  table.add(&C::plugin, {.name = "plugin",
+                         .group = "Model",
+                         .help = "Plug-ins of the command",
+                         .metavar = "PATH",
+                         .same_on_ranks = false,
+                         .in_studies = false,
+                         .on_command_line = false,
+                         .absent_if_unset = true});
   table.add_part(&C::model_options, model_fields());
   table.add(&C::weights,
             {.name = "weights",
@@ -162,19 +263,20 @@ FieldTable<TrainConfig> make_config_fields() {
                                 .check = whole_number(1, kMostSamples),
                                 .same_on_resume = true});
   table.add_all(option_fields());
+  check_own_names(table);
   return table;
 }
 
 }  // namespace
 
 const FieldTable<ModelOptions>& model_fields() {
-  static const FieldTable<ModelOptions> table = make_model_fields();
-  return table;
+  static GrowingTable<ModelOptions> table(make_model_fields);
+  return table.get();
 }
 
 const FieldTable<TrainConfig>& config_fields() {
-  static const FieldTable<TrainConfig> table = make_config_fields();
-  return table;
+  static GrowingTable<TrainConfig> table(make_config_fields);
+  return table.get();
 }
 
 FieldCheck device_name(std::vector<std::string> also) {
