@@ -20,6 +20,7 @@ struct DeviceRuns {
   std::atomic<uint64_t> overlaps{0};  // counts runs that began during others
 };
 constexpr size_t kMostDevices = 65;  // the CPU and CUDA devices
+thread_local int64_t t_copied_bytes = 0;
 thread_local int t_run_depth = 0;
 thread_local DeviceRuns* t_runs = nullptr;  // of the outermost run
 thread_local uint64_t t_overlaps_before = 0;
@@ -87,6 +88,11 @@ RecomputeContext::RecomputeContext(const Tensors& inputs,
       }
     }
   }
+  t_copied_bytes += buffer_bytes();
+}
+
+int64_t RecomputeContext::made_on_thread() {
+  return t_copied_bytes;
 }
 
 int64_t RecomputeContext::buffer_bytes() const {

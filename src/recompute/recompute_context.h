@@ -34,6 +34,10 @@ class RecomputeContext {
   /// amount.
   int64_t buffer_bytes() const;
 
+  /// Returns the sum of buffer_bytes() over all objects that this thread has made
+  /// so far, to measure what a run makes.
+  static int64_t made_on_thread();
+
  private:
   friend class RecomputeGuard;
   c10::Device device_;  // of the inputs

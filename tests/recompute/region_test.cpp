@@ -114,6 +114,33 @@ TEST(Region, MeasuresWhatRegionsSave) {
   EXPECT_EQ(costs[1].saved_bytes, 0);
 }
 
+// A checkpoint holds a copy of the buffers of its modules.
+TEST(Region, CopiesOfBuffersCount) {
+  constexpr int64_t kChannels = 4096;
+  torch::nn::BatchNorm1d norm(kChannels);
+  norm->to(testing::device());
+  const auto normed = [norm](const torch::Tensor& t) mutable {
+    return torch::exp(norm(t));
+  };
+  const Chain chain({with_region_variants(
+      Stage("s",
+            [normed](const Tensors& in) {
+              const auto x = region("a", normed, in[0]);
+              return Tensors{region("b", normed, x).sum()};
+            },
+            {norm.ptr()}),
+      {"a", "b"})});
+  const auto costs =
+      measure_stage_costs(
+          chain,
+          {torch::rand({2, kChannels}, testing::on_device()).requires_grad_()})
+          .stages[0];
+  // The input of the second region, and the running statistics for each.
+  const int64_t one = kChannels * 4;
+  EXPECT_GE(costs.variants.at(1).saved_bytes, 2 * one + 2 * 2 * one);
+  EXPECT_LT(costs.variants.at(1).saved_bytes, 2 * one + 2 * 2 * one + 4096);
+}
+
 TEST(Region, IsAPlainCallElsewhere) {
   int calls = 0;
   const auto count = [&calls](const torch::Tensor& t) {

@@ -41,7 +41,7 @@ namespace reprise {
 /// what it captures must stay valid until the autograd graph is destroyed: pass
 /// tensors as inputs, and capture modules by their holders, not local variables
 /// by reference. `modules` are the modules whose buffers it updates; empty:
-/// those of the stage. Calls with the same name are recomputed together. A
+/// those of the stage, of whose buffers each recomputed region then holds a copy. Calls with the same name are recomputed together. A
 /// region inside of a recomputed one is a part of it. Code between regions is
 /// never recomputed by them.
 Tensors region_list(const std::string& name,

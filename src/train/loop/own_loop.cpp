@@ -42,16 +42,24 @@ TrainOptions loop_options(torch::Device device) {
   options.evaluate = false;
   options.batch = options.accumulate = options.global_batch = 1;
   options.recompute = "none";
-  options.tf32 = at::globalContext().allowTF32CuBLAS();
-  options.autotune = at::globalContext().benchmarkCuDNN();
+  if (device.is_cuda()) {
+    options.tf32 = at::globalContext().allowTF32CuBLAS();
+    options.autotune = at::globalContext().benchmarkCuDNN();
+  }
   return options;
 }
 
 /// Restores settings of CUDA libraries, which belong to the caller's program.
 class LibrarySettings {
  public:
-  LibrarySettings() = default;
+  explicit LibrarySettings(torch::Device device) : cuda_(device.is_cuda()) {
+    if (!cuda_) return;
+    cublas_tf32_ = at::globalContext().allowTF32CuBLAS();
+    cudnn_tf32_ = at::globalContext().allowTF32CuDNN();
+    benchmark_ = at::globalContext().benchmarkCuDNN();
+  }
   ~LibrarySettings() {
+    if (!cuda_) return;
     at::globalContext().setAllowTF32CuBLAS(cublas_tf32_);
     at::globalContext().setAllowTF32CuDNN(cudnn_tf32_);
     at::globalContext().setBenchmarkCuDNN(benchmark_);
@@ -60,9 +68,8 @@ class LibrarySettings {
   LibrarySettings& operator=(const LibrarySettings&) = delete;
 
  private:
-  bool cublas_tf32_ = at::globalContext().allowTF32CuBLAS();
-  bool cudnn_tf32_ = at::globalContext().allowTF32CuDNN();
-  bool benchmark_ = at::globalContext().benchmarkCuDNN();
+  bool cuda_;
+  bool cublas_tf32_ = false, cudnn_tf32_ = false, benchmark_ = false;
 };
 
 /// Stands for an optimizer without state.
@@ -161,7 +168,7 @@ PlanResult plan_with(const Model& model, std::shared_ptr<const Dataset> data,
   request.strategy = options.strategy;
   request.margin = options.margin;
   const auto planner = [&] {
-    const LibrarySettings restore;
+    const LibrarySettings restore(device);
     return TrainingPlanner(std::move(inputs), training, planning);
   };
   return planner().plan(request);
@@ -247,7 +254,7 @@ struct PlannedStep::Impl {
     training.weight_copies = plan.weight_copies.value_or(options.weight_copies);
     training.host_memory = options.host_memory;
     auto host = detail::host_store_of(training, device);
-    const LibrarySettings restore;
+    const LibrarySettings restore(device);
     detail::place_model(model, training, device, host);
     return detail::assemble_setup({std::move(model), {}, {}}, training, device,
                                   std::move(host));

@@ -233,6 +233,11 @@ TEST(OwnLoop, PlansAnArbitraryForwardByItsRegions) {
   ASSERT_TRUE(result.feasible);
   EXPECT_GT(result.plan.schedule.ops().at(0).variant, 0)
       << result.plan.schedule.to_text();
+  const VerifyReport verified =
+      verify(model.chain, batch, result.plan.schedule,
+             {.updates = 1, .tolerance = device().is_cuda() ? 1e-5 : 0});
+  EXPECT_TRUE(verified.same);
+  EXPECT_GT(verified.rows.at(2).tensors, 0);  // buffers
 
   std::vector<double> losses, expected;
   torch::manual_seed(9);
