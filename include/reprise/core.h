@@ -36,6 +36,7 @@
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/keep.h>
+#include <reprise/recompute/region.h>
 #include <reprise/recompute/schedule.h>
 #include <reprise/recompute/simulate.h>
 #include <reprise/recompute/stage.h>

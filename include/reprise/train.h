@@ -19,6 +19,7 @@
 #include <reprise/train/inputs.h>
 #include <reprise/train/optimizer.h>
 #include <reprise/train/options.h>
+#include <reprise/train/own_loop.h>
 #include <reprise/train/planning.h>
 #include <reprise/train/profile.h>
 #include <reprise/train/run.h>

@@ -5,6 +5,9 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 
 namespace reprise {
@@ -13,6 +16,54 @@ namespace {
 // Counts of samples are whole numbers, but weights of tokens may be fractions,
 // whose sum differs from the total by rounding.
 constexpr double kCountTolerance = 1e-9;
+
+/// Parameters whose gradients belong to an open window of this process, each with
+/// its claim.
+struct ClaimedParameters {
+  std::mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, const void*> claims;
+};
+
+ClaimedParameters& claimed_parameters() {
+  static auto* all = new ClaimedParameters;  // never destroyed
+  return *all;
+}
+
+/// Claims the gradients of parameters during its lifetime.
+class GradientClaim {
+ public:
+  /// If another window has claimed one of the parameters, takes over or throws
+  /// c10::Error.
+  GradientClaim(const std::vector<torch::Tensor>& parameters, bool take_over)
+      : parameters_(parameters) {
+    ClaimedParameters& all = claimed_parameters();
+    const std::lock_guard lock(all.mutex);
+    for (const auto& parameter : parameters_) {
+      TORCH_CHECK(
+          take_over || !all.claims.contains(parameter.unsafeGetTensorImpl()),
+          "[Accumulator::begin] expected parameters of no other open window, "
+          "got one of shape ",
+          parameter.sizes(),
+          " that another window accumulates into; close that window first, or "
+          "train models that share no parameters");
+    }
+    for (const auto& parameter : parameters_) {
+      all.claims[parameter.unsafeGetTensorImpl()] = this;
+    }
+  }
+  ~GradientClaim() {
+    ClaimedParameters& all = claimed_parameters();
+    const std::lock_guard lock(all.mutex);
+    std::erase_if(all.claims,
+                  [this](const auto& item) { return item.second == this; });
+  }
+  GradientClaim(const GradientClaim&) = delete;
+  GradientClaim& operator=(const GradientClaim&) = delete;
+
+ private:
+  // Held, so that no other parameter gets the same address.
+  std::vector<torch::Tensor> parameters_;
+};
 
 }  // namespace
 
@@ -29,6 +80,9 @@ void Accumulator::begin(double total_count) {
   TORCH_CHECK(std::isfinite(total_count) && total_count > 0,
               "[Accumulator::begin] expected a positive total count, got ",
               total_count);
+  if (!claim_) {
+    claim_ = std::make_shared<GradientClaim>(parameters_, /*take_over=*/false);
+  }
   total_ = own_ = total_count;
   done_ = 0;
 }
@@ -45,7 +99,16 @@ void Accumulator::resume(double total_count, double done_count) {
   TORCH_CHECK(done_count >= 0 && done_count <= total_count,
               "[Accumulator::resume] expected done_count between 0 and ",
               total_count, ", got ", done_count);
-  begin(total_count);
+  // The gradients may be those of another object that does not go on.
+  if (total_ == 0) {
+    claim_ = std::make_shared<GradientClaim>(parameters_, /*take_over=*/true);
+  }
+  try {
+    begin(total_count);
+  } catch (...) {
+    if (total_ == 0) claim_.reset();
+    throw;
+  }
   done_ = done_count;
 }
 
@@ -69,6 +132,10 @@ void Accumulator::backward(const torch::Tensor& loss_sum, double count) {
       "[Accumulator] expected the sum of the losses as one element, got ",
       loss_sum.defined() ? "shape " : "an undefined tensor",
       loss_sum.defined() ? loss_sum.sizes() : torch::IntArrayRef());
+  TORCH_CHECK(loss_sum.requires_grad(),
+              "[Accumulator] expected a loss that requires a gradient, got one "
+              "that does not; compute it with grad mode on, from parameters "
+              "that require gradients");
   const double before = done_;
   const double weight = weigh(count);
   try {
@@ -139,6 +206,7 @@ void Accumulator::drop_gradients() {
 }
 
 void Accumulator::close() {
+  claim_.reset();
   total_ = 0;
   own_ = 0;
   done_ = 0;

@@ -33,6 +33,9 @@ class RngState {
   /// the same generators.
   void forget_unchanged(const RngState& other);
 
+  /// Returns whether it has no generators.
+  bool empty() const { return entries_.empty(); }
+
   /// Returns the states as byte tensors, in the order of the generators.
   std::vector<at::Tensor> states() const;
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <unordered_set>
 
@@ -99,7 +100,69 @@ void check_gradient(const Chain& chain, int i,
               "result that is neither detached nor computed without grad mode");
 }
 
+/// Runs the stages one after another and saves nothing. Restores buffers and
+/// random generators.
+Tensors run_unsaved(const Chain& chain, const Tensors& inputs) {
+  Tensors current = inputs;
+  for (int i = 0; i < chain.size(); ++i) {
+    const RecomputeContext context(current, chain[i].modules());
+    const RecomputeGuard guard(context);
+    const NoSaveScope no_save;
+    const CurrentModules modules(chain[i].modules());
+    current = chain[i](current);
+  }
+  return current;
+}
+
+/// Returns the inputs with all samples twice; empty if the first dimensions
+/// differ.
+Tensors twice(const Tensors& inputs) {
+  Tensors doubled;
+  int64_t samples = -1;
+  for (const auto& input : inputs) {
+    if (!input.defined()) {
+      doubled.push_back(input);
+      continue;
+    }
+    if (input.dim() == 0 || (samples >= 0 && input.size(0) != samples)) {
+      return {};
+    }
+    samples = input.size(0);
+    doubled.push_back(torch::cat({input, input}));
+  }
+  return doubled;
+}
+
 }  // namespace
+
+void check_loss(const Chain& chain, const Tensors& inputs) {
+  TORCH_CHECK(torch::GradMode::is_enabled(),
+              "[check_loss] expected grad mode to be on, got off");
+  const Tensors outputs = run_unsaved(chain, inputs);
+  const torch::Tensor loss = outputs.empty() ? torch::Tensor() : outputs[0];
+  TORCH_CHECK(loss.defined() && loss.numel() == 1 && loss.is_floating_point(),
+              "[check_loss] expected the first output of the chain to be the "
+              "sum of the losses, one floating-point value, got ",
+              loss.defined()
+                  ? c10::str(loss.scalar_type(), " of shape ", loss.sizes())
+                  : "none",
+              "; let the last stage return the sum");
+  TORCH_CHECK(loss.requires_grad(),
+              "[check_loss] expected a loss that requires a gradient, got one "
+              "that does not; compute it from parameters that require "
+              "gradients, with grad mode on and without detach()");
+  const Tensors doubled = twice(inputs);
+  if (doubled.empty()) return;
+  const double once = loss.item<double>();
+  const double both = run_unsaved(chain, doubled).at(0).item<double>();
+  constexpr double kSame = 0.05;
+  TORCH_CHECK(once == 0 || !(std::abs(both - once) <= kSame * std::abs(once)),
+              "[check_loss] expected the sum of the losses, got a mean: the "
+              "loss is ",
+              once, ", and ", both,
+              " for the same samples twice; the sum is divided by the count of "
+              "the whole window later, so let the last stage return the sum");
+}
 
 void check_chain(const Chain& chain, const Tensors& inputs) {
   TORCH_CHECK(torch::GradMode::is_enabled(),

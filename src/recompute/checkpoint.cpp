@@ -74,7 +74,7 @@ CheckpointFrame::CheckpointFrame(
       early_stop_(options.early_stop),
       context_(inputs, modules_of(options), options.generators),
       target_(KeptMeter::current()),
-      kept_calls_(options.keep_names, options.generators) {
+      kept_calls_(options) {
   for (const auto& input : inputs) {
     // With hooks, a SavedVariable holds only a weak reference to the
     // accumulator of a leaf, but needs it when it is unpacked.
@@ -211,6 +211,7 @@ Tensors checkpoint_list(std::function<Tensors(const Tensors&)> function,
                         const CheckpointOptions& options) {
   TORCH_CHECK(function, "[checkpoint] expected a function, got none");
   if (!torch::GradMode::is_enabled()) return function(inputs);
+  const RunScope run(inputs);
   return std::make_shared<detail::CheckpointFrame>(std::move(function), inputs,
                                                    options)
       ->first_run(inputs);

@@ -313,6 +313,7 @@ class Execution::Impl {
                               boundaries_[i]->tensors.size());
     check_unchanged(*boundaries_[i], stage,
                     "modified in place by other code after it was kept");
+    const RunScope run(boundaries_[i]->tensors);
     if (!recomputing && schedule_.runs(op.stage) > 1) {
       contexts_[i].emplace(boundaries_[i]->tensors, stage.modules(),
                            options_.generators);

@@ -6,6 +6,7 @@
 // is alive, moving it frees no memory. The copy is then discarded, and the next
 // run of the stage does not start it.
 #include "compat/saved_tensors.h"
+#include "recompute/host_saves.h"
 
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
@@ -334,6 +335,21 @@ class HostPolicy final : public compat::SavedTensorPolicy {
 };
 
 }  // namespace
+
+detail::HostSaves::HostSaves(std::shared_ptr<HostStore> store,
+                             const HostOptions& options)
+    : run_(std::make_shared<HostRun>(
+          std::move(store), std::make_shared<HeldElsewhere>(), options)) {}
+
+std::unique_ptr<compat::SavedTensorHooks> detail::HostSaves::make_hooks()
+    const {
+  return std::make_unique<HostHooks>(run_);
+}
+
+void detail::HostSaves::finish() {
+  run_->finish();
+  run_->register_run();
+}
 
 Stage with_host_variant(const Stage& stage, std::shared_ptr<HostStore> store,
                         const HostOptions& options) {

@@ -61,7 +61,7 @@ class KeepHooks final : public compat::SavedTensorHooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     const int input = input_of(tensor, *inputs_);
     if (input < 0) {
-      hooks_ = calls_->make_outer_hooks();
+      hooks_ = calls_->make_hooks(call_->place);
     } else {
       const auto i = static_cast<size_t>(input);
       hooks_ = frame_->make_slot_hooks();
@@ -101,10 +101,16 @@ class KeepPolicy final : public compat::SavedTensorPolicy {
 
 void KeptCalls::begin() {
   outer_ = compat::SavedTensorScope::current();
+  // An outer checkpoint drops the values anyway.
+  if (store_ && !std::dynamic_pointer_cast<FramePolicy>(outer_)) {
+    host_.emplace(store_, offload_);
+  }
 }
 
 void KeptCalls::finish() {
   outer_.reset();
+  if (host_) host_->finish();
+  host_.reset();
   if (!names_) return;
   for (const std::string& name : *names_) {
     TORCH_CHECK(std::find(seen_.begin(), seen_.end(), name) != seen_.end(),
@@ -119,13 +125,16 @@ bool KeptCalls::keeps(const std::string& name) const {
   return std::find(names_->begin(), names_->end(), name) != names_->end();
 }
 
-std::unique_ptr<compat::SavedTensorHooks> KeptCalls::make_outer_hooks() const {
+std::unique_ptr<compat::SavedTensorHooks> KeptCalls::make_hooks(
+    Place place) const {
+  if (place == Place::kHost && host_) return host_->make_hooks();
   auto hooks = outer_ ? outer_->make_hooks() : nullptr;
   if (!hooks) hooks = std::make_unique<HoldingHooks>();
   return hooks;
 }
 
-KeptCalls::Output KeptCalls::keep_output(const torch::Tensor& output) const {
+KeptCalls::Output KeptCalls::keep_output(const torch::Tensor& output,
+                                         Place place) const {
   Output kept;
   if (!output.defined()) return kept;
   kept.requires_grad = output.requires_grad();
@@ -133,15 +142,17 @@ KeptCalls::Output KeptCalls::keep_output(const torch::Tensor& output) const {
     kept.counter = output.unsafeGetTensorImpl()->version_counter();
     kept.version = kept.counter->current_version();
   }
-  kept.hooks = make_outer_hooks();
+  kept.hooks = make_hooks(place);
   kept.hooks->call_pack_hook(output.detach());
   return kept;
 }
 
 Tensors KeptCalls::first_run(CheckpointFrame& frame, const std::string& name,
-                             const Function& function, const Tensors& inputs) {
+                             const Function& function, const Tensors& inputs,
+                             Place place) {
   Call call;
   call.name = name;
+  call.place = place;
   std::vector<int64_t> versions;
   for (const auto& input : inputs) versions.push_back(version_of(input));
   const auto rng = compat::RngState::capture(inputs, generators_);
@@ -160,7 +171,7 @@ Tensors KeptCalls::first_run(CheckpointFrame& frame, const std::string& name,
   call.rng = compat::RngState::capture_like(rng);
   call.rng.forget_unchanged(rng);
   for (const auto& output : outputs) {
-    call.outputs.push_back(keep_output(output));
+    call.outputs.push_back(keep_output(output, place));
   }
   calls_.push_back(std::move(call));
   return outputs;

@@ -2,7 +2,9 @@
 
 #include "compat/rng.h"
 #include "compat/saved_tensors.h"
+#include "recompute/host_saves.h"
 
+#include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/stage.h>
 
 #include <ATen/core/Generator.h>
@@ -41,14 +43,18 @@ class KeptCalls {
  public:
   using Function = std::function<Tensors(const Tensors&)>;
 
-  /// Only calls with a name in `names` are kept; all if it has no value.
-  KeptCalls(std::optional<std::vector<std::string>> names,
-            std::vector<at::Generator> generators)
-      : names_(std::move(names)), generators_(std::move(generators)) {}
+  /// Where a call keeps its values.
+  enum class Place { kDevice, kHost };
+
+  explicit KeptCalls(const CheckpointOptions& options)
+      : names_(options.keep_names),
+        generators_(options.generators),
+        store_(options.offload_store),
+        offload_(options.offload) {}
 
   /// Called before and after the first run. begin() records the hooks that
   /// surround the checkpoint. finish() throws c10::Error if a name of the
-  /// constructor's list did not occur.
+  /// constructor's list did not occur; call it while the outputs are held.
   void begin();
   void finish();
   /// Called before each recomputation.
@@ -60,7 +66,8 @@ class KeptCalls {
   void record_name(const std::string& name) { seen_.push_back(name); }
 
   Tensors first_run(CheckpointFrame& frame, const std::string& name,
-                    const Function& function, const Tensors& inputs);
+                    const Function& function, const Tensors& inputs,
+                    Place place);
 
   /// Returns the outputs of the corresponding call of the first run.
   Tensors replay(CheckpointFrame& frame, const std::string& name,
@@ -85,17 +92,24 @@ class KeptCalls {
   };
   struct Call {
     std::string name;
+    Place place = Place::kDevice;
     std::vector<Output> outputs;
     std::vector<SavedInput> saved_inputs;  // in the order of saving
     compat::RngState rng;  // after the call, of generators that it used
   };
 
-  std::unique_ptr<compat::SavedTensorHooks> make_outer_hooks() const;
-  Output keep_output(const torch::Tensor& output) const;
+  /// Returns hooks that keep the tensor that they pack.
+  std::unique_ptr<compat::SavedTensorHooks> make_hooks(Place place) const;
+  Output keep_output(const torch::Tensor& output, Place place) const;
 
   std::optional<std::vector<std::string>> names_;
   std::vector<at::Generator> generators_;
-  std::shared_ptr<compat::SavedTensorPolicy> outer_;  // during the first run
+  std::shared_ptr<HostStore> store_;  // for offload(); may be null
+  HostOptions offload_;
+  // During the first run: the hooks around the checkpoint, and those that move
+  // tensors to the store.
+  std::shared_ptr<compat::SavedTensorPolicy> outer_;
+  std::optional<HostSaves> host_;
   std::vector<std::string> seen_;  // names, in the order of the calls
   std::vector<Call> calls_;
   size_t next_ = 0;  // the call that a recomputation reaches next

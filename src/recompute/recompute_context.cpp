@@ -3,6 +3,9 @@
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/checkpoint.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <unordered_set>
 
 namespace reprise {
@@ -11,7 +14,52 @@ namespace {
 thread_local bool t_recomputing = false;
 thread_local const Modules* t_modules = nullptr;
 
+/// Runs on one device.
+struct DeviceRuns {
+  std::atomic<int> threads{0};        // that are in a run
+  std::atomic<uint64_t> overlaps{0};  // counts runs that began during others
+};
+constexpr size_t kMostDevices = 65;  // the CPU and CUDA devices
+thread_local int64_t t_copied_bytes = 0;
+thread_local int t_run_depth = 0;
+thread_local DeviceRuns* t_runs = nullptr;  // of the outermost run
+thread_local uint64_t t_overlaps_before = 0;
+
+DeviceRuns& runs_on(c10::Device device) {
+  static std::array<DeviceRuns, kMostDevices> all;
+  const size_t slot =
+      device.is_cpu()
+          ? 0
+          : 1 + static_cast<size_t>(std::max<int>(0, device.index()));
+  return all.at(std::min(slot, kMostDevices - 1));
+}
+
+c10::Device device_of(const Tensors& tensors) {
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && !tensor.is_cpu()) return tensor.device();
+  }
+  return c10::Device(c10::kCPU);
+}
+
 }  // namespace
+
+RunScope::RunScope(const Tensors& inputs) : RunScope(device_of(inputs)) {}
+
+RunScope::RunScope(c10::Device device) {
+  if (t_run_depth++ > 0) return;
+  t_runs = &runs_on(device);
+  // In this order, so that of two runs that begin at once both see it.
+  t_overlaps_before = t_runs->overlaps.load();
+  if (t_runs->threads.fetch_add(1) > 0) ++t_runs->overlaps;
+}
+
+RunScope::~RunScope() {
+  if (--t_run_depth == 0) --t_runs->threads;
+}
+
+bool RunScope::overlapped() {
+  return t_run_depth > 0 && t_runs->overlaps.load() != t_overlaps_before;
+}
 
 bool is_recomputing() {
   return t_recomputing;
@@ -20,7 +68,8 @@ bool is_recomputing() {
 RecomputeContext::RecomputeContext(const Tensors& inputs,
                                    const Modules& modules,
                                    const std::vector<at::Generator>& generators)
-    : rng_(compat::RngState::capture(inputs, generators)),
+    : device_(device_of(inputs)),
+      rng_(compat::RngState::capture(inputs, generators)),
       autocast_(compat::AutocastState::current()) {
   std::unordered_set<const void*> seen;
   for (const auto& root : modules) {
@@ -39,6 +88,11 @@ RecomputeContext::RecomputeContext(const Tensors& inputs,
       }
     }
   }
+  t_copied_bytes += buffer_bytes();
+}
+
+int64_t RecomputeContext::made_on_thread() {
+  return t_copied_bytes;
 }
 
 int64_t RecomputeContext::buffer_bytes() const {
@@ -53,6 +107,12 @@ int64_t RecomputeContext::buffer_bytes() const {
 
 void RecomputeContext::finish_first_run() {
   rng_.forget_unchanged(compat::RngState::capture_like(rng_));
+  TORCH_CHECK(
+      rng_.empty() || !RunScope::overlapped(),
+      "[recompute] expected one thread at a time to run stages that use "
+      "random numbers, got two; threads share LibTorch's generators, so "
+      "that no recomputation could repeat its numbers: train one model "
+      "after the other, or in two processes");
 }
 
 // Buffers are swapped instead of copied back. The recomputation works on a copy
@@ -60,7 +120,8 @@ void RecomputeContext::finish_first_run() {
 // unchanged. No version counter changes, so that autograd graphs that saved a
 // buffer stay valid.
 RecomputeGuard::RecomputeGuard(const RecomputeContext& context)
-    : rng_(context.rng_),
+    : run_(context.device_),
+      rng_(context.rng_),
       autocast_(context.autocast_),
       grad_mode_(true),
       was_recomputing_(t_recomputing) {

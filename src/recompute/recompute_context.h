@@ -25,16 +25,22 @@ class RecomputeContext {
   RecomputeContext(const Tensors& inputs, const Modules& modules,
                    const std::vector<at::Generator>& generators = {});
 
-  /// Call after the first run. Discards the states of generators that were not
-  /// used.
+  /// Call after the first run, within its RunScope. Discards the states of
+  /// generators that were not used. Throws c10::Error if some were, and another
+  /// thread may have used them meanwhile.
   void finish_first_run();
 
   /// Returns the bytes of the buffers' copies. A RecomputeGuard needs the same
   /// amount.
   int64_t buffer_bytes() const;
 
+  /// Returns the sum of buffer_bytes() over all objects that this thread has made
+  /// so far, to measure what a run makes.
+  static int64_t made_on_thread();
+
  private:
   friend class RecomputeGuard;
+  c10::Device device_;  // of the inputs
   struct Buffer {
     torch::Tensor tensor;  // the module's buffer
     torch::Tensor before;  // copy of its value before the first run
@@ -49,6 +55,23 @@ class RecomputeContext {
   std::vector<Parameter> parameters_;
 };
 
+/// Encloses a run whose random numbers a RecomputeContext records or restores.
+/// Threads share LibTorch's generators: if such runs of two threads on one device
+/// overlap, and random numbers are drawn, neither can be repeated. Then
+/// RecomputeContext::finish_first_run() throws.
+class RunScope {
+ public:
+  explicit RunScope(const Tensors& inputs);
+  explicit RunScope(c10::Device device);
+  ~RunScope();
+  RunScope(const RunScope&) = delete;
+  RunScope& operator=(const RunScope&) = delete;
+
+  /// Returns whether a run of another thread has overlapped with the outermost
+  /// one of this thread.
+  static bool overlapped();
+};
+
 /// Restores the state of `context` for a recomputation on this thread, with
 /// grad mode on. The destructor restores generators, buffers and modes to their
 /// state before. Throws c10::Error if a parameter was modified in place since the
@@ -61,6 +84,7 @@ class RecomputeGuard {
   RecomputeGuard& operator=(const RecomputeGuard&) = delete;
 
  private:
+  RunScope run_;
   compat::RngGuard rng_;
   compat::AutocastGuard autocast_;
   torch::AutoGradMode grad_mode_;

@@ -251,6 +251,7 @@ class StageMeter {
     StageGraph graph;
     Tensors outputs;
     spinner_.spin(spin_ms_);
+    const int64_t copied_before = RecomputeContext::made_on_thread();
     const compat::Timestamp start(device_);
     {
       const compat::SavedTensorScope scope(policy);
@@ -263,6 +264,8 @@ class StageMeter {
     graph.end(outputs);
     costs.keep_extra_bytes = meter.peak_bytes() - meter.live_bytes();
     record_buffers(outputs, std::exchange(policy->saved, {}), costs);
+    // Copies that checkpoint() made, which the graph holds.
+    costs.saved_bytes += RecomputeContext::made_on_thread() - copied_before;
 
     Tensors gradients;
     // The first run records the gradients of this stage's inputs.

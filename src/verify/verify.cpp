@@ -164,10 +164,55 @@ VerifyRow compare(VerifiedKind what, const std::vector<NamedTensor>& expected,
   return row;
 }
 
-}  // namespace
+/// Restores the state of a chain: its parameters and buffers with reset(), these
+/// and the gradients and random generators when it is destroyed.
+class ChainState {
+ public:
+  ChainState(const Chain& chain, const Tensors& inputs)
+      : rng_(compat::RngState::capture(inputs)) {
+    const torch::NoGradGuard no_grad;
+    for (const auto& list : {chain.parameters(), chain.buffers()}) {
+      for (const auto& tensor : list) {
+        // In host memory, because a copy may not fit on the device.
+        values_.emplace_back(
+            tensor, tensor.is_cuda() ? tensor.detach().cpu() : copy_of(tensor));
+      }
+    }
+    for (auto& parameter : chain.parameters()) {
+      gradients_.emplace_back(parameter,
+                              std::exchange(parameter.mutable_grad(), {}));
+    }
+  }
+  ~ChainState() {
+    reset();
+    for (auto& [parameter, gradient] : gradients_) {
+      parameter.mutable_grad() = gradient;
+    }
+    rng_.restore();
+  }
+  ChainState(const ChainState&) = delete;
+  ChainState& operator=(const ChainState&) = delete;
 
-VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
-                    const VerifyOptions& options) {
+  void reset() {
+    const torch::NoGradGuard no_grad;
+    for (auto& [tensor, before] : values_) tensor.detach().copy_(before);
+    for (auto& [parameter, gradient] : gradients_) {
+      parameter.mutable_grad().reset();
+    }
+  }
+
+ private:
+  using Pair = std::pair<torch::Tensor, torch::Tensor>;
+  std::vector<Pair> values_;
+  std::vector<Pair> gradients_;
+  compat::RngState rng_;
+};
+
+using MakeSchedule = std::function<Schedule(int stages)>;
+
+VerifyReport verify_with(const VerifySubject& subject,
+                         const MakeSchedule& make_schedule_of,
+                         const VerifyOptions& options) {
   const DeterministicCudnn deterministic;
   TORCH_CHECK(options.updates >= 1,
               "[verify] expected at least one update, got ", options.updates);
@@ -189,7 +234,7 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
   });
 
   const Chain chain = seeded(subject.make_chain, 0);
-  const Schedule schedule = make_schedule(strategy, chain.size());
+  const Schedule schedule = make_schedule_of(chain.size());
   Tensors state = chain.parameters();
   for (const auto& buffer : chain.buffers()) state.push_back(buffer);
   const KeptMeter meter(state);
@@ -206,7 +251,7 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
 
   VerifyReport report;
   report.subject = subject.name;
-  report.strategy = strategy.to_text();
+  report.strategy = schedule.name();
   report.rows = {
       compare(VerifiedKind::kLoss, expected.losses, got.losses,
               options.tolerance),
@@ -233,6 +278,63 @@ VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
   }
   report.same &= report.runs == report.simulated_runs;
   return report;
+}
+
+VerifyReport verify_in_place(const Chain& chain, const Tensors& inputs,
+                             const MakeSchedule& make_schedule_of,
+                             const VerifyOptions& options) {
+  TORCH_CHECK(!inputs.empty() && inputs[0].defined(),
+              "[verify] expected at least one input, got none");
+  ChainState state(chain, inputs);
+  const VerifySubject subject{
+      .name = "chain",
+      .make_chain =
+          [&] {
+            state.reset();
+            return chain;
+          },
+      .make_inputs = [&] { return inputs; },
+      .count = inputs[0].dim() > 0 ? inputs[0].size(0) : 1};
+  return verify_with(subject, make_schedule_of, options);
+}
+
+MakeSchedule schedule_maker(const Strategy& strategy) {
+  return [strategy](int stages) { return make_schedule(strategy, stages); };
+}
+
+}  // namespace
+
+VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
+                    const VerifyOptions& options) {
+  VerifyReport report = verify_with(subject, schedule_maker(strategy), options);
+  report.strategy = strategy.to_text();
+  return report;
+}
+
+VerifyReport verify(const Chain& chain, const Tensors& inputs,
+                    const Strategy& strategy, const VerifyOptions& options) {
+  VerifyReport report =
+      verify_in_place(chain, inputs, schedule_maker(strategy), options);
+  report.strategy = strategy.to_text();
+  return report;
+}
+
+VerifyReport verify(const Chain& chain, const Tensors& inputs,
+                    const Schedule& schedule, const VerifyOptions& options) {
+  return verify_in_place(
+      chain, inputs, [&](int) { return schedule; }, options);
+}
+
+std::vector<VerifyReport> verify(const Chain& chain, const Tensors& inputs,
+                                 const VerifyOptions& options) {
+  constexpr int kSampled = 3;  // stages that sample_strategies() needs
+  std::vector<VerifyReport> reports;
+  for (const Strategy& strategy : chain.size() < kSampled
+                                      ? strategies_for(chain.size())
+                                      : sample_strategies()) {
+    reports.push_back(verify(chain, inputs, strategy, options));
+  }
+  return reports;
 }
 
 }  // namespace reprise

@@ -314,5 +314,41 @@ TEST(Accumulator, SharesAddUpToTheWindow) {
             std::string::npos);
 }
 
+TEST(Accumulator, RefusesALossWithoutAGradient) {
+  Problem problem(torch::kFloat);
+  Accumulator accumulator(problem.net->parameters());
+  accumulator.begin(32);
+  const auto text = error_of(
+      [&] { accumulator.backward(problem.loss_sum(0, 32).detach(), 32); });
+  EXPECT_NE(text.find("expected a loss that requires a gradient"),
+            std::string::npos);
+  EXPECT_EQ(accumulator.done_count(), 0);
+  accumulator.backward(problem.loss_sum(0, 32), 32);
+}
+
+TEST(Accumulator, RefusesParametersOfAnotherOpenWindow) {
+  Problem problem(torch::kFloat), other(torch::kFloat);
+  const auto parameters = problem.net->parameters();
+  Accumulator first(parameters);
+  Accumulator shared({parameters[0], parameters[0]});
+  Accumulator apart(other.net->parameters());
+  first.begin(32);
+  const auto text = error_of([&] { shared.begin(4); });
+  EXPECT_NE(text.find("that another window accumulates into"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(shared.total_count(), 0);
+  apart.begin(4);  // of another model
+  first.abandon();
+  shared.begin(4);
+  shared.abandon();
+  {
+    Accumulator gone(parameters);
+    gone.begin(1);
+  }
+  Accumulator moved = std::move(first);
+  moved.begin(1);
+}
+
 }  // namespace
 }  // namespace reprise

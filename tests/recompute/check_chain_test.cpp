@@ -5,7 +5,9 @@
 #include <reprise/recompute/check_chain.h>
 #include <reprise/recompute/checkpoint.h>
 
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
 
 #include <string>
 #include <vector>
@@ -144,6 +146,52 @@ TEST(CheckChain, RejectsWrongUse) {
             std::string::npos);
   const torch::NoGradGuard no_grad;
   expect_error(chain, "expected grad mode to be on, got off");
+}
+
+Chain losing(const std::function<Tensor(Tensor)>& loss, double dropout = 0) {
+  torch::manual_seed(3);
+  nn::Linear linear(kCheckedWidth, kCheckedWidth);
+  nn::BatchNorm1d norm(kCheckedWidth);
+  linear->to(device());
+  norm->to(device());
+  return Chain({make_stage("linear", linear), make_stage("norm", norm),
+                make_stage("dropout", nn::Dropout(dropout)),
+                make_stage("loss", loss)});
+}
+
+void expect_loss_error(const Chain& chain, const std::string& part) {
+  const auto text = error_of([&] {
+    check_loss(chain, {torch::randn({6, kCheckedWidth}, on_device())});
+  });
+  EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(CheckChain, TellsAMeanLossFromASum) {
+  const auto x = torch::randn({6, kCheckedWidth}, on_device());
+  for (const double dropout : {0.0, 0.3}) {
+    const Chain sum =
+        losing([](const Tensor& t) { return t.square().sum(); }, dropout);
+    const auto before = sum.buffers()[0].clone();
+    check_loss(sum, {x});
+    EXPECT_TRUE(same(sum.buffers()[0], before));
+    expect_loss_error(
+        losing([](const Tensor& t) { return t.square().mean(); }, dropout),
+        "expected the sum of the losses, got a mean");
+  }
+  // Not tested: a loss of 0, and inputs that cannot be repeated.
+  check_loss(losing([](const Tensor& t) { return t.sum() * 0; }), {x});
+  const Chain two({make_stage("loss", [](const Tensor& a, const Tensor& b) {
+    return (a * b.sum()).mean();
+  })});
+  check_loss(two, {x.clone().requires_grad_(), torch::ones({2}, on_device())});
+}
+
+TEST(CheckChain, RefusesWhatIsNoLoss) {
+  expect_loss_error(losing([](const Tensor& t) { return t.square(); }),
+                    "one floating-point value, got Float of shape [6, ");
+  expect_loss_error(
+      losing([](const Tensor& t) { return t.detach().square().sum(); }),
+      "expected a loss that requires a gradient");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <reprise/memory/meter.h>
 #include <reprise/plan/solver.h>
+#include <reprise/recompute/keep.h>
 #include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
 
@@ -235,6 +236,33 @@ TEST(HostMemoryCuda, SolverUsesItForExpensiveStages) {
     if (i == 0) continue;  // makes the gradients of the parameters
     EXPECT_LE(meter.peak_increase_bytes(), budget * 103 / 100);
   }
+}
+
+TEST(HostMemoryCuda, OffloadsNamedValues) {
+  REPRISE_NEEDS_CUDA();
+  torch::manual_seed(1);
+  const auto store = std::make_shared<Store>();
+  torch::nn::Linear first(1024, 4096), second(4096, 1024);
+  first->to(device());
+  second->to(device());
+  const Stage stage = with_named_saves(
+      make_stage("mlp",
+                 [first, second](const Tensor& x) mutable {
+                   return second(torch::gelu(offload("up", first, x)));
+                 },
+                 {first.ptr(), second.ptr()}),
+      store);
+  const Chain chain(
+      {stage, make_stage("sum", [](const Tensor& x) { return x.sum(); })});
+  const Tensors inputs = {torch::randn({4096, 1024}, on_device())};
+  const Outcome plain =
+      run_by(chain, Schedule::parse("plain", 2, "K0 K1 B1 B0"), inputs);
+  for (const char* text : {"K0.3 K1 B1 B0", "K0.3 K1 F0 B1 B0"}) {
+    expect_equal(run_by(chain, Schedule::parse("given", 2, text), inputs),
+                 plain);
+    EXPECT_EQ(store->counts->alive, 0);
+  }
+  EXPECT_GT(store->counts->sent, 0);
 }
 
 }  // namespace

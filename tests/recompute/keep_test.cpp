@@ -1,3 +1,4 @@
+#include "host_store.h"
 #include "support.h"
 
 #include <reprise/memory/kept.h>
@@ -385,6 +386,91 @@ TEST(Keep, NamedSavesAreVariants) {
   EXPECT_EQ(variants[0].saved_bytes, 0);
   EXPECT_GT(variants[1].saved_bytes, 0);
   EXPECT_LT(variants[1].saved_bytes, costs.stages[0].saved_bytes);
+}
+
+/// As CountedCall, with the value of square() in host memory.
+Tensor offloading(const Tensor& x) {
+  const Tensor a = x.exp().sin() * 3;
+  const Tensor b = offload(
+      "square", [](const Tensor& t) { return t.square(); }, a);
+  return b.sin().exp();
+}
+
+TEST(Keep, OffloadMovesValuesToTheHost) {
+  const auto store = std::make_shared<testing::CountingStore>();
+  const auto x = keep_input();
+  const Tensor expected = gradient(offloading(x), x);
+  int before = 0, kept = 0, after = 0;
+  const CountedCall counted{&before, &kept, &after};
+  const int64_t base = live_bytes(device());
+  {
+    const Tensor y = checkpoint_with({.offload_store = store}, offloading, x);
+    EXPECT_EQ(store->counts->sent, 1);
+    EXPECT_EQ(store->counts->bytes, kBytes);
+    // On the device only the result.
+    EXPECT_LT(live_bytes(device()) - base, kBytes * 3 / 2);
+    EXPECT_TRUE(same(gradient(y, x), expected));
+    EXPECT_EQ(store->counts->fetched, 1);
+  }
+  EXPECT_EQ(store->counts->alive, 0);
+  // keep() has its values on the device.
+  gradient(checkpoint_with({.offload_store = store}, counted, x), x);
+  EXPECT_EQ(kept, 1);
+  EXPECT_EQ(store->counts->sent, 1);
+}
+
+TEST(Keep, OffloadKeepsWithoutAStoreAndWhatIsSmall) {
+  const auto x = keep_input();
+  const Tensor expected = gradient(offloading(x), x);
+  int64_t base = live_bytes(device());
+  {
+    const Tensor y = checkpoint(offloading, x);
+    EXPECT_GE(live_bytes(device()) - base, 2 * kBytes);
+    EXPECT_TRUE(same(gradient(y, x), expected));
+  }
+  const auto store = std::make_shared<testing::CountingStore>();
+  CheckpointOptions options;
+  options.offload_store = store;
+  options.offload.min_bytes = 2 * kBytes;
+  EXPECT_TRUE(
+      same(gradient(checkpoint_with(options, offloading, x), x), expected));
+  EXPECT_EQ(store->counts->sent, 0);
+  // A store without room.
+  const auto full = std::make_shared<testing::CountingStore>(kBytes / 2);
+  EXPECT_TRUE(
+      same(gradient(checkpoint_with({.offload_store = full}, offloading, x), x),
+           expected));
+  // An outer checkpoint drops the value.
+  const auto nested = [&store](const Tensor& t) {
+    return checkpoint_with({.offload_store = store}, offloading, t);
+  };
+  EXPECT_TRUE(same(gradient(checkpoint(nested, x), x), expected));
+  EXPECT_EQ(store->counts->alive, 0);
+}
+
+TEST(Keep, OffloadIsAVariantWithHostBytes) {
+  const auto store = std::make_shared<testing::CountingStore>();
+  const Stage plain = make_stage("s", offloading);
+  const Stage stage = with_named_saves(plain, store);
+  ASSERT_EQ(stage.variants().size(), 3u);
+  EXPECT_EQ(stage.variants()[2].name, kNamedOnHost);
+  const Chain chain(
+      {stage, make_stage("sum", [](const Tensor& t) { return t.sum(); })});
+  const auto x = keep_input();
+  const StageCosts costs = measure_stage_costs(chain, {x}).stages[0];
+  EXPECT_EQ(costs.variants[1].host_bytes, 0);
+  EXPECT_GE(costs.variants[1].saved_bytes, kBytes);
+  EXPECT_EQ(costs.variants[2].host_bytes, kBytes);
+  EXPECT_LT(costs.variants[2].saved_bytes, kBytes);
+  const auto run = [&](const std::string& schedule) {
+    Execution execution(chain, Schedule::parse("given", 2, schedule));
+    const Tensors out = execution.forward({x});
+    return execution.backward({torch::ones_like(out[0])})[0];
+  };
+  const Tensor expected = run("K0 K1 B1 B0");
+  EXPECT_TRUE(same(run("K0.3 K1 B1 B0"), expected));
+  EXPECT_TRUE(same(run("K0.3 K1 F0 B1 B0"), expected));
+  EXPECT_EQ(store->counts->alive, 0);
 }
 
 }  // namespace

@@ -5,6 +5,11 @@
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/checkpoint.h>
 
+#include <atomic>
+#include <barrier>
+#include <string>
+#include <thread>
+
 namespace reprise {
 namespace {
 
@@ -75,6 +80,45 @@ TEST(RecomputeContext, RestoresAutocastOfTheFirstRun) {
   const auto a = torch::ones({2, 2});
   const RecomputeGuard guard(context);
   EXPECT_EQ(torch::mm(a, a).scalar_type(), torch::kBFloat16);
+}
+
+// Two threads share LibTorch's generators.
+TEST(RecomputeContext, RefusesRandomNumbersOfTwoThreadsAtOnce) {
+  const auto run = [](std::barrier<>& meet, bool random) {
+    const auto x = torch::ones({64}).requires_grad_();
+    checkpoint(
+        [&](const torch::Tensor& t) {
+          meet.arrive_and_wait();  // both are in the function
+          auto y = random ? torch::dropout(t, 0.5, true) : torch::sin(t);
+          meet.arrive_and_wait();
+          return y;
+        },
+        x);
+  };
+  const auto errors_of_two = [&](bool random) {
+    std::barrier<> meet(2);
+    std::atomic<int> errors{0};
+    const auto body = [&] {
+      try {
+        run(meet, random);
+      } catch (const c10::Error& error) {
+        const std::string text = error.what();
+        errors += text.find(
+                      "expected one thread at a time to run stages that "
+                      "use random numbers") != std::string::npos;
+      }
+    };
+    std::thread one(body), two(body);
+    one.join();
+    two.join();
+    return errors.load();
+  };
+  EXPECT_EQ(errors_of_two(/*random=*/true), 2);
+  EXPECT_EQ(errors_of_two(/*random=*/false), 0);
+  // One after the other.
+  std::barrier<> alone(1);
+  std::thread([&] { run(alone, true); }).join();
+  run(alone, true);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace reprise {
@@ -26,8 +27,10 @@ namespace reprise {
 ///     accumulator.update(optimizer);   // steps, and clears the gradients
 ///
 /// Calls in the wrong order, counts that are not positive and counts that
-/// exceed the window's total throw c10::Error and change nothing. Not
-/// thread-safe.
+/// exceed the window's total throw c10::Error and change nothing. So does a
+/// window with parameters of another window that is open, because their
+/// gradients would mix. Not thread-safe; several objects may be used by several
+/// threads.
 class Accumulator {
  public:
   /// Accumulates into the `.grad` of `parameters`. Throws c10::Error if there
@@ -99,6 +102,7 @@ class Accumulator {
   double own_ = 0;    // this rank's share of total_
   double done_ = 0;
   bool keep_ = false;
+  std::shared_ptr<void> claim_;  // of the gradients while a window is open
 };
 
 /// Returns the 2-norm of all gradients of `parameters` together, as a scalar on

@@ -23,4 +23,17 @@ namespace reprise {
 /// calls this function.
 void check_chain(const Chain& chain, const Tensors& inputs);
 
+/// Runs `chain`, whose first output is the sum of the losses, on `inputs`, and
+/// throws c10::Error if the output is not one floating-point value, requires no
+/// gradient, or is the mean of the losses.
+///
+/// A mean is found by a second run on all samples twice, `inputs` repeated along
+/// their first dimension: a sum doubles, and a mean stays the same. BatchNorm has
+/// the same statistics in both runs. With random numbers, such as dropout, the
+/// results differ a little, so anything within 5 % of the first result is a
+/// mean. If the inputs do not have the same first dimension, or the loss is 0,
+/// this is not tested. Needs the memory of an evaluation with twice the samples;
+/// restores buffers and random generators.
+void check_loss(const Chain& chain, const Tensors& inputs);
+
 }  // namespace reprise

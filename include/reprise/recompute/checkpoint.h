@@ -1,10 +1,12 @@
 #pragma once
 
+#include <reprise/recompute/host_memory.h>
 #include <reprise/recompute/stage.h>
 
 #include <ATen/core/Generator.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -23,10 +25,14 @@ struct CheckpointOptions {
   /// Stop the recomputation as soon as all tensors needed by the backward pass
   /// have been recomputed.
   bool early_stop = true;
-  /// Names of the keep() calls in the function that take effect; the others are
-  /// plain calls (keep.h). All of them take effect if this is not set. Every
+  /// Names of the keep() and offload() calls in the function that take effect;
+  /// the others are plain calls (keep.h). All of them take effect if this is not set. Every
   /// name must occur (c10::Error).
   std::optional<std::vector<std::string>> keep_names{};
+  /// Store for the values of offload() calls in the function (keep.h). Null: they
+  /// stay on the device, as those of keep().
+  std::shared_ptr<HostStore> offload_store{};
+  HostOptions offload{};
 };
 
 /// Returns whether this thread is recomputing a stage or a checkpointed

@@ -43,7 +43,7 @@ struct OptimizerOptions {
   /// adam8bit, adamw8bit: names of parameters whose moments are not quantized.
   /// Embeddings should be listed: their gradients are mostly zeros with a few
   /// large values.
-  std::vector<std::string> unquantized;
+  std::vector<std::string> unquantized{};
   /// Other settings for some parameters; see ParameterGroup. The first group that a
   /// parameter belongs to applies.
   std::vector<ParameterGroup> groups{};

@@ -140,6 +140,9 @@ struct TrainerOptions {
 /// save, that part is repeated, with the same results unless the micro-batch
 /// changes. After eight consecutive failures run() saves all complete updates
 /// and throws c10::Error.
+///
+/// One Trainer of a process may run at a time (c10::Error); see own_loop.h for
+/// several models.
 class Trainer {
  public:
   /// Moves the model to the device of the options. If `recompute` is "optimal",

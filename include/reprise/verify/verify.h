@@ -74,4 +74,20 @@ struct VerifyReport {
 VerifyReport verify(const VerifySubject& subject, const Strategy& strategy,
                     const VerifyOptions& options = {});
 
+/// Overload for a chain that exists, on `inputs` of a training step. It is
+/// trained in place; parameters, buffers, gradients and random generators are
+/// restored afterwards, also if an error is thrown. The losses are divided by
+/// the first dimension of the first input.
+VerifyReport verify(const Chain& chain, const Tensors& inputs,
+                    const Strategy& strategy,
+                    const VerifyOptions& options = {});
+/// Overload for a schedule, such as that of a Plan, whose variants it runs.
+VerifyReport verify(const Chain& chain, const Tensors& inputs,
+                    const Schedule& schedule,
+                    const VerifyOptions& options = {});
+/// Overload for a selection of all strategies; see sample_strategies(). Returns
+/// one report each.
+std::vector<VerifyReport> verify(const Chain& chain, const Tensors& inputs,
+                                 const VerifyOptions& options = {});
+
 }  // namespace reprise

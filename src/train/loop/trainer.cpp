@@ -2,6 +2,7 @@
 
 #include <reprise/train/trainer.h>
 
+#include <atomic>
 #include <utility>
 
 namespace reprise {
@@ -20,6 +21,15 @@ const Model& Trainer::model() const {
 }
 
 TrainResult Trainer::run(const TrainRun& run) {
+  static std::atomic<bool> running{false};
+  TORCH_CHECK(!running.exchange(true),
+              "[Trainer] expected one training at a time in this process, got "
+              "two; random generators, memory counts and library settings "
+              "belong to the process: train one model after the other, or in "
+              "two processes");
+  struct Ended {
+    ~Ended() { running = false; }
+  } const ended;
   return loop_->run(run);
 }
 

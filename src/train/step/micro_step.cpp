@@ -53,6 +53,11 @@ void MicroStep::run(Execution& execution, const Tensors& batch,
       loss.defined() ? c10::str(loss.scalar_type(), " of shape ", loss.sizes())
                      : "an undefined tensor",
       "; let the last stage return the sum");
+  TORCH_CHECK(
+      execution.outputs_require_grad().at(0),
+      "[Trainer] expected a loss that requires a gradient, got one that "
+      "does not; train at least one parameter, and compute the loss "
+      "without detach()");
   Tensors gradients(outputs.size());  // further outputs have none
   gradients[0] = torch::empty_like(loss).copy_(weight_on_device_);
   SmallGradients small(how.final_on_the_way ? std::vector<torch::Tensor>{}

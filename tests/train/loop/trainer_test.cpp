@@ -303,5 +303,29 @@ TEST(Trainer, WeightCopiesGiveSimilarResults) {
               1e-4 * *single.result.summary.loss);
 }
 
+TEST(Trainer, RefusesTwoAtOnce) {
+  struct Nested : TrainListener {
+    void updated(int64_t) override {
+      TrainConfig config = small();
+      config.resolve();
+      Trainer other(make_inputs(config), config);
+      text = error_of([&] { other.run({}); });
+    }
+    std::string text;
+  } listener;
+  TrainConfig config = small();
+  config.steps = 1;
+  config.epochs = 0;
+  config.resolve();
+  Trainer trainer(make_inputs(config), config);
+  TrainRun how;
+  how.listener = &listener;
+  trainer.run(how);
+  EXPECT_NE(listener.text.find("expected one training at a time"),
+            std::string::npos)
+      << listener.text;
+  trainer.run({});  // and again afterwards
+}
+
 }  // namespace
 }  // namespace reprise

@@ -1,0 +1,338 @@
+#include "train/step/micro_step.h"
+#include "train/step/step_runner.h"
+#include "train/step/train_setup.h"
+#include "train/step/window_exchange.h"
+
+#include <reprise/accumulate/accumulator.h>
+#include <reprise/recompute/check_chain.h>
+#include <reprise/train/own_loop.h>
+
+#include <ATen/Context.h>
+#include <torch/utils.h>
+
+#include <unordered_set>
+#include <utility>
+
+namespace reprise {
+namespace {
+
+using detail::TrainSetup;
+
+torch::Device device_of(const Model& model, const char* call) {
+  TORCH_CHECK(model.root, "[", call,
+              "] expected a model with a root, got none");
+  const auto parameters = model.root->parameters();
+  TORCH_CHECK(!parameters.empty(), "[", call,
+              "] expected a model with parameters, got none");
+  for (const auto& parameter : parameters) {
+    TORCH_CHECK(parameter.device() == parameters[0].device(), "[", call,
+                "] expected all parameters on one device, got ",
+                parameters[0].device(), " and ", parameter.device());
+  }
+  return parameters[0].device();
+}
+
+/// Options of a training that runs micro-batches as a loop of the caller does:
+/// no loader, no CUDA graphs, and the library settings of the process.
+TrainOptions loop_options(torch::Device device) {
+  TrainOptions options;
+  options.device = device.str();
+  options.workers = 0;
+  options.graph = GraphMode::kOff;
+  options.evaluate = false;
+  options.batch = options.accumulate = options.global_batch = 1;
+  options.recompute = "none";
+  if (device.is_cuda()) {
+    options.tf32 = at::globalContext().allowTF32CuBLAS();
+    options.autotune = at::globalContext().benchmarkCuDNN();
+  }
+  return options;
+}
+
+/// Restores settings of CUDA libraries, which belong to the caller's program.
+class LibrarySettings {
+ public:
+  explicit LibrarySettings(torch::Device device) : cuda_(device.is_cuda()) {
+    if (!cuda_) return;
+    cublas_tf32_ = at::globalContext().allowTF32CuBLAS();
+    cudnn_tf32_ = at::globalContext().allowTF32CuDNN();
+    benchmark_ = at::globalContext().benchmarkCuDNN();
+  }
+  ~LibrarySettings() {
+    if (!cuda_) return;
+    at::globalContext().setAllowTF32CuBLAS(cublas_tf32_);
+    at::globalContext().setAllowTF32CuDNN(cudnn_tf32_);
+    at::globalContext().setBenchmarkCuDNN(benchmark_);
+  }
+  LibrarySettings(const LibrarySettings&) = delete;
+  LibrarySettings& operator=(const LibrarySettings&) = delete;
+
+ private:
+  bool cuda_;
+  bool cublas_tf32_ = false, cudnn_tf32_ = false, benchmark_ = false;
+};
+
+/// Stands for an optimizer without state.
+class NoOptimizer final : public Optimizer {
+ public:
+  void step(double) override {}
+  NamedTensors state() const override { return {}; }
+  std::vector<torch::Tensor> held() const override { return {}; }
+  void load(const NamedTensors&) override {}
+};
+
+int64_t samples_of(const Tensors& tensors, const char* call) {
+  int64_t samples = -1;
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) > 0, "[", call,
+                "] expected tensors whose first dimension counts the samples, "
+                "got one of shape ",
+                tensor.sizes());
+    if (samples < 0) samples = tensor.size(0);
+    TORCH_CHECK(tensor.size(0) == samples, "[", call,
+                "] expected tensors with the same number of samples, got ",
+                samples, " and ", tensor.size(0));
+  }
+  TORCH_CHECK(samples > 0, "[", call, "] expected a batch with tensors, got ",
+              tensors.size(), " undefined ones");
+  return samples;
+}
+
+/// Repeats the samples of one batch.
+class SampleDataset final : public Dataset {
+ public:
+  explicit SampleDataset(Batch batch)
+      : batch_(std::move(batch)),
+        samples_(samples_of(batch_.tensors, "plan_model")) {}
+  int64_t size() const override { return samples_; }
+  Batch get(const std::vector<int64_t>& indices) const override {
+    const torch::NoGradGuard no_grad;
+    Batch batch{.tensors = {},
+                .samples = static_cast<int64_t>(indices.size()),
+                .count = static_cast<int64_t>(indices.size())};
+    const torch::Tensor list = torch::tensor(indices);
+    for (const auto& tensor : batch_.tensors) {
+      batch.tensors.push_back(
+          tensor.defined() ? tensor.index_select(0, list.to(tensor.device()))
+                           : tensor);
+    }
+    return batch;
+  }
+  std::string description() const override { return "a sample batch"; }
+
+ private:
+  Batch batch_;
+  int64_t samples_;
+};
+
+/// Batches that a function of the caller makes.
+class MadeDataset final : public Dataset {
+ public:
+  explicit MadeDataset(std::function<Batch(int64_t)> make)
+      : make_(std::move(make)) {
+    TORCH_CHECK(make_, "[plan_model] expected a function, got none");
+  }
+  // A batch of more samples than this is not read by a loader.
+  int64_t size() const override { return 1; }
+  Batch get(const std::vector<int64_t>& indices) const override {
+    Batch batch = make_(static_cast<int64_t>(indices.size()));
+    batch.samples = static_cast<int64_t>(indices.size());
+    return batch;
+  }
+  std::string description() const override { return "made batches"; }
+
+ private:
+  std::function<Batch(int64_t)> make_;
+};
+
+PlanResult plan_with(const Model& model, std::shared_ptr<const Dataset> data,
+                     const ModelPlanOptions& options, torch::Device device) {
+  TrainOptions training = loop_options(device);
+  training.weight_copies = options.weight_copies;
+  training.host_memory = options.host_memory;
+  TrainInputs inputs{
+      model, {.name = "own loop", .train = std::move(data)}, options.optimizer};
+  if (!inputs.optimizer) {
+    inputs.optimizer = [](const NamedTensors&) {
+      return std::make_unique<NoOptimizer>();
+    };
+  }
+  PlanningOptions planning = options.planning;
+  if (planning.memory == 0) planning.memory = options.memory;
+  PlanRequest request;
+  request.global_batch = options.global_batch;
+  request.memory = options.memory;
+  request.precisions = options.precisions;
+  request.micro_batch = options.micro_batch;
+  request.strategy = options.strategy;
+  request.margin = options.margin;
+  const auto planner = [&] {
+    const LibrarySettings restore(device);
+    return TrainingPlanner(std::move(inputs), training, planning);
+  };
+  return planner().plan(request);
+}
+
+/// Throws c10::Error if a stage trains parameters that `root` does not own.
+void check_owned(const Model& model) {
+  std::unordered_set<const c10::TensorImpl*> owned;
+  for (const auto& p : model.root->parameters()) {
+    owned.insert(p.unsafeGetTensorImpl());
+  }
+  for (int i = 0; i < model.chain.size(); ++i) {
+    for (const auto& module : model.chain[i].modules()) {
+      for (const auto& item : module->named_parameters()) {
+        const auto& p = item.value();
+        TORCH_CHECK(
+            !p.requires_grad() || owned.contains(p.unsafeGetTensorImpl()),
+            "[PlannedStep] expected stage ", i, " '", model.chain[i].name(),
+            "' to train parameters of the model only, got '", item.key(),
+            "', which Model::root does not own; set its requires_grad to false "
+            "during this window, or register its module in the root");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+PlanResult plan_model(const Model& model, const Batch& sample,
+                      const ModelPlanOptions& options) {
+  const torch::Device device = device_of(model, "plan_model");
+  auto data = std::make_shared<SampleDataset>(sample);
+  Batch batch = sample;
+  move_to(batch, device);
+  model.root->train();
+  check_chain(model.chain, batch.tensors);
+  if (options.check_loss) check_loss(model.chain, batch.tensors);
+  return plan_with(model, std::move(data), options, device);
+}
+
+PlanResult plan_model(const Model& model,
+                      const std::function<Batch(int64_t samples)>& make,
+                      const ModelPlanOptions& options) {
+  const torch::Device device = device_of(model, "plan_model");
+  auto data = std::make_shared<MadeDataset>(make);
+  model.root->train();
+  Batch batch = data->get({0, 0});  // BatchNorm cannot train on one sample
+  move_to(batch, device);
+  check_chain(model.chain, batch.tensors);
+  return plan_with(model, std::move(data), options, device);
+}
+
+std::vector<Tensors> split(const Tensors& batch, int64_t micro_batch) {
+  TORCH_CHECK(micro_batch > 0, "[split] expected a positive micro-batch, got ",
+              micro_batch);
+  const int64_t samples = samples_of(batch, "split");
+  std::vector<Tensors> list;
+  for (int64_t first = 0; first < samples; first += micro_batch) {
+    const int64_t count = std::min(micro_batch, samples - first);
+    Tensors& micro = list.emplace_back();
+    for (const auto& tensor : batch) {
+      micro.push_back(tensor.defined() ? tensor.narrow(0, first, count)
+                                       : tensor);
+    }
+  }
+  return list;
+}
+
+struct PlannedStep::Impl {
+  Impl(const Model& model, Plan planned, const PlannedStepOptions& options)
+      : plan(std::move(planned)),
+        setup(make_setup_of(model, plan, options)),
+        ranks(detail::make_ranks(nullptr)),
+        exchange(detail::make_window_exchange(*ranks, setup)),
+        runner(setup, *exchange, plan.schedule, {.graph = GraphMode::kOff}),
+        accumulator(trained(setup)) {}
+
+  static TrainSetup make_setup_of(Model model, const Plan& plan,
+                                  const PlannedStepOptions& options) {
+    const torch::Device device = device_of(model, "PlannedStep");
+    TrainOptions training = loop_options(device);
+    training.precision = plan.precision;
+    training.weight_copies = plan.weight_copies.value_or(options.weight_copies);
+    training.host_memory = options.host_memory;
+    auto host = detail::host_store_of(training, device);
+    const LibrarySettings restore(device);
+    detail::place_model(model, training, device, host);
+    return detail::assemble_setup({std::move(model), {}, {}}, training, device,
+                                  std::move(host));
+  }
+
+  static std::vector<torch::Tensor> trained(const TrainSetup& setup) {
+    std::vector<torch::Tensor> list = setup.parameter_list;
+    std::erase_if(list, [](const auto& p) { return !p.requires_grad(); });
+    return list;
+  }
+
+  Plan plan;
+  TrainSetup setup;
+  std::unique_ptr<detail::Ranks> ranks;
+  std::unique_ptr<detail::WindowExchange> exchange;
+  detail::StepRunner runner;
+  Accumulator accumulator;
+  double scale = 1;
+};
+
+PlannedStep::PlannedStep(const Model& model, const Plan& plan,
+                         const PlannedStepOptions& options)
+    : impl_(std::make_unique<Impl>(model, plan, options)) {}
+PlannedStep::~PlannedStep() = default;
+PlannedStep::PlannedStep(PlannedStep&&) noexcept = default;
+PlannedStep& PlannedStep::operator=(PlannedStep&&) noexcept = default;
+
+const Plan& PlannedStep::plan() const {
+  return impl_->plan;
+}
+
+void PlannedStep::begin(double total_count, double loss_scale) {
+  check_owned(impl_->setup.model);
+  impl_->accumulator.begin(total_count);
+  impl_->scale = loss_scale;
+  impl_->runner.micro_step().clear_loss();
+  impl_->runner.refresh_weight_copies();
+}
+
+void PlannedStep::add(const Tensors& micro_batch, double count) {
+  const double weight = impl_->accumulator.weigh(count) * impl_->scale;
+  impl_->runner.run({.tensors = micro_batch, .prepared = true},
+                    {.weight = weight});
+}
+
+torch::Tensor PlannedStep::clip(double max_norm) {
+  return impl_->accumulator.clip(max_norm);
+}
+
+double PlannedStep::update(const std::function<void()>& step) {
+  const double total = impl_->accumulator.total_count();
+  impl_->accumulator.update([&] {
+    impl_->runner.expire_weight_copies();
+    step();
+  });
+  return impl_->runner.loss().item<double>() / total;
+}
+
+double PlannedStep::update(torch::optim::Optimizer& optimizer) {
+  return update([&] { optimizer.step(); });
+}
+
+void PlannedStep::abandon() {
+  impl_->accumulator.abandon();
+}
+
+VerifyReport verify(const Model& model, const Batch& sample,
+                    const Strategy& strategy, const VerifyOptions& options) {
+  VerifyReport report = verify(model.chain, sample.tensors, strategy, options);
+  report.subject = model.name;
+  return report;
+}
+
+std::vector<VerifyReport> verify(const Model& model, const Batch& sample,
+                                 const VerifyOptions& options) {
+  auto reports = verify(model.chain, sample.tensors, options);
+  for (VerifyReport& report : reports) report.subject = model.name;
+  return reports;
+}
+
+}  // namespace reprise
