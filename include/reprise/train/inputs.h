@@ -31,6 +31,9 @@ struct TrainInputs {
   /// An own optimizer cannot be sharded, and its costs are not stored on disk.
   std::function<std::unique_ptr<Optimizer>(const NamedTensors& parameters)>
       optimizer{};
+  /// Run the chain on two samples first, and refuse it with an explanation if it cannot
+  /// be trained (check_chain(), check_loss()). Off for built-in models.
+  bool check_model = true;
 };
 
 /// Builds the built-in model that `config` names, in host memory. Seeds

@@ -1,4 +1,5 @@
 // Tested by tests/train/loop/trainer_test.cpp.
+#include "models/model_spec.h"
 #include "train/config/check_device.h"
 
 #include <reprise/models/model.h>
@@ -79,6 +80,7 @@ TrainData open_train_data(const TrainConfig& config, const Model& model) {
 TrainInputs make_inputs(const TrainConfig& config) {
   TrainInputs inputs{make_train_model(config), {}};
   inputs.data = open_train_data(config, inputs.model);
+  inputs.check_model = detail::find_model_spec(config.model) == nullptr;
   return inputs;
 }
 

@@ -1,4 +1,5 @@
 #include "train/step/micro_step.h"
+#include "train/step/model_checks.h"
 #include "train/step/step_runner.h"
 #include "train/step/train_setup.h"
 #include "train/step/window_exchange.h"
@@ -10,7 +11,6 @@
 #include <ATen/Context.h>
 #include <torch/utils.h>
 
-#include <unordered_set>
 #include <utility>
 
 namespace reprise {
@@ -153,6 +153,7 @@ PlanResult plan_with(const Model& model, std::shared_ptr<const Dataset> data,
   training.host_memory = options.host_memory;
   TrainInputs inputs{
       model, {.name = "own loop", .train = std::move(data)}, options.optimizer};
+  inputs.check_model = false;  // the callers have done so
   if (!inputs.optimizer) {
     inputs.optimizer = [](const NamedTensors&) {
       return std::make_unique<NoOptimizer>();
@@ -172,27 +173,6 @@ PlanResult plan_with(const Model& model, std::shared_ptr<const Dataset> data,
     return TrainingPlanner(std::move(inputs), training, planning);
   };
   return planner().plan(request);
-}
-
-/// Throws c10::Error if a stage trains parameters that `root` does not own.
-void check_owned(const Model& model) {
-  std::unordered_set<const c10::TensorImpl*> owned;
-  for (const auto& p : model.root->parameters()) {
-    owned.insert(p.unsafeGetTensorImpl());
-  }
-  for (int i = 0; i < model.chain.size(); ++i) {
-    for (const auto& module : model.chain[i].modules()) {
-      for (const auto& item : module->named_parameters()) {
-        const auto& p = item.value();
-        TORCH_CHECK(
-            !p.requires_grad() || owned.contains(p.unsafeGetTensorImpl()),
-            "[PlannedStep] expected stage ", i, " '", model.chain[i].name(),
-            "' to train parameters of the model only, got '", item.key(),
-            "', which Model::root does not own; set its requires_grad to false "
-            "during this window, or register its module in the root");
-      }
-    }
-  }
 }
 
 }  // namespace
@@ -287,7 +267,7 @@ const Plan& PlannedStep::plan() const {
 }
 
 void PlannedStep::begin(double total_count, double loss_scale) {
-  check_owned(impl_->setup.model);
+  detail::check_owned(impl_->setup.model, "PlannedStep");
   impl_->accumulator.begin(total_count);
   impl_->scale = loss_scale;
   impl_->runner.micro_step().clear_loss();

@@ -5,6 +5,7 @@
 #include "data/batch_check.h"
 #include "ops/tf32x3_gemm.h"
 #include "recompute/tied_gradients.h"
+#include "train/step/model_checks.h"
 #include "train/optim/registry.h"
 
 #include <reprise/data/stream.h>
@@ -127,8 +128,10 @@ TrainSetup make_setup(TrainInputs inputs, const TrainOptions& options) {
     include_in_count(inputs.model.root->parameters());
     include_in_count(inputs.model.root->buffers());
   }
+  const bool check = inputs.check_model;
   TrainSetup setup =
       assemble_setup(std::move(inputs), options, device, std::move(host));
+  if (check) check_model(setup);
   setup.snapshot =
       std::make_shared<WindowSnapshot>(device, setup.model.root->buffers());
   setup.snapshot->remember({}, 0);

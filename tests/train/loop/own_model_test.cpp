@@ -273,6 +273,71 @@ TEST(OwnModel, IsPlannedWithinABudget) {
   EXPECT_EQ(summary.replans, 0);
 }
 
+/// What would train nothing, or something else, is refused before the first update.
+TEST(OwnModel, RefusesAChainThatCannotBeTrained) {
+  const auto refused = [](const std::function<Chain(Net&, Chain)>& change) {
+    return error_of([&] {
+      TrainInputs inputs = own_inputs();
+      auto& net = dynamic_cast<Net&>(*inputs.model.root);
+      inputs.model.chain = change(net, inputs.model.chain);
+      TrainOptions options = own_options();
+      options.resolve();
+      const Trainer trainer(std::move(inputs), options);
+    });
+  };
+  const auto with_last = [](const Chain& chain, const Stage& last) {
+    return Chain({chain[0], chain[1], last});
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  std::string text = refused([](Net&, const Chain& chain) { return chain; });
+  EXPECT_EQ(text, "");
+
+  text = refused([&](Net& net, const Chain& chain) {
+    const auto mean = [head = net.head](const torch::Tensor& h,
+                                        const torch::Tensor&,
+                                        const torch::Tensor& y) mutable {
+      return (head(h).squeeze(-1) - y).pow(2).mean();
+    };
+    return with_last(chain, make_stage("mean", mean, {net.head.ptr()}));
+  });
+  EXPECT_TRUE(has(text, "got a mean")) << text;
+
+  text = refused([&](Net& net, const Chain& chain) {
+    const auto own = torch::ones(
+        {1}, torch::dtype(torch::kFloat).device(device()).requires_grad(true));
+    const auto scaled = [own, last = chain[2]](const Tensors& in) {
+      return Tensors{last(in)[0] * own};
+    };
+    return with_last(chain, make_stage("scaled", scaled, {net.head.ptr()}));
+  });
+  EXPECT_TRUE(has(text, "to use parameters of its modules only")) << text;
+
+  text = refused([&](Net&, const Chain& chain) {
+    auto other = torch::nn::Linear(kWidth, 16);
+    other->to(device());
+    return Chain({make_stage("other", other).on_first(), chain[1], chain[2]});
+  });
+  EXPECT_TRUE(has(text, "which Model::root does not own")) << text;
+
+  text = refused([](Net&, const Chain& chain) {
+    return Chain({chain[0],
+                  make_stage("changed",
+                             [](const Tensors& in) {
+                               in[0].mul_(2);
+                               return in;
+                             }),
+                  chain[1], chain[2]});
+  });
+  EXPECT_TRUE(has(text, "modified in place")) << text;
+
+  text = refused([](Net&, const Chain& chain) {
+    return Chain({chain[1], chain[2]});
+  });
+  EXPECT_TRUE(has(text, "'second'")) << text;
+}
+
 TEST(OwnModel, ErrorsSayWhatToDo) {
   const auto error = [](const std::function<void(TrainInputs&)>& change,
                         TrainOptions options = own_options()) {
