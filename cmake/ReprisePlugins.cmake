@@ -9,12 +9,11 @@ function(reprise_add_plugin name)
   target_link_libraries(${name} PRIVATE reprise::plugin)
 endfunction()
 
-set(REPRISE_PLUGIN_SYMBOLS "${CMAKE_CURRENT_LIST_DIR}/plugin-symbols.txt")
-
 # reprise_allow_plugins(PROGRAM)
 #
 # Links PROGRAM with all of reprise::command and exports its symbols to plug-ins.
 function(reprise_allow_plugins program)
+  set(symbols "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/plugin-symbols.txt")
   set(archives "")
   foreach(component core train study command)
     get_target_property(type reprise::${component} TYPE)
@@ -24,8 +23,8 @@ function(reprise_allow_plugins program)
   endforeach()
   target_link_libraries(${program} PRIVATE reprise::command)
   target_link_options(${program} PRIVATE
-    "LINKER:--dynamic-list=${REPRISE_PLUGIN_SYMBOLS}"
+    "LINKER:--dynamic-list=${symbols}"
     "LINKER:--whole-archive${archives},--no-whole-archive")
   set_property(TARGET ${program} APPEND PROPERTY
-    LINK_DEPENDS "${REPRISE_PLUGIN_SYMBOLS}")
+    LINK_DEPENDS "${symbols}")
 endfunction()

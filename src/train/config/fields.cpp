@@ -80,7 +80,8 @@ Field<ModelOptions> own_field(const detail::SharedOption& shared) {
           .metavar = fmt::format("{}", fmt::join(option.choices, "|")),
           .same_on_resume = true,
           .affects_costs = true,
-          .absent_if_unset = true};
+          .absent_if_unset = true,
+          .choices = option.choices};
   field.get = [name = option.name](const ModelOptions& options) {
     const auto found = options.own.find(name);
     return found == options.own.end() ? "" : detail::option_text(found->second);
