@@ -91,9 +91,10 @@ TEST(Fields, TableContainsEveryMember) {
                          member_count<LrScheduleOptions>() - 1;
   EXPECT_EQ(option_fields().size(), options);
   EXPECT_EQ(model_fields().size(), member_count<ModelOptions>());
-  // The base class and the model options are counted by their own fields.
-  EXPECT_EQ(config_fields().size(),
-            member_count<TrainConfig>() - 2 + options + model_fields().size());
+  // The base class and the options of model and adapters are counted by their own fields.
+  EXPECT_EQ(config_fields().size(), member_count<TrainConfig>() - 3 + options +
+                                        model_fields().size() +
+                                        member_count<LoraOptions>());
 }
 
 TEST(Fields, NamesAreUniqueAndHelpTextsComplete) {
