@@ -327,6 +327,13 @@ CASES: list[tuple] = [
     ("report {garbage.jsonl}", 2, "garbage.jsonl, line 1: expected an object with a type"),
     ("report {no-id.jsonl}", 2, "no-id.jsonl, line 1: expected a run with an id"),
     ("report {results-empty} --page {nofile}", 2, "--page: cannot read"),
+    # --- adapters
+    ("train {small} --lora 0", 2, "--lora: expected a whole number"),
+    ("train {small} --lora 2 --lora-targets hiden0", 2, "--lora-targets: mlp has no linear",
+     "did you mean hidden0?"),
+    ("train {small} --lora-alpha 4", 2, "--lora-alpha: needs --lora"),
+    ("train {small} --lora 2 --lora-dropout 1", 2, "--lora-dropout: expected a number"),
+    ("train {small} --lora 2 --adapter {folder}", 2, "--adapter", "has no adapter_config.json"),
     # --- files to write
     ("train {small} --export {missing}", 2, "--export: cannot write", "No such file"),
     ("train {small} --export {folder}", 2, "--export: expected a file", "a directory"),

@@ -97,9 +97,10 @@ TEST(Fields, TableContainsEveryMember) {
       [](const FieldInfo& field) { return field.absent_if_unset; });
   EXPECT_EQ(model_fields().size(),
             member_count<ModelOptions>() - 1 + static_cast<size_t>(own));
-  // The base class and the model options are counted by their own fields.
-  EXPECT_EQ(config_fields().size(),
-            member_count<TrainConfig>() - 2 + options + model_fields().size());
+  // The base class and the options of model and adapters are counted by their own fields.
+  EXPECT_EQ(config_fields().size(), member_count<TrainConfig>() - 3 + options +
+                                        model_fields().size() +
+                                        member_count<LoraOptions>());
 }
 
 TEST(Fields, NamesAreUniqueAndHelpTextsComplete) {
