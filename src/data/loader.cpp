@@ -396,7 +396,9 @@ void finish_batch(Batch& batch, const LoaderOptions& options) {
   if (options.transform) options.transform(batch);
   if (!options.pin) return;
   for (auto& tensor : batch.tensors) {
-    if (tensor.defined()) tensor = tensor.pin_memory();
+    if (tensor.defined() && tensor.device().is_cpu()) {
+      tensor = tensor.pin_memory();
+    }
   }
 }
 

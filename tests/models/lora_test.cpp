@@ -387,7 +387,10 @@ TEST(Lora, FilesAreThoseOfPeft) {
     EXPECT_TRUE(torch::equal(item.value(), b[item.key()])) << item.key();
     EXPECT_EQ(item.value().requires_grad(), b[item.key()].requires_grad());
   }
-  other.root->eval(), model.root->eval();
+  for (const Model* each : {&model, &other}) {
+    each->root->to(device());
+    each->root->eval();
+  }
   EXPECT_TRUE(same(loss_and_gradients(model), loss_and_gradients(other)));
 
   Model wider = plain_model(small_one("qwen2.5-7b"), torch::kFloat);

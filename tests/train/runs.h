@@ -42,6 +42,12 @@ inline TrainConfig small(const std::string& model = "mlp") {
   return config;
 }
 
+/// A budget that small models fit into on every device. On CUDA, workspaces of libraries
+/// alone take more than 64 MiB.
+inline int64_t enough_memory() {
+  return int64_t{device().is_cuda() ? 256 : 64} << 20;
+}
+
 /// Records the warnings of a training.
 struct Warnings : TrainListener {
   void warned(const std::string& text) override { list.push_back(text); }

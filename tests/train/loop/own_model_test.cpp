@@ -263,7 +263,7 @@ TEST(OwnModel, EvaluatesItsMetrics) {
 TEST(OwnModel, IsPlannedWithinABudget) {
   TrainOptions options = own_options();
   options.batch = 0;
-  options.memory_limit = int64_t{64} << 20;
+  options.memory_limit = testing::enough_memory();
   options.resolve();
   Trainer trainer(own_inputs(), options);
   const TrainSummary summary = trainer.run().summary;
