@@ -334,6 +334,12 @@ CASES: list[tuple] = [
     ("train {small} --lora-alpha 4", 2, "--lora-alpha: needs --lora"),
     ("train {small} --lora 2 --lora-dropout 1", 2, "--lora-dropout: expected a number"),
     ("train {small} --lora 2 --adapter {folder}", 2, "--adapter", "has no adapter_config.json"),
+    # --- documents
+    ("train {small} --documents packd", 2, "--documents", "packed"),
+    ("train {small} --documents packed", 2, "--documents: packed needs --document-end"),
+    ("train {small} --document-end 10", 2, "--document-end: needs padded or packed"),
+    ("train {small} --documents padded --document-end 10", 2,
+     "--documents: padded needs a file of text or tokens"),
     # --- files to write
     ("train {small} --export {missing}", 2, "--export: cannot write", "No such file"),
     ("train {small} --export {folder}", 2, "--export: expected a file", "a directory"),

@@ -31,7 +31,7 @@ struct OwnOption {
 /// A model with a name.
 struct ModelEntry {
   std::string name;
-  std::string description;  ///< one line for --help
+  std::string description{};  ///< one line for --help
   /// What the model takes from the built-in datasets; Task::kOther: nothing, it has
   /// datasets of its own.
   Task task = Task::kOther;

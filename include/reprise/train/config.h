@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/data/dataset.h>
 #include <reprise/models/lora.h>
 #include <reprise/models/model.h>
 #include <reprise/train/options.h>
@@ -23,6 +24,10 @@ struct TrainConfig : TrainOptions {
   std::string adapter{};  ///< saved adapter to continue from; empty: none
   std::string data{};     ///< DataOptions::name; empty: "random"
   int64_t random_samples = 512;  ///< number of samples in "random"
+  /// See DataOptions. A language model with padded or packed documents takes segments;
+  /// the built-in ones do.
+  DocumentMode documents = DocumentMode::kStream;
+  int64_t document_end = -1;
 
   /// Checks and completes the configuration as TrainOptions::resolve() does. Sets all
   /// options of the model's own.

@@ -1,5 +1,6 @@
 #include "train/optim/registry.h"
 
+#include <reprise/data/dataset.h>
 #include <reprise/models/registry.h>
 #include <reprise/recompute/strategy.h>
 #include <reprise/train/config.h>
@@ -73,6 +74,18 @@ void check_lora(const TrainConfig& c) {
   needs_rank(c.lora.alpha == plain.alpha, "--lora-alpha");
   needs_rank(c.lora.targets.empty(), "--lora-targets");
   needs_rank(c.lora.dropout == plain.dropout, "--lora-dropout");
+}
+
+void check_documents(const TrainConfig& c) {
+  const bool whole = c.documents != DocumentMode::kStream;
+  TORCH_CHECK(!whole || c.document_end >= 0, "[--documents] ",
+              to_text(c.documents),
+              " needs --document-end, the last token of each document");
+  TORCH_CHECK(whole || c.document_end < 0,
+              "[--document-end] needs padded or packed --documents");
+  TORCH_CHECK(!whole || (!c.data.empty() && find_dataset(c.data) == nullptr),
+              "[--documents] ", to_text(c.documents),
+              " needs a file of text or tokens as --data");
 }
 
 void resolve_recompute(TrainOptions& c) {
@@ -150,6 +163,7 @@ void TrainOptions::resolve() {
 void TrainConfig::resolve() {
   config_fields().check(*this);
   check_lora(*this);
+  check_documents(*this);
   // Recorded with their defaults, which may change while the run is interrupted.
   model_options.own = resolve_options(model, model_options).own;
   TrainOptions::resolve();

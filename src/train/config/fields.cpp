@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <list>
 #include <mutex>
 #include <type_traits>
@@ -262,7 +263,24 @@ FieldTable<TrainConfig> make_config_fields() {
                                 .group = "Data",
                                 .help = "Number of samples in random",
                                 .check = whole_number(1, kMostSamples),
-                                .same_on_resume = true});
+                                .same_on_resume = true})
+      .add(&C::documents,
+           {.name = "documents",
+            .group = "Data",
+            .help = "Samples of a text or token file: stream, consecutive "
+                    "tokens; padded, one document each; packed, as many "
+                    "documents as fit",
+            .same_on_resume = true,
+            .affects_costs = true})
+      .add(&C::document_end,
+           {.name = "document-end",
+            .group = "Data",
+            .help = "Last token of each document, with padded or packed "
+                    "--documents; for text, a byte",
+            .check = whole_number(0, std::numeric_limits<int32_t>::max()),
+            .unset = "-1",
+            .metavar = "TOKEN",
+            .same_on_resume = true});
   table.add_all(option_fields());
   check_own_names(table);
   return table;

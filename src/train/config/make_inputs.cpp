@@ -31,6 +31,8 @@ std::shared_ptr<const Dataset> open_split(const TrainConfig& config,
   options.channels = std::max<int64_t>(model.options.channels, 1);
   options.random_samples = config.random_samples;
   options.seed = config.seed;
+  options.documents = config.documents;
+  options.document_end = config.document_end;
   return open_dataset(options);
 }
 
