@@ -186,7 +186,8 @@ TEST(Checkpoint, APartialBackwardLeavesNothingBehind) {
   const int64_t before = live_bytes(device());
   auto gradient = torch::autograd::grad({y}, {a}, {}, true)[0];
   gradient.reset();
-  EXPECT_EQ(live_bytes(device()), before);
+  // A thread of autograd may still release a tensor of an earlier backward.
+  EXPECT_LE(live_bytes(device()), before);
 }
 
 TEST(Checkpoint, SupportsSecondDerivatives) {

@@ -5,6 +5,7 @@
 #include <reprise/train/config.h>
 #include <reprise/train/optimizer.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,6 +32,10 @@ struct TrainInputs {
   /// An own optimizer cannot be sharded, and its costs are not stored on disk.
   std::function<std::unique_ptr<Optimizer>(const NamedTensors& parameters)>
       optimizer{};
+  /// Learning rate of update `step`, counted from 0: must not be negative, and must
+  /// depend on nothing else, because a resumed run asks again. Null: the schedule of the
+  /// options.
+  std::function<double(int64_t step)> learning_rate{};
   /// Run the chain on two samples first, and refuse it with an explanation if it cannot
   /// be trained (check_chain(), check_loss()). Off for built-in models.
   bool check_model = true;

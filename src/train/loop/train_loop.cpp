@@ -336,7 +336,7 @@ void TrainLoop::update() {
     profile->begin("update");
     meter.emplace(setup_.device);
   }
-  const double lr = rate_at(lr_schedule_, state_.step);
+  const double lr = learning_rate(setup_, lr_schedule_, state_.step);
   const auto guarded = [this](const std::function<void()>& part) {
     guard_update(part);
   };

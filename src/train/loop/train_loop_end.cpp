@@ -73,12 +73,12 @@ void TrainLoop::show(bool now) {
     left_s =
         std::min(left_s, std::max(0.0, options.seconds - clock_.seconds()));
   }
-  reporter_.stepped(
-      {state_.step, options.seconds > 0 ? 0 : total_steps_,
-       reporter_.metrics().last_loss().value_or(0),
-       rate_at(lr_schedule_, std::max<int64_t>(state_.step - 1, 0)), speed,
-       meter_.live_bytes() + runner_.graphs().bytes(), peak_bytes(),
-       options.memory_limit, left_s});
+  reporter_.stepped({state_.step, options.seconds > 0 ? 0 : total_steps_,
+                     reporter_.metrics().last_loss().value_or(0),
+                     learning_rate(setup_, lr_schedule_,
+                                   std::max<int64_t>(state_.step - 1, 0)),
+                     speed, meter_.live_bytes() + runner_.graphs().bytes(),
+                     peak_bytes(), options.memory_limit, left_s});
 }
 
 int64_t TrainLoop::peak_bytes() {

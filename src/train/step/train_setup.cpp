@@ -5,8 +5,8 @@
 #include "data/batch_check.h"
 #include "ops/tf32x3_gemm.h"
 #include "recompute/tied_gradients.h"
-#include "train/step/model_checks.h"
 #include "train/optim/registry.h"
+#include "train/step/model_checks.h"
 
 #include <reprise/data/stream.h>
 #include <reprise/memory/meter.h>
@@ -22,6 +22,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -96,7 +97,8 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
                    .host = std::move(host),
                    .model = std::move(placed.model),
                    .data = std::move(placed.data),
-                   .own_optimizer = std::move(placed.optimizer)};
+                   .own_optimizer = std::move(placed.optimizer),
+                   .own_rate = std::move(placed.learning_rate)};
   setup.parameters = named(setup.model.root->named_parameters());
   setup.parameter_list = values(setup.parameters);
   setup.autocast = autocast_of(options.precision, device);
@@ -275,6 +277,17 @@ LrScheduleOptions lr_schedule_of(const TrainOptions& config) {
   rate.base = scale_rate(
       rate.base, config.scale_lr, static_cast<double>(config.global_batch),
       static_cast<double>(std::max<int64_t>(config.base_batch, 1)));
+  return rate;
+}
+
+double learning_rate(const TrainSetup& setup, const LrScheduleOptions& schedule,
+                     int64_t step) {
+  if (!setup.own_rate) return rate_at(schedule, step);
+  const double rate = setup.own_rate(step);
+  TORCH_CHECK(std::isfinite(rate) && rate >= 0,
+              "[Trainer] expected TrainInputs::learning_rate to return 0 or "
+              "more, got ",
+              rate, " for update ", step);
   return rate;
 }
 

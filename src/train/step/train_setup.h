@@ -38,6 +38,8 @@ struct TrainSetup {
   /// See TrainInputs::optimizer.
   std::function<std::unique_ptr<Optimizer>(const NamedTensors&)>
       own_optimizer{};
+  /// See TrainInputs::learning_rate.
+  std::function<double(int64_t)> own_rate{};
   /// Datasets resident in host memory, which are excluded from memory counts.
   int64_t dataset_bytes = 0;
   /// State at the start of the current window. Its copies of the buffers are
@@ -103,6 +105,11 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainOptions& options,
 Schedule schedule_of(const TrainSetup& setup);
 
 LrScheduleOptions lr_schedule_of(const TrainOptions& options);
+
+/// Returns the learning rate of update `step`: that of the caller's function, else of
+/// `schedule`.
+double learning_rate(const TrainSetup& setup, const LrScheduleOptions& schedule,
+                     int64_t step);
 
 GradScaler::Options scaler_of(const TrainOptions& options);
 
