@@ -11,7 +11,6 @@
 #include <reprise/memory/host_store.h>
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
-#include <reprise/memory/out_of_memory.h>
 #include <reprise/ops/attention.h>
 #include <reprise/ops/batch_norm.h>
 #include <reprise/ops/conv.h>
@@ -21,9 +20,6 @@
 #include <reprise/ops/loss.h>
 #include <reprise/ops/norm.h>
 #include <reprise/ops/pool.h>
-#include <reprise/ops/rms_norm.h>
-#include <reprise/ops/rotary.h>
-#include <reprise/ops/swiglu.h>
 #include <reprise/ops/weight_copies.h>
 #include <reprise/plan/costs.h>
 #include <reprise/plan/modes.h>

@@ -2,7 +2,7 @@
 #include "distributed/failure_detector.h"
 
 #include <reprise/distributed/group.h>
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // Tested by tests/memory/failure_test.cpp.
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <algorithm>
 #include <array>

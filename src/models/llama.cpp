@@ -5,9 +5,7 @@
 
 #include <reprise/ops/attention.h>
 #include <reprise/ops/embedding.h>
-#include <reprise/ops/rms_norm.h>
-#include <reprise/ops/rotary.h>
-#include <reprise/ops/swiglu.h>
+#include <reprise/ops/norm.h>
 
 #include <c10/util/Exception.h>
 #include <torch/nn.h>

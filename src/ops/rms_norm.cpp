@@ -2,7 +2,7 @@
 #include "ops/function.h"
 #include "ops/kernels.h"
 
-#include <reprise/ops/rms_norm.h>
+#include <reprise/ops/norm.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>

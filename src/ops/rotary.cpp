@@ -1,7 +1,7 @@
 #include "compat/autocast.h"
 #include "ops/function.h"
 
-#include <reprise/ops/rotary.h>
+#include <reprise/ops/attention.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>

@@ -1,6 +1,6 @@
 #include "ops/function.h"
 
-#include <reprise/ops/swiglu.h>
+#include <reprise/ops/linear.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>

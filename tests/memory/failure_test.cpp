@@ -4,7 +4,6 @@
 #include "support.h"
 
 #include <reprise/memory/meter.h>
-#include <reprise/memory/out_of_memory.h>
 
 #include <limits>
 #include <thread>

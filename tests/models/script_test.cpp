@@ -4,7 +4,7 @@
 #include "temporary.h"
 
 #include <reprise/memory/kept.h>
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 #include <reprise/models/script.h>
 #include <reprise/plan/solver.h>
 #include <reprise/recompute/checkpoint.h>

@@ -3,7 +3,7 @@
 
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
-#include <reprise/ops/rotary.h>
+#include <reprise/ops/attention.h>
 #include <reprise/recompute/checkpoint.h>
 
 #include <torch/autograd.h>

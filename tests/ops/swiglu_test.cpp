@@ -2,7 +2,7 @@
 
 #include <reprise/memory/kept.h>
 #include <reprise/memory/meter.h>
-#include <reprise/ops/swiglu.h>
+#include <reprise/ops/linear.h>
 #include <reprise/recompute/checkpoint.h>
 
 #include <torch/autograd.h>

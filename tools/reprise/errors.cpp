@@ -4,7 +4,7 @@
 
 #include <reprise/base/bytes.h>
 #include <reprise/base/error.h>
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

@@ -10,7 +10,7 @@
 #include <reprise/base/bytes.h>
 #include <reprise/base/error.h>
 #include <reprise/distributed/launch.h>
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 #include <reprise/observe/observer.h>
 #include <reprise/train/run.h>
 

@@ -147,8 +147,8 @@ std::vector<std::string> dataset_names();
 
 /// Opens a dataset. Images are read into memory; token files are mapped. Sample i
 /// of text or tokens spans tokens i·seq to i·seq + seq: all but the last are the
-/// inputs, all but the first are the targets; see DocumentMode for documents. A sample of "random" depends only
-/// on the seed, the split and its index.
+/// inputs, all but the first are the targets; see DocumentMode for documents. A
+/// sample of "random" depends only on the seed, the split and its index.
 ///
 /// Throws c10::Error with a one-line message if a file is missing (it says how to
 /// get it), corrupt or truncated, if the numbers of images and labels differ, if

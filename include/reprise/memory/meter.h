@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <memory>
@@ -99,5 +100,11 @@ int64_t available_memory(c10::Device device);
 /// Resets `rss_peak` to the current `rss`. Returns false if the kernel does not
 /// allow it.
 bool reset_process_peak();
+
+/// Returns whether `error` reports an out-of-memory condition of a CUDA device,
+/// of pinned memory, of a CUDA library or of the CPU. The CPU allocator and the
+/// libraries throw no specific exception type; their errors are recognized by
+/// their message.
+bool is_out_of_memory(const c10::Error& error);
 
 }  // namespace reprise

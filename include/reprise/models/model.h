@@ -84,13 +84,12 @@ struct Model {
   /// Batch::count counts. In evaluation mode, the sums of `metrics` follow it. Further
   /// outputs in training mode are ignored.
   ///
-  /// Built-in models map {x, targets}, and have one stage per block. Those for kLanguage
-  /// also map {x, targets, segments}: segments has the number of the document of each
-  /// token, increasing from left to right, and 0 for padding. A token attends only to
-  /// earlier tokens of its document, and positions restart at each document. Their sums are over
+  /// Built-in models map {x, targets}, and have one stage per block. Their sums are over
   /// samples (kImages, kSequences), over samples of the mean over pixels (kPixels), or over
   /// tokens that are not ignored (kLanguage). The loss is float32 whatever the type of the
-  /// model.
+  /// model. Those for kLanguage also map {x, targets, segments}: segments has the number of
+  /// the document of each token, increasing from left to right, and 0 for padding. A token
+  /// attends only to earlier tokens of its document, and positions restart at each document.
   Chain chain;
   /// Weights of the linear layers, then their biases, for WeightCopies. Must be called
   /// again after the model has moved to another device.

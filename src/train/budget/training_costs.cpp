@@ -15,7 +15,6 @@
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/base/error.h>
 #include <reprise/memory/meter.h>
-#include <reprise/memory/out_of_memory.h>
 #include <reprise/recompute/host_memory.h>
 #include <reprise/train/fields.h>
 #include <reprise/train/optimizer.h>

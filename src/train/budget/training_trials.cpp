@@ -6,7 +6,7 @@
 #include "train/budget/schedule_timer.h"
 #include "train/budget/training_costs.h"
 
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 #include <reprise/recompute/strategy.h>
 
 #include <fmt/format.h>

@@ -3,7 +3,7 @@
 #include "compat/fused_optimizer.h"
 #include "compat/reserved_scope.h"
 
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <torch/utils.h>
 

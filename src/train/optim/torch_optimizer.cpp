@@ -1,6 +1,6 @@
 // Optimizers of LibTorch as an Optimizer. Tested by
 // tests/train/optim/torch_optimizer_test.cpp.
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 #include <reprise/train/optimizer.h>
 
 #include <c10/util/Exception.h>

@@ -3,7 +3,7 @@
 #include "compat/rng.h"
 #include "data/batch_check.h"
 
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 #include <reprise/recompute/check_chain.h>
 
 #include <algorithm>

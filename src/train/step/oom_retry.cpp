@@ -2,7 +2,7 @@
 
 #include "compat/cuda.h"
 
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <fmt/format.h>
 

@@ -6,7 +6,7 @@
 #include "compat/rng.h"
 
 #include <reprise/base/bytes.h>
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 #include "train/store/run_state.h"
 
-#include <reprise/memory/out_of_memory.h>
+#include <reprise/memory/meter.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

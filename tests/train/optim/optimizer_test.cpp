@@ -3,7 +3,6 @@
 #include "train/optim/optimizer_values.h"
 
 #include <reprise/memory/meter.h>
-#include <reprise/memory/out_of_memory.h>
 #include <reprise/train/optimizer.h>
 
 #include <nlohmann/json.hpp>
