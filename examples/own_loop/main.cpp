@@ -168,19 +168,20 @@ int main() {
           {net.ptr()})})};
   model.chain = reprise::with_region_variants(model.chain, batch);
 
+  reprise::PlanRequest request;
+  request.global_batch = kSamples;
+  request.micro_batch = 16;  // so that all loops below add in the same order
+  request.strategy = "none";
   reprise::ModelPlanOptions options;
-  options.global_batch = kSamples;
-  options.micro_batch = 16;  // so that all loops below add in the same order
   options.optimizer = [](const reprise::NamedTensors& parameters) {
     return reprise::make_optimizer({.name = "adamw"}, parameters);
   };
-  options.strategy = "none";
   const reprise::Batch sample{.tensors = batch, .samples = kSamples};
-  const auto plain = reprise::plan_model(model, sample, options).plan;
-  options.strategy = "";
-  options.memory = plain.peak_bytes * 8 / 10;
+  const auto plain = reprise::plan_model(model, sample, request, options).plan;
+  request.strategy = "";
+  request.memory = plain.peak_bytes * 8 / 10;
   const reprise::PlanResult result =
-      reprise::plan_model(model, sample, options);
+      reprise::plan_model(model, sample, request, options);
   if (!result.feasible) {
     std::cout << "no plan fits; the smallest needs "
               << reprise::format_bytes(result.smallest_bytes)
@@ -201,10 +202,10 @@ int main() {
   train_by_hand(by_hand, batch, plan.micro_batch);
 
   const bool equal = same_bits(net, reference) && same_bits(by_hand, reference);
-  const bool fits = planned_peak <= options.memory;
+  const bool fits = planned_peak <= request.memory;
   std::cout << "loss " << loss << "\npeak "
             << reprise::format_bytes(planned_peak) << " within "
-            << reprise::format_bytes(options.memory)
+            << reprise::format_bytes(request.memory)
             << (fits ? ": yes" : ": no") << "; without a plan "
             << reprise::format_bytes(plain_peak)
             << "\nweights equal: " << (equal ? "yes" : "no") << '\n';

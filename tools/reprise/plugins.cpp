@@ -37,6 +37,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFlag = "--plugin";
+constexpr const char* kTrain = "train";  // the command that continues runs
 constexpr char kSeparator = ':';
 constexpr std::string_view kBuild = REPRISE_BUILD;
 constexpr const char* kRebuild =
@@ -74,7 +75,7 @@ std::vector<std::string> values_of(const std::vector<std::string>& arguments,
 std::string resumed_run(const std::vector<std::string>& arguments) {
   const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
   const auto first = dashes == arguments.end() ? arguments.begin() : dashes + 1;
-  if (first == arguments.end() || *first != "train") return "";
+  if (first == arguments.end() || *first != kTrain) return "";
   const auto values = values_of(arguments, "--resume");
   return values.empty() ? "" : values.back();
 }

@@ -53,7 +53,7 @@ struct PlanRequest {
   std::vector<Precision> precisions{Precision::kFp32};
   int64_t micro_batch = 0;  ///< 0 to choose one
   /// Strategy to use, such as "sqrt"; empty for an optimal schedule.
-  std::string strategy;
+  std::string strategy{};
   /// Fraction of the budget to leave free for errors of the prediction.
   double margin = 0.02;
   /// Whether to compute the frontier, the references and the peak reductions of

@@ -14,8 +14,8 @@
 /// Plans for a training loop of the caller, without a Trainer and a dataset:
 ///
 ///     Plan plan = plan_model(model, batch, {.global_batch = 64,
-///                                           .memory = parse_bytes("8GiB"),
-///                                           .optimizer = make}).plan;
+///                                           .memory = parse_bytes("8GiB")},
+///                            {.optimizer = make}).plan;
 ///     PlannedStep step(model, plan);
 ///     while (…) {
 ///       step.begin(batch.count);
@@ -26,24 +26,14 @@
 ///     }
 namespace reprise {
 
-/// What to plan for, and how the caller's loop updates its model.
+/// How the loop of the caller updates its model, and how to measure it.
 struct ModelPlanOptions {
-  int64_t global_batch = 1;  ///< samples per optimizer update
-  int64_t memory = 0;        ///< budget in bytes; 0 for no limit
   /// Makes an optimizer of the kind that the loop uses, to measure its state and
   /// its time: make_optimizer(…), or wrap_optimizer(…) for one of LibTorch. Null:
   /// the plan has no memory for one, because the optimizer has no state or has
   /// allocated it already.
   std::function<std::unique_ptr<Optimizer>(const NamedTensors& parameters)>
       optimizer{};
-  std::vector<Precision> precisions{Precision::kFp32};  ///< to choose from
-  int64_t micro_batch = 0;                              ///< 0 to choose one
-  /// Strategy to use, such as "sqrt"; empty for an optimal schedule.
-  std::string strategy{};
-  /// Fraction of the budget to leave free for errors of the prediction.
-  double margin = 0.02;
-  WeightCopiesMode weight_copies = WeightCopiesMode::kAuto;
-  HostMemoryMode host_memory = HostMemoryMode::kAuto;
   /// Refuse a chain that returns the mean of the losses; see check_loss().
   bool check_loss = true;
   PlanningOptions planning{};
@@ -65,25 +55,21 @@ struct ModelPlanOptions {
 /// c10::Error if the chain cannot be trained (check_chain(), check_loss()) or
 /// the request is not valid.
 PlanResult plan_model(const Model& model, const Batch& sample,
-                      const ModelPlanOptions& options);
+                      const PlanRequest& request,
+                      const ModelPlanOptions& options = {});
 
 /// Overload for batches of other forms: `make` returns a batch of that many
 /// samples, on any device. check_loss() is not called.
 PlanResult plan_model(const Model& model,
                       const std::function<Batch(int64_t samples)>& make,
-                      const ModelPlanOptions& options);
+                      const PlanRequest& request,
+                      const ModelPlanOptions& options = {});
 
 /// Divides tensors into micro-batches of `micro_batch` samples along the first
 /// dimension, without copies. The last one has the remainder. Undefined tensors
 /// stay undefined. Throws c10::Error if `micro_batch` is not positive or the
 /// tensors have different numbers of samples.
 std::vector<Tensors> split(const Tensors& batch, int64_t micro_batch);
-
-struct PlannedStepOptions {
-  /// Those of ModelPlanOptions.
-  WeightCopiesMode weight_copies = WeightCopiesMode::kAuto;
-  HostMemoryMode host_memory = HostMemoryMode::kAuto;
-};
 
 /// Runs micro-batches by a plan, in a loop of the caller: with the schedule of
 /// the plan, under autocast in its precision, and with the weight copies that it
@@ -98,8 +84,7 @@ class PlannedStep {
  public:
   /// `plan` comes from plan_model() for the same model. Throws c10::Error if its
   /// schedule is for another number of stages or for other variants.
-  PlannedStep(const Model& model, const Plan& plan,
-              const PlannedStepOptions& options = {});
+  PlannedStep(const Model& model, const Plan& plan);
   ~PlannedStep();
   PlannedStep(PlannedStep&&) noexcept;
   PlannedStep& operator=(PlannedStep&&) noexcept;

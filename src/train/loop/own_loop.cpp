@@ -147,10 +147,9 @@ class MadeDataset final : public Dataset {
 };
 
 PlanResult plan_with(const Model& model, std::shared_ptr<const Dataset> data,
+                     const PlanRequest& request,
                      const ModelPlanOptions& options, torch::Device device) {
-  TrainOptions training = loop_options(device);
-  training.weight_copies = options.weight_copies;
-  training.host_memory = options.host_memory;
+  const TrainOptions training = loop_options(device);
   TrainInputs inputs{
       model, {.name = "own loop", .train = std::move(data)}, options.optimizer};
   inputs.check_model = false;  // the callers have done so
@@ -160,14 +159,7 @@ PlanResult plan_with(const Model& model, std::shared_ptr<const Dataset> data,
     };
   }
   PlanningOptions planning = options.planning;
-  if (planning.memory == 0) planning.memory = options.memory;
-  PlanRequest request;
-  request.global_batch = options.global_batch;
-  request.memory = options.memory;
-  request.precisions = options.precisions;
-  request.micro_batch = options.micro_batch;
-  request.strategy = options.strategy;
-  request.margin = options.margin;
+  if (planning.memory == 0) planning.memory = request.memory;
   const auto planner = [&] {
     const LibrarySettings restore(device);
     return TrainingPlanner(std::move(inputs), training, planning);
@@ -178,6 +170,7 @@ PlanResult plan_with(const Model& model, std::shared_ptr<const Dataset> data,
 }  // namespace
 
 PlanResult plan_model(const Model& model, const Batch& sample,
+                      const PlanRequest& request,
                       const ModelPlanOptions& options) {
   const torch::Device device = device_of(model, "plan_model");
   auto data = std::make_shared<SampleDataset>(sample);
@@ -186,11 +179,12 @@ PlanResult plan_model(const Model& model, const Batch& sample,
   model.root->train();
   check_chain(model.chain, batch.tensors);
   if (options.check_loss) check_loss(model.chain, batch.tensors);
-  return plan_with(model, std::move(data), options, device);
+  return plan_with(model, std::move(data), request, options, device);
 }
 
 PlanResult plan_model(const Model& model,
                       const std::function<Batch(int64_t samples)>& make,
+                      const PlanRequest& request,
                       const ModelPlanOptions& options) {
   const torch::Device device = device_of(model, "plan_model");
   auto data = std::make_shared<MadeDataset>(make);
@@ -198,7 +192,7 @@ PlanResult plan_model(const Model& model,
   Batch batch = data->get({0, 0});  // BatchNorm cannot train on one sample
   move_to(batch, device);
   check_chain(model.chain, batch.tensors);
-  return plan_with(model, std::move(data), options, device);
+  return plan_with(model, std::move(data), request, options, device);
 }
 
 std::vector<Tensors> split(const Tensors& batch, int64_t micro_batch) {
@@ -218,21 +212,20 @@ std::vector<Tensors> split(const Tensors& batch, int64_t micro_batch) {
 }
 
 struct PlannedStep::Impl {
-  Impl(const Model& model, Plan planned, const PlannedStepOptions& options)
+  Impl(const Model& model, Plan planned)
       : plan(std::move(planned)),
-        setup(make_setup_of(model, plan, options)),
+        setup(make_setup_of(model, plan)),
         ranks(detail::make_ranks(nullptr)),
         exchange(detail::make_window_exchange(*ranks, setup)),
         runner(setup, *exchange, plan.schedule, {.graph = GraphMode::kOff}),
         accumulator(trained(setup)) {}
 
-  static TrainSetup make_setup_of(Model model, const Plan& plan,
-                                  const PlannedStepOptions& options) {
+  static TrainSetup make_setup_of(Model model, const Plan& plan) {
     const torch::Device device = device_of(model, "PlannedStep");
     TrainOptions training = loop_options(device);
     training.precision = plan.precision;
-    training.weight_copies = plan.weight_copies.value_or(options.weight_copies);
-    training.host_memory = options.host_memory;
+    training.weight_copies =
+        plan.weight_copies.value_or(training.weight_copies);
     auto host = detail::host_store_of(training, device);
     const LibrarySettings restore(device);
     detail::place_model(model, training, device, host);
@@ -255,9 +248,8 @@ struct PlannedStep::Impl {
   double scale = 1;
 };
 
-PlannedStep::PlannedStep(const Model& model, const Plan& plan,
-                         const PlannedStepOptions& options)
-    : impl_(std::make_unique<Impl>(model, plan, options)) {}
+PlannedStep::PlannedStep(const Model& model, const Plan& plan)
+    : impl_(std::make_unique<Impl>(model, plan)) {}
 PlannedStep::~PlannedStep() = default;
 PlannedStep::PlannedStep(PlannedStep&&) noexcept = default;
 PlannedStep& PlannedStep::operator=(PlannedStep&&) noexcept = default;

@@ -88,12 +88,22 @@ Tensors random_inputs(int64_t samples, uint64_t seed = 4) {
           torch::randn({samples, 64}, testing::on_device())};
 }
 
-ModelPlanOptions quick(int64_t global_batch, int64_t memory = 0) {
-  ModelPlanOptions options;
-  options.global_batch = global_batch;
-  options.memory = memory;
-  options.planning.quick = true;
-  return options;
+/// What to plan for, and options of quick measurements.
+struct Asked : PlanRequest {
+  ModelPlanOptions with{.planning = {.quick = true}};
+};
+
+Asked quick(int64_t global_batch, int64_t memory = 0) {
+  Asked asked;
+  asked.global_batch = global_batch;
+  asked.memory = memory;
+  return asked;
+}
+
+template <class Sample>
+PlanResult plan_asked(const Model& model, const Sample& sample,
+                      const Asked& asked) {
+  return plan_model(model, sample, asked, asked.with);
 }
 
 /// State that plan_model() and verify() must not change.
@@ -189,18 +199,18 @@ TEST(OwnLoop, TrainsWithinTheBudgetLikeAPlainLoop) {
   const auto net = make_perceptron(6);
   const Model model = model_of(net);
   const Tensors batch = random_inputs(512);
-  ModelPlanOptions options = quick(512);
-  options.optimizer = wrapped_adamw;
+  Asked options = quick(512);
+  options.with.optimizer = wrapped_adamw;
   options.strategy = "none";
   options.micro_batch = 512;
-  const auto most = plan_model(model, batch_of(batch), options).plan;
+  const auto most = plan_asked(model, batch_of(batch), options).plan;
   options.strategy.clear();
   options.margin = 0;
   options.memory = 1;
   const int64_t least =
-      plan_model(model, batch_of(batch), options).smallest_bytes;
+      plan_asked(model, batch_of(batch), options).smallest_bytes;
   options.memory = (least + most.peak_bytes) / 2;
-  const PlanResult tight = plan_model(model, batch_of(batch), options);
+  const PlanResult tight = plan_asked(model, batch_of(batch), options);
   ASSERT_TRUE(tight.feasible);
   EXPECT_GT(tight.plan.schedule.total_runs(), model.chain.size());
 
@@ -226,14 +236,14 @@ TEST(OwnLoop, PlansAnArbitraryForwardByItsRegions) {
   const Tensors batch = RegionNet::inputs(8, 24);
   Model model{.name = "net", .root = net, .chain = region_chain(net)};
   model.chain = with_region_variants(model.chain, batch);
-  ModelPlanOptions options = quick(8);
-  options.optimizer = wrapped_adamw;
+  Asked options = quick(8);
+  options.with.optimizer = wrapped_adamw;
   options.micro_batch = 8;
   options.strategy = "none";
-  const auto most = plan_model(model, batch_of(batch), options).plan;
+  const auto most = plan_asked(model, batch_of(batch), options).plan;
   options.strategy.clear();
   options.memory = most.peak_bytes * 8 / 10;
-  const PlanResult result = plan_model(model, batch_of(batch), options);
+  const PlanResult result = plan_asked(model, batch_of(batch), options);
   ASSERT_TRUE(result.feasible);
   EXPECT_GT(result.plan.schedule.ops().at(0).variant, 0)
       << result.plan.schedule.to_text();
@@ -263,21 +273,21 @@ TEST(OwnLoop, PlanningRestoresTheModel) {
   const Tensors batch = random_inputs(8);
   net->loss(batch).backward();
   const auto before = state_of(*net);
-  ModelPlanOptions options = quick(8, int64_t{1} << 30);
-  options.optimizer = wrapped_adamw;
+  Asked options = quick(8, int64_t{1} << 30);
+  options.with.optimizer = wrapped_adamw;
   options.micro_batch = 8;
-  options.planning.quick = false;  // also times schedules
-  plan_model(model_of(net), batch_of(batch), options);
+  options.with.planning.quick = false;  // also times schedules
+  plan_asked(model_of(net), batch_of(batch), options);
   expect_unchanged(before, state_of(*net));
 }
 
 TEST(OwnLoop, CountsTheOptimizer) {
   const auto net = make_perceptron();
   const Batch batch = batch_of(random_inputs(4));
-  ModelPlanOptions options = quick(4);
-  const Plan none = plan_model(model_of(net), batch, options).plan;
-  options.optimizer = wrapped_adamw;
-  const Plan adamw = plan_model(model_of(net), batch, options).plan;
+  Asked options = quick(4);
+  const Plan none = plan_asked(model_of(net), batch, options).plan;
+  options.with.optimizer = wrapped_adamw;
+  const Plan adamw = plan_asked(model_of(net), batch, options).plan;
   int64_t bytes = 0;
   for (const auto& p : net->parameters()) {
     bytes += allocated_bytes(static_cast<int64_t>(p.nbytes()), p.device());
@@ -289,7 +299,7 @@ TEST(OwnLoop, CountsTheOptimizer) {
 TEST(OwnLoop, TakesBatchesFromAFunction) {
   const auto net = make_perceptron();
   std::vector<int64_t> sizes;
-  const PlanResult result = plan_model(
+  const PlanResult result = plan_asked(
       model_of(net),
       [&sizes](int64_t samples) {
         sizes.push_back(samples);
@@ -367,16 +377,16 @@ TEST(OwnLoop, RefusesWrongLosses) {
                                  make_stage("loss", loss)})};
   };
   const auto error = [&](const Model& model) {
-    return error_of([&] { plan_model(model, batch, quick(4)); });
+    return error_of([&] { plan_asked(model, batch, quick(4)); });
   };
   const auto mean =
       with_loss([](auto x, auto y) { return (x - y).square().mean(); });
   EXPECT_NE(error(mean).find("expected the sum of the losses, got a mean"),
             std::string::npos)
       << error(mean);
-  ModelPlanOptions unchecked = quick(4);
-  unchecked.check_loss = false;
-  EXPECT_TRUE(plan_model(mean, batch, unchecked).feasible);
+  Asked unchecked = quick(4);
+  unchecked.with.check_loss = false;
+  EXPECT_TRUE(plan_asked(mean, batch, unchecked).feasible);
   EXPECT_NE(error(with_loss([](auto x, auto y) {
               return (x - y).square();
             })).find("one floating-point value, got Float of shape [4, 64]"),
@@ -387,11 +397,11 @@ TEST(OwnLoop, RefusesWrongLosses) {
             std::string::npos);
   const Batch none{.tensors = {torch::Tensor()}};
   EXPECT_NE(error_of([&] {
-              plan_model(model_of(net), none, quick(4));
+              plan_asked(model_of(net), none, quick(4));
             }).find("expected a batch with tensors"),
             std::string::npos);
   EXPECT_NE(error_of([&] {
-              plan_model(Model{.chain = model_of(net).chain}, batch, quick(4));
+              plan_asked(Model{.chain = model_of(net).chain}, batch, quick(4));
             }).find("expected a model with a root"),
             std::string::npos);
 }
@@ -400,7 +410,7 @@ TEST(OwnLoop, RefusesModelsThatShareParametersInOpenWindows) {
   const auto net = make_perceptron(2);
   const Model model = model_of(net);
   const Batch batch = batch_of(random_inputs(4));
-  const Plan plan = plan_model(model, batch, quick(4)).plan;
+  const Plan plan = plan_asked(model, batch, quick(4)).plan;
   PlannedStep first(model, plan), second(model, plan);
   first.begin(4);
   EXPECT_NE(error_of([&] {
