@@ -33,23 +33,28 @@ void add_document(std::vector<Piece>& pieces, int64_t first, int64_t length,
   }
 }
 
-std::vector<Piece> find_pieces(const TokenRange& tokens, int64_t end,
-                               int64_t seq) {
+struct Found {
+  std::vector<Piece> pieces;
+  int64_t ends = 0;  // end tokens
+};
+
+Found find_pieces(const TokenRange& tokens, int64_t end, int64_t seq) {
   constexpr int64_t kBlock = 1 << 16;
   std::vector<int64_t> block(kBlock);
-  std::vector<Piece> pieces;
+  Found found;
   int64_t first = 0;
   for (int64_t at = 0; at < tokens.length; at += kBlock) {
     const int64_t count = std::min(kBlock, tokens.length - at);
     tokens.read(at, count, block.data());
     for (int64_t i = 0; i < count; ++i) {
       if (block[static_cast<size_t>(i)] != end) continue;
-      add_document(pieces, first, at + i + 1 - first, seq);
+      add_document(found.pieces, first, at + i + 1 - first, seq);
       first = at + i + 1;
+      ++found.ends;
     }
   }
-  add_document(pieces, first, tokens.length - first, seq);
-  return pieces;
+  add_document(found.pieces, first, tokens.length - first, seq);
+  return found;
 }
 
 /// Puts each piece into the first of the latest rows that has room for it.
@@ -144,8 +149,14 @@ class Documents final : public Dataset {
 
 std::shared_ptr<const Dataset> make_documents(TokenRange tokens,
                                               const DataOptions& options) {
-  const std::vector<Piece> pieces =
+  const auto [pieces, ends] =
       find_pieces(tokens, options.document_end, options.seq);
+  if (ends == 0 && options.split == Split::kTrain) {
+    dataset_error(options.name,
+                  fmt::format("expected documents that end with the token {}, "
+                              "which does not occur in {} tokens",
+                              options.document_end, tokens.length));
+  }
   if (pieces.empty()) {
     dataset_error(options.name,
                   fmt::format("expected documents of at least two tokens, "

@@ -140,6 +140,11 @@ TEST(Documents, ErrorsSayWhatToDo) {
   EXPECT_NE(text.find("documents of at least two tokens, found none in 4"),
             std::string::npos)
       << text;
+  options.document_end = ',';
+  text = error_of_opening(options);
+  EXPECT_NE(text.find("end with the token 44, which does not occur in 4"),
+            std::string::npos)
+      << text;
   options.document_end = -1;
   text = error_of_opening(options);
   EXPECT_NE(text.find("expected a document_end token with padded or packed"),

@@ -1,5 +1,6 @@
 #include "train/step/model_checks.h"
 
+#include "compat/cuda_graph.h"
 #include "compat/rng.h"
 #include "data/batch_check.h"
 
@@ -49,6 +50,8 @@ void check_model(const TrainSetup& setup) {
   } catch (const c10::Error& error) {
     if (!is_out_of_memory(error)) throw;
   }
+  // The training may use another stream, which has workspaces of its own.
+  compat::release_workspaces(setup.device);
 }
 
 }  // namespace reprise::detail
