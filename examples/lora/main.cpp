@@ -57,7 +57,6 @@ int main(int argc, char** argv) {
   options.memory_limit = reprise::parse_bytes("12MiB");
   options.epochs = 5;
   options.rate.base = 1e-2;
-  options.resolve();
   const auto data = std::make_shared<Sentences>();
   reprise::Trainer trainer({model, {.name = "sentences", .train = data}},
                            options);

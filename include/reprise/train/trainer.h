@@ -125,12 +125,10 @@ struct TrainerOptions {
 
 /// Trains a model on data within a memory budget.
 ///
-///     TrainInputs inputs{model, {"own data", dataset}};
 ///     TrainOptions options;
 ///     options.global_batch = 64;
 ///     options.memory_limit = parse_bytes("8GiB");
-///     options.resolve();
-///     Trainer trainer(std::move(inputs), options);
+///     Trainer trainer(model, dataset, options);
 ///     TrainResult result = trainer.run();
 ///
 /// Results are reproducible: they depend only on the inputs, the options and
@@ -147,13 +145,17 @@ class Trainer {
  public:
   /// Moves the model to the device of the options. If `recompute` is "optimal",
   /// plans the schedule, and the micro-batch unless it is given. Writes nothing
-  /// to disk except cached measurements. `options` must be resolved. Throws
-  /// c10::Error if they cannot be run: strategy, device, precision, budget.
+  /// to disk except cached measurements. Completes the options as
+  /// TrainOptions::resolve() does. Throws c10::Error if they cannot be run:
+  /// strategy, device, precision, budget.
   ///
   /// To resume a run, pass the options of its run directory, which contain the
   /// planned micro-batch.
   Trainer(TrainInputs inputs, const TrainOptions& options,
           TrainerOptions with = {});
+  /// Overload for training data alone, without an evaluation.
+  Trainer(Model model, std::shared_ptr<const Dataset> data,
+          const TrainOptions& options, TrainerOptions with = {});
   ~Trainer();
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;

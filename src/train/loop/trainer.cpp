@@ -7,10 +7,26 @@
 
 namespace reprise {
 
+namespace {
+
+TrainOptions resolved(TrainOptions options) {
+  options.resolve();
+  return options;
+}
+
+}  // namespace
+
 Trainer::Trainer(TrainInputs inputs, const TrainOptions& options,
                  TrainerOptions with)
     : loop_(std::make_unique<detail::TrainLoop>(
-          detail::make_setup(std::move(inputs), options), std::move(with))) {}
+          detail::make_setup(std::move(inputs), resolved(options)),
+          std::move(with))) {}
+
+Trainer::Trainer(Model model, std::shared_ptr<const Dataset> data,
+                 const TrainOptions& options, TrainerOptions with)
+    : Trainer(TrainInputs{std::move(model),
+                          {.name = "own data", .train = std::move(data)}},
+              options, std::move(with)) {}
 
 Trainer::~Trainer() = default;
 Trainer::Trainer(Trainer&&) noexcept = default;

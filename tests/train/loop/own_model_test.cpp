@@ -230,6 +230,18 @@ TEST(OwnModel, ListenersSeeAndChangeGradients) {
   }
 }
 
+TEST(OwnModel, IsTrainedOnADataset) {
+  const auto expected = trained(own_options(), own_inputs(false));
+  const TrainInputs inputs = own_inputs(false);
+  Trainer trainer(inputs.model, inputs.data.train, own_options());
+  trainer.run();
+  const auto parameters = trainer.model().root->parameters();
+  ASSERT_EQ(parameters.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(same(expected[i], parameters[i].detach())) << i;
+  }
+}
+
 /// The truth: the rates that a schedule of the options gives.
 TEST(OwnModel, HasALearningRateOfItsOwn) {
   TrainOptions options = own_options();
