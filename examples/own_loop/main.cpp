@@ -179,7 +179,7 @@ int main() {
   const reprise::Batch sample{.tensors = batch, .samples = kSamples};
   const auto plain = reprise::plan_model(model, sample, request, options).plan;
   request.strategy = "";
-  request.memory = plain.peak_bytes * 8 / 10;
+  request.memory = plain.peak_bytes * 9 / 10;
   const reprise::PlanResult result =
       reprise::plan_model(model, sample, request, options);
   if (!result.feasible) {

@@ -17,8 +17,9 @@ fail() {
 build_project() {
   local name=$1 source=$2
   shift 2
+  # -O1 takes half the time to compile; the installed library is optimised.
   cmake -G Ninja -S "$source" -B "$work/$name-build" -DCMAKE_BUILD_TYPE=Release \
-    -DCMAKE_PREFIX_PATH="$work/prefix" "$@"
+    -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" -DCMAKE_PREFIX_PATH="$work/prefix" "$@"
   cmake --build "$work/$name-build"
 }
 

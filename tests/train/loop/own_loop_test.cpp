@@ -106,6 +106,15 @@ PlanResult plan_asked(const Model& model, const Sample& sample,
   return plan_model(model, sample, asked, asked.with);
 }
 
+/// Sets the budget halfway between the least that a plan needs and `most`.
+void tighten(Asked& asked, const Model& model, const Batch& batch,
+             int64_t most) {
+  asked.strategy.clear();
+  asked.margin = 0;
+  asked.memory = 1;
+  asked.memory = (plan_asked(model, batch, asked).smallest_bytes + most) / 2;
+}
+
 /// State that plan_model() and verify() must not change.
 std::vector<torch::Tensor> state_of(const torch::nn::Module& module) {
   std::vector<torch::Tensor> list;
@@ -204,12 +213,7 @@ TEST(OwnLoop, TrainsWithinTheBudgetLikeAPlainLoop) {
   options.strategy = "none";
   options.micro_batch = 512;
   const auto most = plan_asked(model, batch_of(batch), options).plan;
-  options.strategy.clear();
-  options.margin = 0;
-  options.memory = 1;
-  const int64_t least =
-      plan_asked(model, batch_of(batch), options).smallest_bytes;
-  options.memory = (least + most.peak_bytes) / 2;
+  tighten(options, model, batch_of(batch), most.peak_bytes);
   const PlanResult tight = plan_asked(model, batch_of(batch), options);
   ASSERT_TRUE(tight.feasible);
   EXPECT_GT(tight.plan.schedule.total_runs(), model.chain.size());
@@ -241,8 +245,7 @@ TEST(OwnLoop, PlansAnArbitraryForwardByItsRegions) {
   options.micro_batch = 8;
   options.strategy = "none";
   const auto most = plan_asked(model, batch_of(batch), options).plan;
-  options.strategy.clear();
-  options.memory = most.peak_bytes * 8 / 10;
+  tighten(options, model, batch_of(batch), most.peak_bytes);
   const PlanResult result = plan_asked(model, batch_of(batch), options);
   ASSERT_TRUE(result.feasible);
   EXPECT_GT(result.plan.schedule.ops().at(0).variant, 0)
