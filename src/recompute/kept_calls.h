@@ -43,7 +43,7 @@ class KeptCalls {
  public:
   using Function = std::function<Tensors(const Tensors&)>;
 
-  /// Where a call keeps its values.
+  /// Memory that holds the values of a call.
   enum class Place { kDevice, kHost };
 
   explicit KeptCalls(const CheckpointOptions& options)

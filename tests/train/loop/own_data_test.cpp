@@ -79,7 +79,8 @@ TEST(OwnData, StreamsRepeatWindowsThatRanOutOfMemory) {
     ended.metrics = read_text(directory.metrics_path());
     expect_same(whole, ended, "allocation " + std::to_string(after));
   }
-  EXPECT_GT(happened, 3);
+  // A step on CUDA allocates less on the host.
+  EXPECT_GT(happened, testing::device().is_cpu() ? 5 : 3);
 }
 
 /// Plans micro-batches of 8, then of 3, then of 2.
