@@ -24,6 +24,10 @@ ordered_json plan_object(const Plan& plan) {
   if (plan.weight_copies) {
     result["weight_copies"] = to_text(*plan.weight_copies);
   }
+  if (plan.settings) {
+    result["layout"] = to_text(plan.settings->layout);
+    result["autotune"] = to_text(plan.settings->autotune);
+  }
   result["graph"] = plan.graph;
   result["runs_again"] = plan.schedule.total_runs() - plan.schedule.stages();
   result["predicted"] = {
@@ -83,6 +87,11 @@ Plan plan_from(const json& object, int stages) {
   if (object.contains("weight_copies")) {
     plan.weight_copies = from_text<WeightCopiesMode>(
         object.at("weight_copies").get<std::string>());
+  }
+  if (object.contains("layout")) {
+    plan.settings = {
+        from_text<ImageLayout>(object.at("layout").get<std::string>()),
+        from_text<Autotune>(object.at("autotune").get<std::string>())};
   }
   object.at("graph").get_to(plan.graph);
   const json& predicted = object.at("predicted");

@@ -57,6 +57,11 @@ std::string settings_section(const PlanResult& result,
     text +=
         fmt::format("with --weight-copies {}\n", to_text(*plan.weight_copies));
   }
+  if (plan.settings) {
+    text += fmt::format("with --layout {} --autotune {}\n",
+                        to_text(plan.settings->layout),
+                        to_text(plan.settings->autotune));
+  }
   text += fmt::format("predicted  peak {}", format_bytes(plan.peak_bytes));
   if (result.request.memory > 0) {
     text += fmt::format(", {} of the budget of {}",

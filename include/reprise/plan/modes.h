@@ -38,4 +38,33 @@ struct EnumText<WeightCopiesMode> {
                                                          "off"};
 };
 
+/// Memory layout of images and convolution weights: NCHW, or NHWC, which tensor cores
+/// prefer. Results are the same up to rounding. kAuto: the faster one on CUDA, kPlanes on
+/// the CPU.
+enum class ImageLayout { kAuto, kPlanes, kChannelsLast };
+
+template <>
+struct EnumText<ImageLayout> {
+  static constexpr std::array<std::string_view, 3> names{"auto", "planes",
+                                                         "channels-last"};
+};
+
+/// Whether cuDNN tries its algorithms for each new shape and uses the fastest. kAuto: if
+/// that makes the micro-step faster.
+enum class Autotune { kAuto, kOn, kOff };
+
+template <>
+struct EnumText<Autotune> {
+  static constexpr std::array<std::string_view, 3> names{"auto", "on", "off"};
+};
+
+/// Settings that do not change what a training computes, except for rounding, but its speed
+/// and memory.
+struct DeviceSettings {
+  ImageLayout layout = ImageLayout::kAuto;
+  Autotune autotune = Autotune::kAuto;
+
+  bool operator==(const DeviceSettings&) const = default;
+};
+
 }  // namespace reprise

@@ -100,6 +100,8 @@ struct Plan {
   bool graph = false;  ///< whether micro-batches run as a CUDA graph
   /// Weight copies that the plan assumes; nullopt for the configured mode.
   std::optional<WeightCopiesMode> weight_copies{};
+  /// Settings that the plan was measured with; nullopt for the configured ones.
+  std::optional<DeviceSettings> settings{};
 
   bool operator==(const Plan&) const = default;
 };
@@ -182,7 +184,8 @@ std::string describe(const Plan& plan);
 ///     feasible, budget (null for none), smallest_bytes
 ///     micro_batch, accumulate, last_micro_batch, global_batch, precision
 ///     recompute (a strategy or "optimal"), schedule
-///     weight_copies (only if the plan assumes a value), graph, runs_again
+///     weight_copies, layout, autotune (only if the plan assumes a value)
+///     graph, runs_again
 ///     predicted {peak_bytes, kept_bytes, host_bytes, step_ms, micro_ms,
 ///                samples_per_s}
 ///     memory {parameters, gradients, optimizer, data, activations,

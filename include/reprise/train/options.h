@@ -42,16 +42,6 @@ struct EnumText<ResizePlace> {
   static constexpr std::array<std::string_view, 2> names{"device", "workers"};
 };
 
-/// Memory layout of images and convolution weights: NCHW, or NHWC, which tensor
-/// cores prefer. Values are the same.
-enum class ImageLayout { kPlanes, kChannelsLast };
-
-template <>
-struct EnumText<ImageLayout> {
-  static constexpr std::array<std::string_view, 2> names{"planes",
-                                                         "channels-last"};
-};
-
 /// Matrix products in fp32 on CUDA. kAuto: on tensor cores if that is no less
 /// exact (ops/tf32x3_gemm.h). kLibrary: cuBLAS.
 enum class Fp32Products { kAuto, kLibrary };
@@ -88,7 +78,9 @@ struct TrainOptions {
   // Memory.
 
   /// A Strategy, a schedule, or "optimal": planned so that the peak stays within
-  /// memory_limit. Empty: optimal if there is a limit, else none.
+  /// memory_limit. Empty or "auto": optimal if there is a limit. Without one, a training on
+  /// CUDA is planned for the free memory of the device if it is long enough to pay for
+  /// that, or does not fit otherwise; any other is "none".
   std::string recompute{};
   int64_t memory_limit = 0;  ///< bytes that the peak must not exceed; 0: none
   GraphMode graph = GraphMode::kAuto;
@@ -99,10 +91,12 @@ struct TrainOptions {
 
   Precision precision = Precision::kFp32;
   double loss_scale = 65536;  ///< initial scale of the loss with fp16
-  ImageLayout layout = ImageLayout::kPlanes;
-  bool tf32 = false;  ///< fp32 matrix products and convolutions in TF32 on CUDA
+  ImageLayout layout = ImageLayout::kAuto;
+  /// Matrix products and convolutions of fp32 values in TF32 on CUDA. With bf16 and fp16
+  /// they always are.
+  bool tf32 = false;
   Fp32Products fp32_products = Fp32Products::kAuto;  ///< ignored with tf32
-  bool autotune = false;  ///< let cuDNN try its algorithms; takes more memory
+  Autotune autotune = Autotune::kAuto;
 
   // Optimization.
 
@@ -151,6 +145,10 @@ struct TrainOptions {
 
   /// True if the schedule is planned: recompute is "optimal".
   bool plans_schedule() const;
+
+  /// True if the schedule is planned for the free memory if the training is long enough:
+  /// recompute is "auto".
+  bool plans_if_long() const;
 
   /// True if the micro-batch is planned too: only a global batch is given.
   bool plans_micro_batch() const;

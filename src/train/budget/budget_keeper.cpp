@@ -1,8 +1,13 @@
 #include "train/budget/budget_keeper.h"
 
+#include "compat/cuda.h"
+#include "data/batch_check.h"
 #include "train/budget/budget_planner.h"
+#include "train/budget/device_settings.h"
+#include "train/budget/schedule_timer.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/recompute/strategy.h>
 
 #include <fmt/format.h>
 
@@ -12,23 +17,38 @@
 namespace reprise::detail {
 
 BudgetKeeper::BudgetKeeper(Parts parts)
-    : parts_(std::move(parts)), window_meter_(parts_.setup.device) {
-  const TrainOptions& options = parts_.setup.options;
-  if (options.graph != GraphMode::kOn) {
-    parts_.runner.graphs().set_limit(options.memory_limit);
+    : parts_(std::move(parts)),
+      window_meter_(parts_.setup.device),
+      limit_(parts_.setup.options.memory_limit) {
+  if (parts_.setup.options.graph != GraphMode::kOn) {
+    parts_.runner.graphs().set_limit(limit_);
   }
 }
 
 void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
                         const PlanningOptions& options) {
-  if (!planner && !parts_.setup.options.plans_schedule()) return;
-  TORCH_CHECK(parts_.setup.options.memory_limit > 0,
-              "[Trainer] a planner needs a memory_limit above 0");
+  const bool unasked = !planner && !parts_.setup.options.plans_schedule();
+  if (unasked) {
+    if (!parts_.setup.options.plans_if_long() || !worth_planning()) return;
+    limit_ = free_bytes();
+  }
+  TORCH_CHECK(limit_ > 0, "[Trainer] a planner needs a memory_limit above 0");
   std::optional<Plan> first;
   if (parts_.ranks.first()) {
+    PlanRequest wanted = request();
     planner_ = planner ? std::move(planner)
-                       : make_budget_planner(parts_.setup, request(), options);
-    measuring([&] { first.emplace(planner_->decide()); });
+                       : make_budget_planner(parts_.setup, wanted, options);
+    measuring([&] {
+      try {
+        first.emplace(planner_->decide());
+      } catch (const c10::OutOfMemoryError&) {
+        if (!unasked) throw;
+        // The micro-batch does not fit even with recomputation; choose a smaller one.
+        wanted.micro_batch = 0;
+        planner_ = make_budget_planner(parts_.setup, wanted, options);
+        first.emplace(planner_->decide());
+      }
+    });
   }
   adopt(*broadcast(std::move(first)));
 }
@@ -37,15 +57,62 @@ int64_t BudgetKeeper::predicted_peak_bytes() const {
   return current_->peak_bytes + parts_.exchange.extra_bytes();
 }
 
+bool BudgetKeeper::worth_planning() {
+  // Below this a plan cannot pay off, and is not worth measuring for either.
+  constexpr int64_t kFewMicroBatches = 200;
+  // Planning takes up to a minute.
+  constexpr double kLongMs = 20 * 60 * 1000;
+  const TrainOptions& options = parts_.setup.options;
+  const int64_t count = micro_batches_of(parts_.setup);
+  if (count < kFewMicroBatches) return false;
+  const auto measured_here = [&] {
+    bool worth = false;
+    measuring([&] {
+      const Schedule none =
+          make_schedule("none", parts_.setup.model.chain.size());
+      ScheduleTimer::Trial trial{.precision = options.precision,
+                                 .micro_batch = options.batch,
+                                 .schedule = none,
+                                 .accumulate = options.accumulate > 1};
+      double ms = 0;
+      const bool failed =
+          out_of_memory_in([&] {
+            ms = ScheduleTimer(parts_.setup)
+                     .time(
+                         trial,
+                         largest_batch(*parts_.setup.data.train, options.batch),
+                         {.warm_up = true, .rows = 1});
+          }).has_value();
+      worth = failed || ms * static_cast<double>(count) >= kLongMs;
+    });
+    compat::empty_cuda_cache();
+    return worth;
+  };
+  const std::string answer =
+      parts_.ranks.first() && measured_here() ? "plan" : "";
+  return !parts_.ranks.broadcast_text(answer).empty();
+}
+
+int64_t BudgetKeeper::free_bytes() {
+  // The rest is for the fragmentation of the allocator.
+  constexpr double kUsable = 0.95;
+  const int device = parts_.setup.device.index();
+  compat::empty_cuda_cache();
+  const int64_t free = compat::cuda_device_memory(device).free +
+                       compat::cuda_memory(device).reserved;
+  const auto usable = static_cast<int64_t>(kUsable * static_cast<double>(free));
+  return -parts_.ranks.all_reduce_max({-usable}).at(0);
+}
+
 PlanRequest BudgetKeeper::request() const {
   const TrainOptions& options = parts_.setup.options;
   PlanRequest request;
   request.global_batch = options.share();
   const int64_t extra = parts_.exchange.extra_bytes();
-  request.memory = options.memory_limit - extra;
+  request.memory = limit_ - extra;
   TORCH_CHECK(request.memory > 0, "[--memory] expected more than the ",
               format_bytes(extra), " that reducing gradients takes, got ",
-              format_bytes(options.memory_limit), "; see --bucket");
+              format_bytes(limit_), "; see --bucket");
   request.precisions = {options.precision};
   request.micro_batch = options.batch;  // 0: to be chosen
   request.explain = false;
@@ -97,14 +164,13 @@ void BudgetKeeper::adopt(Plan plan) {
 }
 
 void BudgetKeeper::fit_graphs() {
-  const int64_t limit = parts_.setup.options.memory_limit;
   StepGraphs& graphs = parts_.runner.graphs();
-  graphs.set_limit(limit);
+  graphs.set_limit(limit_);
   if (!graphs.active() || current_->graph) return;
   graphs.give_up_memory(fmt::format(
       "the plan, of {} within {}, leaves no room for it; --graph on "
       "plans for one",
-      format_bytes(predicted_peak_bytes()), format_bytes(limit)));
+      format_bytes(predicted_peak_bytes()), format_bytes(limit_)));
 }
 
 bool BudgetKeeper::tighten(int64_t over_bytes) {
@@ -126,7 +192,6 @@ void BudgetKeeper::begin_window() {
 bool BudgetKeeper::end_window(int64_t step) {
   if (!planned()) return false;
   const TrainOptions& options = parts_.setup.options;
-  const int64_t limit = options.memory_limit;
   StepGraphs& graphs = parts_.runner.graphs();
   const bool many = parts_.ranks.group() != nullptr;
   const bool optional_graphs = options.graph != GraphMode::kOn;
@@ -136,16 +201,16 @@ bool BudgetKeeper::end_window(int64_t step) {
     // Each rank decides on its CUDA graphs, but all ranks have the same plan.
     const bool leave_graphs = optional_graphs && graphs.active();
     peak = parts_.ranks.all_reduce_max({leave_graphs ? without : peak}).at(0);
-    if (leave_graphs && graphs.peak_bytes() > limit) {
+    if (leave_graphs && graphs.peak_bytes() > limit_) {
       graphs.give_up_memory("it does not fit into the budget");
     }
   }
-  const int64_t over = peak - limit;
+  const int64_t over = peak - limit_;
   if (over <= 0 || exhausted_) return false;
-  if (!many && without <= limit && optional_graphs) {
+  if (!many && without <= limit_ && optional_graphs) {
     graphs.give_up_memory(
         fmt::format("update {} took {} with it, the budget is {}", step,
-                    format_bytes(peak), format_bytes(limit)));
+                    format_bytes(peak), format_bytes(limit_)));
     return false;
   }
   const int64_t batch = options.batch;
@@ -157,7 +222,7 @@ bool BudgetKeeper::end_window(int64_t step) {
     parts_.retry.run("planning", replan);
   }
   parts_.warn(fmt::format("update {} took {}, the budget is {}; {}", step,
-                          format_bytes(peak), format_bytes(limit),
+                          format_bytes(peak), format_bytes(limit_),
                           exhausted_ ? "nothing smaller is left"
                                      : "from now on " + describe(*current_)));
   return options.batch != batch;

@@ -20,7 +20,9 @@ namespace reprise::detail {
 
 /// Keeps a training within its memory budget: plans it before the first window,
 /// and plans again if the peak of a window exceeds the budget or an allocation
-/// fails. Without a budget, or if the schedule is given, it does nothing.
+/// fails. Without a budget, the free memory of a CUDA device is the budget if the
+/// training is long or does not fit without a plan. If the schedule is given, it does
+/// nothing.
 ///
 /// Rank 0 plans; the other ranks adopt its plans.
 ///
@@ -41,9 +43,9 @@ class BudgetKeeper {
   };
   explicit BudgetKeeper(Parts parts);
 
-  /// Makes and adopts the first plan if the options ask for a plan or
-  /// `planner` is given. If nothing fits, throws c10::Error with the smallest
-  /// budget that works.
+  /// Makes and adopts the first plan if the options ask for a plan, `planner` is
+  /// given, or a plan for the free memory pays off. If nothing fits, throws c10::Error
+  /// with the smallest budget that works.
   void plan(std::unique_ptr<BudgetPlanner> planner,
             const PlanningOptions& options);
 
@@ -65,6 +67,10 @@ class BudgetKeeper {
 
  private:
   PlanRequest request() const;
+  /// Whether to plan a training that has no budget. The ranks agree.
+  bool worth_planning();
+  /// Free memory of the device, of the rank that has the least.
+  int64_t free_bytes();
   /// Returns the plan of rank 0 on all ranks; nullopt if it has none.
   std::optional<Plan> broadcast(std::optional<Plan> own) const;
   void adopt(Plan plan);
@@ -80,6 +86,7 @@ class BudgetKeeper {
       planner_;  // null: given schedule, or another rank's
   std::optional<Plan> current_;
   MemoryMeter window_meter_;
+  int64_t limit_ = 0;  // the budget in bytes
   int64_t replans_ = 0;
   bool exhausted_ = false;  // even the smallest plan exceeds the budget
 };

@@ -1,6 +1,7 @@
 #include "compat/denormals.h"
 #include "plan/plan_format.h"
 #include "train/budget/budget_planner.h"
+#include "train/budget/device_settings.h"
 #include "train/budget/training_costs.h"
 
 #include <reprise/base/bytes.h>
@@ -37,10 +38,19 @@ Options plain(Options config) {
   if (config.batch == 0) config.batch = 1;
   if (config.accumulate == 0) config.accumulate = 1;
   config.global_batch = config.batch * config.accumulate;
-  if (config.recompute.empty() || config.plans_schedule()) {
+  if (config.recompute.empty() || config.plans_schedule() ||
+      config.plans_if_long()) {
     config.recompute = "none";
   }
   return config;
+}
+
+/// The setup with settings for its device, measured unless only memory matters.
+TrainSetup settled(TrainSetup setup, const PlanningOptions& options) {
+  const auto ranks = detail::make_ranks(nullptr);
+  detail::settle_device_settings(setup, *ranks, !options.quick,
+                                 options.progress);
+  return setup;
 }
 
 PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
@@ -62,6 +72,10 @@ class CopyChoice {
   PlanResult plan(const PlanRequest& request) {
     const compat::FlushDenormals flush(setup_.device);
     PlanResult result = choose(request);
+    if (setup_.settings) {
+      result.plan.settings = setup_.settings;
+      for (Plan& plan : result.alternatives) plan.settings = setup_.settings;
+    }
     // Free workspaces that the training does not need.
     usual_.release_workspaces();
     if (each_) each_->release_workspaces();
@@ -234,7 +248,9 @@ class Trial {
  public:
   Trial(const TrainConfig& config, const PlanningOptions& options) {
     TrainingCosts::Options measuring;
-    TrainSetup setup = make_setup(plain(config));
+    PlanningOptions quick = options;
+    quick.quick = true;
+    TrainSetup setup = settled(make_setup(plain(config)), quick);
     // A training within a budget would choose the same.
     if (setup.options.weight_copies == WeightCopiesMode::kAuto &&
         setup.device.is_cuda()) {
@@ -356,12 +372,14 @@ struct TrainingPlanner::Impl {
 
 TrainingPlanner::TrainingPlanner(const TrainConfig& config,
                                  const PlanningOptions& options)
-    : impl_(std::make_unique<Impl>(make_setup(plain(config)), options)) {}
+    : impl_(std::make_unique<Impl>(settled(make_setup(plain(config)), options),
+                                   options)) {}
 TrainingPlanner::TrainingPlanner(TrainInputs inputs,
                                  const TrainOptions& training,
                                  const PlanningOptions& options)
     : impl_(std::make_unique<Impl>(
-          make_setup(std::move(inputs), plain(training)), options)) {}
+          settled(make_setup(std::move(inputs), plain(training)), options),
+          options)) {}
 TrainingPlanner::~TrainingPlanner() = default;
 TrainingPlanner::TrainingPlanner(TrainingPlanner&&) noexcept = default;
 TrainingPlanner& TrainingPlanner::operator=(TrainingPlanner&&) noexcept =

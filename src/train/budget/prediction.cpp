@@ -1,5 +1,6 @@
 // Tested by tests/tools/study_command_test.sh.
 #include "plan/evaluator.h"
+#include "train/budget/device_settings.h"
 #include "train/budget/training_costs.h"
 
 #include <reprise/train/planning.h>
@@ -50,7 +51,10 @@ class Group {
     TrainingCosts::Options measuring;
     measuring.memory_only = true;
     measuring.progress = options.progress;
-    costs_.emplace(make_setup(common_part(config)), measuring);
+    detail::TrainSetup setup = make_setup(common_part(config));
+    const auto ranks = detail::make_ranks(nullptr);
+    detail::settle_device_settings(setup, *ranks, /*measure=*/false, {});
+    costs_.emplace(std::move(setup), measuring);
   }
 
   void measure(const std::set<int64_t>& sizes) {
@@ -66,7 +70,10 @@ class Group {
     const GraphMode mode = profile.graph;
     const auto plan_with = [&](bool graph) {
       const Evaluator evaluator(profile, config.batch, config.global_batch,
-                                optimal ? "" : config.recompute, graph);
+                                optimal                  ? ""
+                                : config.plans_if_long() ? "none"
+                                                         : config.recompute,
+                                graph);
       return optimal ? evaluator.fastest(config.memory_limit)
                            .value_or(evaluator.smallest())
                      : evaluator.smallest();

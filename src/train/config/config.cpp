@@ -15,6 +15,7 @@ namespace reprise {
 namespace {
 
 constexpr const char* kOptimal = "optimal";
+constexpr const char* kAuto = "auto";
 constexpr const char* kRandom = "random";
 
 /// How many parts of `size` hold `whole`; the last may be smaller.
@@ -89,7 +90,12 @@ void check_documents(const TrainConfig& c) {
 }
 
 void resolve_recompute(TrainOptions& c) {
-  if (c.recompute.empty()) c.recompute = c.memory_limit > 0 ? kOptimal : "none";
+  if (c.recompute.empty() || c.recompute == kAuto) {
+    c.recompute = c.memory_limit > 0             ? kOptimal
+                  : c.device.starts_with("cuda") ? kAuto
+                                                 : "none";
+  }
+  if (c.plans_if_long()) return;
   if (is_schedule_text(c.recompute)) return;  // checked against the model
   if (!c.plans_schedule()) {
     c.recompute = Strategy::parse(c.recompute).to_text();
@@ -142,6 +148,10 @@ void TrainOptions::share_among(int64_t processes) {
 
 bool TrainOptions::plans_schedule() const {
   return recompute == kOptimal;
+}
+
+bool TrainOptions::plans_if_long() const {
+  return recompute == kAuto;
 }
 
 bool TrainOptions::plans_micro_batch() const {

@@ -27,11 +27,12 @@ uint64_t most_threads() {
   return std::max(64U, 4 * std::thread::hardware_concurrency());
 }
 
-/// A Strategy, "optimal", or a schedule.
+/// A Strategy, "optimal", "auto", or a schedule.
 FieldCheck recompute_check() {
-  return [strategy = strategy_text({"optimal"})](const std::string& text) {
-    return is_schedule_text(text) ? std::string() : strategy(text);
-  };
+  return
+      [strategy = strategy_text({"optimal", "auto"})](const std::string& text) {
+        return is_schedule_text(text) ? std::string() : strategy(text);
+      };
 }
 
 void add_loading(Options& table) {
@@ -79,8 +80,9 @@ void add_memory(Options& table) {
             .group = "Training",
             .help = fmt::format(
                 "{}; optimal: the fastest within --memory; or a schedule as "
-                "reprise plan prints it (default: optimal with --memory, else "
-                "none)",
+                "reprise plan prints it. Default: optimal with --memory; "
+                "without, the fastest within the free memory of a CUDA device "
+                "if the training is long enough to plan it, else none",
                 fmt::join(strategy_names(), ", ")),
             .check = recompute_check(),
             .metavar = "STRATEGY"})
@@ -247,14 +249,15 @@ void add_machine(Options& table) {
       .add(&O::layout,
            {.name = "layout",
             .group = "Machine",
-            .help = "Memory layout of images and convolution weights",
+            .help = "Memory layout of images and convolution weights: auto, "
+                    "the faster one on CUDA",
             .affects_costs = true})
-      .add(
-          &O::tf32,
-          {.name = "tf32",
-           .group = "Machine",
-           .help = "Use TF32 for fp32 matrix products and convolutions on CUDA",
-           .affects_costs = true})
+      .add(&O::tf32,
+           {.name = "tf32",
+            .group = "Machine",
+            .help = "Use TF32 for fp32 matrix products and convolutions on "
+                    "CUDA; with bf16 and fp16 it is always used",
+            .affects_costs = true})
       .add(&O::fp32_products,
            {.name = "fp32-products",
             .group = "Machine",
@@ -264,7 +267,8 @@ void add_machine(Options& table) {
       .add(&O::autotune,
            {.name = "autotune",
             .group = "Machine",
-            .help = "Let cuDNN try its algorithms; takes more memory",
+            .help = "Let cuDNN try its algorithms, which takes more memory: "
+                    "auto, if that makes the micro-step faster",
             .affects_costs = true})
       .add(&O::graph,
            {.name = "graph",

@@ -23,6 +23,10 @@ PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
   fixed.precision = plan.precision;
   fixed.recompute = plan.schedule.to_text();
   if (plan.weight_copies) fixed.weight_copies = *plan.weight_copies;
+  if (plan.settings) {
+    fixed.layout = plan.settings->layout;
+    fixed.autotune = plan.settings->autotune;
+  }
   fixed.epochs = 0;
   fixed.steps = detail::kWarmUpWindows + windows;
   fixed.resolve();

@@ -33,9 +33,18 @@ torch::Device device_of(const Model& model, const char* call) {
 }
 
 /// Options of a training that runs micro-batches as a loop of the caller does:
-/// no loader, no CUDA graphs, and the library settings of the process.
-TrainOptions loop_options(torch::Device device) {
+/// no loader, no CUDA graphs, the layout of the model's weights and the library settings of
+/// the process.
+TrainOptions loop_options(const Model& model, torch::Device device) {
   TrainOptions options;
+  options.layout = ImageLayout::kPlanes;
+  options.autotune = Autotune::kOff;
+  for (const auto& parameter : model.root->parameters()) {
+    if (parameter.dim() == 4 && !parameter.is_contiguous() &&
+        parameter.is_contiguous(at::MemoryFormat::ChannelsLast)) {
+      options.layout = ImageLayout::kChannelsLast;
+    }
+  }
   options.device = device.str();
   options.workers = 0;
   options.graph = GraphMode::kOff;
@@ -44,7 +53,9 @@ TrainOptions loop_options(torch::Device device) {
   options.recompute = "none";
   if (device.is_cuda()) {
     options.tf32 = at::globalContext().allowTF32CuBLAS();
-    options.autotune = at::globalContext().benchmarkCuDNN();
+    if (at::globalContext().benchmarkCuDNN()) {
+      options.autotune = Autotune::kOn;
+    }
   }
   return options;
 }
@@ -149,7 +160,7 @@ class MadeDataset final : public Dataset {
 PlanResult plan_with(const Model& model, std::shared_ptr<const Dataset> data,
                      const PlanRequest& request,
                      const ModelPlanOptions& options, torch::Device device) {
-  const TrainOptions training = loop_options(device);
+  const TrainOptions training = loop_options(model, device);
   TrainInputs inputs{
       model, {.name = "own loop", .train = std::move(data)}, options.optimizer};
   inputs.check_model = false;  // the callers have done so
@@ -222,7 +233,7 @@ struct PlannedStep::Impl {
 
   static TrainSetup make_setup_of(Model model, const Plan& plan) {
     const torch::Device device = device_of(model, "PlannedStep");
-    TrainOptions training = loop_options(device);
+    TrainOptions training = loop_options(model, device);
     training.precision = plan.precision;
     training.weight_copies =
         plan.weight_copies.value_or(training.weight_copies);

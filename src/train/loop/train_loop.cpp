@@ -4,6 +4,7 @@
 #include "compat/cpu_allocator.h"
 #include "compat/cuda_graph.h"
 #include "compat/denormals.h"
+#include "train/budget/device_settings.h"
 #include "train/store/export_model.h"
 
 #include <reprise/memory/meter.h>
@@ -20,11 +21,21 @@ namespace {
 /// Maximum number of windows of a run whose window times are recorded.
 constexpr int64_t kShortRunWindows = 1000;
 
+/// Returns the ranks of the training, after they have agreed on settings for their devices:
+/// the components depend on them.
+std::unique_ptr<Ranks> make_settled_ranks(TrainSetup& setup,
+                                          TrainerOptions& options) {
+  auto ranks = make_ranks(std::move(options.ranks));
+  settle_device_settings(setup, *ranks, /*measure=*/true,
+                         options.planning.progress);
+  return ranks;
+}
+
 }  // namespace
 
 TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
     : setup_(std::move(setup)),
-      ranks_(make_ranks(std::move(options.ranks))),
+      ranks_(make_settled_ranks(setup_, options)),
       clock_(setup_.device),
       exchange_(make_window_exchange(*ranks_, setup_)),
       runner_(setup_, *exchange_, schedule_of(setup_),
@@ -117,7 +128,7 @@ void TrainLoop::start() {
     TORCH_INTERNAL_ASSERT(run_.directory != nullptr);
     retry_.run("resuming", resume);
   }
-  if (budget_.planned()) saver_.save_config();
+  if (budget_.planned() || setup_.settings) saver_.save_config();
   source_.open(state_.position);
   retry_.run("starting", [this] {
     reporter_.open_metrics(run_.directory, state_.metrics_bytes,

@@ -1,5 +1,6 @@
 #include "compat/cuda.h"
 #include "compat/denormals.h"
+#include "train/budget/device_settings.h"
 #include "train/profile/claim_memory.h"
 #include "train/profile/step_time.h"
 #include "train/profile/window_profile.h"
@@ -150,6 +151,8 @@ class Profiler {
   const TrainInputs& inputs() const { return *inputs_; }
   TrainConfig options(TrainConfig config) const {
     config.recompute = runner_.schedule().to_text();
+    config.layout = setup_.options.layout;
+    config.autotune = setup_.options.autotune;
     config.loss_scale = gradients_.scaler().scale();
     return config;
   }
@@ -167,6 +170,8 @@ class Profiler {
     // Count the dataset in the phase "data" only.
     log_.end();
     TrainSetup setup = assemble_setup(std::move(inputs), config, device_, host);
+    const auto alone = make_ranks(nullptr);
+    settle_device_settings(setup, *alone, /*measure=*/true, {});
     // Do not read ahead, so that each phase shows its own memory.
     setup.options.workers = 0;
     return setup;

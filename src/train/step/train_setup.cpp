@@ -30,11 +30,15 @@ namespace reprise::detail {
 namespace {
 
 /// Changes the memory format of the convolutions' weights in place.
-void make_channels_last(Model& model) {
+void set_weight_layout(Model& model, ImageLayout layout) {
+  if (layout == ImageLayout::kAuto) return;
   const torch::NoGradGuard no_grad;
+  const auto format = layout == ImageLayout::kChannelsLast
+                          ? at::MemoryFormat::ChannelsLast
+                          : at::MemoryFormat::Contiguous;
   for (auto& parameter : model.root->parameters()) {
-    if (parameter.dim() != 4) continue;
-    parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
+    if (parameter.dim() != 4 || parameter.is_contiguous(format)) continue;
+    parameter.set_data(parameter.contiguous(format));
   }
 }
 
@@ -72,15 +76,21 @@ std::shared_ptr<HostStore> host_store_of(const TrainOptions& config,
   return make_host_store(device.index(), free / 2);
 }
 
+void apply_settings(Model& model, const TrainOptions& options,
+                    torch::Device device) {
+  if (device.is_cuda()) {
+    // Values that stay in fp32 under autocast need no more than TF32 either.
+    const bool tf32 = options.tf32 || options.precision != Precision::kFp32;
+    compat::set_cuda_library_options({tf32, options.autotune == Autotune::kOn});
+    allow_tf32x3_gemm(options.fp32_products == Fp32Products::kAuto && !tf32);
+  }
+  set_weight_layout(model, options.layout);
+}
+
 void place_model(Model& model, const TrainOptions& options,
                  torch::Device device, const std::shared_ptr<HostStore>& host) {
-  if (device.is_cuda()) {
-    compat::set_cuda_library_options({options.tf32, options.autotune});
-    allow_tf32x3_gemm(options.fp32_products == Fp32Products::kAuto &&
-                      !options.tf32);
-  }
   model.root->to(device);
-  if (options.layout == ImageLayout::kChannelsLast) make_channels_last(model);
+  apply_settings(model, options, device);
   if (device.is_cuda() && options.weight_copies != WeightCopiesMode::kOff &&
       model.packed_groups) {
     for (const auto& group : model.packed_groups()) ops::pack_contiguous(group);
@@ -255,7 +265,9 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainOptions& config,
 Schedule schedule_of(const TrainSetup& setup) {
   const TrainOptions& options = setup.options;
   const int stages = setup.model.chain.size();
-  if (options.plans_schedule()) return make_schedule("none", stages);
+  if (options.plans_schedule() || options.plans_if_long()) {
+    return make_schedule("none", stages);
+  }
   if (is_schedule_text(options.recompute)) {
     return make_schedule(options.recompute, stages);
   }

@@ -15,6 +15,7 @@
 #include <reprise/train/trainer.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ namespace reprise::detail {
 /// model's tensors and the data.
 struct TrainSetup {
   TrainOptions options;  ///< the sizes in it change with the plan
+  /// Settings that settle_device_settings() chose for the options.
+  std::optional<DeviceSettings> settings{};
   torch::Device device;
   std::shared_ptr<HostStore> host{};  ///< for offloaded activations; null: none
   Model model;                        ///< in training mode
@@ -66,7 +69,12 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
 std::shared_ptr<HostStore> host_store_of(const TrainOptions& options,
                                          torch::Device device);
 
-/// Moves `model` to `device`, in training mode, with the memory layout of the
+/// Applies the options of the device's libraries, and the memory layout of convolution
+/// weights; kAuto leaves them as they are.
+void apply_settings(Model& model, const TrainOptions& options,
+                    torch::Device device);
+
+/// Moves `model` to `device`, in training mode, with the settings of the
 /// options. With `host`, its stages get a variant that offloads to it.
 void place_model(Model& model, const TrainOptions& options,
                  torch::Device device, const std::shared_ptr<HostStore>& host);
@@ -99,8 +107,8 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainOptions& options,
                                                const Model& model,
                                                torch::Device device);
 
-/// Returns the schedule of the strategy `options.recompute`; for "optimal" that
-/// of "none", which a plan replaces. Strategies that depend on the sizes of the
+/// Returns the schedule of the strategy `options.recompute`; for "optimal" and "auto" that
+/// of "none", which a plan may replace. Strategies that depend on the sizes of the
 /// stages' outputs run one micro-batch to measure them.
 Schedule schedule_of(const TrainSetup& setup);
 
