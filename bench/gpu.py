@@ -44,6 +44,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 GIB = 2**30
 
 
+class Skipped(RuntimeError):
+    pass
+
+
+def failure(error):
+    return f"{'skipped' if isinstance(error, Skipped) else 'failed'}: {error}"
+
+
 def run(command, seconds=None):
     """Runs a command for at most `seconds` and returns its standard output."""
     try:
@@ -82,10 +90,13 @@ class Bench:
                 self.keep.write_text(json.dumps(self.kept_answers))
         return self.kept_answers[key]
 
+    def weights_path(self, line):
+        name = "-".join(word.strip("-") for word in line.model_words()) + ".safetensors"
+        return self.work / name
+
     def weights(self, line):
         """The file of random weights, which is created once."""
-        name = "-".join(word.strip("-") for word in line.model_words()) + ".safetensors"
-        path = self.work / name
+        path = self.weights_path(line)
         if not path.exists():
             partial = path.with_suffix(".partial")
             peer_script("twin.py", "weights", partial, *line.model_words())
@@ -98,11 +109,11 @@ class Bench:
         if technique.startswith("llmc"):
             script, words = "llmc.py", ["--model", line.model, "--seq", line.options["seq"]]
             if not self.arguments.llmc:
-                raise RuntimeError("skipped; --llmc gives the path of llm.c's train_gpt2cu")
+                raise Skipped("--llmc gives the path of llm.c's train_gpt2cu")
             more = ["--binary", self.arguments.llmc, "--recompute",
                     technique.partition(":")[2] or "0"]
         elif line.trainer:
-            script, words, more = "bert_trainer.py", ["--precision", line.precision], []
+            script, words = "bert_trainer.py", ["--precision", line.precision]
             more = ["--technique", technique]
         else:
             script, words = "twin.py", [*line.twin_words(), "--device", self.device]
@@ -182,7 +193,7 @@ def ask_peers(bench, line):
                   f"{shown(theirs['samples_per_s'] * line.scale):>12} "
                   f"{'':7} {theirs['peak_bytes'] / GIB:8.2f}", flush=True)
         except RuntimeError as error:
-            print(f"{line.name:24} {technique:18} failed: {error}", flush=True)
+            print(f"{line.name:24} {technique:18} {failure(error)}", flush=True)
 
 
 def keep_line(path, line, technique, ours, theirs):
@@ -223,7 +234,7 @@ def show_line(bench, line, repeats, json_path=None):
     try:
         losses, ours = run_ours(bench, line, repeats)
     except RuntimeError as error:
-        print(f"{line.name:24} {'reprise':18} failed: {error}", flush=True)
+        print(f"{line.name:24} {'reprise':18} {failure(error)}", flush=True)
         return False
     speed = statistics.median(one["samples_per_s"] for one in ours) * line.scale
     first, peak = ours[0], max(one["peak_bytes"] for one in ours)
@@ -234,7 +245,7 @@ def show_line(bench, line, repeats, json_path=None):
         try:
             theirs = bench.peer(line, technique)
         except RuntimeError as error:
-            rows.append(f"{head}failed: {error}")
+            rows.append(f"{head}{failure(error)}")
             continue
         worst = apart(losses, theirs["losses"])
         if worst > tolerance:
@@ -255,7 +266,7 @@ def show_line(bench, line, repeats, json_path=None):
             floor = bench.floor_seconds(line)
         except RuntimeError as error:
             floor = 0
-            rows.append(f"{line.name:24} {'floor':18} failed: {error}")
+            rows.append(f"{line.name:24} {'floor':18} {failure(error)}")
         share = f"{speed * floor / (line.window * line.scale):8.0%}" if floor else " " * 8
         print(f"{line.name:24} {'reprise':18} {shown(speed):>12} {'':7} "
               f"{peak / GIB:8.2f} {share} graph {first.get('graph')}, "
@@ -276,23 +287,23 @@ def published_peak(name, technique):
 def compare_builds(bench, line, other, repeats):
     """Prints the speeds of two builds, which run in turn, and their ratio. Returns False if
     a run failed."""
-    speeds, peaks = {bench.reprise: [], other: []}, {}
+    builds = (bench.reprise, other)
+    speeds, peaks = ([], []), [0, 0]
     try:
         memory = line.memory
         if isinstance(memory, tuple):
             memory = int(memory[0] * published_peak(line.name, memory[1]))
         for _ in range(repeats):
-            for build, found in speeds.items():
+            for i, build in enumerate(builds):
                 summary = bench.ours(line, memory, True, build)
-                found.append(summary["samples_per_s"] * line.scale)
-                peaks[build] = max(peaks.get(build, 0), summary["peak_bytes"])
+                speeds[i].append(summary["samples_per_s"] * line.scale)
+                peaks[i] = max(peaks[i], summary["peak_bytes"])
     except RuntimeError as error:
-        print(f"{line.name:24} failed: {error}", flush=True)
+        print(f"{line.name:24} {failure(error)}", flush=True)
         return False
-    new, old = (statistics.median(found) for found in speeds.values())
-    spread = max((max(found) - min(found)) / statistics.median(found)
-                 for found in speeds.values())
-    new_peak, old_peak = peaks.values()
+    new, old = (statistics.median(found) for found in speeds)
+    spread = max((max(found) - min(found)) / statistics.median(found) for found in speeds)
+    new_peak, old_peak = peaks
     print(f"{line.name:24} {shown(new):>12} {shown(old):>12} {new / old:7.3f} {spread:7.1%} "
           f"{new_peak / GIB:8.2f} {old_peak / GIB:8.2f}", flush=True)
     return True
@@ -381,11 +392,16 @@ def compare(bench, arguments, lines):
               f"copies {bench.rates['bytes'] / 1e12:.2f} TB/s")
     print(f"{'line':24} {'':18} {'per second':>12} {'ours/it':>7} {'peak GiB':>8} "
           f"{'of floor':>8}")
-    if arguments.peers_only:
-        for line in lines:
+    good = []
+    for i, line in enumerate(lines):
+        if arguments.peers_only:
             ask_peers(bench, line)
-        return []
-    return [show_line(bench, line, arguments.repeats, arguments.json) for line in lines]
+        else:
+            good.append(show_line(bench, line, arguments.repeats, arguments.json))
+        path = bench.weights_path(line)
+        if not arguments.work and path not in map(bench.weights_path, lines[i + 1:]):
+            path.unlink(missing_ok=True)  # some have gigabytes
+    return good
 
 
 def main():

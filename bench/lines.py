@@ -50,8 +50,8 @@ class Line:
     def free_micro(self):
         """Whether the command may choose another micro-batch to stay in its memory. It would
         change the statistics of BatchNorm, and for BERT the comparison."""
-        norm = self.spec.batch_norm and self.options.get("norm") != "group"
-        return self.memory is not None and not norm and self.spec.task in ("language", "images")
+        return (self.memory is not None and not self.spec.batch_norm and
+                not self.spec.plain and self.spec.task in ("language", "images"))
 
     def model_words(self):
         """Model and options for the command and for the twin."""
@@ -116,7 +116,7 @@ def trainer_lines():
 
 
 COMPILED = ["eager", "compile", "compile-budget:0.5"]
-LANGUAGE = ["eager", "checkpoint", "compile", "checkpoint-compile"]
+LANGUAGE = ["eager", "checkpoint", "compile", "compile-checkpoint"]
 TOKENS = {"seq": 1024}
 SQUARE = {"image_size": 224}
 

@@ -22,8 +22,10 @@ class Watch(TorchFunctionMode):
         self.passes = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
         name = getattr(function, "__name__", "")
+        args = (*args, *kwargs.values())  # in the order of the parameters, as layers pass them
         if name == "linear":
             self.product(args[0], args[1], result, 2 * args[0].numel() * args[1].shape[0])
         elif name in CONVOLUTIONS:
@@ -33,11 +35,11 @@ class Watch(TorchFunctionMode):
             a, b = args[-2:] if name in ("addmm", "baddbmm") else args[:2]
             self.product(a, b, result, 2 * result.numel() * a.shape[-1])
         elif name == "scaled_dot_product_attention":
-            self.attention(*args[:3], (kwargs or {}).get("is_causal", False))
+            self.attention(*args[:3], kwargs.get("is_causal", False))
         elif name == "multi_head_attention_forward":
-            self.multi_head(*args[:4], args[5], args[11])
+            self.multi_head(args[0], args[3], args[5], args[11])
         elif name in ("lstm", "gru") and isinstance(args[2], (list, tuple)):
-            self.recurrent(args[0], args[2], result[0])
+            self.recurrent(args[2], result[0])
         elif name == "batch_norm":
             self.passes += [(0, args[0].numel(), 0, True), (0, 2 * args[0].numel(), 0, False)]
         return result
@@ -55,9 +57,9 @@ class Watch(TorchFunctionMode):
         values = 2 * q.numel() + k.numel() + v.numel()
         self.passes += [(flops, values, 0, True), (2 * flops, 2 * values, 0, False)]
 
-    def multi_head(self, q, k, v, width, weight, out):
+    def multi_head(self, q, width, weight, out):
         rows = q.numel() // width
-        for x, of, columns in ((q, weight, 3 * width), (q, out, width)):
+        for of, columns in ((weight, 3 * width), (out, width)):
             flops = 2 * rows * width * columns
             one = (flops, rows * (width + columns), of.numel())
             self.passes += [(*one, True), (*one, False), (*one, False)]
@@ -65,7 +67,7 @@ class Watch(TorchFunctionMode):
         heads = torch.empty(samples, rows // samples, width, device="meta")
         self.attention(heads, heads, heads, False)
 
-    def recurrent(self, x, weights, result):
+    def recurrent(self, weights, result):
         rows = result.numel() // result.shape[-1]
         for weight in weights:
             if weight.dim() == 2:

@@ -12,9 +12,10 @@ per second, and the peak of live tensors.
 
 Techniques: eager; checkpoint (every block); selective (checkpoints that keep GEMMs and
 attention); compile; compile-budget:B (B is the share of the activations that the compiler
-may keep, 0.5 by default); compile-graphs (reduce-overhead); checkpoint-compile (every block
-compiled and checkpointed); graph (the micro-step as a CUDA graph); graph-checkpoint (the same
-with every block checkpointed).
+may keep, 0.5 by default); compile-graphs (reduce-overhead); compile-checkpoint (checkpoints in
+what is compiled); checkpoint-compile (every block compiled by itself and checkpointed, which
+compiles faster); graph (the micro-step as a CUDA graph); graph-checkpoint (the same with every
+block checkpointed).
 
 Precision is by autocast. Convolutional networks have channels last. bf16 runs may use TF32
 for the rest, fp32 runs with --tf32. Losses are compared without dropout and, for fp32,
@@ -33,7 +34,8 @@ from torch import nn
 from timing import Captured, measure
 
 TECHNIQUES = ("eager", "checkpoint", "selective", "compile", "compile-budget",
-              "compile-graphs", "checkpoint-compile", "graph", "graph-checkpoint")
+              "compile-graphs", "compile-checkpoint", "checkpoint-compile", "graph",
+              "graph-checkpoint")
 
 
 def keep_products():
@@ -51,15 +53,15 @@ def keep_products():
 
 
 class Checkpointed(nn.Module):
+    """A block that is recomputed in the backward."""
+
     def __init__(self, inner, **options):
         super().__init__()
         self.inner, self.options = inner, options
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
+        # Models read attributes of their blocks.
+        for key, value in vars(inner).items():
+            if not key.startswith("_") and key != "training":
+                self.__dict__[key] = value
 
     def forward(self, *args, **kwargs):
         from torch.utils.checkpoint import checkpoint
@@ -87,7 +89,6 @@ def apply_technique(name, twin, text):
             setattr(parent, key, Checkpointed(block, **options))
         if technique == "checkpoint-compile" and hasattr(twin, "compile_rest"):
             twin.compile_rest()
-        return twin
     if not technique.startswith("compile"):
         return twin
     if technique == "compile-budget":
