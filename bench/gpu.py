@@ -149,7 +149,7 @@ class Bench:
             summary = json.loads(run(
                 [build or self.reprise, "train", *plugin, *line.command_flags(timed), *weights,
                  "--data", "random", "--random-samples", 512 if line.trainer else line.window,
-                 "--lr", 1e-4, "--steps", 6 if self.device == "cpu" else 14, "--no-eval",
+                 "--steps", 6 if self.device == "cpu" else 14, "--no-eval",
                  "--device", self.device, "--format", "json", "--out", out, *sizes,
                  *(["--memory", memory] if memory else [])]))
             if timed:
@@ -345,7 +345,8 @@ def parse_arguments():
     own.add_argument("--model", choices=zoo.MODELS, metavar="NAME",
                      help=", ".join(zoo.MODELS))
     own.add_argument("--batch", type=int, nargs="*",
-                     help="samples per micro-batch (default 32); with --plain, batch sizes")
+                     help="samples per micro-batch (default 32); several give several lines, and "
+                     "with --plain replace the usual ones")
     own.add_argument("--accumulate", type=int, default=1)
     own.add_argument("--precision", choices=("fp32", "bf16"),
                      help="default: bf16, for all lines their own")
@@ -362,11 +363,14 @@ def parse_arguments():
 def chosen_lines(arguments):
     options = zoo.given_options(arguments)
     if arguments.model:
-        micro = (arguments.batch or [32])[0]
-        return [Line(f"{arguments.model}-{micro}x{arguments.accumulate}", arguments.model,
-                     micro, arguments.accumulate, arguments.techniques or ["eager"],
-                     arguments.precision or "bf16", options, arguments.memory,
-                     tf32=arguments.tf32)]
+        precision = arguments.precision or "bf16"
+        return [Line("-".join((arguments.model, f"{micro}x{arguments.accumulate}",
+                               *(["fp32"] if precision == "fp32" else []),
+                               *([arguments.memory] if arguments.memory else []))),
+                     arguments.model, micro, arguments.accumulate,
+                     arguments.techniques or ["eager"], precision, options, arguments.memory,
+                     tf32=arguments.tf32)
+                for micro in arguments.batch or [32]]
     lines = list(plain_lines(arguments.batch)) if arguments.plain else LINES
     known = [line.name for line in lines]
     for name in arguments.only or []:

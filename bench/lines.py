@@ -40,6 +40,12 @@ class Line:
         return self.options["seq"] if self.spec.task == "language" else 1
 
     @property
+    def learning_rate(self):
+        """Learning rate. Image models learn a few samples by heart in four updates of a
+        larger one, and rounding to bf16 then decides how fast."""
+        return 1e-5 if self.precision == "bf16" and "image_size" in self.options else 1e-4
+
+    @property
     def tolerance(self):
         """Of the losses. bf16 rounds differently, and BatchNorm amplifies it."""
         if self.precision == "fp32":
@@ -59,13 +65,13 @@ class Line:
 
     def command_flags(self, timed):
         words = [*self.model_words(), "--precision", self.precision, "--optimizer", "adamw",
-                 "--weight-decay", self.weight_decay, *self.flags]
+                 "--lr", self.learning_rate, "--weight-decay", self.weight_decay, *self.flags]
         if self.model.startswith(("gpt2", "bert", "vgg")):
             words += ["--dropout", self.spec.dropout if timed else 0]
         return words + (["--tf32"] if self.tf32 and timed else [])
 
     def twin_words(self):
-        return [*self.model_words(), "--precision", self.precision,
+        return [*self.model_words(), "--precision", self.precision, "--lr", self.learning_rate,
                 "--weight-decay", self.weight_decay, *(["--tf32"] if self.tf32 else [])]
 
     def different_when_timed(self):
