@@ -99,7 +99,8 @@ class Bench:
         path = self.weights_path(line)
         if not path.exists():
             partial = path.with_suffix(".partial")
-            peer_script("twin.py", "weights", partial, *line.model_words())
+            peer_script("twin.py", "weights", partial, *line.model_words(),
+                        "--device", self.device)
             os.replace(partial, path)
         return path
 

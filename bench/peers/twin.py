@@ -110,9 +110,7 @@ class Training:
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         if self.device.type == "cuda":
             torch._dynamo.reset()  # compiled code depends on these settings
-        with torch.device(self.device) if hasattr(torch, "compile") else torch.no_grad():
-            twin = twins.make_twin(args.model, options, dropout)
-        twin.to(self.device).requires_grad_().train()
+        twin = make_on(self.device, args.model, options, dropout)
         twins.load_weights(args.model, twin, args.weights)
         x, y = (t.to(self.device) for t in twins.make_batch(args.model, options, self.window))
         if spec.convolutional:
@@ -175,21 +173,24 @@ def train(args, options):
                                                   training.device, args.timed)}), flush=True)
 
 
+def make_on(device, name, options, dropout=0.0):
+    """The twin, in training mode. A GPU draws a billion weights in no time."""
+    # PyTorch 1 has no default device.
+    with device if hasattr(torch, "compile") else torch.no_grad():
+        twin = twins.make_twin(name, options, dropout)
+    return twin.to(device).requires_grad_().train()
+
+
 def make_weights(args, options):
     torch.manual_seed(0)
-    # A GPU draws a billion values in no time.
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.device(device) if hasattr(torch, "compile") else torch.no_grad():
-        twin = twins.make_twin(args.model, options)
+    twin = make_on(torch.device(args.device), args.model, options)
     twins.save_weights(args.model, twin, args.file)
 
 
 def print_count(args, options):
     from floor import count
     device = torch.device(args.device)
-    with torch.device(device) if hasattr(torch, "compile") else torch.no_grad():
-        twin = twins.make_twin(args.model, options)
-    twin.to(device).requires_grad_().train()
+    twin = make_on(device, args.model, options)
     x, y = (t.to(device) for t in twins.make_batch(args.model, options, 2))
     print(json.dumps(count(twin, x, y)))
 
