@@ -1,33 +1,55 @@
 """Compares Reprise with PyTorch techniques on one CUDA machine, in one run.
 
     python3 bench/gpu.py build/cuda/tools/reprise/reprise [--only gpt2-1x32 …]
+    python3 bench/gpu.py REPRISE --model resnet50 --batch 256 --precision bf16 \\
+        --memory 6.1GiB --techniques eager compile compile-budget:0.5
+    python3 bench/gpu.py REPRISE --plain
 
-Reprise and every peer start from the same weights and train on the same samples. The
-window of an update is the whole dataset, so that the losses of the first updates must
-agree for any order of the samples. Times are printed only if they do: the median of
-several updates, the speedup of Reprise, the peak of live tensors, and the ratio to a lower
-bound of the step time. The lower bound is the time of the matrix products at the measured
-rate of a large product (for single precision a third of the TF32 rate), plus the time of
-the minimal memory traffic of weights, gradients and images at the measured rate of a large
-copy. BERT-Large is compared with the Hugging Face Trainer; its losses cannot be compared
-because it has dropout, but scripts/compare_models.sh compares the model itself.
+The first compares the trainings of bench/lines.py, the second any model of the zoo that has
+a PyTorch twin (bench/peers/zoo.py), the third models of plain LibTorch layers, which
+bench/plain has as a plug-in, within the memory of eager PyTorch.
+
+Reprise, without any tuning flags, and every peer start from the same weights and train on the
+same random samples. The window of an update is the whole dataset, so that the losses of the
+first updates must agree. Times are printed only if they do: the median of several updates,
+the speedup of Reprise, the peak of live tensors, and the ratio of a lower bound to the step
+time. The lower bound is counted in the twin: peers/floor.py has the passes, lines.py the
+time of each. Models with dropout are compared without and timed with it.
+
+Techniques are those of bench/peers/twin.py. Some lines with BERT-Large are compared with the
+Hugging Face Trainer, without losses. `llmc`, or `llmc:1` and `llmc:2` with its recomputation,
+is llm.c's train_gpt2cu, whose path --llmc gives.
 
     python3 bench/gpu.py NEW --against OLD
 
 compares two builds of Reprise instead, which run in turn without peers. Budgets are the
 shares of the peaks in docs/results/speed-h200/speed.json.
+
+With --device cpu, sizes such as --depth 2 --width 64 --image-size 64, and --precision fp32
+losses can be compared without a GPU.
 """
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
 
+from lines import LINES, Line, plain_lines, zoo
+
 HERE = pathlib.Path(__file__).resolve().parent
 GIB = 2**30
+
+
+class Skipped(RuntimeError):
+    pass
+
+
+def failure(error):
+    return f"{'skipped' if isinstance(error, Skipped) else 'failed'}: {error}"
 
 
 def run(command, seconds=None):
@@ -47,163 +69,15 @@ def peer_script(name, *words, seconds=None):
     return run([sys.executable, HERE / "peers" / name, *words], seconds)
 
 
-class Gpt2:
-    """GPT-2 in bf16 with 1024 tokens per sample and AdamW. Speeds are in tokens/s."""
-    unit, scale, tolerance = "tokens/s", 1024, 5e-3  # bf16 rounds differently
-    timed_flags = []
-    sizes = {"gpt2": (12, 768), "gpt2-xl": (48, 1600)}
-    vocabulary = 50257
-    flags = ["--dropout", 0, "--precision", "bf16", "--optimizer", "adamw",
-             "--weight-decay", 0.01]
-
-    def __init__(self, model):
-        self.model = model
-
-    def peer(self, work, window):
-        return ["gpt2.py", "--size", self.model]
-
-    def make_data(self, path, window):
-        import numpy
-        # Reprise reserves the last tenth of a file for evaluation.
-        count = int((window * 1024 + 1) / 0.9) + 2
-        path = path.with_suffix(".bin")
-        numpy.random.default_rng(0).integers(0, self.vocabulary, count,
-                                             dtype=numpy.uint16).tofile(path)
-        return path, ["--tokens", path]
-
-    def floor_seconds(self, rates, micro, accumulate, recompute):
-        """Lower bound from the matrix products and the minimal traffic of the weights."""
-        depth, width = self.sizes[self.model]
-        block = 12 * width * width
-        matrices = depth * block + self.vocabulary * width
-        attention = depth * 1024 * width  # causal: half of two products of T·C
-        forward = 2 * (matrices + attention)
-        again = 2 * (depth * block + attention) if recompute else 0
-        tokens = micro * accumulate * 1024
-        # A micro-batch reads half-precision weights twice and adds to the gradients in
-        # single precision; an update reads and writes weights, gradients and moments.
-        traffic = accumulate * matrices * (2 * 2 + 2 * 4) + matrices * 4 * 7
-        return tokens * (3 * forward + again) / rates["flops"] + traffic / rates["bytes"]
-
-
-class Cnn:
-    """CNNs in fp32 with enlarged images and Adam. Losses are compared without TF32, times
-    with TF32, which is PyTorch's default for convolutions."""
-    unit, scale, tolerance = "images/s", 1, 2e-3
-    timed_flags = ["--tf32"]
-    flags = ["--optimizer", "adam"]
-
-    def __init__(self, model, size):
-        self.model, self.size = model, size
-        # BatchNorm cannot normalize one sample of one pixel.
-        self.norm = "group" if model == "cnn-basic" and size == 112 else "batch"
-        self.flags = [*Cnn.flags, "--image-size", size,
-                      *(["--norm", self.norm] if model == "cnn-basic" else [])]
-
-    def peer(self, work, window):
-        return ["cnn.py", "--model", self.model, "--size", self.size, "--norm", self.norm]
-
-    def make_data(self, path, window):
-        peer_script("cnn.py", "data", path, "--samples", window)
-        return path / "train-images-idx3-ubyte", ["--data", path]
-
-    def blocks(self):
-        """Yields channels and image size before and after each convolution, its kernel
-        size, and the image size after the pooling."""
-        side, channels = self.size, 1
-        if self.model == "cnn-blocks":
-            for following in (16, 32, 64, 64, 64):
-                yield channels, side, following, side, 3, side // 2
-                side, channels = side // 2, following
-            return
-        for following in range(8 * (self.WHOLE // self.size).bit_length(), 97, 8):
-            after = (side + 2 * (following == 80)) // 2
-            yield channels, side, following, after, 2, after
-            side, channels = after, following
-
-    WHOLE = 3584  # largest image of cnn-basic; smaller ones skip the first blocks
-
-    def floor_seconds(self, rates, micro, accumulate, recompute):
-        """Lower bound from the convolutions and the minimal traffic of each block. The
-        output of the convolution is written, read by the norm and read by its backward, and
-        its gradient is written and read. The input of the block is read in forward and
-        backward, and its gradient is written except for the image. The output of the block
-        is written and its gradient is read."""
-        flops = values = 0
-        for i, (before, side, after, out, kernel, pooled) in enumerate(self.blocks()):
-            first = i == 0
-            flops += 2 * kernel**2 * before * after * out**2 * (2 if first else 3)
-            values += (5 * after * out**2 + (2 if first else 3) * before * side**2 +
-                       2 * after * pooled**2)
-        samples = micro * accumulate
-        return samples * (flops / rates["tf32"] + 4 * values / rates["bytes"])
-
-
-class Bert:
-    """BERT-Large with 512 random tokens per sample, AdamW and dropout."""
-    model, unit, scale, tolerance = "bert-large", "samples/s", 1, 0
-    timed_flags = []
-
-    def __init__(self, precision):
-        self.precision = precision
-        self.flags = ["--seq", 512, "--random-samples", 512, "--optimizer", "adamw",
-                      "--precision", precision]
-
-    def peer(self, work, window):
-        return ["bert_trainer.py", "--precision", self.precision]
-
-    def make_data(self, path, window):
-        return "random", []
-
-    def floor_seconds(self, rates, micro, accumulate, recompute):
-        half = self.precision == "bf16"
-        matrices, attention = 24 * 12 * 1024 * 1024, 24 * 2 * 512 * 1024
-        forward = 2 * (matrices + attention)
-        tokens = micro * accumulate * 512
-        traffic = accumulate * matrices * (2 * (2 if half else 4) + 8) + 335e6 * 4 * 7
-        flops = tokens * forward * (4 if recompute else 3)
-        rate = rates["flops"] if half else rates["tf32"] / 3
-        return flops / rate + traffic / rates["bytes"]
-
-
-# Name, family, micro-batch, accumulation, flags of Reprise, techniques of the peer. A
-# budget is given as (share, technique): the share of the peak of that technique.
-CASES = [
-    ("gpt2-1x32", Gpt2("gpt2"), 1, 32, [], ["eager", "compile", "compile-graphs", "graph"]),
-    ("gpt2-32x1", Gpt2("gpt2"), 32, 1, [],
-     ["eager", "checkpoint", "selective", "compile", "compile-budget"]),
-    ("gpt2-32x1-half", Gpt2("gpt2"), 32, 1, ["--memory", (0.5, "eager")], ["eager"]),
-    ("xl-1x8", Gpt2("gpt2-xl"), 1, 8, ["--recompute", "all"],
-     ["checkpoint", "graph-checkpoint", "checkpoint-compile", "compile-budget"]),
-    ("xl-8x1", Gpt2("gpt2-xl"), 8, 1, ["--memory", (1, "checkpoint")],
-     ["checkpoint", "checkpoint-compile", "compile-budget"]),
-    ("bert-bf16-1x4", Bert("bf16"), 1, 4, [], ["trainer", "compile"]),
-    ("bert-bf16-1x4-all", Bert("bf16"), 1, 4, ["--recompute", "all"],
-     ["checkpoint", "checkpoint-compile"]),
-    ("bert-bf16-1x4-budget", Bert("bf16"), 1, 4, ["--memory", (1, "checkpoint")],
-     ["checkpoint"]),
-    ("bert-fp32-1x4", Bert("fp32"), 1, 4, [], ["trainer", "compile"]),
-    ("bert-fp32-1x4-all", Bert("fp32"), 1, 4, ["--recompute", "all"],
-     ["checkpoint", "checkpoint-compile"]),
-    *((f"{model}-{size}-{micro}x{accumulate}", Cnn(model, size), micro, accumulate, flags,
-       ["eager", "compile", "compile-graphs", "graph"])
-      for model in ("cnn-basic", "cnn-blocks")
-      for size, micro, accumulate, flags in (
-          (112, 1, 64, []), (1792, 16, 1, ["--memory", (0.9, "eager")]),
-          (3584, 4, 1, ["--memory", (0.9, "eager")]))),
-]
-
-
 class Bench:
     def __init__(self, arguments, work):
-        self.reprise, self.work = arguments.reprise, work
-        self.answers = {}  # files created so far, by path
+        self.arguments, self.work = arguments, work
+        self.reprise, self.device = arguments.reprise, arguments.device
         self.keep = arguments.keep
-        self.patience = arguments.patience
         self.kept_answers = {}
         if self.keep and self.keep.exists():
             self.kept_answers = json.loads(self.keep.read_text())
-        self.rates = ({} if arguments.against else
+        self.rates = ({} if arguments.against or self.device == "cpu" else
                       self.answer("rates", lambda: json.loads(peer_script("rates.py"))))
 
     def answer(self, key, ask):
@@ -216,80 +90,88 @@ class Bench:
                 self.keep.write_text(json.dumps(self.kept_answers))
         return self.kept_answers[key]
 
-    def kept(self, name, make):
-        """Returns the file `name`, which is created once."""
-        path = self.work / name
-        if path not in self.answers:
-            self.answers[path] = make(path)
-        return self.answers[path]
+    def weights_path(self, line):
+        name = "-".join(word.strip("-") for word in line.model_words()) + ".safetensors"
+        return self.work / name
 
-    def weights(self, family):
-        script, *words = family.peer(self.work, 0)
-        name = "-".join(str(word).strip("-") for word in words) + ".safetensors"
+    def weights(self, line):
+        """The file of random weights, which is created once."""
+        path = self.weights_path(line)
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            peer_script("twin.py", "weights", partial, *line.model_words(),
+                        "--device", self.device)
+            os.replace(partial, path)
+        return path
 
-        def make(path):
-            if not path.exists():
-                peer_script(script, "weights", path, *words)
-            return path
-        return self.kept(name, make)
-
-    def data(self, family, window):
-        return self.kept(f"{type(family).__name__}-{window}",
-                         lambda path: family.make_data(path, window))
-
-    def peer(self, family, micro, accumulate, technique):
-        window = micro * accumulate
-        script, *words = family.peer(self.work, window)
+    def peer(self, line, technique):
+        """Trains with a technique of PyTorch and returns losses, speed and peak."""
+        sizes = ["--micro", line.micro, "--accumulate", line.accumulate]
+        if technique.startswith("llmc"):
+            script, words = "llmc.py", ["--model", line.model, "--seq", line.options["seq"]]
+            if not self.arguments.llmc:
+                raise Skipped("--llmc gives the path of llm.c's train_gpt2cu")
+            more = ["--binary", self.arguments.llmc, "--recompute",
+                    technique.partition(":")[2] or "0"]
+        elif line.trainer:
+            script, words = "bert_trainer.py", ["--precision", line.precision]
+            more = ["--technique", technique]
+        else:
+            script, words = "twin.py", [*line.twin_words(), "--device", self.device]
+            more = ["--technique", technique]
 
         def ask():
-            weights = [] if isinstance(family, Bert) else ["--weights", self.weights(family)]
+            weights = ["--weights", self.weights(line)] if script == "twin.py" else []
             return json.loads(peer_script(
-                script, "train", *words, *weights, *self.data(family, window)[1],
-                "--micro", micro, "--accumulate", accumulate,
-                "--technique", technique, seconds=self.patience).splitlines()[-1])
-        key = " ".join(str(word) for word in (script, *words, micro, accumulate, technique))
+                script, "train", *words, *sizes, *weights, *more,
+                seconds=self.arguments.patience).splitlines()[-1])
+        key = " ".join(str(word) for word in (script, *words, *sizes[1::2], technique))
         return self.answer(key, ask)
 
-    def ours(self, family, micro, accumulate, flags, losses, build=None):
-        """Trains with Reprise and returns its summary. With `losses`, saves the run and adds
+    def floor_seconds(self, line):
+        """Lower bound of the time of an update; 0 if it is not known."""
+        if not self.rates:
+            return 0
+        words = [*line.model_words(), "--device", self.device]
+        count = self.answer("count " + " ".join(words), lambda: json.loads(
+            peer_script("twin.py", "count", *words).splitlines()[-1]))
+        return line.floor_seconds(count, self.rates)
+
+    def ours(self, line, memory, timed, build=None):
+        """Trains with Reprise and returns its summary. If not `timed`, saves the run and adds
         the loss of each update. With `build`, uses this program and its random weights."""
-        window = micro * accumulate
-        print(f"… {family.model} {micro} x {accumulate} by ours", file=sys.stderr,
-              flush=True)
-        folder = tempfile.TemporaryDirectory(dir=self.work)
-        out = pathlib.Path(folder.name) / "run" if losses else "none"
-        # Another micro-batch would change BatchNorm, and for BERT the comparison.
-        sizes = (["--global-batch", window]
-                 if "--memory" in flags and isinstance(family, Gpt2)
-                 else ["--batch", micro, "--accumulate", accumulate])
-        weights = ([] if isinstance(family, Bert) or build else
-                   ["--weights", self.weights(family)])
-        summary = json.loads(run(
-            [build or self.reprise, "train", "--model", family.model, *family.flags, *weights,
-             "--data", self.data(family, window)[0], "--lr", 1e-4,
-             "--steps", 14, "--no-eval", "--device", "cuda", "--format", "json", "--out", out,
-             *sizes, *flags]))
-        if not losses:
-            return summary
-        lines = (out / "metrics.jsonl").read_text().splitlines()
-        folder.cleanup()
-        return {**summary, "losses": [json.loads(line)["loss"] for line in lines]}
+        print(f"… {line.name} by ours", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(dir=self.work) as folder:
+            out = "none" if timed else pathlib.Path(folder) / "run"
+            sizes = (["--global-batch", line.window] if line.free_micro and memory else
+                     ["--batch", line.micro, "--accumulate", line.accumulate])
+            weights = [] if line.trainer or build else ["--weights", self.weights(line)]
+            plugin = ["--plugin", self.arguments.plugin] if line.spec.plain else []
+            summary = json.loads(run(
+                [build or self.reprise, "train", *plugin, *line.command_flags(timed), *weights,
+                 "--data", "random", "--random-samples", 512 if line.trainer else line.window,
+                 "--steps", 6 if self.device == "cpu" else 14, "--no-eval",
+                 "--device", self.device, "--format", "json", "--out", out, *sizes,
+                 *(["--memory", memory] if memory else [])]))
+            if timed:
+                return summary
+            lines = (out / "metrics.jsonl").read_text().splitlines()
+            return {**summary, "losses": [json.loads(line)["loss"] for line in lines]}
+
+    def memory(self, line):
+        """The budget, with shares of a peer's peak converted to bytes."""
+        if not isinstance(line.memory, tuple):
+            return line.memory
+        share, technique = line.memory
+        peak = self.peer(line, technique)["peak_bytes"]
+        return int(share * peak) or None  # peers have no peak on a CPU
 
     def versions(self):
         """Returns the device name and the versions of Reprise and LibTorch."""
         import torch
         version, libtorch = run([self.reprise, "--version"]).split(",")
-        return {"device_name": torch.cuda.get_device_name(),
+        return {"device_name": torch.cuda.get_device_name() if self.rates else "CPU",
                 "version": version.split()[-1], "libtorch": libtorch.split()[-1]}
-
-    def flags(self, family, micro, accumulate, flags):
-        """Converts shares of a peer's peak to bytes."""
-        def real(word):
-            if not isinstance(word, tuple):
-                return word
-            share, technique = word
-            return int(share * self.peer(family, micro, accumulate, technique)["peak_bytes"])
-        return [real(word) for word in flags]
 
 
 def shown(rate):
@@ -298,85 +180,96 @@ def shown(rate):
 
 
 def apart(ours, theirs):
-    return max((abs(a - b) / abs(b) for a, b in zip(ours, theirs)), default=0)
+    """Largest relative difference, infinite if a loss is not a number. Losses below a tenth of
+    the first one, of samples learnt by heart, are compared with that tenth."""
+    return max((abs(a - b) / max(abs(b), abs(theirs[0]) / 10) if a == a and b == b
+                else float("inf") for a, b in zip(ours, theirs)), default=0)
 
 
-def ask_peers(bench, case):
-    name, family, micro, accumulate, _, techniques = case
-    for technique in techniques:
+def ask_peers(bench, line):
+    for technique in line.techniques:
         try:
-            theirs = bench.peer(family, micro, accumulate, technique)
-            print(f"{name:20} {technique:16} {shown(theirs['samples_per_s'] * family.scale):>12} "
+            theirs = bench.peer(line, technique)
+            print(f"{line.name:24} {technique:18} "
+                  f"{shown(theirs['samples_per_s'] * line.scale):>12} "
                   f"{'':7} {theirs['peak_bytes'] / GIB:8.2f}", flush=True)
         except RuntimeError as error:
-            print(f"{name:20} {technique:16} failed: {error}", flush=True)
+            print(f"{line.name:24} {technique:18} {failure(error)}", flush=True)
 
 
-def keep_line(path, case, technique, ours, theirs):
-    """Writes both results to the line of `case` and `technique` in the file `path`, from
-    which scripts/figures.py generates the tables. Adds the line if necessary."""
+def keep_line(path, line, technique, ours, theirs):
+    """Writes both results to the entry of `line` and `technique` in the file `path`, from
+    which scripts/figures.py generates the tables. Adds the entry if necessary."""
     data = json.loads(path.read_text()) if path.exists() else {"lines": []}
     data.update(device=ours["device_name"], libtorch=ours["libtorch"],
                 reprise=ours["version"], measured=datetime.date.today().isoformat())
-    name, family = case[:2]
-    for line in data["lines"]:
-        if (line["case"], line["technique"]) == (name, technique):
+    for entry in data["lines"]:
+        if (entry["case"], entry["technique"]) == (line.name, technique):
             break
     else:
-        line = {"case": name, "training": name, "unit": family.unit,
-                "technique": technique, "peer": technique}
-        data["lines"].append(line)
+        entry = {"case": line.name, "training": line.name, "unit": line.unit,
+                 "technique": technique, "peer": technique}
+        data["lines"].append(entry)
     for key, one in (("ours", ours), ("theirs", theirs)):
-        line[key] = {"rate": float(f"{one['rate']:.6g}"),
-                     "peak_gib": float(f"{one['peak_bytes'] / GIB:.3g}")}
+        entry[key] = {"rate": float(f"{one['rate']:.6g}"),
+                      "peak_gib": float(f"{one['peak_bytes'] / GIB:.3g}")}
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
-def show_case(bench, case, repeats, json_path=None):
-    """Prints the results of a case. Returns False if a run failed or the losses differ."""
-    name, family, micro, accumulate, flags, techniques = case
+def run_ours(bench, line, repeats):
+    """Losses of Reprise, and the summaries of its timed runs."""
+    memory = bench.memory(line)
+    ours, losses = [], []
+    if not line.trainer:
+        first = bench.ours(line, memory, False)
+        losses = first["losses"]
+        if not line.different_when_timed():
+            ours.append(first)
+    while len(ours) < repeats:
+        ours.append(bench.ours(line, memory, True))
+    return losses, ours
+
+
+def show_line(bench, line, repeats, json_path=None):
+    """Prints the results of a line. Returns False if a run failed or the losses differ."""
     try:
-        real = bench.flags(family, micro, accumulate, flags)
-        ours = []
-        if family.tolerance > 0:
-            ours.append(bench.ours(family, micro, accumulate, real, True))
-        losses = ours[0]["losses"] if ours else []
-        if family.timed_flags:  # the run with the losses has other flags
-            ours, real = [], [*real, *family.timed_flags]
-        while len(ours) < repeats:
-            ours.append(bench.ours(family, micro, accumulate, real, False))
+        losses, ours = run_ours(bench, line, repeats)
     except RuntimeError as error:
-        print(f"{name:20} {'reprise':16} failed: {error}", flush=True)
+        print(f"{line.name:24} {'reprise':18} {failure(error)}", flush=True)
         return False
-    speed = statistics.median(one["samples_per_s"] for one in ours) * family.scale
-    first = ours[0]
-    peak = max(one["peak_bytes"] for one in ours)
+    speed = statistics.median(one["samples_per_s"] for one in ours) * line.scale
+    first, peak = ours[0], max(one["peak_bytes"] for one in ours)
+    tolerance = bench.arguments.tolerance or line.tolerance
     rows, good = [], True
-    for technique in techniques:
+    for technique in line.techniques:
+        head = f"{line.name:24} {technique:18} "
         try:
-            theirs = bench.peer(family, micro, accumulate, technique)
+            theirs = bench.peer(line, technique)
         except RuntimeError as error:
-            rows.append(f"{name:20} {technique:16} failed: {error}")
+            rows.append(f"{head}{failure(error)}")
             continue
         worst = apart(losses, theirs["losses"])
-        if worst > family.tolerance:
+        if worst > tolerance:
             good = False
-            rows.append(f"{name:20} {technique:16} losses DIFFER by {worst:.1e}: "
+            rows.append(f"{head}losses DIFFER by {worst:.1e}: "
                         f"{theirs['losses']} against {losses[:4]}")
             continue
-        rate = theirs["samples_per_s"] * family.scale
+        rate = theirs["samples_per_s"] * line.scale
         if json_path:
-            keep_line(json_path, case, technique,
+            keep_line(json_path, line, technique,
                       {"rate": speed, "peak_bytes": peak, **bench.versions()},
                       {"rate": rate, "peak_bytes": theirs["peak_bytes"]})
-        rows.append(f"{name:20} {technique:16} {shown(rate):>12} {speed / rate:7.2f} "
+        rows.append(f"{head}{shown(rate):>12} {speed / rate:7.2f} "
                     f"{theirs['peak_bytes'] / GIB:8.2f}          " +
                     (f"losses within {worst:.1e}" if theirs["losses"] else ""))
     if good:
-        floor = family.floor_seconds(bench.rates, micro, accumulate, "all" in flags)
-        share = (f"{speed * floor / (micro * accumulate * family.scale):8.0%}" if floor
-                 else " " * 8)
-        print(f"{name:20} {'reprise':16} {shown(speed):>12} {'':7} "
+        try:
+            floor = bench.floor_seconds(line)
+        except RuntimeError as error:
+            floor = 0
+            rows.append(f"{line.name:24} {'floor':18} {failure(error)}")
+        share = f"{speed * floor / (line.window * line.scale):8.0%}" if floor else " " * 8
+        print(f"{line.name:24} {'reprise':18} {shown(speed):>12} {'':7} "
               f"{peak / GIB:8.2f} {share} graph {first.get('graph')}, "
               f"{first['micro_batch']} × {first['accumulate']}, {first['recompute']}")
     print("\n".join(rows), flush=True)
@@ -392,45 +285,51 @@ def published_peak(name, technique):
     raise RuntimeError(f"{path.name} has no {technique} for {name}")
 
 
-def compare_builds(bench, case, other, repeats):
+def compare_builds(bench, line, other, repeats):
     """Prints the speeds of two builds, which run in turn, and their ratio. Returns False if
     a run failed."""
-    name, family, micro, accumulate, flags, _ = case
-    speeds, peaks = {bench.reprise: [], other: []}, {}
+    builds = (bench.reprise, other)
+    speeds, peaks = ([], []), [0, 0]
     try:
-        real = [int(word[0] * published_peak(name, word[1])) if isinstance(word, tuple)
-                else word for word in flags] + family.timed_flags
+        memory = line.memory
+        if isinstance(memory, tuple):
+            memory = int(memory[0] * published_peak(line.name, memory[1]))
         for _ in range(repeats):
-            for build, found in speeds.items():
-                summary = bench.ours(family, micro, accumulate, real, False, build)
-                found.append(summary["samples_per_s"] * family.scale)
-                peaks[build] = max(peaks.get(build, 0), summary["peak_bytes"])
+            for i, build in enumerate(builds):
+                summary = bench.ours(line, memory, True, build)
+                speeds[i].append(summary["samples_per_s"] * line.scale)
+                peaks[i] = max(peaks[i], summary["peak_bytes"])
     except RuntimeError as error:
-        print(f"{name:20} failed: {error}", flush=True)
+        print(f"{line.name:24} {failure(error)}", flush=True)
         return False
-    new, old = (statistics.median(found) for found in speeds.values())
-    spread = max((max(found) - min(found)) / statistics.median(found)
-                 for found in speeds.values())
-    new_peak, old_peak = peaks.values()
-    print(f"{name:20} {shown(new):>12} {shown(old):>12} {new / old:7.3f} {spread:7.1%} "
+    new, old = (statistics.median(found) for found in speeds)
+    spread = max((max(found) - min(found)) / statistics.median(found) for found in speeds)
+    new_peak, old_peak = peaks
+    print(f"{line.name:24} {shown(new):>12} {shown(old):>12} {new / old:7.3f} {spread:7.1%} "
           f"{new_peak / GIB:8.2f} {old_peak / GIB:8.2f}", flush=True)
     return True
 
 
-def main():
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reprise")
-    parser.add_argument("--only", nargs="*", choices=[case[0] for case in CASES])
-    parser.add_argument("--techniques", nargs="*", help="of the peers, these alone")
+    parser.add_argument("--only", nargs="*", metavar="LINE", help="these lines alone")
+    parser.add_argument("--list", action="store_true", help="print the names of the lines")
+    parser.add_argument("--techniques", nargs="*",
+                        help="of the peers, these alone; with --model, these")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tolerance", type=float,
+                        help="largest relative difference of the losses; default: 2e-3 for fp32, "
+                        "5e-3 for bf16, 2e-2 for bf16 with BatchNorm")
     parser.add_argument("--keep", type=pathlib.Path,
                         help="keep the peers' answers in this file, and take them from it")
     parser.add_argument("--work", type=pathlib.Path,
-                        help="for weights and data, which stay there; default: a folder of "
-                        "this call's own")
+                        help="folder of the weights, which stay there; default: a temporary "
+                        "one")
     parser.add_argument("--patience", type=float, metavar="SECONDS",
-                        help="for a peer; compiling can take minutes")
+                        help="time limit of a peer; compiling can take minutes")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
                         help="update the lines of this file, such as "
                         "docs/results/speed-h200/speed.json")
@@ -438,33 +337,92 @@ def main():
                         help="another build of Reprise to compare with, instead of peers")
     parser.add_argument("--peers-only", action="store_true",
                         help="ask the peers and end, with --keep for a later call")
+    parser.add_argument("--llmc", metavar="PATH", help="train_gpt2cu of llm.c")
+    parser.add_argument("--plain", action="store_true",
+                        help="models of plain LibTorch layers, in the memory of eager PyTorch")
+    parser.add_argument("--plugin", metavar="PATH",
+                        help="plug-in of --plain; default: in the build of the command")
+    own = parser.add_argument_group("one line of your own")
+    own.add_argument("--model", choices=zoo.MODELS, metavar="NAME",
+                     help=", ".join(zoo.MODELS))
+    own.add_argument("--batch", type=int, nargs="*",
+                     help="samples per micro-batch (default 32); several give several lines, and "
+                     "with --plain replace the usual ones")
+    own.add_argument("--accumulate", type=int, default=1)
+    own.add_argument("--precision", choices=("fp32", "bf16"),
+                     help="default: bf16, for all lines their own")
+    own.add_argument("--memory", metavar="SIZE", help="budget of Reprise, such as 6.1GiB")
+    own.add_argument("--tf32", action="store_true", help="TF32 in timed fp32 runs of both")
+    zoo.add_model_arguments(own)
     arguments = parser.parse_args()
+    if not arguments.plugin:
+        build = pathlib.Path(arguments.reprise).resolve().parents[2]
+        arguments.plugin = build / "bench" / "libplain.so"
+    return arguments
+
+
+def chosen_lines(arguments):
+    options = zoo.given_options(arguments)
+    if arguments.model:
+        precision = arguments.precision or "bf16"
+        return [Line("-".join((arguments.model, f"{micro}x{arguments.accumulate}",
+                               *(["fp32"] if precision == "fp32" else []),
+                               *([arguments.memory] if arguments.memory else []))),
+                     arguments.model, micro, arguments.accumulate,
+                     arguments.techniques or ["eager"], precision, options, arguments.memory,
+                     tf32=arguments.tf32)
+                for micro in arguments.batch or [32]]
+    lines = list(plain_lines(arguments.batch)) if arguments.plain else LINES
+    known = [line.name for line in lines]
+    for name in arguments.only or []:
+        if name not in known:
+            raise SystemExit(f"no line {name}; there are {', '.join(known)}")
+    lines = [line for line in lines if not arguments.only or line.name in arguments.only]
+    for line in lines:
+        line.precision = arguments.precision or line.precision
+        if arguments.techniques is not None:
+            line.techniques = [t for t in line.techniques if t in arguments.techniques]
+    return lines
+
+
+def compare(bench, arguments, lines):
+    if arguments.against:
+        print(f"{'line':24} {'new':>12} {'old':>12} {'new/old':>7} {'spread':>7} "
+              f"{'GiB':>8} {'GiB old':>8}")
+        return [compare_builds(bench, line, arguments.against, arguments.repeats)
+                for line in lines]
+    if bench.rates:
+        print(f"GEMMs {bench.rates['flops'] / 1e12:.0f} TFLOP/s, in TF32 "
+              f"{bench.rates['tf32'] / 1e12:.0f}, "
+              f"copies {bench.rates['bytes'] / 1e12:.2f} TB/s")
+    print(f"{'line':24} {'':18} {'per second':>12} {'ours/it':>7} {'peak GiB':>8} "
+          f"{'of floor':>8}")
+    good = []
+    for i, line in enumerate(lines):
+        if arguments.peers_only:
+            ask_peers(bench, line)
+        else:
+            good.append(show_line(bench, line, arguments.repeats, arguments.json))
+        path = bench.weights_path(line)
+        if not arguments.work and path not in map(bench.weights_path, lines[i + 1:]):
+            path.unlink(missing_ok=True)  # some have gigabytes
+    return good
+
+
+def main():
+    arguments = parse_arguments()
+    try:
+        lines = chosen_lines(arguments)
+    except RuntimeError as error:
+        raise SystemExit(f"gpu.py: {error}") from None
+    if arguments.list:
+        print("\n".join(line.name for line in lines))
+        return 0
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or pathlib.Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        bench = Bench(arguments, work)
-        chosen = [case for case in CASES if not arguments.only or case[0] in arguments.only]
-        if arguments.against:
-            print(f"{'case':20} {'new':>12} {'old':>12} {'new/old':>7} {'spread':>7} "
-                  f"{'GiB':>8} {'GiB old':>8}")
-            good = [compare_builds(bench, case, arguments.against, arguments.repeats)
-                    for case in chosen]
-            return 0 if all(good) else 1
-        print(f"products {bench.rates['flops'] / 1e12:.0f} TFLOP/s, in TF32 "
-              f"{bench.rates['tf32'] / 1e12:.0f}, "
-              f"copies {bench.rates['bytes'] / 1e12:.2f} TB/s")
-        print(f"{'case':20} {'':16} {'a second':>12} {'ours/it':>7} {'peak GiB':>8} "
-              f"{'of floor':>8}")
-        wrong = 0
-        for case in chosen:
-            if arguments.techniques is not None:
-                case = (*case[:5], [t for t in case[5] if t in arguments.techniques])
-            if arguments.peers_only:
-                ask_peers(bench, case)
-            else:
-                wrong += not show_case(bench, case, arguments.repeats,
-                                       arguments.json)
-    return 1 if wrong else 0
+        good = compare(Bench(arguments, work), arguments, lines)
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":

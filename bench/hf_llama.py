@@ -24,16 +24,17 @@ import json
 import math
 import pathlib
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 
-import numpy
 import torch
 import torch.nn.functional as F
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "peers"))
+from tensor_files import read_tensors, write_tensors  # noqa: E402
+
 LOSS_TOLERANCE = 1e-6
 GRADIENT_TOLERANCE = 1e-4
 
@@ -96,43 +97,6 @@ CASES = {
     "Qwen2.5-0.5B": Case("qwen2.5-0.5b", 24, 896, 4864, 14, 2, 151936, 2, 250),
     "Llama-3.2-1B": Case("llama-3.2-1b", 16, 2048, 8192, 32, 8, 128256, 2, 250),
 }
-
-TYPES = {"F32": numpy.float32, "I64": numpy.int64}
-
-
-def write_tensors(path, tensors):
-    """Writes safetensors."""
-    header, data = {}, []
-    offset = 0
-    for name, tensor in tensors.items():
-        array = tensor.detach().cpu().contiguous().numpy()
-        kind = next(key for key, kind in TYPES.items() if kind == array.dtype)
-        header[name] = {"dtype": kind, "shape": list(array.shape),
-                        "data_offsets": [offset, offset + array.nbytes]}
-        data.append(array)
-        offset += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for array in data:
-            file.write(array.tobytes())
-
-
-def read_tensors(path):
-    """Tensors of a safetensors file by name."""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-        start = file.tell()
-        header.pop("__metadata__", None)
-        tensors = {}
-        for name, entry in header.items():
-            first, end = entry["data_offsets"]
-            file.seek(start + first)
-            array = numpy.frombuffer(bytearray(file.read(end - first)), TYPES[entry["dtype"]])
-            tensors[name] = torch.from_numpy(array).reshape(entry["shape"])
-    return tensors
-
 
 class Transformers:
     """A model of transformers."""

@@ -73,6 +73,7 @@ if want study; then
 fi
 if want speed; then
   step "beside PyTorch" python3 bench/gpu.py $bin/tools/reprise/reprise
+  step "plain models beside PyTorch" python3 bench/gpu.py $bin/tools/reprise/reprise --plain
 fi
 if want peers; then
   for model in resnet101 vgg16; do

@@ -1,5 +1,4 @@
-"""What the peers of bench/gpu.py measure alike."""
-import json
+"""Measurements that all techniques of twin.py share."""
 import statistics
 import time
 
@@ -9,8 +8,8 @@ import torch
 class Captured:
     """Forward and backward of one micro-batch as a CUDA graph."""
 
-    def __init__(self, step, tokens, targets):
-        self.inputs = (tokens.clone(), targets.clone())
+    def __init__(self, step, inputs, targets):
+        self.inputs = (inputs.clone(), targets.clone())
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -21,38 +20,27 @@ class Captured:
         with torch.cuda.graph(self.graph):
             self.loss = step(*self.inputs)
 
-    def __call__(self, tokens, targets):
-        self.inputs[0].copy_(tokens)
+    def __call__(self, inputs, targets):
+        self.inputs[0].copy_(inputs)
         self.inputs[1].copy_(targets)
         self.graph.replay()
         return self.loss
 
 
-def print_measured(update, window, device, args, prepare=None):
-    """The losses of the first updates, then the median speed of some more and the peak of
-    tensors meanwhile, as one line of JSON. `prepare` makes the step, of exact products for
-    the losses and of TF32's, with two updates that are not counted, for the times."""
+def measure(update, window, device, times):
+    """Median speed of some updates, and the peak of live tensors meanwhile."""
     def wait():
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    if prepare:
-        prepare(False)
-    losses = [update() for _ in range(args.checked)]
-    if prepare:
-        prepare(True)
-        for _ in range(2):
-            update()
     wait()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(args.timed):
+    seconds = []
+    for _ in range(times):
         start = time.perf_counter()
         update()
         wait()
-        times.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    print(json.dumps({"losses": [float(loss) for loss in losses],
-                      "samples_per_s": window / statistics.median(times),
-                      "peak_bytes": peak}), flush=True)
+    return {"samples_per_s": window / statistics.median(seconds), "peak_bytes": peak}

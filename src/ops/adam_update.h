@@ -1,0 +1,35 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <vector>
+
+/// Adam's update with our kernel. Tested by tests/train/optim/optimizer_test.cpp.
+namespace reprise::detail {
+
+struct AdamSettings {
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  double weight_decay = 0;
+  /// AdamW if true; else weight decay is added to the gradient.
+  bool decoupled = true;
+};
+
+/// A parameter with its state. `count`: number of its update, counted from 1.
+struct AdamParameter {
+  torch::Tensor parameter, gradient, mean, square;
+  int64_t count = 1;
+};
+
+/// Whether adam_update() supports the parameter: float32 on a CUDA device, all tensors
+/// dense with equal strides and aligned to 16 bytes.
+bool adam_update_eligible(const AdamParameter& parameter);
+
+/// Updates the parameters, which must be eligible and on one device, in one pass over
+/// memory. The same pass writes the copies that WeightCopies holds of them, which are up to
+/// date afterwards. Allocates nothing.
+void adam_update(const std::vector<AdamParameter>& parameters,
+                 const AdamSettings& settings);
+
+}  // namespace reprise::detail
