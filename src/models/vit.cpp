@@ -2,6 +2,8 @@
 #include "models/loss.h"
 #include "models/transformer.h"
 
+#include <reprise/ops/norm.h>
+
 #include <torch/nn.h>
 
 namespace reprise::detail {
@@ -78,16 +80,26 @@ class VitLayerImpl : public torch::nn::Module {
 
   Tensor forward(const Tensor& x,
                  RecomputeChoice recompute = {}) {  // (N, T, C)
-    const Tensor y = x + attend(x, recompute);
-    return y + feed(y, recompute);
+    if (recompute.pointwise) {
+      const Tensor y = x + attend(x, {}, recompute);
+      return y + feed(y, {}, recompute);
+    }
+    const auto [stream, first] = ops::add_norm(x, {}, before_);
+    const auto [y, second] =
+        ops::add_norm(stream, attend(stream, first, recompute), after_);
+    return y + feed(y, second, recompute);
   }
 
  private:
-  Tensor attend(const Tensor& x, RecomputeChoice recompute) {
-    const auto [q, k, v] = checkpoint_if(
-        recompute.pointwise,
-        [this](const Tensor& t) { return self_->project(before_->forward(t)); },
-        x);
+  /// `normal`: before_(x); if it is undefined, the norm is computed, and again in the
+  /// backward.
+  Tensor attend(const Tensor& x, const Tensor& normal,
+                RecomputeChoice recompute) {
+    const auto project = [this](const Tensor& t) {
+      return self_->project(ops::add_norm(t, {}, before_).normalized);
+    };
+    const auto [q, k, v] =
+        normal.defined() ? self_->project(normal) : checkpoint(project, x);
     const Tensor mixed = checkpoint_if(
         recompute.attention,
         [this](const Tensor& a, const Tensor& b, const Tensor& c) {
@@ -97,11 +109,14 @@ class VitLayerImpl : public torch::nn::Module {
     return drop(mixed, recompute);
   }
 
-  Tensor feed(const Tensor& y, RecomputeChoice recompute) {
-    const Tensor up = checkpoint_if(
-        recompute.pointwise,
-        [this](const Tensor& t) { return run_linear(up_, after_->forward(t)); },
-        y);
+  /// `normal`: after_(y), as in attend().
+  Tensor feed(const Tensor& y, const Tensor& normal,
+              RecomputeChoice recompute) {
+    const auto expand = [this](const Tensor& t) {
+      return run_linear(up_, ops::add_norm(t, {}, after_).normalized);
+    };
+    const Tensor up =
+        normal.defined() ? run_linear(up_, normal) : checkpoint(expand, y);
     const Tensor down = checkpoint_if(
         recompute.pointwise,
         [this](const Tensor& t) { return run_linear(down_, torch::gelu(t)); },

@@ -29,6 +29,7 @@ struct WeightCopy {
   Tensor ones;             // undefined on the CPU
   bool single_use = true;  // no other operator adds to the gradient
   int64_t version = -1;    // of the weight when it was copied; -1: expired
+  bool written = false;    // by an update since the last refresh()
 };
 
 /// Entries by weight, for all WeightCopies of the process. Operators are called with a
@@ -154,11 +155,20 @@ WeightCopies::~WeightCopies() {
 
 void WeightCopies::refresh() {
   const torch::NoGradGuard no_grad;
-  if (!views_.empty()) compat::copy_list(views_, sources_);
+  std::vector<Tensor> to, from;
+  for (size_t i = 0; i < views_.size(); ++i) {
+    const auto entry = find_entry(sources_[i]);
+    if (entry->written && is_current(entry, sources_[i])) continue;
+    to.push_back(views_[i]);
+    from.push_back(sources_[i]);
+  }
+  if (!to.empty()) compat::copy_list(to, from);
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {
-    all.entries.at(weight.unsafeGetTensorImpl()).version = weight._version();
+    WeightCopy& entry = all.entries.at(weight.unsafeGetTensorImpl());
+    entry.version = weight._version();
+    entry.written = false;
   }
 }
 
@@ -197,6 +207,22 @@ bool WeightCopies::converts_per_use(const Tensor& weight,
 bool WeightCopies::has_single_use(const Tensor& weight) {
   const auto entry = find_entry(weight);
   return entry && entry->single_use;
+}
+
+Tensor WeightCopies::memory_of(const Tensor& weight) {
+  const auto entry = find_entry(weight);
+  return entry ? entry->copy : Tensor();
+}
+
+void WeightCopies::mark_current(const std::vector<Tensor>& weights) {
+  WeightRegistry& all = weight_registry();
+  const std::unique_lock lock(all.mutex);
+  for (const Tensor& weight : weights) {
+    const auto found = all.entries.find(weight.unsafeGetTensorImpl());
+    if (found == all.entries.end()) continue;
+    found->second.version = weight._version();
+    found->second.written = true;
+  }
 }
 
 Tensor WeightCopies::ones(const Tensor& weight, int64_t count) {

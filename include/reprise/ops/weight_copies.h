@@ -52,7 +52,8 @@ class WeightCopies {
   WeightCopies(const WeightCopies&) = delete;
   WeightCopies& operator=(const WeightCopies&) = delete;
 
-  /// Copies the current values of the weights into the same memory.
+  /// Copies the current values of the weights into the same memory, unless an update has
+  /// already written them.
   void refresh();
 
   /// Marks the copies as outdated. Must be called before the weights change.
@@ -86,6 +87,13 @@ class WeightCopies {
 
   /// Whether `weight` is held and not one of shared_weights.
   static bool has_single_use(const torch::Tensor& weight);
+
+  /// The copy of `weight`, up to date or not, for an update to write; undefined if there is
+  /// none.
+  static torch::Tensor memory_of(const torch::Tensor& weight);
+
+  /// Marks the copies of `weights` as up to date: an update has written them.
+  static void mark_current(const std::vector<torch::Tensor>& weights);
 
   /// (1, count) ones in the type of the copies, if `weight` is held and on CUDA; a matrix
   /// product with them adds up rows. Undefined otherwise, and for counts above 65,536.

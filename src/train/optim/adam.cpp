@@ -1,5 +1,6 @@
 // Tested by tests/train/optim/optimizer_test.cpp.
 #include "compat/fused_optimizer.h"
+#include "ops/adam_update.h"
 #include "train/optim/list_optimizer.h"
 #include "train/optim/registry.h"
 
@@ -52,6 +53,33 @@ class Adam final : public ListOptimizer {
   }
 
   void update_fused(const List& list, double lr) override {
+    std::vector<detail::AdamParameter> ours;
+    List others;
+    others.state.resize(2);
+    for (size_t i = 0; i < list.parameters.size(); ++i) {
+      const detail::AdamParameter entry{list.parameters[i], list.gradients[i],
+                                        list.state[0][i], list.state[1][i],
+                                        list.counts[i]};
+      if (detail::adam_update_eligible(entry)) {
+        ours.push_back(entry);
+        continue;
+      }
+      others.parameters.push_back(entry.parameter);
+      others.gradients.push_back(entry.gradient);
+      others.counts.push_back(entry.count);
+      others.state[0].push_back(entry.mean);
+      others.state[1].push_back(entry.square);
+    }
+    if (!others.parameters.empty()) update_by_library(others, lr);
+    if (ours.empty()) return;
+    detail::adam_update(ours, {lr, options_.beta1, options_.beta2, options_.eps,
+                               options_.weight_decay, decoupled_});
+  }
+
+  Temporaries temporaries() const override { return Temporaries::kList; }
+
+ private:
+  void update_by_library(const List& list, double lr) const {
     // Fill on the device, without a copy or synchronization.
     std::map<int64_t, torch::Tensor> by_count;
     Tensors steps;
@@ -69,9 +97,6 @@ class Adam final : public ListOptimizer {
                          options_.weight_decay, decoupled_});
   }
 
-  Temporaries temporaries() const override { return Temporaries::kList; }
-
- private:
   const OptimizerOptions options_;
   const bool decoupled_;
 };

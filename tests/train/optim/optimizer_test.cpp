@@ -3,10 +3,12 @@
 #include "train/optim/optimizer_values.h"
 
 #include <reprise/memory/meter.h>
+#include <reprise/ops/weight_copies.h>
 #include <reprise/train/optimizer.h>
 
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <map>
 
 namespace reprise {
@@ -365,6 +367,70 @@ TEST(Optimizer, LoadsAnEmptyStateAsInitialState) {
   step(*optimizer, parameters, 0);
   optimizer->load({});
   EXPECT_TRUE(optimizer->state().empty());
+}
+
+/// Adam's formula in double precision.
+void reference_step(Tensor& p, Tensor& m, Tensor& v, const Tensor& g, int t,
+                    const OptimizerOptions& options, double lr) {
+  p.mul_(1 - lr * options.weight_decay);
+  m = options.beta1 * m + (1 - options.beta1) * g;
+  v = options.beta2 * v + (1 - options.beta2) * g * g;
+  const auto mean = m / (1 - std::pow(options.beta1, t));
+  const auto square = v / (1 - std::pow(options.beta2, t));
+  p -= lr * mean / (square.sqrt() + options.eps);
+}
+
+TEST(Optimizer, AdamWUpdatesManyTensorsAndTheirHalfPrecisionCopies) {
+  OptimizerOptions options;
+  options.name = "adamw";
+  options.weight_decay = 0.1;
+  NamedTensors parameters;
+  std::vector<Tensor> weights, means, squares, values;
+  torch::manual_seed(3);
+  // More than a launch takes, of sizes that no vector divides, one of them a view that is
+  // not aligned.
+  for (int64_t i = 0; i < 60; ++i) {
+    const int64_t rows = i == 7 ? 4099 : 1 + i % 5, columns = 1 + i % 7;
+    Tensor weight = torch::randn({rows, columns}, on_device());
+    if (i == 9) weight = torch::randn({rows * columns + 1}, on_device())
+                             .narrow(0, 1, rows * columns)
+                             .view({rows, columns});
+    weight.requires_grad_();
+    parameters.emplace_back("p" + std::to_string(i), weight);
+    weights.push_back(weight);
+    values.push_back(weight.detach().cpu().to(torch::kDouble));
+    means.push_back(torch::zeros_like(values.back()));
+    squares.push_back(torch::zeros_like(values.back()));
+  }
+  const auto optimizer = make_optimizer(options, parameters);
+  WeightCopies copies(weights, torch::kBFloat16);
+  for (int t = 1; t <= 3; ++t) {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const Tensor g = torch::randn_like(weights[i]);
+      weights[i].mutable_grad() = g;
+      reference_step(values[i], means[i], squares[i],
+                     g.cpu().to(torch::kDouble), t, options, 0.01);
+    }
+    copies.expire();
+    const int64_t version = weights[0]._version();
+    optimizer->step(0.01);
+    EXPECT_GT(weights[0]._version(), version);
+    // Copies that the update has written are up to date, others are after refresh().
+    for (int pass = 0; pass < 2; ++pass) {
+      for (const Tensor& weight : weights) {
+        const Tensor copy = WeightCopies::find(weight, torch::kBFloat16);
+        if (pass == 0 && !copy.defined()) continue;
+        EXPECT_TRUE(torch::equal(copy, weight.detach().to(torch::kBFloat16)));
+      }
+      copies.refresh();
+    }
+    for (size_t i = 0; i < weights.size(); ++i) {
+      EXPECT_LT(relative_error(weights[i].detach().cpu().to(torch::kDouble),
+                               values[i]),
+                1e-6)
+          << i << " after " << t;
+    }
+  }
 }
 
 }  // namespace
