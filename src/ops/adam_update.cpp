@@ -47,6 +47,8 @@ void adam_update(const std::vector<AdamParameter>& parameters,
   kernels::AdamUpdate launch;
   launch.beta1 = static_cast<float>(settings.beta1);
   launch.beta2 = static_cast<float>(settings.beta2);
+  launch.rest1 = static_cast<float>(1 - settings.beta1);
+  launch.rest2 = static_cast<float>(1 - settings.beta2);
   launch.epsilon = static_cast<float>(settings.eps);
   if (settings.decoupled) {
     launch.keep = static_cast<float>(1 - settings.lr * settings.weight_decay);

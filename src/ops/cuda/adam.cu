@@ -17,14 +17,14 @@ struct Table {
 };
 
 struct Settings {
-  float beta1, beta2, epsilon, keep, decay, rate, inverse_root;
+  float beta1, beta2, rest1, rest2, epsilon, keep, decay, rate, inverse_root;
 };
 
 __device__ void update1(const Settings& s, float& p, float g, float& m,
                         float& v) {
   g += s.decay * p;
-  m = s.beta1 * m + (1 - s.beta1) * g;
-  v = s.beta2 * v + (1 - s.beta2) * g * g;
+  m = s.beta1 * m + s.rest1 * g;
+  v = s.beta2 * v + s.rest2 * g * g;
   const float divisor = sqrtf(v) * s.inverse_root + s.epsilon;
   p = p * s.keep - s.rate * m / divisor;
 }
@@ -44,10 +44,9 @@ __global__ void __launch_bounds__(kThreads)
     update_kernel(const __grid_constant__ Table table) {
   const int index = find_tensor(table, blockIdx.x);
   const AdamTensor& tensor = table.update.tensors[index];
-  const Settings s = {table.update.beta1, table.update.beta2,
-                      table.update.epsilon, table.update.keep,
-                      table.update.decay,   tensor.rate,
-                      1 / tensor.root};
+  const AdamUpdate& all = table.update;
+  const Settings s = {all.beta1, all.beta2, all.rest1,   all.rest2,      all.epsilon,
+                      all.keep,  all.decay, tensor.rate, 1 / tensor.root};
   auto* copy = static_cast<Copy*>(tensor.copy);
   const int64_t first =
       static_cast<int64_t>(blockIdx.x - table.first[index]) * kPerBlock;

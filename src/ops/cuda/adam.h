@@ -28,6 +28,8 @@ struct AdamUpdate {
   int count = 0;
   DType copy_type = DType::kBFloat16;  ///< of all copies
   float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
+  /// 1 − β, rounded once: in single precision 1 − 0.999 is wrong by 5e-5.
+  float rest1 = 0.1F, rest2 = 0.001F;
   /// Factor of the parameter before the update: 1 − learning rate × decoupled weight decay.
   float keep = 1;
   float decay = 0;  ///< weight decay that is added to the gradient
