@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-/// CUDA kernels of ops::norm_relu(). Several blocks share a channel, so that statistics of
+/// CUDA kernels of ops::norm_act() for contiguous images. Several blocks share a channel, so that statistics of
 /// large images fill the device, and the ReLU and the max pool run in the pass that
 /// applies the norm. All tensors are contiguous (N, C, H, W) in float32. No atomics:
-/// results are reproducible bit for bit. Tested by tests/ops/norm_relu_test.cpp.
+/// results are reproducible bit for bit. Tested by tests/ops/norm_act_test.cpp.
 namespace reprise::detail::kernels {
 
 struct NormReluShape {
