@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernel.h"
+#include "norm_statistics.h"
 
 #include <cstdint>
 
@@ -43,17 +44,10 @@ struct NormTensors {
   float* inverse_deviation = nullptr;  ///< (shape.statistics())
 };
 
-/// Running statistics of a BatchNorm, (channels) each; null if they are not tracked.
-struct RunningStatistics {
-  float* mean = nullptr;
-  float* variance = nullptr;
-  double momentum = 0;
-};
-
 struct NormReluForward {
   NormReluShape shape{};
   NormTensors tensors{};
-  RunningStatistics running{};  ///< updated
+  RunningMoments running{};  ///< updated
   double epsilon = 0;
   float* scratch = nullptr;  ///< shape.scratch_size() floats
   // Outputs.
