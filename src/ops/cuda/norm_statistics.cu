@@ -23,14 +23,21 @@ __global__ void __launch_bounds__(kRowThreads, 4)
   __shared__ int counts[kRowThreads];
   const Place place(t);
   float origin[kWidth] = {}, sum[kWidth] = {}, squares[kWidth] = {};
-  const int first_rows = place.count < kBatch ? place.count : kBatch;
-  const float first_share = 1.0f / first_rows;
-#pragma unroll 2
-  for (int i = 0; i < first_rows; ++i) {
-    float v[kWidth];
-    unpack<T>(x[place.at(i)], v);
+  if (place.count > 0) {
+    uint4 bits[kBatch];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) origin[j] = fmaf(v[j], first_share, origin[j]);
+    for (int u = 0; u < kBatch; ++u) {
+      bits[u] = x[place.at(min(u, place.count - 1))];
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      float v[kWidth];
+      unpack<T>(bits[u], v);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        origin[j] = fmaf(v[j], 1.0f / kBatch, origin[j]);
+      }
+    }
   }
   for (int i = 0; i < place.count; i += kBatch) {
     uint4 bits[kBatch];
