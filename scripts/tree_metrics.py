@@ -47,7 +47,7 @@ KINDS = {
                 r"\"NAME\"(?!\s*;)|, NAME,|\bNAME_dataset|data/NAME\.",
                 r"include/|src/data/|tools/"),
     "optimizer": (["adafactor", "adam8bit", "sgd"], r"\bNAME\b|_NAME\b|\bNAME_", r".*"),
-    "operator with kernel": (["add_norm", "image_conv", "norm_relu"], r"\bNAME|\bName",
+    "operator with kernel": (["add_norm", "image_conv", "norm_act"], r"\bNAME|\bName",
                              r"include/reprise/(ops/|lean/|\w+\.h)|src/(ops|lean)/"),
     # All flags of two words, because single words have other meanings as well.
     "flag": (["base-batch", "eval-every", "fp32-products", "global-batch", "host-memory",

@@ -45,12 +45,12 @@ BuiltModel build_cnn_basic(const std::string& name,
     if (options.norm == "batch") {
       const SyncBatchNorm2d batch(next);
       part->register_module("norm", batch);
-      norm_relu = [batch](const Tensor& x) { return ops::norm_relu(batch, x); };
+      norm_relu = [batch](const Tensor& x) { return ops::norm_act(batch, x); };
     } else {
       const torch::nn::GroupNorm group(
           torch::nn::GroupNormOptions(next / 8, next));
       part->register_module("norm", group);
-      norm_relu = [group](const Tensor& x) { return ops::norm_relu(group, x); };
+      norm_relu = [group](const Tensor& x) { return ops::norm_act(group, x); };
     }
     built.stages.push_back(
         make_stage(block,
@@ -84,18 +84,18 @@ BuiltModel build_cnn_blocks(const std::string& name,
     auto conv = part->register_module(
         "conv", Conv2d(Conv2dOptions(channels, next, 3).padding(1)));
     auto norm = part->register_module("norm", SyncBatchNorm2d(next));
+    const auto run = [conv, norm, first](const Tensor& x, bool compact) {
+      return ops::norm_act(
+          norm, run_conv(conv, x, first),
+          {.pool = ops::MaxPoolOptions{}, .compact_pool = compact});
+    };
     built.stages.push_back(
         make_stage(block,
-                   [conv, norm, first](const Tensor& x) {
-                     return ops::norm_relu(norm, run_conv(conv, x, first),
-                                           ops::NormActivation::kReluMaxPool);
-                   },
+                   [run](const Tensor& x) { return run(x, /*compact=*/false); },
                    {part})
             .with_variant("compact pool",
-                          [conv, norm, first](const Tensors& in) {
-                            return Tensors{ops::norm_relu(
-                                norm, run_conv(conv, in.at(0), first),
-                                ops::NormActivation::kReluCompactMaxPool)};
+                          [run](const Tensors& in) {
+                            return Tensors{run(in.at(0), /*compact=*/true)};
                           })
             .on_first());
     channels = next;

@@ -2,8 +2,7 @@
 #include "models/layers.h"
 #include "models/loss.h"
 
-#include <reprise/ops/batch_norm.h>
-#include <reprise/ops/pool.h>
+#include <reprise/ops/norm.h>
 
 #include <torch/nn.h>
 
@@ -63,13 +62,13 @@ class ResNetBlockImpl : public torch::nn::Module {
       y = checkpoint_if(
           recompute_norms,
           [this, i](const Tensor& t) {
-            return convs_[i](relu_inplace(norms_[i - 1](t)));
+            return convs_[i](ops::norm_act(norms_[i - 1], t));
           },
           y);
     }
-    y = norms_.back()(y);
-    y.add_(downsample_.is_empty() ? x : shortcut(x));
-    return relu_inplace(y);
+    return ops::norm_act(
+        norms_.back(), y,
+        {.residual = downsample_.is_empty() ? x : shortcut(x)});
   }
 
  private:
@@ -78,17 +77,19 @@ class ResNetBlockImpl : public torch::nn::Module {
   /// multiple of the vector size. Such a convolution reads only every stride-th position, so
   /// these are selected first and the convolution has stride 1.
   Tensor shortcut(const Tensor& x) {
-    const auto& conv = downsample_->at<torch::nn::Conv2dImpl>(0);
-    const int64_t stride = conv.options.stride()->at(0);
+    const Conv2d conv(downsample_->ptr<torch::nn::Conv2dImpl>(0));
+    const SyncBatchNorm2d norm(downsample_->ptr<SyncBatchNorm2dImpl>(1));
+    const ops::NormActOptions only_norm{.activation = ops::Activation::kNone};
+    const int64_t stride = conv->options.stride()->at(0);
     if (stride == 1 || !x.device().is_cpu() ||
         x.suggest_memory_format() != at::MemoryFormat::ChannelsLast) {
-      return downsample_->forward(x);
+      return ops::norm_act(norm, run_conv(conv, x, /*first=*/false), only_norm);
     }
     const auto every = [stride](const Tensor& t, int64_t dim) {
       return t.slice(dim, 0, t.size(dim), stride);
     };
-    const Tensor y = torch::conv2d(every(every(x, 2), 3), conv.weight);
-    return downsample_->at<SyncBatchNorm2dImpl>(1).forward(y);
+    const Tensor y = torch::conv2d(every(every(x, 2), 3), conv->weight);
+    return ops::norm_act(norm, y, only_norm);
   }
 
   std::vector<Conv2d> convs_;
@@ -107,20 +108,18 @@ BuiltModel build_resnet(const ModelOptions& options, Kind kind,
   auto conv =
       root.register_module("conv1", make_conv(options.channels, planes, 7, 2));
   auto norm = root.register_module("bn1", SyncBatchNorm2d(planes));
+  const auto stem = [conv, norm](const Tensor& x, bool compact) {
+    const ops::MaxPoolOptions pool{.kernel = 3, .stride = 2, .padding = 1};
+    return ops::norm_act(norm, run_conv(conv, x, /*first=*/false),
+                         {.pool = pool, .compact_pool = compact});
+  };
   built.stages.push_back(
       make_stage("stem",
-                 [conv, norm](const Tensor& x) mutable {
-                   return torch::max_pool2d(
-                       relu_inplace(norm->forward(conv->forward(x))),
-                       /*kernel=*/3,
-                       /*stride=*/2, /*padding=*/1);
-                 },
+                 [stem](const Tensor& x) { return stem(x, /*compact=*/false); },
                  {conv, norm})
           .with_variant("compact pool",
-                        [conv, norm](const Tensors& in) mutable {
-                          return Tensors{ops::relu_max_pool2d(
-                              norm->forward(conv->forward(in.at(0))),
-                              {.kernel = 3, .stride = 2, .padding = 1})};
+                        [stem](const Tensors& in) {
+                          return Tensors{stem(in.at(0), /*compact=*/true)};
                         })
           .on_first());
 

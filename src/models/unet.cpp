@@ -2,7 +2,7 @@
 #include "models/layers.h"
 #include "models/loss.h"
 
-#include <reprise/ops/batch_norm.h>
+#include <reprise/ops/norm.h>
 #include <reprise/ops/pool.h>
 
 #include <torch/nn.h>
@@ -28,7 +28,7 @@ class ConvBlockImpl : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& x) {
-    return relu_inplace(norm_(run_conv(conv_, x, first_)));
+    return ops::norm_act(norm_, run_conv(conv_, x, first_));
   }
 
  private:

@@ -2,7 +2,7 @@
 #include "models/layers.h"
 #include "models/loss.h"
 
-#include <reprise/ops/pool.h>
+#include <reprise/ops/conv.h>
 
 #include <torch/nn.h>
 
@@ -50,18 +50,21 @@ BuiltModel build_vgg16(const std::string& name, const ModelOptions& options) {
     const std::string number = std::to_string(layer);
     auto conv = features->register_module(number, make_conv(channels, next));
     const bool first = i == 0, pool = kPlan[i + 1] == 0;
-    Stage stage = make_stage("features." + number,
-                             [conv, first, pool](const Tensor& x) {
-                               const Tensor y =
-                                   relu_inplace(run_conv(conv, x, first));
-                               return pool ? torch::max_pool2d(y, 2) : y;
-                             },
-                             {conv});
+    const auto run = [conv, first, pool](const Tensor& x, bool compact) {
+      ops::ConvReluOptions options;
+      if (pool) options.pool = ops::MaxPoolOptions{};
+      options.compact_pool = compact;
+      // The kernel for first layers is for planes.
+      return first && x.is_contiguous() ? relu_inplace(ops::image_conv(conv, x))
+                                        : ops::conv_relu(conv, x, options);
+    };
+    Stage stage = make_stage(
+        "features." + number,
+        [run](const Tensor& x) { return run(x, /*compact=*/false); }, {conv});
     if (pool) {
-      stage =
-          stage.with_variant("compact pool", [conv](const Tensors& in) mutable {
-            return Tensors{ops::relu_max_pool2d(conv->forward(in.at(0)))};
-          });
+      stage = stage.with_variant("compact pool", [run](const Tensors& in) {
+        return Tensors{run(in.at(0), /*compact=*/true)};
+      });
     }
     built.stages.push_back(stage.on_first());
     channels = next;

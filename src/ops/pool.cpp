@@ -25,10 +25,6 @@ constexpr int64_t kMaxIndicesCuda = int64_t{1} << 22;
 // Positions within a window are stored as one byte.
 constexpr int64_t kMaxKernel = 16;
 
-int64_t stride_of(const MaxPoolOptions& options) {
-  return options.stride == 0 ? options.kernel : options.stride;
-}
-
 /// A max pool that stores the position of each maximum within its window as a byte.
 ///
 /// LibTorch's index of a maximum is h·W + w in its plane. Its offset from the first element
@@ -38,7 +34,7 @@ class BytePositionPool {
  public:
   BytePositionPool(const MaxPoolOptions& options, std::vector<int64_t> sizes)
       : kernel_(options.kernel),
-        stride_(stride_of(options)),
+        stride_(options.step()),
         padding_(options.padding),
         sizes_(std::move(sizes)),
         width_(sizes_[3]) {}
@@ -171,9 +167,9 @@ class MaxPoolOperator : public torch::autograd::Function<MaxPoolOperator> {
 void check_pool(const Tensor& x, const MaxPoolOptions& options) {
   TORCH_CHECK(x.dim() == 4, "[max_pool2d] expected (N, C, H, W), got ",
               x.sizes());
-  TORCH_CHECK(options.kernel >= 1 && stride_of(options) >= 1,
+  TORCH_CHECK(options.kernel >= 1 && options.step() >= 1,
               "[max_pool2d] expected a kernel and a stride of at least 1, got ",
-              options.kernel, " and ", stride_of(options));
+              options.kernel, " and ", options.step());
 }
 
 bool pool_eligible(const Tensor& x, const MaxPoolOptions& options) {
@@ -184,8 +180,7 @@ bool pool_eligible(const Tensor& x, const MaxPoolOptions& options) {
 }  // namespace
 
 Tensor fallback::max_pool2d(const Tensor& x, const MaxPoolOptions& options) {
-  return torch::max_pool2d(x, options.kernel, stride_of(options),
-                           options.padding);
+  return torch::max_pool2d(x, options.kernel, options.step(), options.padding);
 }
 
 Tensor fallback::relu_max_pool2d(const Tensor& x,

@@ -4,6 +4,7 @@
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/image_conv.h"
+#include "ops/cuda/norm_act_pool.h"
 #include "ops/cuda/norm_relu.h"
 #include "ops/cuda/tf32x3_gemm.h"
 #include "support.h"
@@ -91,6 +92,30 @@ TEST(Kernels, PartsAndScratchMemory) {
   EXPECT_EQ(norm.scratch_size(), 2 * 18 * 2);
   norm.groups = 3;
   EXPECT_EQ(norm.statistics(), 6);
+}
+
+TEST(Kernels, PartsOfChannelsLastImages) {
+  kernels::RowsShape rows;
+  rows.samples = 2;
+  rows.channels = 320;
+  rows.height = rows.width = 100;
+  rows.type = kernels::DType::kBFloat16;
+  EXPECT_EQ(rows.vectors(), 40);
+  EXPECT_EQ(rows.column_blocks(), 2);
+  EXPECT_EQ(rows.vectors_of_block(), 20);
+  EXPECT_EQ(rows.rows_of_block(), 12);
+  EXPECT_EQ(rows.statistics(), 320);
+  EXPECT_EQ(rows.moment_parts(), 264);
+  EXPECT_EQ(rows.scratch_size(), 2 * 264 * 320);
+  rows.groups = 32;
+  EXPECT_EQ(rows.statistics(), 64);
+  EXPECT_EQ(rows.rows_of_instance(), 10000);
+  EXPECT_EQ(rows.moment_parts(), 132);
+  rows.height = rows.width = 3;  // less than four rows per thread
+  EXPECT_EQ(rows.sum_parts(), 1);
+  const kernels::PoolWindow window{3, 1};
+  EXPECT_EQ(window.outputs(112), 56);
+  EXPECT_EQ(window.outputs(7), 4);
 }
 
 TEST(Kernels, SupportedConvolutions) {

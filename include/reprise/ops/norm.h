@@ -1,9 +1,12 @@
 #pragma once
 
 #include <reprise/ops/batch_norm.h>
+#include <reprise/ops/pool.h>
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/normalization.h>
+
+#include <optional>
 
 namespace reprise::ops {
 
@@ -28,30 +31,38 @@ struct AddNormResult {
 AddNormResult add_norm(const torch::Tensor& x, const torch::Tensor& branch,
                        torch::nn::LayerNorm norm);
 
-/// What follows a norm.
-enum class NormActivation {
-  kRelu,         ///< ReLU
-  kReluMaxPool,  ///< ReLU and a 2 × 2 max pool
-  /// The same, saving less: the fallback uses ops::relu_max_pool2d().
-  kReluCompactMaxPool,
+enum class Activation { kNone, kRelu, kSilu };
+
+/// What follows a norm, in this order.
+struct NormActOptions {
+  torch::Tensor residual{};  ///< added to the norm's output if defined
+  Activation activation = Activation::kRelu;
+  std::optional<MaxPoolOptions> pool{};  ///< a max pool
+  /// The fallback saves less for the pool: it uses ops::max_pool2d() or
+  /// ops::relu_max_pool2d(). The kernels always do.
+  bool compact_pool = false;
 };
 
 }  // namespace reprise::ops
 
 namespace reprise::detail {
 
-/// The CUDA implementation of norm_relu() for BatchNorm in training and for GroupNorm.
-/// Returns an undefined tensor if the kernels do not support the arguments.
-torch::Tensor batch_norm_relu(const BatchNormState& norm,
-                              const torch::Tensor& x,
-                              ops::NormActivation activation);
-torch::Tensor group_norm_relu(const torch::nn::GroupNormImpl& norm,
-                              const torch::Tensor& x,
-                              ops::NormActivation activation);
+/// The CUDA implementations of norm_act() for BatchNorm in training and for GroupNorm.
+/// Return an undefined tensor if the kernels do not support the arguments.
+torch::Tensor batch_norm_act(const BatchNormState& norm, const torch::Tensor& x,
+                             const ops::NormActOptions& options);
+torch::Tensor group_norm_act(const torch::nn::GroupNormImpl& norm,
+                             const torch::Tensor& x,
+                             const ops::NormActOptions& options);
 
-/// Applies the activation to the output of a norm, in place if possible.
+/// `norm.forward(x)` in the type of x. LibTorch's kernels for CUDA require weights of that
+/// type.
+torch::Tensor forward_group_norm(torch::nn::GroupNormImpl& norm,
+                                 const torch::Tensor& x);
+
+/// Applies `options` to the output of a norm with LibTorch, in place if possible.
 torch::Tensor activate_normalized(torch::Tensor normalized,
-                                  ops::NormActivation activation);
+                                  const ops::NormActOptions& options);
 
 }  // namespace reprise::detail
 
@@ -62,47 +73,64 @@ namespace fallback {
 AddNormResult add_norm(const torch::Tensor& x, const torch::Tensor& branch,
                        torch::nn::LayerNorm norm);
 
-/// `norm->forward(x)`, then LibTorch's ReLU and max pool. Pools before the ReLU, which
-/// gives the same result.
+/// `norm->forward(x)`, then LibTorch's addition, activation and max pool. Pools before a
+/// ReLU, which gives the same result.
 template <class Norm>
-torch::Tensor norm_relu(Norm norm, const torch::Tensor& x,
-                        NormActivation activation = NormActivation::kRelu) {
-  return detail::activate_normalized(norm->forward(x), activation);
+torch::Tensor norm_act(Norm norm, const torch::Tensor& x,
+                       const NormActOptions& options = {}) {
+  return detail::activate_normalized(norm->forward(x), options);
+}
+inline torch::Tensor norm_act(torch::nn::GroupNorm norm, const torch::Tensor& x,
+                              const NormActOptions& options = {}) {
+  return detail::activate_normalized(detail::forward_group_norm(*norm, x),
+                                     options);
 }
 
 }  // namespace fallback
 
-/// torch::relu(norm(x)) for x (N, C, H, W), or max_pool2d(relu(norm(x)), 2). `norm`:
-/// torch::nn::BatchNorm2d, SyncBatchNorm2d or torch::nn::GroupNorm. Updates running
-/// statistics as the module does.
+/// max_pool(act(norm(x) + residual)) for x (N, C, H, W); by default relu(norm(x)):
 ///
-/// Uses CUDA kernels if x is contiguous and float32, autocast is off, BatchNorm is in
-/// training and no SyncBatchNormScope is open. LibTorch computes the statistics of a
-/// channel (or group) in one block of threads, which leaves most of a large GPU idle if
-/// images are large and channels few, and runs further passes for the ReLU and the pool.
-/// Here several blocks share a channel, and one pass does all that follows. Saves x and two
-/// floats per statistic; with the pool, one byte per output as well.
+///     x = ops::norm_act(norm, conv->forward(x));
+///     return ops::norm_act(last, x, {.residual = shortcut});
 ///
-///     passes (r read, w write)     fallback                    kernels
-///     BatchNorm, ReLU              r rw rw, rrw rr rrw         r rw, rr rrw
-///     BatchNorm, ReLU, pool        r rw rw r, w rrw rr rrw     r r, r rw
+/// `norm`: torch::nn::BatchNorm2d, SyncBatchNorm2d or torch::nn::GroupNorm. Updates running
+/// statistics as the module does. The result has the type of x: under autocast, a
+/// half-precision x is not converted (LibTorch converts it for GroupNorm).
 ///
-/// Results equal the fallback's up to the order of additions, and are reproducible bit for
-/// bit. No second derivative.
+/// Uses CUDA kernels if BatchNorm is in training, no SyncBatchNormScope is open, and x is
+///   - channels-last in float32, float16 or bfloat16, with a number of channels that is a
+///     multiple of 4 in float32 and of 8 otherwise. A residual has the type of x. A pool has
+///     a kernel of 2 or 3 and a stride of 2, and follows a ReLU or the norm;
+///   - or contiguous in float32, autocast is off, there is no residual, and what follows is
+///     a ReLU and at most a 2 × 2 pool.
+///
+/// LibTorch computes the statistics of a channel (or group) in few blocks of threads, and
+/// runs further passes for what follows. Here several blocks share a channel, statistics
+/// are merged from parts (no difference of large sums), and one pass does all that follows.
+///
+///     passes (r read, w write)     fallback                          kernels
+///     BatchNorm, ReLU              r rw rw, rrw rr rrw               r rw, rr rrw
+///     BatchNorm, residual, ReLU    r rw rrw rw, rrw rr rrw           r rrw, rrrw rrw
+///     BatchNorm, ReLU, pool        r rw rw r, w rrw rr rrw           r r, r rw
+///
+/// Saves x and two floats per statistic; with the pool, one byte per output as well; with
+/// a residual and an activation, y (ReLU) or the residual (SiLU), which the neighbouring
+/// layers usually save anyway. The gradient of the residual is the masked dy of the first
+/// pass. Results equal the fallback's up to rounding, and are reproducible bit for bit. No
+/// second derivative.
 template <class Norm>
-torch::Tensor norm_relu(Norm norm, const torch::Tensor& x,
-                        NormActivation activation = NormActivation::kRelu) {
+torch::Tensor norm_act(Norm norm, const torch::Tensor& x,
+                       const NormActOptions& options = {}) {
   torch::Tensor y;
   if (norm->is_training() && !SyncBatchNormScope::active()) {
-    y = detail::batch_norm_relu(batch_norm_state(*norm), x, activation);
+    y = detail::batch_norm_act(batch_norm_state(*norm), x, options);
   }
-  return y.defined() ? y : fallback::norm_relu(norm, x, activation);
+  return y.defined() ? y : fallback::norm_act(norm, x, options);
 }
-inline torch::Tensor norm_relu(
-    torch::nn::GroupNorm norm, const torch::Tensor& x,
-    NormActivation activation = NormActivation::kRelu) {
-  const torch::Tensor y = detail::group_norm_relu(*norm, x, activation);
-  return y.defined() ? y : fallback::norm_relu(norm, x, activation);
+inline torch::Tensor norm_act(torch::nn::GroupNorm norm, const torch::Tensor& x,
+                              const NormActOptions& options = {}) {
+  const torch::Tensor y = detail::group_norm_act(*norm, x, options);
+  return y.defined() ? y : fallback::norm_act(norm, x, options);
 }
 
 /// Root-mean-square norm over the last dimension, as before each layer of a Llama:

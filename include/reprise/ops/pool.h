@@ -10,6 +10,8 @@ struct MaxPoolOptions {
   int64_t kernel = 2;  ///< side of the window
   int64_t stride = 0;  ///< 0: equal to the kernel
   int64_t padding = 0;
+
+  int64_t step() const { return stride == 0 ? kernel : stride; }
 };
 
 /// Equivalent to torch::max_pool2d(x) for x (N, C, H, W), forward and backward, bit for

@@ -119,7 +119,7 @@ __device__ long long parts_of_statistic(const Sizes& s) {
 /// statistics.
 __global__ void merge_kernel(Sizes s, const float* scratch, float* mean,
                              float* inverse_deviation, double epsilon,
-                             RunningStatistics running) {
+                             RunningMoments running) {
   __shared__ double counts[kThreads], means[kThreads], squares[kThreads];
   const int statistic = blockIdx.x;
   const long long parts = parts_of_statistic(s);

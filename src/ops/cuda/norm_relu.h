@@ -1,13 +1,14 @@
 #pragma once
 
 #include "kernel.h"
+#include "norm_statistics.h"
 
 #include <cstdint>
 
-/// CUDA kernels of ops::norm_relu(). Several blocks share a channel, so that statistics of
+/// CUDA kernels of ops::norm_act() for contiguous images. Several blocks share a channel, so that statistics of
 /// large images fill the device, and the ReLU and the max pool run in the pass that
 /// applies the norm. All tensors are contiguous (N, C, H, W) in float32. No atomics:
-/// results are reproducible bit for bit. Tested by tests/ops/norm_relu_test.cpp.
+/// results are reproducible bit for bit. Tested by tests/ops/norm_act_test.cpp.
 namespace reprise::detail::kernels {
 
 struct NormReluShape {
@@ -43,17 +44,10 @@ struct NormTensors {
   float* inverse_deviation = nullptr;  ///< (shape.statistics())
 };
 
-/// Running statistics of a BatchNorm, (channels) each; null if they are not tracked.
-struct RunningStatistics {
-  float* mean = nullptr;
-  float* variance = nullptr;
-  double momentum = 0;
-};
-
 struct NormReluForward {
   NormReluShape shape{};
   NormTensors tensors{};
-  RunningStatistics running{};  ///< updated
+  RunningMoments running{};  ///< updated
   double epsilon = 0;
   float* scratch = nullptr;  ///< shape.scratch_size() floats
   // Outputs.
