@@ -71,21 +71,20 @@ class Gpt2AttentionImpl : public torch::nn::Module {
   /// `more`: {mask} of the segments, or nothing.
   Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
                  RecomputeChoice recompute, const Tensors& more) {
-    const auto parts = run_on_normal(c_attn_, x, normal, norm).chunk(3, -1);
-    const auto mix = [this](const Tensor& q, const Tensor& k, const Tensor& v,
+    const auto [q, k, v] = ops::split_heads(
+        run_on_normal(c_attn_, x, normal, norm), heads_, heads_);
+    const auto mix = [this](const Tensor& a, const Tensor& b, const Tensor& c,
                             const auto&... mask) {
       MultiHeadOptions options;
-      options.heads = heads_;
       options.causal = true;
       if constexpr (sizeof...(mask) > 0) options.mask = (mask, ...);
       options.dropout = is_training() ? dropout_ : 0;
-      return c_proj_(multi_head_attention(q, k, v, options));
+      return c_proj_(multi_head_attention(a, b, c, options));
     };
-    const Tensor mixed = more.empty()
-                             ? checkpoint_if(recompute.attention, mix, parts[0],
-                                             parts[1], parts[2])
-                             : checkpoint_if(recompute.attention, mix, parts[0],
-                                             parts[1], parts[2], more[0]);
+    const Tensor mixed =
+        more.empty()
+            ? checkpoint_if(recompute.attention, mix, q, k, v)
+            : checkpoint_if(recompute.attention, mix, q, k, v, more[0]);
     return drop_out(mixed, dropout_, is_training(), recompute);
   }
 

@@ -1,9 +1,12 @@
 #include "models/layers.h"
 
+#include "models/lora_adapter.h"
 #include "models/loss.h"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/init.h>
+
+#include <algorithm>
 
 namespace reprise::detail {
 
@@ -44,6 +47,16 @@ std::vector<std::vector<Tensor>> packed_groups_of(
   }
   if (biases.empty()) return {weights};
   return {weights, biases};
+}
+
+Tensor run_joined(const std::vector<LoraLinear>& layers, const Tensor& x) {
+  const auto is_adapted = [](const LoraLinear& layer) {
+    return LoraAccess::adapter(*layer.ptr()) != nullptr;
+  };
+  if (std::any_of(layers.begin(), layers.end(), is_adapted)) return {};
+  const auto groups = packed_groups_of(layers);
+  return ops::joined_linear(
+      x, groups[0], groups.size() > 1 ? groups[1] : std::vector<Tensor>{});
 }
 
 std::vector<Tensor> run_packed(const std::vector<LoraLinear>& layers,

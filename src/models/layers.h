@@ -58,6 +58,11 @@ inline torch::Tensor run_linear(const LoraLinear& layer,
 std::vector<torch::Tensor> run_packed(const std::vector<LoraLinear>& layers,
                                       const torch::Tensor& x);
 
+/// ops::joined_linear() of such layers: the outputs side by side in one tensor. Undefined if
+/// one matrix product does not compute them, or if a layer has an adapter.
+torch::Tensor run_joined(const std::vector<LoraLinear>& layers,
+                         const torch::Tensor& x);
+
 /// Weights of the layers, and their biases if they have some: groups for
 /// BuiltModel::packed_groups.
 std::vector<std::vector<torch::Tensor>> packed_groups_of(
@@ -68,6 +73,12 @@ std::vector<std::vector<torch::Tensor>> packed_groups_of(
 template <class F, class... T>
 auto checkpoint_if(bool recompute, F function, const T&... inputs) {
   return recompute ? checkpoint(function, inputs...) : function(inputs...);
+}
+
+/// The same for a function of lists of tensors.
+template <class F>
+Tensors checkpoint_list_if(bool recompute, F function, const Tensors& inputs) {
+  return recompute ? checkpoint_list(function, inputs) : function(inputs);
 }
 
 /// Adds the last two stages of an image classifier: a linear layer and the loss.

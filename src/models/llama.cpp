@@ -41,8 +41,9 @@ class RmsNormImpl : public torch::nn::Module {
       : epsilon_(epsilon),
         weight_(register_parameter("weight", torch::ones({width}))) {}
 
-  Tensor forward(const Tensor& x) {
-    return ops::rms_norm(x, weight_, epsilon_);
+  Tensor forward(const Tensor& x) { return add(x, {}).normalized; }
+  ops::AddNormResult add(const Tensor& x, const Tensor& branch) {
+    return ops::add_rms_norm(x, branch, weight_, epsilon_);
   }
 
  private:
@@ -55,36 +56,50 @@ class LlamaAttentionImpl : public torch::nn::Module {
  public:
   LlamaAttentionImpl(const ModelOptions& options, const LlamaConfig& config,
                      std::shared_ptr<RotaryTable> table)
-      : head_dim_(options.width / options.heads),
+      : heads_(options.heads),
+        kv_heads_(options.kv_heads),
         table_(std::move(table)),
         q_proj_(register_module(
             "q_proj",
             make_projection(options.width, options.width, config.qkv_bias))),
         k_proj_(register_module(
             "k_proj",
-            make_projection(options.width, options.kv_heads * head_dim_,
+            make_projection(options.width,
+                            options.kv_heads * options.width / options.heads,
                             config.qkv_bias))),
         v_proj_(register_module(
             "v_proj",
-            make_projection(options.width, options.kv_heads * head_dim_,
+            make_projection(options.width,
+                            options.kv_heads * options.width / options.heads,
                             config.qkv_bias))),
         o_proj_(register_module(
             "o_proj", make_projection(options.width, options.width))) {}
 
-  /// The attention of norm(x). `more`: {mask, cos, sin} of the segments, or nothing.
-  Tensor forward(const Tensor& x, RmsNorm norm, RecomputeChoice recompute,
-                 const Tensors& more) {
-    const auto [q, k, v] = checkpoint_if(
-        recompute.pointwise,
-        [this, norm](const Tensor& t) mutable { return project(norm(t)); }, x);
-    // All that the attention uses is passed in, so that what it saves is counted.
-    const auto mix = [this](const Tensor& a, const Tensor& b, const Tensor& c,
-                            const auto&... segments) {
-      return run_linear(o_proj_, attend(a, b, c, {segments...}));
+  /// The attention of norm(x). `normal`: norm(x); if it is undefined, norm(x) is computed,
+  /// and again in the backward. `more`: {mask, cos, sin} of the segments, or nothing.
+  Tensor forward(const Tensor& x, const Tensor& normal, RmsNorm norm,
+                 RecomputeChoice recompute, const Tensors& more) {
+    Tensors inputs = {normal.defined() ? normal : x};
+    // All that is used and saved is passed in, so that it is counted. Tables that all
+    // layers share are not.
+    if (!more.empty()) inputs.insert(inputs.end(), {more.at(1), more.at(2)});
+    const Tensors heads = checkpoint_list_if(
+        !normal.defined(),
+        [this, norm, ready = normal.defined()](const Tensors& in) mutable {
+          return project(ready ? in[0] : norm(in[0]), in);
+        },
+        inputs);
+    const auto mix = [this](const Tensor& q, const Tensor& k, const Tensor& v,
+                            const auto&... mask) {
+      MultiHeadOptions options;
+      options.causal = true;
+      if constexpr (sizeof...(mask) > 0) options.mask = (mask, ...);
+      return run_linear(o_proj_, multi_head_attention(q, k, v, options));
     };
-    return more.empty() ? checkpoint_if(recompute.attention, mix, q, k, v)
-                        : checkpoint_if(recompute.attention, mix, q, k, v,
-                                        more.at(0), more.at(1), more.at(2));
+    return more.empty() ? checkpoint_if(recompute.attention, mix, heads[0],
+                                        heads[1], heads[2])
+                        : checkpoint_if(recompute.attention, mix, heads[0],
+                                        heads[1], heads[2], more[0]);
   }
 
   std::vector<std::vector<Tensor>> packed_groups() const {
@@ -92,28 +107,20 @@ class LlamaAttentionImpl : public torch::nn::Module {
   }
 
  private:
-  std::tuple<Tensor, Tensor, Tensor> project(const Tensor& x) {
-    const auto parts = run_packed({q_proj_, k_proj_, v_proj_}, x);
-    return {parts[0], parts[1], parts[2]};
+  /// Queries, keys and values. `inputs`: {…, cos, sin}, or one tensor for the table's.
+  Tensors project(const Tensor& normal, const Tensors& inputs) {
+    HeadsOptions options;
+    options.heads = heads_;
+    options.kv_heads = kv_heads_;
+    std::tie(options.cos, options.sin) =
+        inputs.size() > 1 ? std::pair(inputs[1], inputs[2])
+                          : table_->get(normal.device(), normal.size(1));
+    const auto [q, k, v] =
+        project_to_heads({q_proj_, k_proj_, v_proj_}, normal, options);
+    return {q, k, v};
   }
 
-  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v,
-                const Tensors& more) {
-    const auto split = [this](const Tensor& t) {  // (N, heads, T, head_dim)
-      return t.view({t.size(0), t.size(1), -1, head_dim_}).transpose(1, 2);
-    };
-    ops::AttentionOptions options;
-    options.causal = more.empty();
-    if (!more.empty()) options.mask = more[0];
-    const auto [cos, sin] = more.empty() ? table_->get(q.device(), q.size(1))
-                                         : std::pair(more[1], more[2]);
-    return ops::attention(ops::rotary(split(q), cos, sin),
-                          ops::rotary(split(k), cos, sin), split(v), options)
-        .transpose(1, 2)
-        .reshape(q.sizes());
-  }
-
-  int64_t head_dim_;
+  int64_t heads_, kv_heads_;
   std::shared_ptr<RotaryTable> table_;
   LoraLinear q_proj_, k_proj_, v_proj_, o_proj_;
 };
@@ -129,21 +136,23 @@ class LlamaMlpImpl : public torch::nn::Module {
         down_proj_(register_module(
             "down_proj", make_projection(options.mlp_width, options.width))) {}
 
-  /// The feed-forward layer of norm(x).
-  Tensor forward(const Tensor& x, RmsNorm norm, RecomputeChoice recompute) {
-    const auto [gate, up] = checkpoint_if(
-        recompute.pointwise,
-        [this, norm](const Tensor& t) mutable {
-          const auto parts = run_packed({gate_proj_, up_proj_}, norm(t));
-          return std::tuple(parts[0], parts[1]);
+  /// The feed-forward layer of norm(x). `normal`: as in LlamaAttention.
+  Tensor forward(const Tensor& x, const Tensor& normal, RmsNorm norm,
+                 RecomputeChoice recompute) {
+    const Tensors parts = checkpoint_list_if(
+        !normal.defined(),
+        [this, norm, ready = normal.defined()](const Tensors& in) mutable {
+          return expand(ready ? in[0] : norm(in[0]));
         },
-        x);
-    return checkpoint_if(
+        {normal.defined() ? normal : x});
+    return checkpoint_list_if(
         recompute.pointwise,
-        [this](const Tensor& a, const Tensor& b) {
-          return run_linear(down_proj_, ops::swiglu(a, b));
+        [this](const Tensors& in) {
+          const Tensor y = in.size() == 1 ? ops::packed_swiglu(in[0])
+                                          : ops::swiglu(in[0], in[1]);
+          return Tensors{run_linear(down_proj_, y)};
         },
-        gate, up);
+        parts)[0];
   }
 
   std::vector<Tensor> packed_group() const {
@@ -151,6 +160,13 @@ class LlamaMlpImpl : public torch::nn::Module {
   }
 
  private:
+  /// Gate and up, in one tensor if one matrix product computes both.
+  Tensors expand(const Tensor& normal) {
+    const Tensor joined = run_joined({gate_proj_, up_proj_}, normal);
+    if (joined.defined()) return {joined};
+    return run_packed({gate_proj_, up_proj_}, normal);
+  }
+
   LoraLinear gate_proj_, up_proj_, down_proj_;
 };
 TORCH_MODULE(LlamaMlp);
@@ -169,8 +185,16 @@ class LlamaBlockImpl : public torch::nn::Module {
 
   Tensor forward(const Tensor& x, RecomputeChoice recompute,
                  const Tensors& more) {  // x (N, T, C)
-    const Tensor y = x + self_attn_->forward(x, input_norm_, recompute, more);
-    return y + mlp_->forward(y, mlp_norm_, recompute);
+    if (recompute.pointwise) {
+      const Tensor y =
+          x + self_attn_->forward(x, {}, input_norm_, recompute, more);
+      return y + mlp_->forward(y, {}, mlp_norm_, recompute);
+    }
+    const auto [stream, first] = input_norm_->add(x, {});
+    const Tensor attended =
+        self_attn_->forward(stream, first, input_norm_, recompute, more);
+    const auto [y, second] = mlp_norm_->add(stream, attended);
+    return y + mlp_->forward(y, second, mlp_norm_, recompute);
   }
 
   std::vector<std::vector<Tensor>> packed_groups() const {

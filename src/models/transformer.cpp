@@ -3,7 +3,6 @@
 #include "compat/autocast.h"
 #include "models/loss.h"
 
-#include <reprise/ops/attention.h>
 #include <reprise/ops/dropout.h>
 
 #include <c10/util/Exception.h>
@@ -54,20 +53,37 @@ ModelOptions transformer_options(int64_t depth, int64_t width, double dropout) {
   return options;
 }
 
-Tensor multi_head_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                            const MultiHeadOptions& options) {
-  const int64_t heads = options.heads;
-  const auto split = [heads](const Tensor& t) {  // (N, H, T, D)
+ops::QueryKeyValue project_to_heads(const std::vector<LoraLinear>& layers,
+                                    const Tensor& x,
+                                    const HeadsOptions& options) {
+  const Tensor joined = run_joined(layers, x);
+  if (joined.defined()) {
+    return ops::split_heads(joined, options.heads, options.kv_heads,
+                            options.cos, options.sin);
+  }
+  const auto parts = run_packed(layers, x);
+  const auto split = [](const Tensor& t, int64_t heads) {
     return t.view({t.size(0), t.size(1), heads, t.size(2) / heads})
         .transpose(1, 2);
   };
+  const Tensor q = split(parts[0], options.heads);
+  const Tensor k = split(parts[1], options.kv_heads);
+  const Tensor v = split(parts[2], options.kv_heads);
+  if (!options.cos.defined()) return {q, k, v};
+  return {ops::rotary(q, options.cos, options.sin),
+          ops::rotary(k, options.cos, options.sin), v};
+}
+
+Tensor multi_head_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                            const MultiHeadOptions& options) {
   ops::AttentionOptions attention;
   attention.mask = options.mask;
   attention.causal = options.causal && !options.mask.defined();
   attention.dropout = options.dropout;
-  return ops::attention(split(q), split(k), split(v), attention)
+  // A view if the heads of a position are adjacent, as LibTorch's fused kernels write them.
+  return ops::attention(q, k, v, attention)
       .transpose(1, 2)
-      .reshape(q.sizes());
+      .reshape({q.size(0), q.size(2), q.size(1) * q.size(3)});
 }
 
 SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
@@ -79,8 +95,10 @@ SelfAttentionImpl::SelfAttentionImpl(int64_t width, int64_t heads,
       value_(register_module("value", make_linear(width, width))) {}
 
 std::tuple<Tensor, Tensor, Tensor> SelfAttentionImpl::project(const Tensor& x) {
-  const auto parts = run_packed({query_, key_, value_}, x);
-  return {parts[0], parts[1], parts[2]};
+  HeadsOptions options;
+  options.heads = options.kv_heads = heads_;
+  const auto [q, k, v] = project_to_heads({query_, key_, value_}, x, options);
+  return {q, k, v};
 }
 
 std::vector<std::vector<Tensor>> SelfAttentionImpl::packed_groups() const {
@@ -90,7 +108,6 @@ std::vector<std::vector<Tensor>> SelfAttentionImpl::packed_groups() const {
 Tensor SelfAttentionImpl::attend(const Tensor& q, const Tensor& k,
                                  const Tensor& v) {
   MultiHeadOptions options;
-  options.heads = heads_;
   options.dropout = is_training() ? dropout_ : 0;
   return multi_head_attention(q, k, v, options);
 }

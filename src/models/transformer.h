@@ -3,6 +3,8 @@
 #include "models/layers.h"
 #include "models/segments.h"
 
+#include <reprise/ops/attention.h>
+
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -44,13 +46,24 @@ torch::Tensor drop_out(const torch::Tensor& x, double p, bool train,
 /// Defaults of a transformer, with heads of 64 channels.
 ModelOptions transformer_options(int64_t depth, int64_t width, double dropout);
 
-/// Multi-head attention of queries, keys and values (N, T, C).
-struct MultiHeadOptions {
+/// How the projections of an attention layer are divided into heads.
+struct HeadsOptions {
   int64_t heads = 1;
+  int64_t kv_heads = 1;
+  torch::Tensor cos{}, sin{};  ///< see ops::rotary(); undefined: not rotated
+};
+/// Queries (N, heads, T, D), keys and values (N, kv_heads, T, D) of x (N, T, C). `layers`:
+/// the projections to queries, keys and values.
+ops::QueryKeyValue project_to_heads(const std::vector<LoraLinear>& layers,
+                                    const torch::Tensor& x,
+                                    const HeadsOptions& options);
+
+struct MultiHeadOptions {
   bool causal = false;
   torch::Tensor mask{};  ///< see ops::AttentionOptions; replaces `causal`
   double dropout = 0;    ///< must be 0 outside of training
 };
+/// Attention of q (N, H, T, D) to k and v, with the heads side by side: (N, T, H D).
 torch::Tensor multi_head_attention(const torch::Tensor& q,
                                    const torch::Tensor& k,
                                    const torch::Tensor& v,
@@ -60,7 +73,7 @@ torch::Tensor multi_head_attention(const torch::Tensor& q,
 class SelfAttentionImpl : public torch::nn::Module {
  public:
   SelfAttentionImpl(int64_t width, int64_t heads, double dropout);
-  /// Returns queries, keys and values of x (N, T, C).
+  /// Returns queries, keys and values (N, heads, T, D) of x (N, T, C).
   std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> project(
       const torch::Tensor& x);
   torch::Tensor attend(const torch::Tensor& q, const torch::Tensor& k,

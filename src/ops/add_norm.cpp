@@ -1,59 +1,71 @@
-#include "ops/cuda/add_norm.h"
+#include "ops/add_norm.h"
 
 #include "compat/autocast.h"
+#include "ops/cuda/device.h"
 #include "ops/function.h"
 #include "ops/kernels.h"
 
-#include <reprise/ops/norm.h>
-
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/types.h>
 
-namespace reprise::ops {
+namespace reprise::detail {
 namespace {
 
-namespace kernels = reprise::detail::kernels;
 using kernels::AddNormShape;
+using kernels::NormKind;
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 AddNormShape add_norm_shape(const Tensor& x, const Tensor& branch,
-                            const Tensor& normalized) {
+                            const Tensor& normalized, const Tensor& weight,
+                            NormKind kind) {
   AddNormShape shape;
+  shape.kind = kind;
   shape.columns = x.size(-1);
   shape.rows = x.numel() / shape.columns;
-  shape.branch = detail::kernel_dtype(branch);
-  shape.normalized = detail::kernel_dtype(normalized);
+  shape.multiprocessors = kernels::multiprocessors(x.device().index());
+  shape.x = kernel_dtype(x);
+  shape.branch = kernel_dtype(branch);
+  shape.normalized = kernel_dtype(normalized);
+  shape.weight = kernel_dtype(weight);
   return shape;
 }
 
 class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
  public:
-  /// `branch`: empty if there is none. `type`: of the normalized rows.
+  /// `branch`: empty if there is none. `bias`: empty for the RMS norm. `type`: of the
+  /// normalized rows.
   static variable_list forward(AutogradContext* context, const Tensor& x,
                                const Tensor& branch, const Tensor& weight,
                                const Tensor& bias, double epsilon,
                                torch::ScalarType type) {
     const bool adds = branch.numel() > 0;
+    const bool layer = bias.numel() > 0;
     const Tensor sum = adds ? torch::empty_like(x) : x;
     const Tensor normalized = torch::empty_like(x, x.options().dtype(type));
     kernels::AddNormForward launch;
-    launch.shape = add_norm_shape(x, adds ? branch : Tensor(), normalized);
-    const Tensor mean = torch::empty({launch.shape.rows}, x.options());
-    const Tensor inverse = torch::empty_like(mean);
-    launch.x = x.data_ptr<float>();
+    launch.shape =
+        add_norm_shape(x, undefined_if_empty(branch), normalized, weight,
+                       layer ? NormKind::kLayer : NormKind::kRms);
+    const auto floats = x.options().dtype(torch::kFloat);
+    const Tensor inverse = torch::empty({launch.shape.rows}, floats);
+    const Tensor mean =
+        layer ? torch::empty({launch.shape.rows}, floats) : Tensor();
+    launch.x = x.data_ptr();
     launch.branch = adds ? branch.data_ptr() : nullptr;
-    launch.weight = weight.data_ptr<float>();
-    launch.bias = bias.data_ptr<float>();
+    launch.weight = weight.data_ptr();
+    launch.bias = layer ? bias.data_ptr() : nullptr;
     launch.epsilon = epsilon;
-    launch.sum = adds ? sum.data_ptr<float>() : nullptr;
+    launch.sum = adds ? sum.data_ptr() : nullptr;
     launch.normalized = normalized.data_ptr();
-    launch.mean = mean.data_ptr<float>();
-    launch.inverse_deviation = inverse.data_ptr<float>();
-    kernels::add_norm_forward(launch, detail::kernel_stream(x));
-    context->save_for_backward({sum, weight, mean, inverse});
+    launch.mean = float_data(mean);
+    launch.inverse = float_data(inverse);
+    kernels::add_norm_forward(launch, kernel_stream(x));
+    context->save_for_backward({sum, inverse, mean});
+    // Not as a saved variable: it is no activation.
+    context->saved_data["weight"] = weight;
     context->set_materialize_grads(false);
+    context->saved_data["layer"] = layer;
     context->saved_data["adds"] = adds;
     context->saved_data["branch"] = static_cast<int64_t>(branch.scalar_type());
     return {sum, normalized};
@@ -61,67 +73,102 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    detail::check_first_order("add_norm");
+    context->saved_data["layer"].toBool()
+        ? check_first_order("add_norm")
+        : check_first_order("rms_norm", "ops::fallback::rms_norm");
     const bool adds = context->saved_data["adds"].toBool();
     const auto type =
         static_cast<torch::ScalarType>(context->saved_data["branch"].toInt());
     const Tensor dsum =
-        gradients[0].defined() ? gradients[0].contiguous() : Tensor();
+        gradients[0].defined() ? as_aligned(gradients[0], 4) : Tensor();
     if (!gradients[1].defined()) {
       return {dsum, adds && dsum.defined() ? dsum.to(type) : Tensor(),
               {},   {},
               {},   {}};
     }
     const auto saved = context->get_saved_variables();
-    const Tensor &sum = saved[0], &weight = saved[1];
-    const Tensor dnormalized = gradients[1].contiguous();
+    const Tensor &sum = saved[0], &inverse = saved[1], &mean = saved[2];
+    const Tensor weight = context->saved_data["weight"].toTensor();
+    const Tensor dnormalized = as_aligned(gradients[1], 4);
     const Tensor dx = torch::empty_like(sum);
-    Tensor dbranch;
-    if (adds) {
-      dbranch = type == torch::kFloat
-                    ? dx
-                    : torch::empty_like(sum, sum.options().dtype(type));
-    }
+    const bool converts = adds && type != sum.scalar_type();
+    const Tensor dbranch =
+        converts ? torch::empty_like(sum, sum.options().dtype(type)) : Tensor();
+    const bool layer = context->saved_data["layer"].toBool();
     kernels::AddNormBackward launch;
-    launch.shape = add_norm_shape(sum, dbranch, dnormalized);
-    const Tensor scratch =
-        torch::empty({launch.shape.scratch_size()}, sum.options());
-    const Tensor dweight = torch::empty_like(weight);
-    const Tensor dbias = torch::empty_like(weight);
-    launch.sum = sum.data_ptr<float>();
+    launch.shape = add_norm_shape(sum, dbranch, dnormalized, weight,
+                                  layer ? NormKind::kLayer : NormKind::kRms);
+    Tensor dweight, dbias, scratch;
+    if (context->needs_input_grad(2) || context->needs_input_grad(3)) {
+      scratch = torch::empty({launch.shape.scratch_size()}, inverse.options());
+      dweight = torch::empty_like(weight);
+      if (layer) dbias = torch::empty_like(weight);
+    }
+    launch.sum = sum.data_ptr();
     launch.dnormalized = dnormalized.data_ptr();
-    launch.dsum = dsum.defined() ? dsum.data_ptr<float>() : nullptr;
-    launch.weight = weight.data_ptr<float>();
-    launch.mean = saved[2].data_ptr<float>();
-    launch.inverse_deviation = saved[3].data_ptr<float>();
-    launch.scratch = scratch.data_ptr<float>();
-    launch.dx = dx.data_ptr<float>();
-    launch.dbranch = adds ? dbranch.data_ptr() : nullptr;
-    launch.dweight = dweight.data_ptr<float>();
-    launch.dbias = dbias.data_ptr<float>();
-    kernels::add_norm_backward(launch, detail::kernel_stream(sum));
-    return {dx, dbranch, dweight, dbias, {}, {}};
+    launch.dsum = dsum.defined() ? dsum.data_ptr() : nullptr;
+    launch.weight = weight.data_ptr();
+    launch.mean = float_data(mean);
+    launch.inverse = float_data(inverse);
+    launch.scratch = float_data(scratch);
+    launch.dx = dx.data_ptr();
+    launch.dbranch = converts ? dbranch.data_ptr() : nullptr;
+    launch.dweight = dweight.defined() ? dweight.data_ptr() : nullptr;
+    launch.dbias = dbias.defined() ? dbias.data_ptr() : nullptr;
+    kernels::add_norm_backward(launch, kernel_stream(sum));
+    // The gradient of a branch of the same type is dx.
+    const Tensor of_branch = converts ? dbranch : adds ? dx : Tensor();
+    return {dx, of_branch, dweight, dbias, {}, {}};
   }
 };
 
+/// Whether the kernels can read a vector of weights.
+bool is_kernel_weight(const Tensor& weight, int64_t columns) {
+  return (is_float32(weight) || is_half(weight)) && weight.dim() == 1 &&
+         weight.size(0) == columns && weight.is_contiguous() &&
+         is_aligned(weight, 4);
+}
+
 bool add_norm_eligible(const Tensor& x, const Tensor& branch,
-                       const torch::nn::LayerNorm& norm) {
-  detail::KernelOperand rows;
-  rows.min_dim = 2;
-  if (!detail::kernel_eligible(x, rows)) return false;
+                       const RowNorm& norm) {
+  KernelOperand rows;
+  if (is_half(x)) rows.type = KernelOperand::Type::kHalf;
+  if (!kernel_eligible(x, rows) || !is_aligned(x, 4)) return false;
   const int64_t columns = x.size(-1);
-  const auto& shape = norm->options.normalized_shape();
-  if (shape.size() != 1 || shape[0] != columns || columns % 4 != 0 ||
-      columns > AddNormShape::kMaxColumns ||
-      !detail::is_float32(norm->weight) || !detail::is_float32(norm->bias)) {
+  if (columns % 4 != 0 || columns > AddNormShape::kMaxColumns ||
+      !is_kernel_weight(norm.weight, columns)) {
+    return false;
+  }
+  if (norm.kind == NormKind::kLayer &&
+      (!is_kernel_weight(norm.bias, columns) ||
+       norm.bias.scalar_type() != norm.weight.scalar_type())) {
     return false;
   }
   if (!branch.defined()) return true;
   return branch.is_contiguous() && branch.sizes() == x.sizes() &&
-         (detail::is_float32(branch) || detail::is_half(branch));
+         branch.device() == x.device() && is_aligned(branch, 4) &&
+         (branch.scalar_type() == x.scalar_type() ||
+          (is_float32(x) && is_half(branch)));
 }
 
 }  // namespace
+
+std::optional<ops::AddNormResult> run_add_norm(const Tensor& x,
+                                               const Tensor& branch,
+                                               const RowNorm& norm,
+                                               torch::ScalarType type) {
+  if (!add_norm_eligible(x, branch, norm)) return std::nullopt;
+  const auto results = AddNormOperator::apply(
+      x, defined_or_empty(branch, x), norm.weight,
+      defined_or_empty(norm.bias, x), norm.epsilon, type);
+  return ops::AddNormResult{results[0], results[1]};
+}
+
+}  // namespace reprise::detail
+
+namespace reprise::ops {
+
+using torch::Tensor;
 
 AddNormResult fallback::add_norm(const Tensor& x, const Tensor& branch,
                                  torch::nn::LayerNorm norm) {
@@ -131,13 +178,14 @@ AddNormResult fallback::add_norm(const Tensor& x, const Tensor& branch,
 
 AddNormResult add_norm(const Tensor& x, const Tensor& branch,
                        torch::nn::LayerNorm norm) {
-  if (!add_norm_eligible(x, branch, norm)) {
-    return fallback::add_norm(x, branch, norm);
+  if (norm->options.normalized_shape().size() == 1 && norm->bias.defined()) {
+    const detail::RowNorm row{detail::kernels::NormKind::kLayer, norm->weight,
+                              norm->bias, norm->options.eps()};
+    const auto made =
+        detail::run_add_norm(x, branch, row, compat::autocast_type(x));
+    if (made) return *made;
   }
-  const auto results = AddNormOperator::apply(
-      x, detail::defined_or_empty(branch, x), norm->weight, norm->bias,
-      norm->options.eps(), compat::autocast_type(x));
-  return {results[0], results[1]};
+  return fallback::add_norm(x, branch, norm);
 }
 
 }  // namespace reprise::ops

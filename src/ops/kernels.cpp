@@ -34,6 +34,17 @@ bool is_half(const torch::Tensor& tensor) {
                               tensor.scalar_type() == torch::kBFloat16);
 }
 
+bool is_aligned(const torch::Tensor& tensor, int64_t elements) {
+  const auto bytes = static_cast<uintptr_t>(elements) *
+                     static_cast<uintptr_t>(tensor.element_size());
+  return reinterpret_cast<uintptr_t>(tensor.data_ptr()) % bytes == 0;
+}
+
+torch::Tensor as_aligned(const torch::Tensor& x, int64_t elements) {
+  const torch::Tensor rows = x.contiguous();
+  return is_aligned(rows, elements) ? rows : rows.clone();
+}
+
 kernels::DType kernel_dtype(const torch::Tensor& tensor) {
   if (!tensor.defined()) return kernels::DType::kNone;
   switch (tensor.scalar_type()) {

@@ -35,6 +35,13 @@ bool is_float32(const torch::Tensor& tensor);
 /// Whether `tensor` is defined and float16 or bfloat16.
 bool is_half(const torch::Tensor& tensor);
 
+/// Whether the first element of `tensor` is at a multiple of `elements` elements in memory,
+/// as accesses to that many at a time require.
+bool is_aligned(const torch::Tensor& tensor, int64_t elements);
+
+/// x itself if it is contiguous and is_aligned(); otherwise a copy.
+torch::Tensor as_aligned(const torch::Tensor& x, int64_t elements);
+
 /// Element type for kernels: float32, float16 or bfloat16; kNone if undefined.
 kernels::DType kernel_dtype(const torch::Tensor& tensor);
 

@@ -360,23 +360,27 @@ std::vector<Tensor> fallback::packed_linear(const Tensor& x,
   return outputs;
 }
 
-std::vector<Tensor> packed_linear(const Tensor& x,
-                                  const std::vector<Tensor>& weights,
-                                  const std::vector<Tensor>& biases) {
+Tensor joined_linear(const Tensor& x, const std::vector<Tensor>& weights,
+                     const std::vector<Tensor>& biases) {
   check_packed(weights, biases);
   const auto type = compat::autocast_type(x);
   const Tensor weight = packed_copy(weights, type);
   const Tensor bias = biases.empty() ? Tensor() : packed_copy(biases, type);
-  if (!weight.defined() || (!biases.empty() && !bias.defined())) {
-    return fallback::packed_linear(x, weights, biases);
-  }
+  if (!weight.defined() || (!biases.empty() && !bias.defined())) return {};
   const auto get = [&](const std::vector<Tensor>& list, size_t i) {
     return detail::defined_or_empty(i < list.size() ? list[i] : Tensor(), x);
   };
-  const Tensor all = PackedLinearOperator::apply(
-      x, weights[0], weights[1], get(weights, 2), get(biases, 0),
-      get(biases, 1), get(biases, 2), weight,
-      detail::defined_or_empty(bias, x));
+  return PackedLinearOperator::apply(x, weights[0], weights[1], get(weights, 2),
+                                     get(biases, 0), get(biases, 1),
+                                     get(biases, 2), weight,
+                                     detail::defined_or_empty(bias, x));
+}
+
+std::vector<Tensor> packed_linear(const Tensor& x,
+                                  const std::vector<Tensor>& weights,
+                                  const std::vector<Tensor>& biases) {
+  const Tensor all = joined_linear(x, weights, biases);
+  if (!all.defined()) return fallback::packed_linear(x, weights, biases);
   std::vector<int64_t> sizes;
   for (const Tensor& part : weights) sizes.push_back(part.size(0));
   return all.split_with_sizes(sizes, -1);

@@ -1,4 +1,5 @@
 #include "compat/autocast.h"
+#include "ops/add_norm.h"
 #include "ops/function.h"
 #include "ops/kernels.h"
 
@@ -65,6 +66,13 @@ class RmsNormOperator : public torch::autograd::Function<RmsNormOperator> {
   }
 };
 
+/// Type of the normalized rows: what autocast selects, otherwise as rms_norm() returns.
+torch::ScalarType normalized_type(const Tensor& x, const Tensor& weight) {
+  const auto selected = compat::autocast_type(weight);
+  if (selected != weight.scalar_type()) return selected;
+  return c10::promoteTypes(x.scalar_type(), weight.scalar_type());
+}
+
 void check_rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && weight.size(0) == x.size(-1),
               "[rms_norm] expected x (…, D) and weight (D), got ", x.sizes(),
@@ -82,9 +90,29 @@ Tensor fallback::rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return (wide * inverse).to(x.scalar_type()) * weight;
 }
 
+AddNormResult fallback::add_rms_norm(const Tensor& x, const Tensor& branch,
+                                     const Tensor& weight, double eps) {
+  const Tensor sum = branch.defined() ? x + branch : x;
+  return {sum, rms_norm(sum, weight, eps)};
+}
+
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check_rms_norm(x, weight, eps);
-  return RmsNormOperator::apply(x, weight, eps);
+  const auto made = detail::run_add_norm(
+      x, {}, {detail::kernels::NormKind::kRms, weight, {}, eps},
+      c10::promoteTypes(x.scalar_type(), weight.scalar_type()));
+  return made ? made->normalized : RmsNormOperator::apply(x, weight, eps);
+}
+
+AddNormResult add_rms_norm(const Tensor& x, const Tensor& branch,
+                           const Tensor& weight, double eps) {
+  check_rms_norm(x, weight, eps);
+  const auto made = detail::run_add_norm(
+      x, branch, {detail::kernels::NormKind::kRms, weight, {}, eps},
+      normalized_type(x, weight));
+  if (made) return *made;
+  const Tensor sum = branch.defined() ? x + branch : x;
+  return {sum, rms_norm(sum, weight, eps)};
 }
 
 }  // namespace reprise::ops

@@ -1,5 +1,6 @@
 #include "compat/autocast.h"
 #include "ops/function.h"
+#include "ops/rotate_heads.h"
 
 #include <reprise/ops/attention.h>
 
@@ -17,6 +18,8 @@ using torch::autograd::variable_list;
 /// Rotates by the angles, or by the negative ones if `direction` is -1.
 Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin,
               int direction) {
+  const Tensor turned = detail::run_rotate(x, cos, sin, direction < 0);
+  if (turned.defined()) return turned;
   const compat::AutocastGuard no_autocast(compat::AutocastState{});
   const int64_t half = x.size(-1) / 2;
   const auto type = c10::promoteTypes(x.scalar_type(), cos.scalar_type());

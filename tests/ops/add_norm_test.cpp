@@ -3,6 +3,7 @@
 
 #include <reprise/ops/norm.h>
 
+#include <torch/autograd.h>
 #include <torch/nn/modules/normalization.h>
 
 namespace reprise {
@@ -29,6 +30,8 @@ const AddCase kAddCases[] = {
     {{2, 9, 1600}, torch::kBFloat16, false, false},
     {{5, 700, 64}, torch::kBFloat16, true, true},
     {{3, 4096}, torch::kFloat, true, true},
+    {{1000, 1280}, torch::kHalf, true, true},
+    {{3, 8192}, torch::kBFloat16, true, true},
 };
 
 struct Added {
@@ -102,6 +105,39 @@ TEST(AddNorm, MatchesFallback) {
         EXPECT_TRUE(same(got.gradients[i], again.gradients[i])) << i;
       }
     }
+  }
+}
+
+TEST(AddNorm, HalfPrecisionStreams) {
+  if (!testing::device().is_cuda()) GTEST_SKIP() << "only the kernel has them";
+  for (const auto type : {torch::kBFloat16, torch::kHalf}) {
+    auto norm = make_norm(768);
+    const auto options = on_device(torch::kFloat);
+    const Tensor x = torch::randn({70, 768}, options).to(type).requires_grad_();
+    const Tensor branch =
+        torch::randn({70, 768}, options).to(type).requires_grad_();
+    const Tensor slope = torch::randn({70, 768}, options).to(type);
+    const auto got = ops::add_norm(x * 1, branch * 1, norm);
+    EXPECT_EQ(got.sum.scalar_type(), type);
+    EXPECT_EQ(got.normalized.scalar_type(), type);
+    torch::autograd::backward({got.sum, got.normalized}, {slope, slope});
+    const Tensors gradients =
+        take_gradients({x, branch, norm->weight, norm->bias});
+    // The same in float32.
+    const Tensor wide = (x + branch).detach().to(torch::kFloat);
+    const Tensor sum = wide.requires_grad_();
+    const Tensor normalized = norm->forward(sum);
+    normalized.backward(slope.to(torch::kFloat));
+    EXPECT_TRUE(same(got.sum.detach().to(torch::kFloat), wide.detach()));
+    EXPECT_LT(relative_error(normalized.detach(),
+                             got.normalized.detach().to(torch::kFloat)),
+              5e-3);
+    const Tensor dx = sum.grad() + slope.to(torch::kFloat);
+    EXPECT_LT(relative_error(dx, gradients[0].to(torch::kFloat)), 5e-3);
+    EXPECT_TRUE(same(gradients[0], gradients[1]));
+    EXPECT_LT(relative_error(norm->weight.grad(), gradients[2]), 1e-4);
+    EXPECT_LT(relative_error(norm->bias.grad(), gradients[3]), 1e-4);
+    norm->zero_grad();
   }
 }
 

@@ -29,6 +29,7 @@ TEST(Kernels, AvailableOnCudaOnly) {
 TEST(Kernels, LaunchThrowsInBuildsWithoutKernels) {
   if (kernels::built()) GTEST_SKIP() << "this build has kernels";
   EXPECT_EQ(kernels::compute_capability(0), 0);
+  EXPECT_EQ(kernels::multiprocessors(0), 0);
   EXPECT_THROW(kernels::column_sums({}, nullptr), std::logic_error);
   EXPECT_THROW(kernels::tf32x3_gemm({}, nullptr), std::logic_error);
 }
@@ -68,10 +69,17 @@ TEST(Kernels, PartsAndScratchMemory) {
   kernels::AddNormShape add_norm;
   add_norm.rows = 5;
   add_norm.columns = 64;
-  EXPECT_EQ(add_norm.parts(), 3);
-  EXPECT_EQ(add_norm.scratch_size(), 2 * 3 * 64);
+  add_norm.multiprocessors = 100;
+  EXPECT_EQ(add_norm.parts(), 2);
+  EXPECT_EQ(add_norm.scratch_size(), 2 * 2 * 64);
+  add_norm.kind = kernels::NormKind::kRms;
+  EXPECT_EQ(add_norm.scratch_size(), 2 * 64);
   add_norm.rows = 1 << 20;
-  EXPECT_EQ(add_norm.parts(), 1024);
+  EXPECT_EQ(add_norm.parts(), 300);
+  add_norm.columns = 1536;
+  EXPECT_EQ(add_norm.parts(), 400);
+  add_norm.columns = 8192;
+  EXPECT_EQ(add_norm.parts(), 100);
 
   kernels::ColumnSumsShape sums;
   sums.columns = 8;

@@ -166,6 +166,9 @@ TEST(Linear, QkvMatchesThreeLayers) {
           const auto outputs = ops::packed_linear(x * (1 + i), weights, biases);
           TORCH_CHECK(fused(outputs));
           y = torch::cat({outputs[0], outputs[1], outputs[2]}, -1);
+          TORCH_CHECK(
+              same(ops::joined_linear(x * (1 + i), weights, biases).detach(),
+                   y.detach()));
         } else {
           std::vector<Tensor> parts;
           for (size_t k = 0; k < 3; ++k) {
@@ -251,6 +254,7 @@ TEST(Linear, QkvWithConversionPerUse) {
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same(now()[i], wanted[i]));
   // Not fused outside of autocast, which selects another type, nor with outdated copies.
   EXPECT_FALSE(fused(ops::packed_linear(x, weights, biases)));
+  EXPECT_FALSE(ops::joined_linear(x, weights, biases).defined());
   copies.expire();
   EXPECT_FALSE(fused(now()));
 }

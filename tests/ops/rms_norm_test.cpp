@@ -48,7 +48,7 @@ std::vector<Tensor> norm_results(const NormCase& given, auto&& run) {
 
 TEST(RmsNorm, MatchesFallbackInAllTypes) {
   const std::vector<std::vector<int64_t>> shapes = {
-      {2, 3, 8}, {5, 33}, {1, 1, 1}, {7}, {3, 2, 5, 17}, {0, 4}};
+      {2, 3, 8}, {5, 33}, {1, 1, 1}, {7}, {3, 2, 5, 17}, {0, 4}, {9, 1536}};
   for (const auto& sizes : shapes) {
     for (const auto type :
          {torch::kDouble, torch::kFloat, torch::kBFloat16, torch::kHalf}) {
@@ -57,15 +57,18 @@ TEST(RmsNorm, MatchesFallbackInAllTypes) {
         const auto given = make_norm_case(sizes, type, weight_type);
         const auto wanted = norm_results(given, ops::fallback::rms_norm);
         const auto got = norm_results(given, ops::rms_norm);
-        // The result is computed alike; gradients have another order of additions.
+        // Without the kernel, the result is computed alike; gradients have another order of
+        // additions.
         EXPECT_EQ(got[2].scalar_type(), wanted[2].scalar_type());
         EXPECT_EQ(got[2].sizes(), c10::IntArrayRef(sizes));
-        EXPECT_TRUE(same(got[2], wanted[2])) << type << " " << weight_type;
+        if (!device().is_cuda()) {
+          EXPECT_TRUE(same(got[2], wanted[2])) << type << " " << weight_type;
+        }
         const double rounding = type == torch::kDouble  ? 1e-12
                                 : type == torch::kFloat ? 2e-6
                                 : type == torch::kHalf  ? 4e-3
                                                         : 3e-2;
-        for (size_t i = 0; i < 2; ++i) {
+        for (size_t i = 0; i < 3; ++i) {
           EXPECT_EQ(got[i].scalar_type(), wanted[i].scalar_type());
           if (given.x.numel() == 0) {
             EXPECT_TRUE(same(wanted[i], got[i]));
@@ -79,6 +82,96 @@ TEST(RmsNorm, MatchesFallbackInAllTypes) {
       }
     }
   }
+}
+
+struct AddRmsCase {
+  std::vector<int64_t> sizes;
+  torch::ScalarType x, branch;
+  bool adds, uses_sum;
+};
+
+// One and several rows per block, widths that do not fill it, and one without a kernel.
+const AddRmsCase kAddRmsCases[] = {
+    {{2, 70, 1536}, torch::kFloat, torch::kBFloat16, true, true},
+    {{3, 5, 64}, torch::kFloat, torch::kFloat, true, false},
+    {{130, 132}, torch::kFloat, torch::kHalf, true, true},
+    {{2, 9, 2048}, torch::kFloat, torch::kBFloat16, false, true},
+    {{3, 8192}, torch::kFloat, torch::kBFloat16, true, true},
+    {{600, 896}, torch::kBFloat16, torch::kBFloat16, true, true},
+    {{4, 3584}, torch::kHalf, torch::kHalf, false, true},
+    {{5, 7}, torch::kFloat, torch::kFloat, true, true},
+};
+
+/// {sum, normalized, gradients of x, weight and branch} of `run`, as float64.
+std::vector<Tensor> add_rms_results(const AddRmsCase& c,
+                                    torch::ScalarType as_type, auto&& run) {
+  torch::manual_seed(7);
+  const auto make = [&](torch::ScalarType type) {
+    const Tensor values = torch::randn(c.sizes, on_device()).to(type);
+    return (as_type == torch::kDouble ? values.to(as_type) : values)
+        .requires_grad_();
+  };
+  const Tensor x = make(c.x), branch = make(c.branch);
+  Tensor weight = torch::randn({c.sizes.back()}, on_device()) + 1;
+  if (as_type == torch::kDouble) weight = weight.to(as_type);
+  weight.requires_grad_();
+  const Tensor slope = torch::randn(c.sizes, on_device());
+  const ops::AddNormResult made =
+      run(x * 1, c.adds ? branch * 1 : Tensor(), weight);
+  Tensor loss = (made.normalized.to(torch::kDouble) * slope).sum();
+  if (c.uses_sum) loss = loss + (made.sum.to(torch::kDouble) * slope).sum();
+  loss.backward();
+  std::vector<Tensor> results = {made.sum, made.normalized, x.grad(),
+                                 weight.grad()};
+  if (c.adds) results.push_back(branch.grad());
+  for (Tensor& result : results) result = result.detach().to(torch::kDouble);
+  return results;
+}
+
+TEST(RmsNorm, OfASumMatchesFloat64) {
+  for (const AddRmsCase& c : kAddRmsCases) {
+    for (const bool autocast : {false, true}) {
+      SCOPED_TRACE(::testing::Message()
+                   << torch::IntArrayRef(c.sizes) << " autocast " << autocast);
+      const auto fused = [&](const Tensor& x, const Tensor& branch,
+                             const Tensor& weight) {
+        const compat::AutocastGuard guard(autocast ? testing::half()
+                                                   : compat::AutocastState{});
+        const auto made = ops::add_rms_norm(x, branch, weight, 1e-5);
+        EXPECT_EQ(made.sum.scalar_type(), c.x);
+        EXPECT_EQ(made.normalized.scalar_type(),
+                  autocast && device().is_cuda() && c.sizes.back() % 4 == 0
+                      ? torch::kBFloat16
+                      : torch::kFloat);
+        return made;
+      };
+      const auto wanted = add_rms_results(
+          c, torch::kDouble,
+          [](const Tensor& x, const Tensor& branch, const Tensor& weight) {
+            return ops::fallback::add_rms_norm(x, branch, weight, 1e-5);
+          });
+      const auto got = add_rms_results(c, c.x, fused);
+      const auto again = add_rms_results(c, c.x, fused);
+      const bool half = autocast || c.x != torch::kFloat;
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        const bool rounds = half || (i == 4 && c.branch != torch::kFloat);
+        EXPECT_LE(relative_error(wanted[i], got[i]), rounds ? 1e-2 : 2e-6) << i;
+        EXPECT_TRUE(same(got[i], again[i])) << i;
+      }
+    }
+  }
+}
+
+TEST(RmsNorm, OfASumSavesItAndOneValuePerRow) {
+  const Tensor leaf = torch::randn({64, 128}, on_device()).requires_grad_();
+  const Tensor weight = torch::ones({128}, on_device()).requires_grad_();
+  const std::vector<Tensor> state = {weight};
+  KeptMeter kept(state);
+  const Tensor x = leaf * 1, branch = leaf * 2;
+  const KeptMeter::Scope scope(kept, 0);
+  const auto made = ops::add_rms_norm(x, branch, weight, 1e-5);
+  EXPECT_EQ(kept.live_bytes(), allocated_bytes(leaf.numel() * 4, device()) +
+                                   allocated_bytes(64 * 4, device()));
 }
 
 TEST(RmsNorm, MatchesDefinition) {

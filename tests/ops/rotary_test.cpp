@@ -37,7 +37,8 @@ std::pair<Tensor, Tensor> rotary_results(const Tensor& x, const Tensor& dy,
 TEST(Rotary, MatchesFallbackInAllTypes) {
   torch::manual_seed(3);
   const std::vector<std::vector<int64_t>> shapes = {
-      {2, 3, 5, 8}, {1, 1, 1, 2}, {7, 6}, {3, 11, 4}, {2, 0, 5, 4}};
+      {2, 3, 5, 8}, {1, 1, 1, 2},  {7, 6},        {3, 11, 4},
+      {2, 0, 5, 4}, {2, 3, 9, 64}, {1, 2, 5, 128}};
   for (const auto& sizes : shapes) {
     const auto tables = angle_tables(sizes[sizes.size() - 2], sizes.back() / 2);
     for (const auto type :

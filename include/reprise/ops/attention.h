@@ -61,4 +61,34 @@ torch::Tensor rotary(const torch::Tensor& x, const torch::Tensor& cos,
 
 }  // namespace fallback
 
+struct QueryKeyValue {
+  torch::Tensor q;  ///< (N, heads, T, D)
+  torch::Tensor k;  ///< (N, kv_heads, T, D)
+  torch::Tensor v;  ///< (N, kv_heads, T, D)
+};
+
+/// Splits the packed projections qkv (N, T, (heads + 2 kv_heads) D), queries first, then keys
+/// and values, into heads for attention(). With `cos` and `sin`, queries and keys are
+/// rotated as by rotary().
+///
+/// The result replaces qkv, which must not be used afterwards: with the CUDA kernel,
+/// queries and keys are rotated in place, and q, k and v share the memory of qkv. The
+/// backward writes the gradient of qkv in one pass, in which it rotates back; autograd would
+/// copy the three gradients together. The kernel supports float32 and half precision, D a
+/// multiple of 8 or 16, and tables (T, D/2) or (N, 1, T, D/2); all others use the fallback.
+/// Saves nothing but angles per sample. No second derivative. Throws c10::Error if the sizes
+/// do not fit.
+QueryKeyValue split_heads(const torch::Tensor& qkv, int64_t heads,
+                          int64_t kv_heads, const torch::Tensor& cos = {},
+                          const torch::Tensor& sin = {});
+
+namespace fallback {
+
+/// The same with views of LibTorch and ops::rotary().
+QueryKeyValue split_heads(const torch::Tensor& qkv, int64_t heads,
+                          int64_t kv_heads, const torch::Tensor& cos = {},
+                          const torch::Tensor& sin = {});
+
+}  // namespace fallback
+
 }  // namespace reprise::ops

@@ -22,11 +22,11 @@ struct AddNormResult {
 ///     const auto [s, m] = ops::add_norm(r, attention(n), second_norm);
 ///     return s + feed_forward(m);
 ///
-/// Uses a CUDA kernel if x is contiguous and float32, with a number of columns that is a
-/// multiple of 4 and at most 4096: one pass over the values forward, one backward, which
-/// also adds the gradient that reaches `sum` from other uses, and one for the gradients of
-/// weight and bias. Under autocast `normalized` then has the type that autocast selects.
-/// Saves `sum` and two floats per row. Results equal the fallback's up to the order of
+/// Uses a CUDA kernel if x is contiguous, float32 or half precision, and has a number of
+/// columns that is a multiple of 4 and at most 8192: one pass over the values forward, one
+/// backward, which also adds the gradient that reaches `sum` from other uses, and one over
+/// partial sums for the gradients of weight and bias. Under autocast `normalized` then has
+/// the type that autocast selects. Saves `sum` and two floats per row. Results equal the fallback's up to the order of
 /// additions, and are reproducible bit for bit. No second derivative.
 AddNormResult add_norm(const torch::Tensor& x, const torch::Tensor& branch,
                        torch::nn::LayerNorm norm);
@@ -140,18 +140,30 @@ inline torch::Tensor norm_act(torch::nn::GroupNorm norm, const torch::Tensor& x,
 /// normalized values are rounded to the type of x before the product, so that the result
 /// has the type to which LibTorch promotes x and weight. Autocast has no effect.
 ///
-/// Saves x and one value per row. LibTorch's operators also save the normalized values, and
-/// a float32 copy of a half-precision x. Results equal the fallback's up to rounding, and
+/// Uses the CUDA kernels of add_norm() for the arguments that they support. Saves x and one
+/// value per row. LibTorch's operators also save the normalized values, and a float32 copy
+/// of a half-precision x. Results equal the fallback's up to rounding, and
 /// are reproducible bit for bit. No second derivative. Throws c10::Error if the shapes do
 /// not match or `eps` is negative.
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight,
                        double eps);
+
+/// Adds `branch` to the residual stream x, unless it is undefined, and applies rms_norm():
+/// add_norm() for the RMS norm, with the same kernels. Saves `sum` and one float per row.
+/// If the kernels do not support the arguments, `normalized` has the type that rms_norm()
+/// returns, under autocast too. Throws c10::Error as rms_norm() does.
+AddNormResult add_rms_norm(const torch::Tensor& x, const torch::Tensor& branch,
+                           const torch::Tensor& weight, double eps);
 
 namespace fallback {
 
 /// The formula above in LibTorch's operators.
 torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight,
                        double eps);
+
+/// x + branch, and fallback::rms_norm() of it.
+AddNormResult add_rms_norm(const torch::Tensor& x, const torch::Tensor& branch,
+                           const torch::Tensor& weight, double eps);
 
 }  // namespace fallback
 

@@ -23,4 +23,8 @@ int compute_capability(int device) {
          attribute_of(cudaDevAttrComputeCapabilityMinor, device);
 }
 
+int multiprocessors(int device) {
+  return attribute_of(cudaDevAttrMultiProcessorCount, device);
+}
+
 }  // namespace reprise::detail::kernels

@@ -10,4 +10,7 @@ bool built();
 /// or the kernels are not built.
 int compute_capability(int device);
 
+/// Number of multiprocessors of a CUDA device; 0 as above.
+int multiprocessors(int device);
+
 }  // namespace reprise::detail::kernels

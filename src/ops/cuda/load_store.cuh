@@ -13,38 +13,35 @@
 /// Tested by tests/ops/add_norm_test.cpp.
 namespace reprise::detail::kernels {
 
-/// Element type of a tensor that is absent.
-struct None {};
-
-/// Elements 4 i to 4 i + 3.
+/// Elements 4 i to 4 i + 3, in one memory access.
 inline __device__ float4 load4(const float* from, int64_t i) {
   return reinterpret_cast<const float4*>(from)[i];
 }
 inline __device__ float4 load4(const __nv_bfloat16* from, int64_t i) {
-  const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(from) + 2 * i;
-  const float2 a = __bfloat1622float2(pairs[0]), b = __bfloat1622float2(pairs[1]);
+  const uint2 bits = reinterpret_cast<const uint2*>(from)[i];
+  const float2 a = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(bits.x));
+  const float2 b = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(bits.y));
   return make_float4(a.x, a.y, b.x, b.y);
 }
 inline __device__ float4 load4(const __half* from, int64_t i) {
-  const auto* pairs = reinterpret_cast<const __half2*>(from) + 2 * i;
-  const float2 a = __half22float2(pairs[0]), b = __half22float2(pairs[1]);
+  const uint2 bits = reinterpret_cast<const uint2*>(from)[i];
+  const float2 a = __half22float2(reinterpret_cast<const __half2&>(bits.x));
+  const float2 b = __half22float2(reinterpret_cast<const __half2&>(bits.y));
   return make_float4(a.x, a.y, b.x, b.y);
-}
-inline __device__ float4 load4(const None*, int64_t) {
-  return make_float4(0, 0, 0, 0);
 }
 inline __device__ void store4(float* to, int64_t i, float4 v) {
   reinterpret_cast<float4*>(to)[i] = v;
 }
 inline __device__ void store4(__nv_bfloat16* to, int64_t i, float4 v) {
-  auto* pairs = reinterpret_cast<__nv_bfloat162*>(to) + 2 * i;
-  pairs[0] = __floats2bfloat162_rn(v.x, v.y);
-  pairs[1] = __floats2bfloat162_rn(v.z, v.w);
+  const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y);
+  const __nv_bfloat162 b = __floats2bfloat162_rn(v.z, v.w);
+  reinterpret_cast<uint2*>(to)[i] = make_uint2(
+      reinterpret_cast<const unsigned&>(a), reinterpret_cast<const unsigned&>(b));
 }
 inline __device__ void store4(__half* to, int64_t i, float4 v) {
-  auto* pairs = reinterpret_cast<__half2*>(to) + 2 * i;
-  pairs[0] = __floats2half2_rn(v.x, v.y);
-  pairs[1] = __floats2half2_rn(v.z, v.w);
+  const __half2 a = __floats2half2_rn(v.x, v.y), b = __floats2half2_rn(v.z, v.w);
+  reinterpret_cast<uint2*>(to)[i] = make_uint2(
+      reinterpret_cast<const unsigned&>(a), reinterpret_cast<const unsigned&>(b));
 }
 
 inline __device__ float load1(const float* from, int64_t i) {
@@ -94,6 +91,52 @@ inline __device__ void Eight<__half>::set_pair(int i, float2 v) {
   word(i) = reinterpret_cast<const unsigned&>(two);
 }
 
+/// The elements of one memory access of 16 bytes as floats.
+template <class T>
+struct Pack {
+  static constexpr int kSize = 8;
+  float v[kSize];
+
+  __device__ void load(const T* from) {
+    unpack(*reinterpret_cast<const uint4*>(from));
+  }
+  __device__ void unpack(uint4 bits) {
+    const Eight<T> eight{bits};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 two = eight.pair(j);
+      v[2 * j] = two.x;
+      v[2 * j + 1] = two.y;
+    }
+  }
+  __device__ void store(T* to) const {
+    Eight<T> eight;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      eight.set_pair(j, make_float2(v[2 * j], v[2 * j + 1]));
+    }
+    *reinterpret_cast<Eight<T>*>(to) = eight;
+  }
+};
+template <>
+struct Pack<float> {
+  static constexpr int kSize = 4;
+  float v[kSize];
+
+  __device__ void load(const float* from) {
+    unpack(*reinterpret_cast<const uint4*>(from));
+  }
+  __device__ void unpack(uint4 bits) {
+    v[0] = __uint_as_float(bits.x);
+    v[1] = __uint_as_float(bits.y);
+    v[2] = __uint_as_float(bits.z);
+    v[3] = __uint_as_float(bits.w);
+  }
+  __device__ void store(float* to) const {
+    *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+  }
+};
+
 /// Calls `use` with a null pointer to the element type, float16 or bfloat16.
 template <class F>
 void with_half(DType type, F&& use) {
@@ -117,7 +160,7 @@ __device__ float sum_of_parts(int parts, int64_t stride, const float* from,
   __shared__ float shared[kWays][32];
   float total = 0;
   if (inside) {
-#pragma unroll 4
+#pragma unroll 8
     for (int i = threadIdx.y; i < parts; i += kWays) total += from[i * stride];
   }
   shared[threadIdx.y][threadIdx.x] = total;

@@ -23,6 +23,10 @@ int compute_capability(int) {
   return 0;
 }
 
+int multiprocessors(int) {
+  return 0;
+}
+
 }  // namespace reprise::detail::kernels
 
 // Every launch function that a kernel's header declares becomes one that throws.
