@@ -11,6 +11,13 @@ namespace reprise::compat {
 /// otherwise it is rounded to the type of `a` first.
 void gemm_add(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
+/// out = a b, rounded as by gemm_add().
+void gemm_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
+
+/// Whether products of half-precision matrices on `device` are accumulated in float32
+/// without intermediate rounding.
+bool gemm_widens(const at::Device& device);
+
 /// a b as a new tensor of `type`, rounded as by gemm_add().
 at::Tensor gemm_as(const at::Tensor& a, const at::Tensor& b,
                    at::ScalarType type);
