@@ -3,6 +3,7 @@
 #include "compat/gemm.h"
 #include "ops/chunks.h"
 #include "ops/cuda/cross_entropy.h"
+#include "ops/cuda/scaled_sum.h"
 #include "ops/kernels.h"
 
 #include <torch/types.h>
@@ -181,9 +182,9 @@ Tensor HalfCrossEntropy::gradient_chunk(const Tensor& scores, int64_t first,
     forward_chunk(scores, first, count, result);
     Tensor values = backward_chunk(scores, first, count, result.state);
     // The kernels write zeros themselves.
-    return use_kernels_ ? values
-                        : values.masked_fill_(
-                              targets.eq(ignore_index_).unsqueeze(1), 0);
+    return use_kernels_
+               ? values
+               : values.masked_fill_(targets.eq(ignore_index_).unsqueeze(1), 0);
   }
   const ForwardState& state = result.state;
   kernels::CrossEntropyGradient launch;

@@ -70,7 +70,8 @@ class HalfCrossEntropy {
   torch::Tensor gradient_chunk(const torch::Tensor& scores, int64_t first,
                                int64_t count, Result& result) const;
   void add_unit_gradients(const torch::Tensor& values, int64_t first,
-                          int64_t count, CrossEntropyGradients& gradients) const;
+                          int64_t count,
+                          CrossEntropyGradients& gradients) const;
   torch::Tensor scores_of(int64_t first, int64_t count) const;
   torch::Tensor target_columns(int64_t first, int64_t count) const;
 

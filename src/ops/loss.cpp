@@ -214,8 +214,8 @@ class LinearCrossEntropyOperator
         detail::scaled_sum(unit, unit, factor, /*add=*/false);
         return unit;
       }
-      Tensor result = torch::empty(
-          unit.sizes(), unit.options().dtype(like.scalar_type()));
+      Tensor result =
+          torch::empty(unit.sizes(), unit.options().dtype(like.scalar_type()));
       detail::scaled_sum(result, unit, factor, /*add=*/false);
       return result;
     };

@@ -9,13 +9,13 @@
 // the same loss. forward_kernel() therefore divides and adds in the same order. __fmul_rn()
 // keeps the compiler from fusing a product with a sum in one of them only.
 #include "cross_entropy.h"
+#include "async_copy.cuh"
 #include "load_store.cuh"
 
 #include <cooperative_groups.h>
 
 #include <algorithm>
 #include <cassert>
-#include <cstdint>
 #include <type_traits>
 
 namespace reprise::detail::kernels {
@@ -273,31 +273,6 @@ __global__ void backward_kernel(int columns, int64_t stride, T* scores,
   }
 }
 
-__device__ void copy_async(uint4* shared, const void* global) {
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global)
-               : "memory");
-}
-__device__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-/// Waits until at most `pending` of this thread's groups of copies, or fewer, are left.
-__device__ void wait_for_copies(int pending) {
-  switch (pending) {
-    case 0:
-      asm volatile("cp.async.wait_group 0;" ::: "memory");
-      break;
-    case 1:
-      asm volatile("cp.async.wait_group 1;" ::: "memory");
-      break;
-    case 2:
-      asm volatile("cp.async.wait_group 2;" ::: "memory");
-      break;
-    default:
-      asm volatile("cp.async.wait_group 3;" ::: "memory");
-  }
-}
-
 /// Copies a part of a row to shared memory and returns its sum of exponentials, to all
 /// threads.
 template <class T>
@@ -357,8 +332,9 @@ __device__ void cluster_barrier_wait() {
 template <class T, bool kCluster>
 __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(Rows<T> rows, int parts) {
   extern __shared__ uint4 shared[];
-  const int64_t row = kCluster ? blockIdx.x / static_cast<unsigned>(parts) : blockIdx.x;
-  const int rank = kCluster ? static_cast<int>(blockIdx.x % static_cast<unsigned>(parts)) : 0;
+  const int block = static_cast<int>(blockIdx.x);
+  const int64_t row = kCluster ? block / parts : block;
+  const int rank = kCluster ? block % parts : 0;
   const RowPart part(rows.stride, rows.columns, rank, parts);
   T* scores = rows.scores + row * rows.stride;
   auto* eights = reinterpret_cast<Eight<T>*>(scores) + part.first;
@@ -458,35 +434,6 @@ void launch_gradient(const CrossEntropyGradient& args, int parts, cudaStream_t s
   cudaLaunchKernelEx(&config, kernel, rows_of<T>(args), parts);
 }
 
-inline __device__ void store1(float* to, int64_t i, float v) {
-  to[i] = v;
-}
-template <class T>
-__device__ void store1(T* to, int64_t i, float v) {
-  to[i] = static_cast<T>(v);
-}
-
-/// `fours`: number of leading groups of four elements, which are aligned.
-template <class T, class S>
-__global__ void scaled_sum_kernel(int64_t count, int64_t fours, const float* factor,
-                                  const T* values, S* sums, bool add) {
-  const float f = *factor;
-  const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = first; i < fours; i += step) {
-    const float4 v = load4(values, i);
-    float4 sum = add ? load4(sums, i) : make_float4(0, 0, 0, 0);
-    sum.x = fmaf(f, v.x, sum.x);
-    sum.y = fmaf(f, v.y, sum.y);
-    sum.z = fmaf(f, v.z, sum.z);
-    sum.w = fmaf(f, v.w, sum.w);
-    store4(sums, i, sum);
-  }
-  for (int64_t i = 4 * fours + first; i < count; i += step) {
-    store1(sums, i, fmaf(f, load1(values, i), add ? load1(sums, i) : 0));
-  }
-}
-
 }  // namespace
 
 void cross_entropy_forward(const CrossEntropyForward& args, void* stream) {
@@ -541,30 +488,6 @@ void cross_entropy_gradient(const CrossEntropyGradient& args, void* stream) {
     launch_gradient<T>(args, parts, static_cast<cudaStream_t>(stream));
   });
   check_launch("cross_entropy_gradient");
-}
-
-void scaled_sum(const ScaledSum& args, void* stream) {
-  if (args.count == 0) return;
-  constexpr int kSumThreads = 256;
-  constexpr int64_t kMaxBlocks = 132 * 16;
-  const auto aligned = [](const void* p) {
-    return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
-  };
-  const int64_t fours =
-      aligned(args.values) && aligned(args.sums) ? args.count / 4 : 0;
-  const int64_t blocks = (std::max(fours, args.count - 4 * fours) + kSumThreads - 1) / kSumThreads;
-  with_type(args.values_type, [&](auto* from) {
-    using T = std::remove_pointer_t<decltype(from)>;
-    with_type(args.sums_type, [&](auto* to) {
-      using S = std::remove_pointer_t<decltype(to)>;
-      scaled_sum_kernel<T, S>
-          <<<static_cast<unsigned>(std::min(blocks, kMaxBlocks)), kSumThreads, 0,
-             static_cast<cudaStream_t>(stream)>>>(
-              args.count, fours, args.factor, static_cast<const T*>(args.values),
-              static_cast<S*>(args.sums), args.add);
-    });
-  });
-  check_launch("scaled_sum");
 }
 
 }  // namespace reprise::detail::kernels

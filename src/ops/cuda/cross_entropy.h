@@ -7,7 +7,8 @@
 
 /// CUDA kernels of ops::linear_cross_entropy() for float16 and bfloat16 scores: one pass
 /// over the scores each way, or one pass for both. No atomics but the count of correct
-/// predictions: results are reproducible bit for bit. Tested by tests/ops/loss_test.cpp.
+/// predictions: results are reproducible bit for bit. Tested by
+/// tests/ops/half_cross_entropy_test.cpp and tests/ops/loss_test.cpp.
 namespace reprise::detail::kernels {
 
 /// Rows of scores; columns from `classes` up to `stride` are padding.
@@ -57,17 +58,5 @@ struct CrossEntropyGradient {
   float* target_log_prob = nullptr;
 };
 REPRISE_KERNEL(cross_entropy_gradient, CrossEntropyGradient);
-
-/// sums = (add ? sums : 0) + factor · values, computed in float32.
-struct ScaledSum {
-  int64_t count = 0;
-  const float* factor = nullptr;  ///< one value
-  const void* values = nullptr;
-  DType values_type = DType::kFloat32;
-  void* sums = nullptr;  ///< may be `values` if the types are equal
-  DType sums_type = DType::kFloat32;
-  bool add = false;
-};
-REPRISE_KERNEL(scaled_sum, ScaledSum);
 
 }  // namespace reprise::detail::kernels
