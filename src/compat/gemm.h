@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 /// Matrix products whose result has another type than the operands. Not differentiable.
-/// Tested by tests/ops/linear_test.cpp.
+/// Tested by tests/ops/linear_test.cpp and tests/ops/half_cross_entropy_test.cpp.
 namespace reprise::compat {
 
 /// sum += a b. `sum` may be float32 if `a` and `b` are float16 or bfloat16: on CUDA, since
