@@ -32,6 +32,28 @@ void gemm_add(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   sum.add_(at::mm(a, b));
 }
 
+void gemm_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  if (out.scalar_type() == a.scalar_type()) {
+    at::mm_out(out, a, b);
+    return;
+  }
+#if REPRISE_HAS_MIXED_GEMM
+  if (widens(a, out.scalar_type())) {
+    at::mm_out(out, a, b, out.scalar_type());
+    return;
+  }
+#endif
+  out.copy_(at::mm(a, b));
+}
+
+bool gemm_widens([[maybe_unused]] const at::Device& device) {
+#if REPRISE_HAS_MIXED_GEMM
+  return device.is_cuda();
+#else
+  return false;
+#endif
+}
+
 at::Tensor gemm_as(const at::Tensor& a, const at::Tensor& b,
                    at::ScalarType type) {
 #if REPRISE_HAS_MIXED_GEMM

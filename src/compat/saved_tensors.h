@@ -23,6 +23,11 @@ class SavedTensorPolicy {
   /// long as the graph holds the tensor; nullptr saves it as usual. Exceptions of
   /// `call_pack_hook` propagate out of the operator that saves.
   virtual std::unique_ptr<SavedTensorHooks> make_hooks() = 0;
+
+  /// Whether the backward will use the tensors that are saved now. False if they are
+  /// dropped, and recomputed if there is a backward: operators need not compute them then,
+  /// but must save tensors of the same sizes and types.
+  virtual bool keeps() const { return true; }
 };
 
 /// Applies `policy` to the tensors saved on this thread during the lifetime of the scope.
@@ -38,6 +43,12 @@ class SavedTensorScope {
   /// The policy that applies on this thread; null if there is none. For policies that
   /// delegate some tensors to the enclosing scope.
   static std::shared_ptr<SavedTensorPolicy> current();
+
+  /// SavedTensorPolicy::keeps() of the current policy; true if there is none.
+  static bool keeps() {
+    const auto policy = current();
+    return !policy || policy->keeps();
+  }
 };
 
 }  // namespace reprise::compat

@@ -25,9 +25,10 @@ Tensors LossImpl::forward(const Tensor& scores, const Tensor& targets) {
 }
 
 Tensors LossImpl::forward_in_chunks(const Tensor& hidden, const Tensor& weight,
-                                    const Tensor& targets) {
+                                    const Tensor& targets, bool recompute) {
   ops::LinearCrossEntropyOptions options;
   options.loss_type = torch::kFloat;
+  if (recompute) options.gradients_in_forward = false;
   options.count_correct = !is_training();
   const auto [loss, correct] =
       ops::linear_cross_entropy(hidden, weight, {}, targets, options);

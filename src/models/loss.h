@@ -18,10 +18,11 @@ class LossImpl : public torch::nn::Module {
   Tensors forward(const torch::Tensor& scores, const torch::Tensor& targets);
 
   /// forward(hidden · weightᵀ, targets) with ops::linear_cross_entropy(), which never stores
-  /// all scores. hidden (N, D), weight (classes, D), targets (N).
+  /// all scores. hidden (N, D), weight (classes, D), targets (N). `recompute`: the backward
+  /// computes the scores again; otherwise the operator decides.
   Tensors forward_in_chunks(const torch::Tensor& hidden,
                             const torch::Tensor& weight,
-                            const torch::Tensor& targets);
+                            const torch::Tensor& targets, bool recompute);
 
  private:
   Task task_;

@@ -132,26 +132,29 @@ void add_language_head(BuiltModel& built, const ModulePtr& module,
   // The scores (N, T, vocab) are by far the largest tensor. One stage computes them and the
   // loss, so that they are not kept between two stages.
   auto loss = built.root->register_module("loss", Loss(Task::kLanguage));
-  const Stage::Function in_chunks = [weight, loss](const Tensors& in) mutable {
-    return loss->forward_in_chunks(in.at(0).flatten(0, 1), weight(),
-                                   in.at(1).flatten());
+  const auto in_chunks = [weight, loss](bool recompute) -> Stage::Function {
+    return [weight, loss, recompute](const Tensors& in) mutable {
+      return loss->forward_in_chunks(in.at(0).flatten(0, 1), weight(),
+                                     in.at(1).flatten(), recompute);
+    };
   };
   built.stages.push_back(
       make_stage(
           "head",
-          [weight, loss, in_chunks](const Tensors& in) mutable {
+          [weight, loss,
+           chunks = in_chunks(/*recompute=*/false)](const Tensors& in) mutable {
             // Without gradients chunks cost nothing. In half precision on CUDA they are
             // faster, since their matrix products are padded.
             if (!torch::GradMode::is_enabled() ||
                 (in.at(0).is_cuda() &&
                  c10::elementSize(compat::autocast_type(in.at(0))) == 2)) {
-              return in_chunks(in);
+              return chunks(in);
             }
             return loss->forward(ops::linear(in.at(0).flatten(0, 1), weight()),
                                  in.at(1).flatten());
           },
           {module, loss})
-          .with_variant("chunked", in_chunks));
+          .with_variant("recompute scores", in_chunks(/*recompute=*/true)));
 }
 
 void check_tokens(const std::string& name, const ModelOptions& options,

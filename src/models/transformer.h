@@ -130,8 +130,8 @@ Stage make_language_block_stage(const std::string& name,
 
 /// Adds the last stage of a language model, "head": scores with the weight (vocab, C) of
 /// `module`, and the loss. `weight` returns that weight; it is called at each run, since
-/// moving a model to a device replaces its tensors. The variant "chunked" never stores all
-/// scores.
+/// moving a model to a device replaces its tensors. The variant "recompute scores" stores
+/// neither all scores nor gradients between forward and backward.
 void add_language_head(BuiltModel& built, const ModulePtr& module,
                        const std::function<torch::Tensor()>& weight);
 

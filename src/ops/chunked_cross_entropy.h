@@ -25,6 +25,7 @@ struct CrossEntropySettings {
   bool by_columns = false;
   torch::ScalarType gemm_type = torch::kFloat;  ///< of the matrix products
   torch::ScalarType loss_type = torch::kFloat;
+  bool gradients_in_forward = false;  ///< with HalfCrossEntropy only
 };
 
 /// Gradients to compute; undefined ones are not needed.

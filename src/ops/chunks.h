@@ -33,4 +33,11 @@ void for_each_chunk(int64_t size, int64_t max_count, F&& body) {
   }
 }
 
+/// Number of calls by for_each_chunk().
+inline int64_t count_chunks(int64_t size, int64_t max_count) {
+  int64_t chunks = 0;
+  for_each_chunk(size, max_count, [&](int64_t, int64_t) { ++chunks; });
+  return chunks;
+}
+
 }  // namespace reprise::detail

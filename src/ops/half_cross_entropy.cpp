@@ -3,6 +3,7 @@
 #include "compat/gemm.h"
 #include "ops/chunks.h"
 #include "ops/cuda/cross_entropy.h"
+#include "ops/cuda/scaled_sum.h"
 #include "ops/kernels.h"
 
 #include <torch/types.h>
@@ -18,15 +19,21 @@ using torch::Tensor;
 // remainder is a small product of its own.
 constexpr int64_t kGemmAlignment = 128;
 
-/// sum (V, D) += scoresᵀ (V', n) · rows (n, D)
-void add_class_gradient(Tensor sum, const Tensor& scores, const Tensor& rows) {
+/// sum (V, D) = (add ? sum : 0) + scoresᵀ (V', n) · rows (n, D)
+void add_class_gradient(Tensor sum, const Tensor& scores, const Tensor& rows,
+                        bool add = true) {
   const int64_t aligned = sum.size(0) / kGemmAlignment * kGemmAlignment;
   for (const auto& [first, count] :
        {std::pair(int64_t{0}, aligned),
         std::pair(aligned, sum.size(0) - aligned)}) {
     if (count == 0) continue;
     Tensor part = sum.narrow(0, first, count);
-    compat::gemm_add(part, scores.narrow(1, first, count).t(), rows);
+    const Tensor by_class = scores.narrow(1, first, count).t();
+    if (add) {
+      compat::gemm_add(part, by_class, rows);
+    } else {
+      compat::gemm_into(part, by_class, rows);
+    }
   }
 }
 
@@ -48,6 +55,11 @@ Tensor pad_bias(const Tensor& bias, int64_t classes, int64_t padded,
 
 kernels::ScoresShape scores_shape(const Tensor& scores, int64_t classes) {
   return {scores.size(0), classes, scores.stride(0), kernel_dtype(scores)};
+}
+
+Tensor without_memory(at::IntArrayRef sizes,
+                      const torch::TensorOptions& options) {
+  return torch::empty({1}, options).expand(sizes);
 }
 
 }  // namespace
@@ -108,7 +120,8 @@ void HalfCrossEntropy::forward_chunk(const Tensor& scores, int64_t first,
   log_prob.copy_(log_softmax.gather(1, target_columns(first, count)));
 }
 
-HalfCrossEntropy::Result HalfCrossEntropy::forward(bool count_correct) const {
+HalfCrossEntropy::Result HalfCrossEntropy::make_result(
+    bool count_correct) const {
   const auto single = hidden_.options().dtype(torch::kFloat);
   Result result;
   result.state.target_log_prob = torch::empty({hidden_.size(0), 1}, single);
@@ -118,6 +131,21 @@ HalfCrossEntropy::Result HalfCrossEntropy::forward(bool count_correct) const {
   if (count_correct) {
     result.correct = torch::zeros({}, targets_.options().dtype(torch::kLong));
   }
+  return result;
+}
+
+void HalfCrossEntropy::finish(Result& result) const {
+  const Tensor ignored = targets_.eq(ignore_index_).unsqueeze(1);
+  result.loss =
+      result.state.target_log_prob.masked_fill(ignored, 0).sum().neg();
+}
+
+Tensor HalfCrossEntropy::scores_placeholder() const {
+  return without_memory({hidden_.size(0), weight_.size(0)}, weight_.options());
+}
+
+HalfCrossEntropy::Result HalfCrossEntropy::forward(bool count_correct) const {
+  Result result = make_result(count_correct);
   for_each_chunk(hidden_.size(0), rows_per_chunk_,
                  [&](int64_t first, int64_t count) {
                    const Tensor scores = scores_of(first, count);
@@ -126,9 +154,82 @@ HalfCrossEntropy::Result HalfCrossEntropy::forward(bool count_correct) const {
                      result.state.scores = scores;
                    }
                  });
-  const Tensor ignored = targets_.eq(ignore_index_).unsqueeze(1);
-  result.loss =
-      result.state.target_log_prob.masked_fill(ignored, 0).sum().neg();
+  finish(result);
+  return result;
+}
+
+CrossEntropyGradients HalfCrossEntropy::make_unit_gradients(
+    const CrossEntropyInputs& inputs, bool allocate) const {
+  const auto make = [&](const Tensor& like, torch::ScalarType type) {
+    if (!like.defined() || !like.requires_grad()) return Tensor();
+    const auto options = hidden_.options().dtype(type).requires_grad(false);
+    return allocate ? torch::empty(like.sizes(), options)
+                    : without_memory(like.sizes(), options);
+  };
+  CrossEntropyGradients made;
+  made.hidden = make(inputs.hidden, hidden_.scalar_type() == torch::kHalf
+                                        ? torch::kFloat
+                                        : hidden_.scalar_type());
+  made.weight = make(inputs.weight, torch::kFloat);
+  made.bias = make(inputs.bias, torch::kFloat);
+  return made;
+}
+
+Tensor HalfCrossEntropy::gradient_chunk(const Tensor& scores, int64_t first,
+                                        int64_t count, Result& result) const {
+  const Tensor targets = targets_.narrow(0, first, count);
+  if (!use_kernels_ || result.correct.defined()) {
+    forward_chunk(scores, first, count, result);
+    Tensor values = backward_chunk(scores, first, count, result.state);
+    // The kernels write zeros themselves.
+    return use_kernels_
+               ? values
+               : values.masked_fill_(targets.eq(ignore_index_).unsqueeze(1), 0);
+  }
+  const ForwardState& state = result.state;
+  kernels::CrossEntropyGradient launch;
+  launch.shape = scores_shape(scores, classes_);
+  launch.scores = scores.data_ptr();
+  launch.targets = targets.data_ptr<int64_t>();
+  launch.ignore_index = ignore_index_;
+  launch.log_sum_exp =
+      state.log_sum_exp.narrow(0, first, count).data_ptr<float>();
+  launch.target_log_prob =
+      state.target_log_prob.narrow(0, first, count).data_ptr<float>();
+  kernels::cross_entropy_gradient(launch, kernel_stream(hidden_));
+  return scores;
+}
+
+void HalfCrossEntropy::add_unit_gradients(
+    const Tensor& values, int64_t first, int64_t count,
+    CrossEntropyGradients& gradients) const {
+  if (gradients.hidden.defined()) {
+    Tensor rows = gradients.hidden.narrow(0, first, count);
+    compat::gemm_into(rows, values, weight_);
+  }
+  if (gradients.weight.defined()) {
+    add_class_gradient(gradients.weight, values,
+                       hidden_.narrow(0, first, count), /*add=*/first > 0);
+  }
+  if (gradients.bias.defined()) {
+    if (first == 0) gradients.bias.zero_();
+    const Tensor ones = torch::ones({count, 1}, values.options());
+    gradients.bias.add_(compat::gemm_as(values.t(), ones, torch::kFloat)
+                            .squeeze(1)
+                            .narrow(0, 0, classes_));
+  }
+}
+
+HalfCrossEntropy::Result HalfCrossEntropy::forward_with_gradients(
+    bool count_correct, CrossEntropyGradients& gradients) const {
+  Result result = make_result(count_correct);
+  for_each_chunk(
+      hidden_.size(0), rows_per_chunk_, [&](int64_t first, int64_t count) {
+        const Tensor values =
+            gradient_chunk(scores_of(first, count), first, count, result);
+        add_unit_gradients(values, first, count, gradients);
+      });
+  finish(result);
   return result;
 }
 
@@ -185,6 +286,39 @@ void HalfCrossEntropy::backward(const Tensor& loss_gradient,
                   .narrow(0, 0, classes_));
         }
       });
+}
+
+void scaled_sum(Tensor& sums, const Tensor& values, const Tensor& factor,
+                bool add) {
+  if (kernels_available(sums.device()) && sums.is_contiguous() &&
+      values.is_contiguous()) {
+    kernels::ScaledSum launch;
+    launch.count = sums.numel();
+    launch.factor = factor.data_ptr<float>();
+    launch.values = values.data_ptr();
+    launch.values_type = kernel_dtype(values);
+    launch.sums = sums.data_ptr();
+    launch.sums_type = kernel_dtype(sums);
+    launch.add = add;
+    kernels::scaled_sum(launch, kernel_stream(sums));
+    return;
+  }
+  const bool single = is_float32(sums) && is_float32(values);
+  if (single && add) {
+    sums.addcmul_(values, factor);
+    return;
+  }
+  if (single && sums.is_same(values)) {
+    sums.mul_(factor);
+    return;
+  }
+  // Not in place in half precision, which would round the factor.
+  const Tensor scaled = values.to(torch::kFloat) * factor;
+  if (add) {
+    sums.add_(scaled);
+  } else {
+    sums.copy_(scaled);
+  }
 }
 
 }  // namespace reprise::detail

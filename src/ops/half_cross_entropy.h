@@ -17,7 +17,10 @@ namespace reprise::detail {
 /// factor per row. The target's class is set to its exact value, which the forward saves.
 /// The factor is applied to small tensors: the rows of `hidden` and of its gradient. On
 /// CUDA the softmax and what surrounds it are one kernel each way.
-/// Tested by tests/ops/loss_test.cpp.
+///
+/// The loss is a sum, so its gradients are those for a loss gradient of 1 times the actual
+/// one. forward() can compute the former while it has the scores, so that no backward needs
+/// the scores again.
 class HalfCrossEntropy {
  public:
   /// Requires a half-precision settings.gemm_type and a float32 loss.
@@ -28,7 +31,8 @@ class HalfCrossEntropy {
   struct ForwardState {
     torch::Tensor target_log_prob;  ///< (N, 1): log-softmax at the target
     torch::Tensor log_sum_exp;      ///< (N), with kernels only
-    torch::Tensor scores;           ///< with kernels, if there was one chunk
+    /// With kernels, if there is one chunk and no gradients were computed.
+    torch::Tensor scores;
   };
   struct Result {
     torch::Tensor loss;     ///< sum, float32
@@ -37,16 +41,37 @@ class HalfCrossEntropy {
   };
   Result forward(bool count_correct) const;
 
+  /// Tensors for the gradients for a loss gradient of 1, of the operands that require one;
+  /// the others are undefined. Weight and bias are float32. `hidden` has the type of the
+  /// matrix products if that is bfloat16. In float16, whose small gradients need a loss
+  /// scale, it is float32. `allocate` is false: tensors of these shapes without memory.
+  CrossEntropyGradients make_unit_gradients(const CrossEntropyInputs& inputs,
+                                            bool allocate) const;
+  /// forward() that also computes `gradients`, which make_unit_gradients() made, for a loss
+  /// gradient of 1. Requires at least one row.
+  Result forward_with_gradients(bool count_correct,
+                                CrossEntropyGradients& gradients) const;
+  /// A tensor of the shape of all scores without memory.
+  torch::Tensor scores_placeholder() const;
+
   /// Weight and bias gradients are float32. Overwrites `state.scores`.
   void backward(const torch::Tensor& loss_gradient, const ForwardState& state,
                 CrossEntropyGradients& gradients) const;
 
  private:
+  Result make_result(bool count_correct) const;
+  void finish(Result& result) const;
   void forward_chunk(const torch::Tensor& scores, int64_t first, int64_t count,
                      Result& result) const;
   /// The gradient of the scores up to a factor per row. May overwrite `scores`.
   torch::Tensor backward_chunk(const torch::Tensor& scores, int64_t first,
                                int64_t count, const ForwardState& state) const;
+  /// Both: returns the gradient of the scores for a loss gradient of 1.
+  torch::Tensor gradient_chunk(const torch::Tensor& scores, int64_t first,
+                               int64_t count, Result& result) const;
+  void add_unit_gradients(const torch::Tensor& values, int64_t first,
+                          int64_t count,
+                          CrossEntropyGradients& gradients) const;
   torch::Tensor scores_of(int64_t first, int64_t count) const;
   torch::Tensor target_columns(int64_t first, int64_t count) const;
 
@@ -59,5 +84,11 @@ class HalfCrossEntropy {
   int64_t rows_per_chunk_;
   bool use_kernels_;
 };
+
+/// sums = (add ? sums : 0) + factor · values, computed in float32. `factor` is one float32
+/// value on the device of the others; float32 and half-precision types may be mixed.
+/// `sums` may be `values`.
+void scaled_sum(torch::Tensor& sums, const torch::Tensor& values,
+                const torch::Tensor& factor, bool add);
 
 }  // namespace reprise::detail

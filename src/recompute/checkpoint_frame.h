@@ -74,6 +74,7 @@ class FramePolicy final : public compat::SavedTensorPolicy {
   FramePolicy(CheckpointFrame& frame, bool recomputing)
       : frame_(&frame), recomputing_(recomputing) {}
   std::unique_ptr<compat::SavedTensorHooks> make_hooks() override;
+  bool keeps() const override { return recomputing_; }
 
   CheckpointFrame& frame() const { return *frame_; }
   bool recomputing() const { return recomputing_; }

@@ -22,6 +22,7 @@ class DropPolicy final : public compat::SavedTensorPolicy {
   std::unique_ptr<compat::SavedTensorHooks> make_hooks() override {
     return std::make_unique<DroppedTensor>();
   }
+  bool keeps() const override { return false; }
 };
 
 }  // namespace

@@ -51,6 +51,21 @@ TEST(SavedTensors, InnermostScopeDecides) {
   EXPECT_EQ(gradient_of_square(3), 12);
 }
 
+TEST(SavedTensors, InnermostScopeTellsWhetherTensorsAreKept) {
+  class Dropping final : public SavedTensorPolicy {
+    std::unique_ptr<SavedTensorHooks> make_hooks() override { return nullptr; }
+    bool keeps() const override { return false; }
+  };
+  EXPECT_TRUE(SavedTensorScope::keeps());
+  const SavedTensorScope dropping(std::make_shared<Dropping>());
+  EXPECT_FALSE(SavedTensorScope::keeps());
+  {
+    const SavedTensorScope inner(std::make_shared<Doubling>());
+    EXPECT_TRUE(SavedTensorScope::keeps());
+  }
+  EXPECT_FALSE(SavedTensorScope::keeps());
+}
+
 TEST(SavedTensors, ScopeBelongsToItsThread) {
   const SavedTensorScope scope(std::make_shared<Doubling>());
   float elsewhere = 0;
