@@ -98,15 +98,15 @@ class VitLayerImpl : public torch::nn::Module {
   }
 
   Tensor feed(const Tensor& y, RecomputeChoice recompute) {
+    const FeedForward feed =
+        make_feed_forward(up_, down_, ops::Activation::kGelu);
     const Tensor up = checkpoint_if(
         recompute.pointwise,
-        [this](const Tensor& t) { return run_linear(up_, after_->forward(t)); },
+        [this, feed](const Tensor& t) {
+          return run_up(feed, after_->forward(t));
+        },
         y);
-    const Tensor down = checkpoint_if(
-        recompute.pointwise,
-        [this](const Tensor& t) { return run_linear(down_, torch::gelu(t)); },
-        up);
-    return drop(down, recompute);
+    return drop(run_down(feed, up, recompute.pointwise), recompute);
   }
 
   Tensor drop(const Tensor& x, RecomputeChoice recompute) {
