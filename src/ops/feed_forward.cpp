@@ -140,7 +140,8 @@ class FeedForwardDownOperator
     const Tensor& rows = saved[0];
     const bool recompute = saved.size() == 1;
     const bool in_out = data["in_out"].toBool();
-    const auto kind = static_cast<kernels::ActivationKind>(data["kind"].toInt());
+    const auto kind =
+        static_cast<kernels::ActivationKind>(data["kind"].toInt());
     const Tensor dy = detail::as_matrix(gradients[0]).to(rows.scalar_type());
     Tensor weight = data["weight"].toTensor();
     const Tensor hidden = recompute ? torch::empty_like(rows) : saved[1];
@@ -237,8 +238,7 @@ Tensor feed_forward(const Tensor& x, const FeedForwardLayers& layers,
 
 Tensor fallback::feed_forward(const Tensor& x, const FeedForwardLayers& layers,
                               Activation activation) {
-  const Tensor up =
-      ops::linear(x, layers.weight1, layers.bias1, layers.layout);
+  const Tensor up = ops::linear(x, layers.weight1, layers.bias1, layers.layout);
   return ops::linear(activate(up, activation), layers.weight2, layers.bias2,
                      layers.layout);
 }

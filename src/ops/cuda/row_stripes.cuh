@@ -172,8 +172,9 @@ void run_stripes_of(const Pass& pass, const StripeSums& out,
                     const Stripes& stripes, cudaStream_t stream) {
   const auto count = static_cast<unsigned>(stripes.count(out.columns));
   const auto in_cluster = stripes_kernel<Pass, kLanes, true>;
-  if (!device_has_clusters() ||
-      !compiled_for_clusters(reinterpret_cast<const void*>(in_cluster))) {
+  static const bool compiled =
+      compiled_for_clusters(reinterpret_cast<const void*>(in_cluster));
+  if (!compiled || !device_has_clusters()) {
     stripes_kernel<Pass, kLanes, false>
         <<<dim3(out.parts, count), kStripeThreads, 0, stream>>>(pass, out);
     if (out.sums == nullptr) return;
