@@ -68,6 +68,7 @@ class BertOutputImpl : public torch::nn::Module {
     return drop_out(x, dropout_, is_training(), recompute) + residual;
   }
   Tensor norm(const Tensor& sum) { return norm_(sum); }
+  const LoraLinear& layer() const { return dense_; }
 
  private:
   double dropout_;
@@ -93,16 +94,16 @@ class BertLayerImpl : public torch::nn::Module {
   Tensor forward(const Tensor& x,
                  RecomputeChoice recompute = {}) {  // (N, T, C)
     // The output of the norm is both the residual and the input of the feed-forward layer.
+    const FeedForward feed =
+        make_feed_forward(up_, down_->layer(), ops::Activation::kGelu);
     const auto [y, up] = checkpoint_if(
         recompute.pointwise,
-        [this](const Tensor& sum) {
+        [this, feed](const Tensor& sum) {
           const Tensor normed = mixed_->norm(sum);
-          return std::tuple(normed, run_linear(up_, normed));
+          return std::tuple(normed, run_up(feed, normed));
         },
         mixed_->add(attend(x, recompute), x, recompute));
-    const Tensor down = checkpoint_if(
-        recompute.pointwise,
-        [this](const Tensor& t) { return down_->dense(torch::gelu(t)); }, up);
+    const Tensor down = run_down(feed, up, recompute.pointwise);
     return down_->norm(down_->add(down, y, recompute));
   }
 

@@ -46,7 +46,8 @@ TORCH_MODULE(Conv1D);
 
 /// layer(normal) if `normal` is defined; otherwise layer(norm(x)), recomputed in the
 /// backward.
-Tensor run_on_normal(Conv1D layer, const Tensor& x, const Tensor& normal,
+template <class Layer>
+Tensor run_on_normal(Layer layer, const Tensor& x, const Tensor& normal,
                      LayerNorm norm) {
   if (normal.defined()) return layer(normal);
   return checkpoint_if(
@@ -108,15 +109,26 @@ class Gpt2FeedForwardImpl : public torch::nn::Module {
   /// Arguments as in Gpt2Attention.
   Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
                  RecomputeChoice recompute) {
-    const Tensor up = run_on_normal(c_fc_, x, normal, norm);
-    const Tensor down = checkpoint_if(
-        recompute.pointwise,
-        [this](const Tensor& t) { return c_proj_(torch::gelu(t, "tanh")); },
-        up);
-    return drop_out(down, dropout_, is_training(), recompute);
+    const FeedForward feed = layers();
+    const Tensor up = run_on_normal(
+        [feed](const Tensor& t) { return run_up(feed, t); }, x, normal, norm);
+    return drop_out(run_down(feed, up, recompute.pointwise), dropout_,
+                    is_training(), recompute);
   }
 
  private:
+  FeedForward layers() {
+    FeedForward made;
+    made.activation = ops::Activation::kGeluTanh;
+    if (!c_fc_->has_adapter() && !c_proj_->has_adapter()) {
+      made.layers = {c_fc_->weight(), c_fc_->bias(), c_proj_->weight(),
+                     c_proj_->bias(), c_fc_->weight_layout()};
+    }
+    made.up = [layer = c_fc_](const Tensor& t) mutable { return layer(t); };
+    made.down = [layer = c_proj_](const Tensor& t) mutable { return layer(t); };
+    return made;
+  }
+
   double dropout_;
   Conv1D c_fc_, c_proj_;
 };

@@ -44,6 +44,35 @@ Tensor drop_out(const Tensor& x, double p, bool train,
                              : torch::dropout(x, p, train);
 }
 
+Tensor run_up(const FeedForward& feed, const Tensor& x) {
+  return feed.layers.weight1.defined() ? ops::feed_forward_up(x, feed.layers)
+                                       : feed.up(x);
+}
+
+Tensor run_down(const FeedForward& feed, const Tensor& x, bool recompute) {
+  if (ops::has_fused_feed_forward(x, feed.layers)) {
+    return ops::feed_forward_down(x, feed.layers, feed.activation, recompute);
+  }
+  return checkpoint_if(
+      recompute,
+      [down = feed.down, activation = feed.activation](const Tensor& t) {
+        return down(ops::activate(t, activation));
+      },
+      x);
+}
+
+FeedForward make_feed_forward(const LoraLinear& up, const LoraLinear& down,
+                              ops::Activation activation) {
+  FeedForward made;
+  made.activation = activation;
+  if (!up->has_adapter() && !down->has_adapter()) {
+    made.layers = {up->weight, up->bias, down->weight, down->bias};
+  }
+  made.up = [up](const Tensor& x) { return run_linear(up, x); };
+  made.down = [down](const Tensor& x) { return run_linear(down, x); };
+  return made;
+}
+
 ModelOptions transformer_options(int64_t depth, int64_t width, double dropout) {
   ModelOptions options;
   options.depth = depth;

@@ -43,6 +43,26 @@ struct RecomputeChoice {
 torch::Tensor drop_out(const torch::Tensor& x, double p, bool train,
                        RecomputeChoice recompute);
 
+/// The feed-forward layer of a block: two linear layers, `up` and `down`, with an activation
+/// in between. `up` and `down` apply the layers with their adapters.
+struct FeedForward {
+  using Layer = std::function<torch::Tensor(const torch::Tensor&)>;
+  ops::FeedForwardLayers layers{};  ///< no weights if a layer has an adapter
+  ops::Activation activation = ops::Activation::kGelu;
+  Layer up{}, down{};
+};
+
+/// First layer of `feed`. Its result must be passed to run_down().
+torch::Tensor run_up(const FeedForward& feed, const torch::Tensor& x);
+
+/// Activation and second layer of `feed`. `recompute`: save only x.
+torch::Tensor run_down(const FeedForward& feed, const torch::Tensor& x,
+                       bool recompute);
+
+/// The layers `up` and `down` with an activation in between.
+FeedForward make_feed_forward(const LoraLinear& up, const LoraLinear& down,
+                              ops::Activation activation);
+
 /// Defaults of a transformer, with heads of 64 channels.
 ModelOptions transformer_options(int64_t depth, int64_t width, double dropout);
 

@@ -112,16 +112,14 @@ class VitLayerImpl : public torch::nn::Module {
   /// `normal`: after_(y), as in attend().
   Tensor feed(const Tensor& y, const Tensor& normal,
               RecomputeChoice recompute) {
-    const auto expand = [this](const Tensor& t) {
-      return run_linear(up_, ops::add_norm(t, {}, after_).normalized);
+    const FeedForward feed =
+        make_feed_forward(up_, down_, ops::Activation::kGelu);
+    const auto expand = [this, feed](const Tensor& t) {
+      return run_up(feed, ops::add_norm(t, {}, after_).normalized);
     };
     const Tensor up =
-        normal.defined() ? run_linear(up_, normal) : checkpoint(expand, y);
-    const Tensor down = checkpoint_if(
-        recompute.pointwise,
-        [this](const Tensor& t) { return run_linear(down_, torch::gelu(t)); },
-        up);
-    return drop(down, recompute);
+        normal.defined() ? run_up(feed, normal) : checkpoint(expand, y);
+    return drop(run_down(feed, up, recompute.pointwise), recompute);
   }
 
   Tensor drop(const Tensor& x, RecomputeChoice recompute) {

@@ -1,10 +1,7 @@
 #include "compat/autocast.h"
-#include "compat/gemm.h"
-#include "compat/side_stream.h"
-#include "ops/cuda/column_sums.h"
 #include "ops/function.h"
 #include "ops/gemm.h"
-#include "ops/kernels.h"
+#include "ops/linear_gradients.h"
 
 #include <reprise/ops/linear.h>
 #include <reprise/ops/weight_copies.h>
@@ -19,95 +16,15 @@
 namespace reprise::ops {
 namespace {
 
-namespace kernels = reprise::detail::kernels;
+using detail::add_bias_gradient;
+using detail::add_weight_gradient;
+using detail::as_matrix;
+using detail::as_saved;
+using detail::bias_gradient;
+using detail::run_gradient_work;
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// x (…, n) as (rows, n).
-Tensor as_matrix(const Tensor& x) {
-  return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
-}
-
-/// For save_for_backward(). A view of an input would count as a leaf that requires a
-/// gradient, which saved-tensor hooks cannot restore.
-Tensor as_saved(const Tensor& rows) {
-  return rows.detach();
-}
-
-/// weight.grad() += a b
-void add_weight_gradient(Tensor& weight, const Tensor& a, const Tensor& b) {
-  Tensor& gradient = weight.mutable_grad();
-  if (gradient.defined()) {
-    detail::gemm_add(gradient, a, b);
-  } else {
-    gradient = detail::gemm_as(a, b, weight.scalar_type());
-  }
-}
-
-/// Whether the kernel adds up the rows of `dy`. For few rows a matrix product with ones is
-/// as fast, and takes one launch.
-bool column_sums_eligible(const Tensor& dy) {
-  constexpr int64_t kMinRows = 4096;
-  detail::KernelOperand matrix;
-  matrix.type = detail::KernelOperand::Type::kHalf;
-  matrix.min_dim = matrix.max_dim = 2;
-  return dy.size(0) >= kMinRows && dy.size(1) % 8 == 0 &&
-         detail::kernel_eligible(dy, matrix);
-}
-
-/// sums = (add ? sums : 0) + sum of the rows, with the kernel.
-void run_column_sums(Tensor& sums, const Tensor& dy, bool add) {
-  kernels::ColumnSums launch;
-  launch.shape = {dy.size(0), dy.size(1), detail::kernel_dtype(dy)};
-  const Tensor scratch =
-      torch::empty({launch.shape.scratch_size()}, sums.options());
-  launch.matrix = dy.data_ptr();
-  launch.scratch = scratch.data_ptr<float>();
-  launch.sums = sums.data_ptr<float>();
-  launch.add = add;
-  kernels::column_sums(launch, detail::kernel_stream(dy));
-}
-
-/// Gradient of the bias of the layer that has `weight`: the sum of the rows. With few
-/// columns LibTorch's sum() does not fill a GPU; a matrix product does.
-Tensor bias_gradient(const Tensor& dy, const Tensor& weight) {
-  if (column_sums_eligible(dy)) {
-    Tensor sums = torch::empty({dy.size(1)}, dy.options().dtype(torch::kFloat));
-    run_column_sums(sums, dy, false);
-    return sums;
-  }
-  const Tensor ones = WeightCopies::ones(weight, dy.size(0));
-  return ones.defined() ? compat::gemm_as(ones, dy, torch::kFloat).view({-1})
-                        : dy.sum(0, false, torch::kFloat);
-}
-
-void add_bias_gradient(Tensor& gradient, const Tensor& dy,
-                       const Tensor& weight) {
-  const Tensor ones = WeightCopies::ones(weight, dy.size(0));
-  if (!gradient.defined()) {
-    gradient = bias_gradient(dy, weight);
-  } else if (column_sums_eligible(dy) && gradient.is_contiguous()) {
-    run_column_sums(gradient, dy, true);
-  } else if (ones.defined()) {
-    Tensor row = gradient.view({1, -1});
-    compat::gemm_add(row, ones, dy);
-  } else {
-    gradient.add_(bias_gradient(dy, weight));
-  }
-}
-
-/// Runs `work`, which adds to the gradient of `weight`; on a side stream if nothing else in
-/// the backward does, in half precision. Float32 products fill a device by themselves, and
-/// a second stream would need a workspace of its own.
-void run_gradient_work(const Tensor& weight, std::vector<Tensor> used,
-                       const std::function<void()>& work) {
-  if (used[0].element_size() == 2 && WeightCopies::has_single_use(weight)) {
-    compat::run_on_side_stream(std::move(used), work);
-  } else {
-    work();
-  }
-}
 
 /// Whether the tensors are adjacent in memory, in this order.
 bool are_packed(const std::vector<Tensor>& tensors) {

@@ -1,5 +1,6 @@
 #include "ops/kernels.h"
 
+#include "ops/cuda/activation.h"
 #include "ops/cuda/add_norm.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/device.h"
@@ -30,6 +31,7 @@ TEST(Kernels, LaunchThrowsInBuildsWithoutKernels) {
   if (kernels::built()) GTEST_SKIP() << "this build has kernels";
   EXPECT_EQ(kernels::compute_capability(0), 0);
   EXPECT_EQ(kernels::multiprocessors(0), 0);
+  EXPECT_THROW(kernels::activation_forward({}, nullptr), std::logic_error);
   EXPECT_THROW(kernels::column_sums({}, nullptr), std::logic_error);
   EXPECT_THROW(kernels::tf32x3_gemm({}, nullptr), std::logic_error);
 }
@@ -83,12 +85,12 @@ TEST(Kernels, PartsAndScratchMemory) {
 
   kernels::ColumnSumsShape sums;
   sums.columns = 8;
-  sums.rows = 100;
+  sums.rows = 50;
   EXPECT_EQ(sums.parts(), 1);
-  sums.rows = 1280;
+  sums.rows = 640;
   EXPECT_EQ(sums.scratch_size(), 80);
   sums.rows = 1 << 20;
-  EXPECT_EQ(sums.parts(), 256);
+  EXPECT_EQ(sums.parts(), 32);
 
   kernels::NormReluShape norm;
   norm.samples = 2;

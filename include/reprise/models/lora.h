@@ -58,6 +58,8 @@ class LoraLayer {
     return ops::WeightLayout::kOutIn;
   }
 
+  bool has_adapter() const { return adapter_ != nullptr; }
+
   /// Returns y, the output of the layer for x, plus the output of its adapter; y itself if
   /// it has none.
   torch::Tensor add_adapter(const torch::Tensor& x,

@@ -62,6 +62,66 @@ std::vector<torch::Tensor> packed_linear(
 
 }  // namespace fallback
 
+/// Activation of a feed-forward layer.
+enum class Activation {
+  kGelu,      ///< torch::gelu(x)
+  kGeluTanh,  ///< torch::gelu(x, "tanh")
+  kRelu,
+  kSilu,
+};
+
+/// Parameters of the feed-forward layer of a transformer block: a linear layer to the hidden
+/// width, an activation, and a linear layer back. Biases may be undefined.
+struct FeedForwardLayers {
+  torch::Tensor weight1{}, bias1{};
+  torch::Tensor weight2{}, bias2{};
+  WeightLayout layout = WeightLayout::kOutIn;  ///< of both weights
+};
+
+/// Linear layer, activation, linear layer: x (…, in) to (…, out).
+///
+/// On CUDA in half precision, with kernels, a hidden width that is a multiple of 8, and
+/// copies of all layers in WeightCopies, the activation is one pass in the forward. The
+/// backward computes the gradient of the activation and that of `bias1` in one pass, and
+/// adds the gradients of the layers as linear() does; no second derivative. In all other
+/// cases this is the fallback. `recompute_activation`: save only the input of the
+/// activation, which the backward applies again, with the same results. The fallback
+/// ignores it; use checkpoint().
+torch::Tensor feed_forward(const torch::Tensor& x,
+                           const FeedForwardLayers& layers,
+                           Activation activation,
+                           bool recompute_activation = false);
+
+/// The first linear layer of feed_forward(), for code that recomputes its input. Its result
+/// must be passed to feed_forward_down() with the same layers, which adds the gradient of
+/// `bias1` if has_fused_feed_forward() is true.
+torch::Tensor feed_forward_up(const torch::Tensor& x,
+                              const FeedForwardLayers& layers);
+
+/// Activation and second linear layer of feed_forward(), for the result of
+/// feed_forward_up() (…, hidden).
+torch::Tensor feed_forward_down(const torch::Tensor& up,
+                                const FeedForwardLayers& layers,
+                                Activation activation,
+                                bool recompute_activation = false);
+
+/// Whether feed_forward() of x does not use the fallback. `x` may also be the result of
+/// feed_forward_up(). False if a weight is undefined.
+bool has_fused_feed_forward(const torch::Tensor& x,
+                            const FeedForwardLayers& layers);
+
+/// Applies `activation` with LibTorch's operator.
+torch::Tensor activate(const torch::Tensor& x, Activation activation);
+
+namespace fallback {
+
+/// linear(), activate(), linear().
+torch::Tensor feed_forward(const torch::Tensor& x,
+                           const FeedForwardLayers& layers,
+                           Activation activation);
+
+}  // namespace fallback
+
 /// torch::silu(gate) * up, the activation of a gated feed-forward layer. gate and up have
 /// the same shape and type; they may be views of the result of one matrix product.
 ///

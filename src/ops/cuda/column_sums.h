@@ -10,17 +10,18 @@
 /// results are reproducible bit for bit. Tested by tests/ops/kernels_test.cpp.
 namespace reprise::detail::kernels {
 
+/// Also of other kernels that add up rows.
 struct ColumnSumsShape {
   int64_t rows = 0;
-  int64_t columns = 0;            ///< multiple of 8
+  int64_t columns = 0;            ///< multiples of 8 are faster
   DType type = DType::kBFloat16;  ///< bfloat16 or float16
 
-  static constexpr int64_t kRowsPerPart = 128;
-  static constexpr int64_t kMaxParts = 256;
+  static constexpr int64_t kMinRowsPerPart = 64;
+  static constexpr int64_t kMaxParts = 32;
 
-  /// Number of parts that the rows are divided into.
+  /// Number of parts that the rows are divided into on devices without clusters.
   int64_t parts() const {
-    return std::clamp<int64_t>(rows / kRowsPerPart, 1, kMaxParts);
+    return std::clamp<int64_t>(rows / kMinRowsPerPart, 1, kMaxParts);
   }
   /// Number of floats of scratch memory.
   int64_t scratch_size() const { return parts() * columns; }
