@@ -3,6 +3,7 @@
 #include "models/transformer.h"
 
 #include <reprise/ops/embedding.h>
+#include <reprise/ops/norm.h>
 
 #include <torch/nn.h>
 
@@ -63,11 +64,10 @@ class BertOutputImpl : public torch::nn::Module {
                               make_layer_norm(options.width, kBertEpsilon))) {}
 
   Tensor dense(const Tensor& x) { return run_linear(dense_, x); }
-  Tensor add(const Tensor& x, const Tensor& residual,
-             RecomputeChoice recompute) {
-    return drop_out(x, dropout_, is_training(), recompute) + residual;
+  Tensor drop(const Tensor& x, RecomputeChoice recompute) {
+    return drop_out(x, dropout_, is_training(), recompute);
   }
-  Tensor norm(const Tensor& sum) { return norm_(sum); }
+  const LayerNorm& norm() const { return norm_; }
   const LoraLinear& layer() const { return dense_; }
 
  private:
@@ -96,15 +96,18 @@ class BertLayerImpl : public torch::nn::Module {
     // The output of the norm is both the residual and the input of the feed-forward layer.
     const FeedForward feed =
         make_feed_forward(up_, down_->layer(), ops::Activation::kGelu);
-    const auto [y, up] = checkpoint_if(
-        recompute.pointwise,
-        [this, feed](const Tensor& sum) {
-          const Tensor normed = mixed_->norm(sum);
-          return std::tuple(normed, run_up(feed, normed));
-        },
-        mixed_->add(attend(x, recompute), x, recompute));
-    const Tensor down = run_down(feed, up, recompute.pointwise);
-    return down_->norm(down_->add(down, y, recompute));
+    const auto expand = [this, feed](const Tensor& stream,
+                                     const auto&... added) {
+      const auto [y, rounded] =
+          ops::post_norm(stream, Tensor(added...), mixed_->norm());
+      return std::tuple(y, run_up(feed, rounded));
+    };
+    const Tensor mixed = mixed_->drop(attend(x, recompute), recompute);
+    const auto [y, up] =
+        recompute.pointwise ? checkpoint(expand, mixed + x) : expand(x, mixed);
+    const Tensor down =
+        down_->drop(run_down(feed, up, recompute.pointwise), recompute);
+    return ops::post_norm(y, down, down_->norm(), /*round=*/false).stream;
   }
 
  private:

@@ -79,7 +79,8 @@ class ResNetBlockImpl : public torch::nn::Module {
   Tensor shortcut(const Tensor& x) {
     const Conv2d conv(downsample_->ptr<torch::nn::Conv2dImpl>(0));
     const SyncBatchNorm2d norm(downsample_->ptr<SyncBatchNorm2dImpl>(1));
-    const ops::NormActOptions only_norm{.activation = ops::Activation::kNone};
+    const ops::NormActOptions only_norm{.activation =
+                                            ops::NormActivation::kNone};
     const int64_t stride = conv->options.stride()->at(0);
     if (stride == 1 || !x.device().is_cpu() ||
         x.suggest_memory_format() != at::MemoryFormat::ChannelsLast) {

@@ -34,11 +34,12 @@ AddNormShape add_norm_shape(const Tensor& x, const Tensor& branch,
 class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
  public:
   /// `branch`: empty if there is none. `bias`: empty for the RMS norm. `type`: of the
-  /// normalized rows.
+  /// normalized rows. `post`: return the normalized rows in the type of x, too, instead of
+  /// the sum.
   static variable_list forward(AutogradContext* context, const Tensor& x,
                                const Tensor& branch, const Tensor& weight,
                                const Tensor& bias, double epsilon,
-                               torch::ScalarType type) {
+                               torch::ScalarType type, bool post) {
     const bool adds = branch.numel() > 0;
     const bool layer = bias.numel() > 0;
     const Tensor sum = adds ? torch::empty_like(x) : x;
@@ -58,6 +59,8 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
     launch.epsilon = epsilon;
     launch.sum = adds ? sum.data_ptr() : nullptr;
     launch.normalized = normalized.data_ptr();
+    const Tensor stream = post ? torch::empty_like(x) : Tensor();
+    launch.stream = post ? stream.data_ptr() : nullptr;
     launch.mean = float_data(mean);
     launch.inverse = float_data(inverse);
     kernels::add_norm_forward(launch, kernel_stream(x));
@@ -67,8 +70,9 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
     context->set_materialize_grads(false);
     context->saved_data["layer"] = layer;
     context->saved_data["adds"] = adds;
+    context->saved_data["post"] = post;
     context->saved_data["branch"] = static_cast<int64_t>(branch.scalar_type());
-    return {sum, normalized};
+    return {post ? stream : sum, normalized};
   }
 
   static variable_list backward(AutogradContext* context,
@@ -81,15 +85,19 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
         static_cast<torch::ScalarType>(context->saved_data["branch"].toInt());
     const Tensor dsum =
         gradients[0].defined() ? as_aligned(gradients[0], 4) : Tensor();
-    if (!gradients[1].defined()) {
+    const bool post = context->saved_data["post"].toBool();
+    if (!gradients[1].defined() && !post) {
       return {dsum, adds && dsum.defined() ? dsum.to(type) : Tensor(),
               {},   {},
-              {},   {}};
+              {},   {},
+              {}};
     }
     const auto saved = context->get_saved_variables();
     const Tensor &sum = saved[0], &inverse = saved[1], &mean = saved[2];
     const Tensor weight = context->saved_data["weight"].toTensor();
-    const Tensor dnormalized = as_aligned(gradients[1], 4);
+    const Tensor dnormalized = gradients[1].defined()
+                                   ? as_aligned(gradients[1], 4)
+                                   : torch::zeros_like(sum);
     const Tensor dx = torch::empty_like(sum);
     const bool converts = adds && type != sum.scalar_type();
     const Tensor dbranch =
@@ -107,6 +115,7 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
     launch.sum = sum.data_ptr();
     launch.dnormalized = dnormalized.data_ptr();
     launch.dsum = dsum.defined() ? dsum.data_ptr() : nullptr;
+    launch.of_stream = post && dsum.defined();
     launch.weight = weight.data_ptr();
     launch.mean = float_data(mean);
     launch.inverse = float_data(inverse);
@@ -118,7 +127,7 @@ class AddNormOperator : public torch::autograd::Function<AddNormOperator> {
     kernels::add_norm_backward(launch, kernel_stream(sum));
     // The gradient of a branch of the same type is dx.
     const Tensor of_branch = converts ? dbranch : adds ? dx : Tensor();
-    return {dx, of_branch, dweight, dbias, {}, {}};
+    return {dx, of_branch, dweight, dbias, {}, {}, {}};
   }
 };
 
@@ -156,11 +165,12 @@ bool add_norm_eligible(const Tensor& x, const Tensor& branch,
 std::optional<ops::AddNormResult> run_add_norm(const Tensor& x,
                                                const Tensor& branch,
                                                const RowNorm& norm,
-                                               torch::ScalarType type) {
+                                               torch::ScalarType type,
+                                               bool post) {
   if (!add_norm_eligible(x, branch, norm)) return std::nullopt;
   const auto results = AddNormOperator::apply(
       x, defined_or_empty(branch, x), norm.weight,
-      defined_or_empty(norm.bias, x), norm.epsilon, type);
+      defined_or_empty(norm.bias, x), norm.epsilon, type, post);
   return ops::AddNormResult{results[0], results[1]};
 }
 
@@ -176,16 +186,45 @@ AddNormResult fallback::add_norm(const Tensor& x, const Tensor& branch,
   return {sum, norm->forward(sum)};
 }
 
+namespace {
+
+/// The norm for the kernels; nullopt if they do not support it.
+std::optional<detail::RowNorm> row_norm(const torch::nn::LayerNorm& norm) {
+  if (norm->options.normalized_shape().size() != 1 || !norm->bias.defined()) {
+    return std::nullopt;
+  }
+  return detail::RowNorm{detail::kernels::NormKind::kLayer, norm->weight,
+                         norm->bias, norm->options.eps()};
+}
+
+}  // namespace
+
 AddNormResult add_norm(const Tensor& x, const Tensor& branch,
                        torch::nn::LayerNorm norm) {
-  if (norm->options.normalized_shape().size() == 1 && norm->bias.defined()) {
-    const detail::RowNorm row{detail::kernels::NormKind::kLayer, norm->weight,
-                              norm->bias, norm->options.eps()};
+  if (const auto row = row_norm(norm)) {
     const auto made =
-        detail::run_add_norm(x, branch, row, compat::autocast_type(x));
+        detail::run_add_norm(x, branch, *row, compat::autocast_type(x));
     if (made) return *made;
   }
   return fallback::add_norm(x, branch, norm);
+}
+
+PostNormResult fallback::post_norm(const Tensor& x, const Tensor& branch,
+                                   torch::nn::LayerNorm norm) {
+  const Tensor stream = add_norm(x, branch, norm).normalized;
+  return {stream, stream};
+}
+
+PostNormResult post_norm(const Tensor& x, const Tensor& branch,
+                         torch::nn::LayerNorm norm, bool round) {
+  if (const auto row = row_norm(norm)) {
+    const auto type = round ? compat::autocast_type(x) : x.scalar_type();
+    const bool both = type != x.scalar_type();
+    const auto made = detail::run_add_norm(x, branch, *row, type, both);
+    if (made && both) return {made->sum, made->normalized};
+    if (made) return {made->normalized, made->normalized};
+  }
+  return fallback::post_norm(x, branch, norm);
 }
 
 }  // namespace reprise::ops

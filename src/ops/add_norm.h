@@ -20,10 +20,12 @@ struct RowNorm {
 };
 
 /// x + branch, or x if `branch` is undefined, and its norm as `type`, with the CUDA kernels.
-/// Returns nothing if they do not support the arguments.
+/// `post`: instead of the sum, the norm in the type of x. Returns nothing if they do not
+/// support the arguments.
 std::optional<ops::AddNormResult> run_add_norm(const torch::Tensor& x,
                                                const torch::Tensor& branch,
                                                const RowNorm& norm,
-                                               torch::ScalarType type);
+                                               torch::ScalarType type,
+                                               bool post = false);
 
 }  // namespace reprise::detail

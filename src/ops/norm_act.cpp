@@ -10,7 +10,7 @@
 namespace reprise::detail {
 namespace {
 
-using ops::Activation;
+using ops::NormActivation;
 using ops::NormActOptions;
 using torch::Tensor;
 
@@ -34,13 +34,13 @@ Tensor run_norm(NormLayout layout, const Tensor& x, const Tensor& weight,
              : norm_act_rows(x, weight, bias, settings, options);
 }
 
-Tensor activate(Tensor x, Activation activation) {
+Tensor activate(Tensor x, NormActivation activation) {
   switch (activation) {
-    case Activation::kNone:
+    case NormActivation::kNone:
       return x;
-    case Activation::kRelu:
+    case NormActivation::kRelu:
       return x.relu_();
-    case Activation::kSilu:
+    case NormActivation::kSilu:
       return torch::silu(x);
   }
   return x;
@@ -58,7 +58,7 @@ Tensor forward_group_norm(torch::nn::GroupNormImpl& norm, const Tensor& x) {
 Tensor activate_normalized(Tensor normalized, const NormActOptions& options) {
   if (options.residual.defined()) normalized.add_(options.residual);
   if (!options.pool) return activate(normalized, options.activation);
-  const bool relu = options.activation == Activation::kRelu;
+  const bool relu = options.activation == NormActivation::kRelu;
   if (options.compact_pool) {
     return relu ? ops::relu_max_pool2d(normalized, *options.pool)
                 : ops::max_pool2d(activate(normalized, options.activation),

@@ -120,7 +120,7 @@ bool norm_planes_eligible(const Tensor& x, const Tensor& weight,
   images.ignores_autocast = true;
   if (!kernel_eligible(x, images) || !is_float32(weight) || !is_float32(bias) ||
       options.residual.defined() ||
-      options.activation != ops::Activation::kRelu) {
+      options.activation != ops::NormActivation::kRelu) {
     return false;
   }
   if (options.pool &&

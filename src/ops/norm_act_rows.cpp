@@ -25,13 +25,13 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-kernels::Activation kernel_activation(ops::Activation activation) {
+kernels::Activation kernel_activation(ops::NormActivation activation) {
   switch (activation) {
-    case ops::Activation::kNone:
+    case ops::NormActivation::kNone:
       return kernels::Activation::kNone;
-    case ops::Activation::kRelu:
+    case ops::NormActivation::kRelu:
       return kernels::Activation::kRelu;
-    case ops::Activation::kSilu:
+    case ops::NormActivation::kSilu:
       return kernels::Activation::kSilu;
   }
   return kernels::Activation::kNone;
@@ -192,7 +192,7 @@ class RowsOperator : public torch::autograd::Function<RowsOperator> {
   static Tensor forward(AutogradContext* context, const Tensor& x,
                         const Tensor& weight, const Tensor& bias,
                         const Tensor& residual, const NormSettings& settings,
-                        ops::Activation activation,
+                        ops::NormActivation activation,
                         const std::optional<ops::MaxPoolOptions>& pool) {
     RowsNorm norm{x, weight, bias, {}, {}, {}, {}, {}};
     norm.shape = rows_shape(x, settings.groups, pool.has_value());
@@ -211,8 +211,9 @@ class RowsOperator : public torch::autograd::Function<RowsOperator> {
     } else {
       const Tensor added = undefined_if_empty(residual);
       y = apply_norm(norm, added);
-      if (added.defined() && activation != ops::Activation::kNone) {
-        saved.push_back(activation == ops::Activation::kRelu ? y : residual);
+      if (added.defined() && activation != ops::NormActivation::kNone) {
+        saved.push_back(activation == ops::NormActivation::kRelu ? y
+                                                                 : residual);
       }
     }
     context->save_for_backward(saved);
@@ -234,7 +235,7 @@ class RowsOperator : public torch::autograd::Function<RowsOperator> {
     RowsNorm norm{saved[0], saved[1], saved[2], saved[3], saved[4], {}, {}, {}};
     norm.shape = rows_shape(norm.x, data["groups"].toInt(), pooled);
     norm.activation = kernel_activation(
-        static_cast<ops::Activation>(data["activation"].toInt()));
+        static_cast<ops::NormActivation>(data["activation"].toInt()));
     norm.window = {window[0], window[1]};
     const Tensor dy = as_rows(gradients[0], norm.x.scalar_type());
     const Tensor third = saved.size() > 5 ? saved[5] : Tensor();
@@ -262,7 +263,7 @@ bool norm_rows_eligible(const Tensor& x, const Tensor& weight,
   if (options.pool) {
     // The maximum of SiLU is not that of its argument.
     return !residual.defined() &&
-           options.activation != ops::Activation::kSilu &&
+           options.activation != ops::NormActivation::kSilu &&
            pool_of_rows_eligible(x, *options.pool);
   }
   return !residual.defined() || (residual.sizes() == x.sizes() &&

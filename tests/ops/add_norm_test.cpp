@@ -165,5 +165,87 @@ TEST(AddNorm, FallbackIsLibTorchsLayerNorm) {
   EXPECT_TRUE(same(ops::fallback::add_norm(x, {}, norm).sum, x));
 }
 
+TEST(PostNorm, GivesBothTypesAndAddsTheirGradients) {
+  for (const bool autocast : {false, true}) {
+    for (const bool adds : {false, true}) {
+      torch::manual_seed(5);
+      const int64_t width = 768;
+      torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({width}));
+      norm->to(testing::device());
+      {
+        const torch::NoGradGuard no_grad;
+        norm->weight.add_(torch::randn_like(norm->weight), 0.3);
+        norm->bias.add_(torch::randn_like(norm->bias), 0.3);
+      }
+      const Tensor x =
+          torch::randn({3, 37, width}, on_device()).requires_grad_();
+      const Tensor branch = torch::randn({3, 37, width}, on_device())
+                                .to(autocast ? torch::kBFloat16 : torch::kFloat)
+                                .requires_grad_();
+      // Exact in half precision, so that both runs see the same gradient.
+      const Tensor d_stream = torch::randn({3, 37, width}, on_device());
+      const Tensor d_rounded =
+          torch::randn({3, 37, width}, on_device()).to(torch::kBFloat16);
+      compat::AutocastState state;
+      (x.is_cuda() ? state.cuda_enabled : state.cpu_enabled) = autocast;
+      state.cuda_dtype = state.cpu_dtype = torch::kBFloat16;
+      ops::PostNormResult made;
+      {
+        const compat::AutocastGuard guard(state);
+        made = ops::post_norm(x * 1, adds ? branch : Tensor(), norm);
+      }
+      EXPECT_EQ(made.stream.scalar_type(), torch::kFloat);
+      const Tensor objective =
+          (made.stream * d_stream).sum() +
+          (made.rounded.to(torch::kFloat) * d_rounded.to(torch::kFloat)).sum();
+      objective.backward();
+
+      const auto wide = [](const Tensor& t) {
+        return t.detach().to(torch::kDouble).requires_grad_();
+      };
+      const Tensor x64 = wide(x), b64 = wide(branch), w64 = wide(norm->weight),
+                   bias64 = wide(norm->bias);
+      const Tensor sum = adds ? x64 + b64 : x64 * 1;
+      const Tensor exact = torch::layer_norm(sum, {width}, w64, bias64, 1e-5);
+      const Tensor both =
+          d_stream.to(torch::kDouble) + d_rounded.to(torch::kDouble);
+      (exact * both).sum().backward();
+      EXPECT_LT(relative_error(made.stream.detach(), exact.detach()), 1e-6);
+      EXPECT_LT(relative_error(made.rounded.detach(), exact.detach()),
+                autocast ? 4e-3 : 1e-6);
+      EXPECT_LT(relative_error(x.grad(), x64.grad()), 2e-6);
+      EXPECT_LT(relative_error(norm->weight.grad(), w64.grad()), 2e-6);
+      EXPECT_LT(relative_error(norm->bias.grad(), bias64.grad()), 2e-6);
+      if (adds) {
+        EXPECT_LT(relative_error(branch.grad(), b64.grad()),
+                  autocast ? 4e-3 : 2e-6);
+      }
+    }
+  }
+}
+
+TEST(PostNorm, OneOfTheResultsMayBeUnused) {
+  for (const bool first : {true, false}) {
+    torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({64}));
+    norm->to(testing::device());
+    const Tensor x = torch::randn({5, 64}, on_device()).requires_grad_();
+    compat::AutocastState state;
+    (x.is_cuda() ? state.cuda_enabled : state.cpu_enabled) = true;
+    state.cuda_dtype = state.cpu_dtype = torch::kBFloat16;
+    const compat::AutocastGuard guard(state);
+    const auto made = ops::post_norm(x * 1, {}, norm);
+    const Tensor d = torch::randn({5, 64}, on_device()).to(torch::kBFloat16);
+    ((first ? made.stream : made.rounded).to(torch::kFloat) *
+     d.to(torch::kFloat))
+        .sum()
+        .backward();
+    const Tensor x64 = x.detach().to(torch::kDouble).requires_grad_();
+    (torch::layer_norm(x64, {64}, {}, {}, 1e-5) * d.to(torch::kDouble))
+        .sum()
+        .backward();
+    EXPECT_LT(relative_error(x.grad(), x64.grad()), 2e-6) << first;
+  }
+}
+
 }  // namespace
 }  // namespace reprise

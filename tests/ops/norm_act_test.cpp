@@ -11,8 +11,8 @@
 namespace reprise {
 namespace {
 
-using ops::Activation;
 using ops::MaxPoolOptions;
+using ops::NormActivation;
 using ops::NormActOptions;
 using testing::on_device;
 using testing::relative_error;
@@ -45,7 +45,7 @@ struct NamedOptions {
 };
 
 NamedOptions with_pool(const std::string& name, const MaxPoolOptions& pool,
-                       Activation activation = Activation::kRelu,
+                       NormActivation activation = NormActivation::kRelu,
                        bool compact = false) {
   NormActOptions options;
   options.activation = activation;
@@ -56,21 +56,24 @@ NamedOptions with_pool(const std::string& name, const MaxPoolOptions& pool,
 
 std::vector<NamedOptions> all_options() {
   std::vector<NamedOptions> all;
-  for (const auto& [name, activation] : {std::pair{"none", Activation::kNone},
-                                         {"relu", Activation::kRelu},
-                                         {"silu", Activation::kSilu}}) {
+  for (const auto& [name, activation] :
+       {std::pair{"none", NormActivation::kNone},
+        {"relu", NormActivation::kRelu},
+        {"silu", NormActivation::kSilu}}) {
     NormActOptions options;
     options.activation = activation;
     all.push_back({name, options});
     all.push_back({std::string(name) + ", residual", options, true});
   }
   all.push_back(with_pool("relu, pool 2", {}));
-  all.push_back(with_pool("relu, compact pool 2", {}, Activation::kRelu, true));
+  all.push_back(
+      with_pool("relu, compact pool 2", {}, NormActivation::kRelu, true));
   all.push_back(with_pool("relu, pool 3/2", {3, 2, 1}));
   all.push_back(with_pool("relu, pool 3/1", {3, 1, 1}));
-  all.push_back(with_pool("none, pool 3/2", {3, 2, 1}, Activation::kNone));
-  all.push_back(with_pool("silu, pool 2", {}, Activation::kSilu));
-  all.push_back(with_pool("silu, compact pool 2", {}, Activation::kSilu, true));
+  all.push_back(with_pool("none, pool 3/2", {3, 2, 1}, NormActivation::kNone));
+  all.push_back(with_pool("silu, pool 2", {}, NormActivation::kSilu));
+  all.push_back(
+      with_pool("silu, compact pool 2", {}, NormActivation::kSilu, true));
   return all;
 }
 
@@ -111,8 +114,8 @@ Tensor plain(Norm norm, const Tensor& x, const Tensor& residual,
              const NormActOptions& options) {
   Tensor y = norm->forward(x);
   if (residual.defined()) y = y + residual;
-  if (options.activation == Activation::kRelu) y = torch::relu(y);
-  if (options.activation == Activation::kSilu) y = y * torch::sigmoid(y);
+  if (options.activation == NormActivation::kRelu) y = torch::relu(y);
+  if (options.activation == NormActivation::kSilu) y = y * torch::sigmoid(y);
   if (!options.pool) return y;
   return torch::max_pool2d(y, options.pool->kernel, options.pool->step(),
                            options.pool->padding);
@@ -414,9 +417,9 @@ TEST(NormAct, SavesInputAndStatistics) {
   };
   const int64_t statistics = 2 * 16 * 4, values = x.numel();
   EXPECT_EQ(saved({}), statistics);
-  EXPECT_EQ(saved({.activation = Activation::kSilu}), statistics);
+  EXPECT_EQ(saved({.activation = NormActivation::kSilu}), statistics);
   EXPECT_EQ(saved({.residual = residual}), statistics + 4 * values);  // y
-  EXPECT_EQ(saved({.residual = residual, .activation = Activation::kNone}),
+  EXPECT_EQ(saved({.residual = residual, .activation = NormActivation::kNone}),
             statistics);
   EXPECT_EQ(saved({.pool = MaxPoolOptions{}}), statistics + values / 4);
 }

@@ -31,12 +31,30 @@ struct AddNormResult {
 AddNormResult add_norm(const torch::Tensor& x, const torch::Tensor& branch,
                        torch::nn::LayerNorm norm);
 
-enum class Activation { kNone, kRelu, kSilu };
+struct PostNormResult {
+  torch::Tensor stream;   ///< norm(x + branch), the next residual stream
+  torch::Tensor rounded;  ///< the same in the type of the next layer's products
+};
+
+/// Adds `branch` to x, unless it is undefined, and applies LayerNorm: the order of a
+/// post-norm transformer such as BERT, whose residual stream is the output of the norm:
+///
+///     const auto [y, half] = ops::post_norm(x, attention(x), first_norm);
+///     return ops::post_norm(y, feed_forward(half), second_norm, false).stream;
+///
+/// Uses the kernels of add_norm(), which write both results in one pass and add both
+/// gradients in one pass of the backward. `round` false: `rounded` is `stream`, for callers
+/// that need no other type. Saves x + branch and two floats per row. No second derivative.
+PostNormResult post_norm(const torch::Tensor& x, const torch::Tensor& branch,
+                         torch::nn::LayerNorm norm, bool round = true);
+
+/// Activation that follows a norm.
+enum class NormActivation { kNone, kRelu, kSilu };
 
 /// What follows a norm, in this order.
 struct NormActOptions {
   torch::Tensor residual{};  ///< added to the norm's output if defined
-  Activation activation = Activation::kRelu;
+  NormActivation activation = NormActivation::kRelu;
   std::optional<MaxPoolOptions> pool{};  ///< a max pool
   /// The fallback saves less for the pool: it uses ops::max_pool2d() or
   /// ops::relu_max_pool2d(). The kernels always do.
@@ -72,6 +90,10 @@ namespace fallback {
 /// x + branch, and `norm->forward()` of it.
 AddNormResult add_norm(const torch::Tensor& x, const torch::Tensor& branch,
                        torch::nn::LayerNorm norm);
+
+/// `norm->forward(x + branch)`, twice the same tensor.
+PostNormResult post_norm(const torch::Tensor& x, const torch::Tensor& branch,
+                         torch::nn::LayerNorm norm);
 
 /// `norm->forward(x)`, then LibTorch's addition, activation and max pool. Pools before a
 /// ReLU, which gives the same result.

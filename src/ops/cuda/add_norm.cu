@@ -169,6 +169,9 @@ __global__ void __launch_bounds__(T::kThreads)
     for (int k = 0; k < T::kFours; ++k) v[k] = v[k] + w[k];
   }
   store_row<T>(v, shape.normalized, args.normalized, first, fours);
+  if (args.stream != nullptr) {
+    store_row<T>(v, shape.x, args.stream, first, fours);
+  }
   if (threadIdx.x == 0) {
     if (kKind == NormKind::kLayer) args.mean[row] = mean;
     args.inverse[row] = inverse;
@@ -320,6 +323,10 @@ __global__ void __launch_bounds__(T::kThreads, backward_blocks<T>())
     float sum = 0, product = 0;
 #pragma unroll
     for (int k = 0; k < T::kFours; ++k) {
+      if (args.of_stream) {
+        g[k] = g[k] + dsum[k];
+        dsum[k] = make_float4(0, 0, 0, 0);
+      }
       n[k] = scaled(n[k], mean, inverse);
       dweight[k] = dweight[k] + g[k] * weighted<kKind>(shape.x, n[k]);
       if (kLayer) dbias[k] = dbias[k] + g[k];

@@ -62,6 +62,7 @@ struct AddNormForward {
   // Outputs.
   void* sum = nullptr;         ///< x + branch; null if nothing is added
   void* normalized = nullptr;  ///< (rows, columns) of shape.normalized
+  void* stream = nullptr;      ///< the same of shape.x; null: not written
   float* mean = nullptr;       ///< (rows); not with kRms
   float* inverse = nullptr;  ///< (rows), 1 / deviation or 1 / root mean square
 };
@@ -73,6 +74,8 @@ struct AddNormBackward {
   const void* sum = nullptr;          ///< the tensor that was normalized
   const void* dnormalized = nullptr;  ///< gradient of the normalized rows
   const void* dsum = nullptr;  ///< gradient of the sum from other uses, or null
+  /// Whether `dsum` is the gradient of AddNormForward::stream instead.
+  bool of_stream = false;
   const void* weight = nullptr;
   const float* mean = nullptr;
   const float* inverse = nullptr;
