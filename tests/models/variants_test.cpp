@@ -297,8 +297,18 @@ TEST(Variants, LlamaBlocksSaveLess) {
 TEST(Variants, WeightCopiesDoNotChangeLlama) {
   // With copies in float32 the operators add the gradients of weights directly, and packed
   // layers are one matrix product.
+  std::vector<SmallModel> llamas;
   for (const SmallModel& small : small_models()) {
     if (small.name != "llama-small" && small.name != "qwen2.5-7b") continue;
+    llamas.push_back(small);
+    // With sizes that the CUDA kernels for heads and activations support.
+    SmallModel wide = small;
+    wide.options.width = 64;
+    wide.options.heads = 4;
+    wide.options.mlp_width = 96;
+    llamas.push_back(wide);
+  }
+  for (const SmallModel& small : llamas) {
     torch::manual_seed(1);
     const Model model = make_model(small.name, small.options);
     model.root->to(device());

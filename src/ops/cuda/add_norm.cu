@@ -268,6 +268,16 @@ struct StagedRows {
   }
 };
 
+/// Gradient of the input of a norm: inverse · (g - lost - n · tilt). The product is rounded
+/// before another gradient is added to it, as if autograd added both.
+__device__ float4 of_input(float4 g, float4 n, float lost, float tilt,
+                           float inverse) {
+  return make_float4(__fmul_rn(inverse, g.x - lost - n.x * tilt),
+                     __fmul_rn(inverse, g.y - lost - n.y * tilt),
+                     __fmul_rn(inverse, g.z - lost - n.z * tilt),
+                     __fmul_rn(inverse, g.w - lost - n.w * tilt));
+}
+
 /// Blocks of the backward per multiprocessor, as many as its registers suffice for.
 template <class T>
 constexpr int backward_blocks() {
@@ -338,14 +348,7 @@ __global__ void __launch_bounds__(T::kThreads, backward_blocks<T>())
     const float lost = sums.x / columns, tilt = sums.y / columns;
 #pragma unroll
     for (int k = 0; k < T::kFours; ++k) {
-      const float4 d = make_float4(g[k].x - lost - n[k].x * tilt,
-                                   g[k].y - lost - n[k].y * tilt,
-                                   g[k].z - lost - n[k].z * tilt,
-                                   g[k].w - lost - n[k].w * tilt);
-      // The product is rounded before the addition, as if autograd added both gradients.
-      g[k] = make_float4(__fmul_rn(inverse, d.x), __fmul_rn(inverse, d.y),
-                         __fmul_rn(inverse, d.z), __fmul_rn(inverse, d.w)) +
-             dsum[k];
+      g[k] = of_input(g[k], n[k], lost, tilt, inverse) + dsum[k];
     }
     const int64_t first = row * shape.columns;
     store_row<T>(g, shape.x, args.dx, first, count);

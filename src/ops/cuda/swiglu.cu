@@ -27,7 +27,6 @@ struct Place {
 };
 template <class T>
 __device__ Place place_of(int64_t rows, unsigned packs) {
-  // Blocks of x share a row or several; the quotient is within 32 bits.
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t row = i / packs;
   return {row, static_cast<int>(i - row * packs) * Pack<T>::kSize, row < rows};
