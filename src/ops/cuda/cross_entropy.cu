@@ -5,9 +5,8 @@
 // the other computes. Longer rows are divided between the blocks of a cluster, which
 // exchange their sums. Each thread reads only the vectors that it has copied itself.
 //
-// A schedule may run the forward first without and then with gradients, and both must give
-// the same loss. forward_kernel() therefore divides and adds in the same order. __fmul_rn()
-// keeps the compiler from fusing a product with a sum in one of them only.
+// forward_kernel(), without gradients, must give the same loss: it divides and adds in the
+// same order. __fmul_rn() keeps the compiler from fusing products with sums in one of them.
 #include "cross_entropy.h"
 #include "async_copy.cuh"
 #include "load_store.cuh"
@@ -431,6 +430,8 @@ void launch_gradient(const CrossEntropyGradient& args, int parts, cudaStream_t s
   const auto kernel = parts > 1 ? gradient_kernel<T, true> : gradient_kernel<T, false>;
   const auto bytes = static_cast<int>(part_bytes(args.shape, parts));
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                       cudaSharedmemCarveoutMaxShared);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(args.shape.rows * parts));
   config.blockDim = dim3(kThreads);
