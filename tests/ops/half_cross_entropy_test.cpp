@@ -131,7 +131,7 @@ TEST(HalfCrossEntropy, GradientsInForwardMatchFloat64) {
       const HalfHead head = make_half_head(70, 32, classes, bias);
       const Tensors exact = exact_half_head(head, 1.0 / 7);
       const double allowed = allowed_error(head);
-      for (const int64_t rows : {1, 30, 1000}) {
+      for (const int64_t rows : {9, 30, 1000}) {
         const Tensors got =
             run_half_head(head, 1.0 / 7, in_chunks_of(rows, head));
         if (classes == 1) {

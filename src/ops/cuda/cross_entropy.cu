@@ -5,9 +5,8 @@
 // the other computes. Longer rows are divided between the blocks of a cluster, which
 // exchange their sums. Each thread reads only the vectors that it has copied itself.
 //
-// A schedule may run the forward first without and then with gradients, and both must give
-// the same loss. forward_kernel() therefore divides and adds in the same order. __fmul_rn()
-// keeps the compiler from fusing a product with a sum in one of them only.
+// forward_kernel(), without gradients, must give the same loss: it divides and adds in the
+// same order. __fmul_rn() keeps the compiler from fusing products with sums in one of them.
 #include "cross_entropy.h"
 #include "async_copy.cuh"
 #include "load_store.cuh"
@@ -51,19 +50,29 @@ __device__ Eight<T> minus_infinities() {
   return {make_uint4(kPair, kPair, kPair, kPair)};
 }
 
-/// Online softmax in units of log2(e): the largest score so far, and the sum of
-/// exponentials relative to it. `place` is the first column that has it, if it is needed.
+/// Online softmax: the largest score so far, and the sum of exponentials relative to it, as
+/// powers of two: 2^(score · kLog2E - scaled()). `place` is the first column that has the
+/// largest score, if it is needed.
 struct Running {
   float largest = -INFINITY;
   float total = 0;
   int place = kNoPlace;
 
+  static __device__ float scaled(float score) {
+    return score == -INFINITY ? 0 : __fmul_rn(score, kLog2E);
+  }
   /// Factor that makes `total` relative to `other`, which is at least `largest`.
   __device__ float factor_for(float other) const {
-    return fast_exp2(largest - (other == -INFINITY ? 0 : other));
+    return largest == -INFINITY ? 0 : fast_exp2(scaled(largest) - scaled(other));
   }
-  /// Log-sum-exp in units of log2(e).
-  __device__ float log_sum_exp2() const { return largest + log2f(total); }
+  /// Log-sum-exp. Exactly `largest` if all other exponentials are 0: the rounding of
+  /// scaled() is known and subtracted.
+  __device__ float log_sum_exp() const {
+    const float rounding = fmaf(-largest, kLog2E, scaled(largest));
+    return largest + (log2f(total) + rounding) * kLn2;
+  }
+  /// log_sum_exp() / ln(2), to the relative precision of the exponentials.
+  __device__ float log2_sum_exp() const { return scaled(largest) + log2f(total); }
 };
 
 /// Part of a row of scores that one block handles, in vectors of eight scores.
@@ -109,7 +118,7 @@ __device__ void add_batch(const Eight<T> (&batch)[kBatch], int i, const RowPart&
   }
   const float2 two = Eight<T>{make_uint4(pair, 0, 0, 0)}.pair(0);
   const float largest = fmaxf(two.x, two.y);
-  const float next = fmaxf(running.largest, largest * kLog2E);
+  const float next = fmaxf(running.largest, largest);
   if (kPlace && next > running.largest) {
     int place = kNoPlace;
     for (int j = 0; j < kBatch; ++j) {
@@ -124,7 +133,7 @@ __device__ void add_batch(const Eight<T> (&batch)[kBatch], int i, const RowPart&
   }
   running.total = __fmul_rn(running.total, running.factor_for(next));
   running.largest = next;
-  const float shift = next == -INFINITY ? 0 : -next;
+  const float shift = -Running::scaled(next);
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     if (i + j * kThreads >= part.count) break;
@@ -243,7 +252,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (threadIdx.x != 0) return;
   const Running all = merge_parts(parts, [&](int p) { return totals[p]; });
-  const float total = all.log_sum_exp2() * kLn2;
+  const float total = all.log_sum_exp();
   rows.store(row, total, load1(scores, target) - total);
   if (kPlace && all.place == target) atomicAdd(correct, 1ull);
 }
@@ -349,7 +358,7 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(Rows<T> rows, int
   const float target_score = load1(scores, target);
   Running running = load_and_add(eights, part, shared);
   if (kCluster) running = merge_over_cluster(running);
-  const float total2 = running.log_sum_exp2();
+  const float total2 = running.log2_sum_exp();
 #pragma unroll 4
   for (int i = threadIdx.x; i < part.count; i += kThreads) {
     Eight<T> eight{shared[i]};
@@ -362,7 +371,7 @@ __global__ void __launch_bounds__(kThreads, 2) gradient_kernel(Rows<T> rows, int
     }
     eights[i] = eight;
   }
-  const float total = total2 * kLn2;
+  const float total = running.log_sum_exp();
   const float log_prob = target_score - total;
   if (rank == 0 && threadIdx.x == 0) rows.store(row, total, log_prob);
   // Written by the thread that has written the vector.
@@ -421,6 +430,8 @@ void launch_gradient(const CrossEntropyGradient& args, int parts, cudaStream_t s
   const auto kernel = parts > 1 ? gradient_kernel<T, true> : gradient_kernel<T, false>;
   const auto bytes = static_cast<int>(part_bytes(args.shape, parts));
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                       cudaSharedmemCarveoutMaxShared);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(args.shape.rows * parts));
   config.blockDim = dim3(kThreads);
@@ -470,14 +481,9 @@ void cross_entropy_gradient(const CrossEntropyGradient& args, void* stream) {
   if (shape.rows == 0) return;
   const int parts = parts_of(shape);
   if (parts == 0) {
-    CrossEntropyForward forward;
-    forward.shape = shape;
-    forward.scores = args.scores;
-    forward.targets = args.targets;
-    forward.ignore_index = args.ignore_index;
-    forward.log_sum_exp = args.log_sum_exp;
-    forward.target_log_prob = args.target_log_prob;
-    cross_entropy_forward(forward, stream);
+    cross_entropy_forward({shape, args.scores, args.targets, args.ignore_index,
+                           args.log_sum_exp, args.target_log_prob, nullptr},
+                          stream);
     cross_entropy_backward({shape, args.scores, args.targets, args.ignore_index,
                             args.log_sum_exp, args.target_log_prob},
                            stream);
