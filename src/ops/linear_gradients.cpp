@@ -71,13 +71,13 @@ Tensor bias_gradient(const Tensor& dy, const Tensor& weight) {
 
 void add_bias_gradient(Tensor& gradient, const Tensor& dy,
                        const Tensor& weight) {
-  const Tensor ones = WeightCopies::ones(weight, dy.size(0));
   if (!gradient.defined()) {
     gradient = bias_gradient(dy, weight);
   } else if (column_sums_eligible(dy) && is_float32(gradient) &&
              gradient.is_contiguous()) {
     run_column_sums(gradient, dy, true);
-  } else if (ones.defined()) {
+  } else if (const Tensor ones = WeightCopies::ones(weight, dy.size(0));
+             ones.defined()) {
     Tensor row = gradient.view({1, -1});
     compat::gemm_add(row, ones, dy);
   } else {

@@ -349,6 +349,54 @@ TEST(Variants, WeightCopiesDoNotChangeLlama) {
   }
 }
 
+TEST(Variants, FeedForwardLayersWithCopiesInHalfPrecision) {
+  compat::AutocastState half;
+  half.cpu_enabled = half.cuda_enabled = true;
+  half.cpu_dtype = half.cuda_dtype = torch::kBFloat16;
+  for (SmallModel small : small_models()) {
+    if (small.name != "gpt2" && small.name != "bert-base" &&
+        small.name != "vit-b-16") {
+      continue;
+    }
+    small.options.dropout = 0;
+    torch::manual_seed(1);
+    const Model model = make_model(small.name, small.options);
+    model.root->to(device());
+    const Tensors inputs = small_inputs(model);
+    const auto run = [&](int number) {
+      Execution execution(model.chain, keep_all_as(model.chain, number));
+      for (int i = 0; i < 2; ++i) {
+        Tensor loss;
+        {
+          const compat::AutocastGuard guard(half);
+          loss = execution.forward(inputs).at(0);
+        }
+        execution.backward({torch::full_like(loss, 1 / 3.0)});
+      }
+      return testing::take_gradients(model.root->parameters());
+    };
+    const auto expected = run(0);
+    const WeightCopies copies(model.linear_parameters(), torch::kBFloat16);
+    const auto names = model.root->named_parameters().keys();
+    int layers = 0;
+    for (int number = 0; number <= 2; ++number) {
+      const auto got = run(number);
+      for (size_t i = 0; i < got.size(); ++i) {
+        // Of the feed-forward layers only: others have gradients that should be zero.
+        const std::string& name = names[i];
+        const bool feeds = name.find("mlp") != std::string::npos ||
+                           name.find("intermediate") != std::string::npos;
+        if (!feeds) continue;
+        ++layers;
+        ASSERT_TRUE(got[i].defined()) << small.name << " " << name;
+        EXPECT_LE(relative_error(expected[i], got[i]), 0.05)
+            << small.name << " " << name << ", variant " << number;
+      }
+    }
+    EXPECT_GT(layers, 0) << small.name;
+  }
+}
+
 TEST(Variants, RecomputingNormsSavesLess) {
   torch::manual_seed(1);
   for (const SmallModel& small : small_models()) {

@@ -9,7 +9,7 @@ namespace {
 /// Eight columns per thread.
 template <class T>
 struct SumEight {
-  static constexpr int kColumns = 8, kMinLanes = 8;
+  static constexpr int kColumns = 8, kMinLanes = 4;
   static constexpr int kUnroll = 4, kBlocksPerProcessor = 3;
   using Loaded = Eight<T>;
   const T* matrix;

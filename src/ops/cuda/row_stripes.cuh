@@ -21,7 +21,7 @@ constexpr int kStripeWarps = kStripeThreads / 32;
 
 /// Grid of a pass.
 struct Stripes {
-  int lanes = 32;   ///< threads per row: 8, 16 or 32
+  int lanes = 32;   ///< threads per row: 4, 8, 16 or 32
   int each = 8;     ///< columns per thread
   int cluster = 8;  ///< parts of the rows, with clusters
 
@@ -31,15 +31,17 @@ struct Stripes {
 };
 
 /// Wide stripes access memory in long runs, many stripes use all of the device. All blocks
-/// should be resident at once.
+/// should be resident at once: two waves take twice the time. Clusters do not fill a device;
+/// 100 blocks per block of a multiprocessor are resident on an H200, which has 132.
 template <class Pass>
 Stripes choose_stripes(int64_t columns) {
+  constexpr int kMaxStripes = 40;
+  constexpr int kMaxBlocks = 100 * Pass::kBlocksPerProcessor;
   Stripes made;
   made.lanes = Pass::kMinLanes;
   made.each = Pass::kColumns;
-  while (made.lanes < 32 && made.count(columns) > 32) made.lanes *= 2;
-  const int count = made.count(columns);
-  made.cluster = count <= 40 ? 8 : count <= 80 ? 4 : count <= 160 ? 2 : 1;
+  while (made.lanes < 32 && made.count(columns) > kMaxStripes) made.lanes *= 2;
+  made.cluster = std::clamp(kMaxBlocks / made.count(columns), 1, 8);
   return made;
 }
 
@@ -84,7 +86,7 @@ __device__ void sum_of_block(float (&totals)[kColumns],
 
 /// `Pass` processes kColumns columns of one row: load() reads what it needs, use() adds to the
 /// totals and may write. kUnroll rows are loaded before the first is used. kMinLanes: the
-/// fewest threads per row, 8, 16 or 32.
+/// fewest threads per row, 4, 8, 16 or 32.
 template <class Pass, int kLanes, bool kCluster>
 __global__ void __launch_bounds__(kStripeThreads, Pass::kBlocksPerProcessor)
     stripes_kernel(Pass pass, StripeSums out) {
@@ -200,6 +202,9 @@ template <class Pass>
 void run_stripes(const Pass& pass, const StripeSums& out,
                  cudaStream_t stream) {
   const Stripes stripes = choose_stripes<Pass>(out.columns);
+  if constexpr (Pass::kMinLanes <= 4) {
+    if (stripes.lanes == 4) return run_stripes_of<4>(pass, out, stripes, stream);
+  }
   if constexpr (Pass::kMinLanes <= 8) {
     if (stripes.lanes == 8) return run_stripes_of<8>(pass, out, stripes, stream);
   }
