@@ -12,16 +12,12 @@ namespace {
 
 using torch::Tensor;
 
-bool is_aligned(const Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
-}
-
 /// The copy of `weight` if the kernel can write it.
 Tensor copy_to_write(const Tensor& weight) {
   const Tensor copy = WeightCopies::memory_of(weight);
   const bool same_order = copy.defined() && is_half(copy) &&
                           weight.is_contiguous() && copy.is_contiguous();
-  return same_order && is_aligned(copy) ? copy : Tensor();
+  return same_order && is_aligned(copy, 4) ? copy : Tensor();
 }
 
 }  // namespace
@@ -35,7 +31,7 @@ bool adam_update_eligible(const AdamParameter& entry) {
   for (const Tensor& tensor :
        {parameter, entry.gradient, entry.mean, entry.square}) {
     if (!is_float32(tensor) || tensor.strides() != parameter.strides() ||
-        !is_aligned(tensor)) {
+        !is_aligned(tensor, 4)) {
       return false;
     }
   }

@@ -11,8 +11,9 @@ namespace {
 
 using torch::Tensor;
 
-bool is_aligned(const Tensor& x) {
-  return reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0;
+/// Whether accesses of 16 bytes are possible.
+bool has_aligned_rows(const Tensor& x) {
+  return is_aligned(x, 16 / static_cast<int64_t>(x.element_size()));
 }
 
 }  // namespace
@@ -20,7 +21,8 @@ bool is_aligned(const Tensor& x) {
 bool rows_eligible(const Tensor& x) {
   if (!kernels_available(x.device()) || !(is_float32(x) || is_half(x)) ||
       x.dim() != 4 || x.numel() == 0 ||
-      !x.is_contiguous(at::MemoryFormat::ChannelsLast) || !is_aligned(x)) {
+      !x.is_contiguous(at::MemoryFormat::ChannelsLast) ||
+      !has_aligned_rows(x)) {
     return false;
   }
   // Rows are 32-bit integers, and so is the number of blocks.
@@ -65,7 +67,8 @@ Tensor empty_pooled(const Tensor& x, const kernels::PoolWindow& window,
 Tensor as_rows(const Tensor& gradient, torch::ScalarType type) {
   const Tensor rows =
       gradient.to(type).contiguous(at::MemoryFormat::ChannelsLast);
-  return is_aligned(rows) ? rows : rows.clone(at::MemoryFormat::ChannelsLast);
+  return has_aligned_rows(rows) ? rows
+                                : rows.clone(at::MemoryFormat::ChannelsLast);
 }
 
 }  // namespace reprise::detail
