@@ -21,8 +21,7 @@ bool has_aligned_rows(const Tensor& x) {
 bool rows_eligible(const Tensor& x) {
   if (!kernels_available(x.device()) || !(is_float32(x) || is_half(x)) ||
       x.dim() != 4 || x.numel() == 0 ||
-      !x.is_contiguous(at::MemoryFormat::ChannelsLast) ||
-      !has_aligned_rows(x)) {
+      !x.is_contiguous(at::MemoryFormat::ChannelsLast)) {
     return false;
   }
   // Rows are 32-bit integers, and so is the number of blocks.

@@ -32,7 +32,7 @@ torch::Tensor empty_pooled(const torch::Tensor& x,
                            const kernels::PoolWindow& window,
                            torch::ScalarType type);
 
-/// `gradient` as a channels-last tensor that the kernels can read.
+/// `gradient`, or another tensor, as a channels-last tensor that the kernels can read.
 torch::Tensor as_rows(const torch::Tensor& gradient, torch::ScalarType type);
 
 }  // namespace reprise::detail

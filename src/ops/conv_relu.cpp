@@ -166,9 +166,10 @@ Tensor conv_relu(torch::nn::Conv2d conv, const Tensor& x,
     const Tensor bias = conv->bias.to(y.scalar_type()).view({1, -1, 1, 1});
     return relu_and_pool(y + bias, options);
   }
+  const Tensor rows = detail::as_rows(y, y.scalar_type());
   return options.pool
-             ? BiasReluPoolOperator::apply(y, conv->bias, *options.pool)
-             : BiasReluOperator::apply(y, conv->bias);
+             ? BiasReluPoolOperator::apply(rows, conv->bias, *options.pool)
+             : BiasReluOperator::apply(rows, conv->bias);
 }
 
 }  // namespace reprise::ops

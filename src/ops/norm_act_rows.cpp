@@ -277,8 +277,9 @@ Tensor norm_act_rows(const Tensor& x, const Tensor& weight, const Tensor& bias,
   const Tensor residual = options.residual.defined()
                               ? as_rows(options.residual, x.scalar_type())
                               : Tensor();
-  return RowsOperator::apply(x, weight, bias, defined_or_empty(residual, x),
-                             settings, options.activation, options.pool);
+  return RowsOperator::apply(as_rows(x, x.scalar_type()), weight, bias,
+                             defined_or_empty(residual, x), settings,
+                             options.activation, options.pool);
 }
 
 }  // namespace reprise::detail

@@ -135,7 +135,8 @@ TEST(HalfCrossEntropy, GradientsInForwardMatchFloat64) {
         const Tensors got =
             run_half_head(head, 1.0 / 7, in_chunks_of(rows, head));
         if (classes == 1) {
-          EXPECT_EQ(got[2].abs().max().item<float>(), 0);
+          // The softmax is 1 up to the rounding of the log-sum-exp.
+          EXPECT_LT(got[2].abs().max().item<float>(), 1e-6);
           continue;
         }
         expect_half_near(exact, got, allowed);

@@ -35,15 +35,15 @@ void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
   TORCH_CHECK(limit_ > 0, "[Trainer] a planner needs a memory_limit above 0");
   std::optional<Plan> first;
   if (parts_.ranks.first()) {
-    PlanRequest wanted = request();
     planner_ = planner ? std::move(planner)
-                       : make_budget_planner(parts_.setup, wanted, options);
+                       : make_budget_planner(parts_.setup, request(), options);
     measuring([&] {
       try {
         first.emplace(planner_->decide());
       } catch (const c10::OutOfMemoryError&) {
         if (!unasked) throw;
         // The micro-batch does not fit even with recomputation; choose a smaller one.
+        PlanRequest wanted = request();
         wanted.micro_batch = 0;
         planner_ = make_budget_planner(parts_.setup, wanted, options);
         first.emplace(planner_->decide());

@@ -109,9 +109,10 @@ TEST(DeviceSettings, LongTrainingsMeasureAndLeaveTheModelAsItWas) {
   if (!testing::device().is_cuda()) GTEST_SKIP() << "needs CUDA";
   TrainConfig config = config_of("cnn-blocks", 1000);
   TrainSetup setup = make_setup(config);
-  const torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> before;
-  for (const auto& p : setup.parameter_list) before.push_back(p.clone());
+  for (const auto& p : setup.parameter_list) {
+    before.push_back(p.detach().clone());
+  }
   for (const auto& b : setup.model.root->buffers()) before.push_back(b.clone());
   torch::manual_seed(7);
   const auto drawn = torch::rand({4}, setup.device);

@@ -39,6 +39,29 @@ TEST(Config, TwoSizesDetermineTheThird) {
   EXPECT_THROW(sizes(-1, 0, 0), c10::Error);
 }
 
+TEST(Config, DeviceAndBudgetDecideWhetherATrainingIsPlanned) {
+  const auto resolved = [](const std::string& device, int64_t memory,
+                           const std::string& recompute = "") {
+    TrainConfig config;
+    config.device = device;
+    config.memory_limit = memory;
+    config.recompute = recompute;
+    config.resolve();
+    EXPECT_EQ(config.plans_if_long(), config.recompute == "auto");
+    TrainConfig again = config;
+    again.resolve();
+    EXPECT_EQ(again.recompute, config.recompute);
+    return config.recompute;
+  };
+  EXPECT_EQ(resolved("cpu", 0), "none");
+  EXPECT_EQ(resolved("cuda", 0), "auto");
+  EXPECT_EQ(resolved("cuda:1", 0, "auto"), "auto");
+  EXPECT_EQ(resolved("cpu", 0, "auto"), "none");
+  EXPECT_EQ(resolved("cpu", 1 << 30), "optimal");
+  EXPECT_EQ(resolved("cuda", 1 << 30, "auto"), "optimal");
+  EXPECT_EQ(resolved("cuda", 0, "all"), "all");
+}
+
 TEST(Config, AllowsASmallerLastMicroBatch) {
   const auto expect = [](const TrainConfig& config, int64_t batch,
                          int64_t accumulate) {
