@@ -25,7 +25,7 @@ step() {
 
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
 if want build || [ ! -d build/cuda ]; then
-  step configure cmake --preset cuda
+  step configure cmake --preset cuda -DREPRISE_CUDA_ARCH=native
   step build cmake --build --preset cuda -- -k 0
 fi
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }

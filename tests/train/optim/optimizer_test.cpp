@@ -392,9 +392,10 @@ TEST(Optimizer, AdamWUpdatesManyTensorsAndTheirHalfPrecisionCopies) {
   for (int64_t i = 0; i < 60; ++i) {
     const int64_t rows = i == 7 ? 4099 : 1 + i % 5, columns = 1 + i % 7;
     Tensor weight = torch::randn({rows, columns}, on_device());
-    if (i == 9) weight = torch::randn({rows * columns + 1}, on_device())
-                             .narrow(0, 1, rows * columns)
-                             .view({rows, columns});
+    if (i == 9)
+      weight = torch::randn({rows * columns + 1}, on_device())
+                   .narrow(0, 1, rows * columns)
+                   .view({rows, columns});
     weight.requires_grad_();
     parameters.emplace_back("p" + std::to_string(i), weight);
     weights.push_back(weight);
