@@ -58,10 +58,9 @@ void apply(TrainSetup& setup, const DeviceSettings& settings) {
 /// Times the micro-step with different settings.
 class SettingsTrial {
  public:
-  SettingsTrial(TrainSetup& setup,
-                const std::function<void(const std::string&)>& say)
+  SettingsTrial(TrainSetup& setup, const SettleOptions& options)
       : setup_(setup),
-        say_(say),
+        options_(options),
         given_(setup.options),
         guard_(setup.model, setup.device, /*parameters=*/false) {}
 
@@ -80,7 +79,9 @@ class SettingsTrial {
       best_ms = ms;
     };
     consider({ImageLayout::kChannelsLast, Autotune::kOff}, 1);
-    consider({best.layout, Autotune::kOn}, kWorthAutotuning);
+    if (options_.memory == 0) {
+      consider({best.layout, Autotune::kOn}, kWorthAutotuning);
+    }
     return best;
   }
 
@@ -90,8 +91,8 @@ class SettingsTrial {
     const int64_t wanted =
         given_.batch > 0 ? given_.batch : std::min<int64_t>(given_.share(), 32);
     const auto cuda = compat::cuda_device_memory(setup_.device.index());
-    const int64_t limit = given_.memory_limit > 0
-                              ? given_.memory_limit
+    const int64_t limit = options_.memory > 0
+                              ? options_.memory
                               : cuda.free + live_bytes(setup_.device);
     int64_t good = std::min<int64_t>(wanted, 2);
     for (int64_t size = good;; size = std::min(2 * size, wanted)) {
@@ -120,12 +121,13 @@ class SettingsTrial {
         out_of_memory_in([&] { ms = run(micro_batch, 3, graph); }).has_value();
     compat::release_workspaces(setup_.device);
     compat::empty_cuda_cache();
-    if (say_) {
-      say_(fmt::format("layout {}, autotune {}: {}", to_text(settings.layout),
-                       to_text(settings.autotune),
-                       failed ? "out of memory"
-                              : fmt::format("{:.3g} ms per micro-batch of {}",
-                                            ms, micro_batch)));
+    if (options_.say) {
+      options_.say(
+          fmt::format("layout {}, autotune {}: {}", to_text(settings.layout),
+                      to_text(settings.autotune),
+                      failed ? "out of memory"
+                             : fmt::format("{:.3g} ms per micro-batch of {}",
+                                           ms, micro_batch)));
     }
     return ms;
   }
@@ -143,20 +145,19 @@ class SettingsTrial {
   }
 
   TrainSetup& setup_;
-  const std::function<void(const std::string&)>& say_;
+  const SettleOptions& options_;
   TrainOptions given_;
   ModelStateGuard guard_;
 };
 
-DeviceSettings measured(TrainSetup& setup,
-                        const std::function<void(const std::string&)>& say) {
+DeviceSettings measured(TrainSetup& setup, const SettleOptions& options) {
   const compat::FlushDenormals flush(setup.device);
   const compat::GraphStreamScope stream(setup.device,
                                         setup.options.graph != GraphMode::kOff);
-  const DeviceSettings chosen = SettingsTrial(setup, say).choose();
-  if (say) {
-    say(fmt::format("chosen: layout {}, autotune {}", to_text(chosen.layout),
-                    to_text(chosen.autotune)));
+  const DeviceSettings chosen = SettingsTrial(setup, options).choose();
+  if (options.say) {
+    options.say(fmt::format("chosen: layout {}, autotune {}",
+                            to_text(chosen.layout), to_text(chosen.autotune)));
   }
   return chosen;
 }
@@ -188,22 +189,20 @@ int64_t micro_batches_of(const TrainSetup& setup) {
   return windows * std::max<int64_t>(options.accumulate, 1);
 }
 
-void settle_device_settings(
-    TrainSetup& setup, Ranks& ranks, bool measure,
-    const std::function<void(const std::string&)>& say) {
-  const TrainOptions& options = setup.options;
-  const bool free = options.layout == ImageLayout::kAuto ||
-                    options.autotune == Autotune::kAuto;
+void settle_device_settings(TrainSetup& setup, Ranks& ranks,
+                            const SettleOptions& options) {
+  const TrainOptions& given = setup.options;
+  const bool free =
+      given.layout == ImageLayout::kAuto || given.autotune == Autotune::kAuto;
   if (!free) return;
-  const DeviceSettings rule = allowed(options, rule_of(options, setup.device));
   if (!setup.device.is_cuda() || !has_convolutions(setup.model)) {
-    apply(setup, allowed(options, {ImageLayout::kPlanes, Autotune::kOff}));
+    apply(setup, allowed(given, {ImageLayout::kPlanes, Autotune::kOff}));
     return;
   }
-  DeviceSettings chosen = rule;
-  if (measure && micro_batches_of(setup) >= kWorthMeasuring) {
+  DeviceSettings chosen = allowed(given, rule_of(given, setup.device));
+  if (options.measure && micro_batches_of(setup) >= kWorthMeasuring) {
     std::string text;
-    if (ranks.first()) text = pack(measured(setup, say));
+    if (ranks.first()) text = pack(measured(setup, options));
     chosen = unpack(ranks.broadcast_text(text));
   }
   apply(setup, chosen);

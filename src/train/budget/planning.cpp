@@ -48,8 +48,8 @@ Options plain(Options config) {
 /// The setup with settings for its device, measured unless only memory matters.
 TrainSetup settled(TrainSetup setup, const PlanningOptions& options) {
   const auto ranks = detail::make_ranks(nullptr);
-  detail::settle_device_settings(setup, *ranks, !options.quick,
-                                 options.progress);
+  detail::settle_device_settings(
+      setup, *ranks, {!options.quick, options.memory, options.progress});
   return setup;
 }
 

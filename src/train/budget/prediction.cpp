@@ -53,7 +53,7 @@ class Group {
     measuring.progress = options.progress;
     detail::TrainSetup setup = make_setup(common_part(config));
     const auto ranks = detail::make_ranks(nullptr);
-    detail::settle_device_settings(setup, *ranks, /*measure=*/false, {});
+    detail::settle_device_settings(setup, *ranks, {.measure = false});
     costs_.emplace(std::move(setup), measuring);
   }
 

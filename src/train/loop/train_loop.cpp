@@ -26,8 +26,9 @@ constexpr int64_t kShortRunWindows = 1000;
 std::unique_ptr<Ranks> make_settled_ranks(TrainSetup& setup,
                                           TrainerOptions& options) {
   auto ranks = make_ranks(std::move(options.ranks));
-  settle_device_settings(setup, *ranks, /*measure=*/true,
-                         options.planning.progress);
+  settle_device_settings(
+      setup, *ranks,
+      {.memory = setup.options.memory_limit, .say = options.planning.progress});
   return ranks;
 }
 

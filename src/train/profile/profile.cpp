@@ -171,7 +171,7 @@ class Profiler {
     log_.end();
     TrainSetup setup = assemble_setup(std::move(inputs), config, device_, host);
     const auto alone = make_ranks(nullptr);
-    settle_device_settings(setup, *alone, /*measure=*/true, {});
+    settle_device_settings(setup, *alone, {.memory = config.memory_limit});
     // Do not read ahead, so that each phase shows its own memory.
     setup.options.workers = 0;
     return setup;

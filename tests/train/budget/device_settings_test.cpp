@@ -49,12 +49,13 @@ bool has_channels_last_weights(const TrainSetup& setup) {
   return false;
 }
 
-void settle(TrainSetup& setup, std::vector<std::string>* said = nullptr) {
+void settle(TrainSetup& setup, std::vector<std::string>* said = nullptr,
+            int64_t memory = 0) {
   const auto alone = detail::make_ranks(nullptr);
-  detail::settle_device_settings(setup, *alone, /*measure=*/true,
-                                 [&](const std::string& line) {
-                                   if (said != nullptr) said->push_back(line);
-                                 });
+  const auto say = [&](const std::string& line) {
+    if (said != nullptr) said->push_back(line);
+  };
+  detail::settle_device_settings(setup, *alone, {.memory = memory, .say = say});
 }
 
 TEST(DeviceSettings, GivenOnesStay) {
@@ -97,7 +98,7 @@ TEST(DeviceSettings, ModelsWithoutConvolutionsHaveNothingToChoose) {
 TEST(DeviceSettings, OtherRanksAdoptTheChoiceOfTheFirst) {
   TrainSetup setup = make_setup(config_of("cnn-blocks", 1000));
   SecondRank second("channels-last on");
-  detail::settle_device_settings(setup, second, /*measure=*/true, {});
+  detail::settle_device_settings(setup, second, {});
   const bool cuda = testing::device().is_cuda();
   EXPECT_EQ(setup.options.layout,
             cuda ? ImageLayout::kChannelsLast : ImageLayout::kPlanes);
@@ -135,6 +136,17 @@ TEST(DeviceSettings, LongTrainingsMeasureAndLeaveTheModelAsItWas) {
     EXPECT_TRUE(torch::equal(b, before[i++]));
   }
   EXPECT_TRUE(torch::equal(torch::rand({4}, setup.device), drawn));
+}
+
+TEST(DeviceSettings, NothingIsTriedThatABudgetMayNotHold) {
+  if (!testing::device().is_cuda()) GTEST_SKIP() << "needs CUDA";
+  TrainSetup setup = make_setup(config_of("cnn-blocks", 1000));
+  std::vector<std::string> said;
+  settle(setup, &said, testing::enough_memory());
+  EXPECT_EQ(setup.options.autotune, Autotune::kOff);
+  for (const std::string& line : said) {
+    EXPECT_EQ(line.find("autotune on"), std::string::npos) << line;
+  }
 }
 
 TEST(DeviceSettings, CountsTheMicroBatchesOfATraining) {
