@@ -41,24 +41,27 @@ TEST(PlanJson, ScheduleCanBeParsed) {
 }
 
 TEST(PlanJson, ReadsPlansBackUnchanged) {
-  const Plan plan{.global_batch = 30,
-                  .micro_batch = 8,
-                  .accumulate = 4,
-                  .last_micro_batch = 6,
-                  .precision = Precision::kBf16,
-                  .schedule = example_result().plan.schedule,
-                  .peak_bytes = 600 * kMiB,
-                  .kept_bytes = 180 * kMiB,
-                  .host_bytes = 5,
-                  .micro_ms = 1.0 / 3,
-                  .step_ms = 210.1,
-                  .peak = testing::example_peak(),
-                  .graph = true,
-                  .weight_copies = WeightCopiesMode::kEach};
+  const Plan plan{
+      .global_batch = 30,
+      .micro_batch = 8,
+      .accumulate = 4,
+      .last_micro_batch = 6,
+      .precision = Precision::kBf16,
+      .schedule = example_result().plan.schedule,
+      .peak_bytes = 600 * kMiB,
+      .kept_bytes = 180 * kMiB,
+      .host_bytes = 5,
+      .micro_ms = 1.0 / 3,
+      .step_ms = 210.1,
+      .peak = testing::example_peak(),
+      .graph = true,
+      .weight_copies = WeightCopiesMode::kEach,
+      .settings = DeviceSettings{ImageLayout::kChannelsLast, Autotune::kOn}};
   EXPECT_TRUE(plan_from_json(to_json(plan), 4) == plan);
   Plan other = plan;
   other.graph = false;
   other.weight_copies.reset();
+  other.settings.reset();
   EXPECT_TRUE(plan_from_json(to_json(other), 4) == other);
   EXPECT_FALSE(other == plan);
 }

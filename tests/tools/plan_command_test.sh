@@ -87,6 +87,8 @@ one_line
 expect 2 plan "${small[@]}" --recompute some --memory 1GiB
 has err "none, all"
 one_line
+expect 0 plan "${small[@]}" --global-batch 16 --memory 1GiB --precision fp32 --recompute auto
+has out "= 16 samples per update, fp32"
 expect 2 plan "${small[@]}" --largest width
 one_line
 expect 2 plan --device nowhere

@@ -65,7 +65,7 @@ Request request_of(const PlanFlags& flags) {
     request.precisions = {from_text<Precision>(to_text(flags.precision))};
   }
   config.precision = request.precisions.front();
-  if (config.plans_schedule()) {
+  if (config.plans_schedule() || config.plans_if_long()) {
     config.recompute = "none";  // replaced by the plan
   } else {
     request.strategy = config.recompute;
