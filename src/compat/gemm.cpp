@@ -1,5 +1,7 @@
 #include "compat/gemm.h"
 
+#include "compat/lt_gemm.h"
+
 #include <ATen/ATen.h>
 #include <torch/version.h>
 
@@ -19,6 +21,7 @@ namespace {
 }  // namespace
 
 void gemm_add(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (lt_gemm({.a = a, .b = b, .out = sum, .bias = {}, .addend = sum})) return;
   if (sum.scalar_type() == a.scalar_type()) {
     sum.addmm_(a, b);
     return;
@@ -33,6 +36,7 @@ void gemm_add(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
 }
 
 void gemm_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  if (lt_gemm({.a = a, .b = b, .out = out, .bias = {}, .addend = {}})) return;
   if (out.scalar_type() == a.scalar_type()) {
     at::mm_out(out, a, b);
     return;
@@ -56,10 +60,10 @@ bool gemm_widens([[maybe_unused]] const at::Device& device) {
 
 at::Tensor gemm_as(const at::Tensor& a, const at::Tensor& b,
                    at::ScalarType type) {
-#if REPRISE_HAS_MIXED_GEMM
-  if (widens(a, type)) return at::mm(a, b, type);
-#endif
-  return at::mm(a, b).to(type);
+  if (!a.is_cuda()) return at::mm(a, b).to(type);
+  at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options().dtype(type));
+  gemm_into(out, a, b);
+  return out;
 }
 
 }  // namespace reprise::compat

@@ -106,14 +106,14 @@ class Gpt2FeedForwardImpl : public torch::nn::Module {
             "c_proj",
             Conv1D(4 * options.width, options.width, out_deviation))) {}
 
-  /// Arguments as in Gpt2Attention.
+  /// x plus the feed-forward layer of norm(x). Arguments as in Gpt2Attention.
   Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
                  RecomputeChoice recompute) {
     const FeedForward feed = layers();
     const Tensor up = run_on_normal(
         [feed](const Tensor& t) { return run_up(feed, t); }, x, normal, norm);
-    return drop_out(run_down(feed, up, recompute.pointwise), dropout_,
-                    is_training(), recompute);
+    return add_feed_forward(feed, x, up, is_training() ? dropout_ : 0,
+                            recompute);
   }
 
  private:
@@ -147,13 +147,13 @@ class Gpt2BlockImpl : public torch::nn::Module {
                  const Tensors& more) {
     if (recompute.pointwise) {
       const Tensor y = x + attn_->forward(x, {}, ln_1_, recompute, more);
-      return y + mlp_->forward(y, {}, ln_2_, recompute);
+      return mlp_->forward(y, {}, ln_2_, recompute);
     }
     const auto [stream, first] = ops::add_norm(x, {}, ln_1_);
     const Tensor attended =
         attn_->forward(stream, first, ln_1_, recompute, more);
     const auto [y, second] = ops::add_norm(stream, attended, ln_2_);
-    return y + mlp_->forward(y, second, ln_2_, recompute);
+    return mlp_->forward(y, second, ln_2_, recompute);
   }
 
  private:

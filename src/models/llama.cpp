@@ -136,21 +136,22 @@ class LlamaMlpImpl : public torch::nn::Module {
         down_proj_(register_module(
             "down_proj", make_projection(options.mlp_width, options.width))) {}
 
-  /// The feed-forward layer of norm(x). `normal`: as in LlamaAttention.
+  /// x plus the feed-forward layer of norm(x). `normal`: as in LlamaAttention.
   Tensor forward(const Tensor& x, const Tensor& normal, RmsNorm norm,
                  RecomputeChoice recompute) {
-    const Tensors parts = checkpoint_list_if(
+    Tensors parts = checkpoint_list_if(
         !normal.defined(),
         [this, norm, ready = normal.defined()](const Tensors& in) mutable {
           return expand(ready ? in[0] : norm(in[0]));
         },
         {normal.defined() ? normal : x});
+    parts.push_back(x);
     return checkpoint_list_if(
         recompute.pointwise,
         [this](const Tensors& in) {
-          const Tensor y = in.size() == 1 ? ops::packed_swiglu(in[0])
+          const Tensor y = in.size() == 2 ? ops::packed_swiglu(in[0])
                                           : ops::swiglu(in[0], in[1]);
-          return Tensors{run_linear(down_proj_, y)};
+          return Tensors{add_linear(in.back(), down_proj_, y)};
         },
         parts)[0];
   }
@@ -188,13 +189,13 @@ class LlamaBlockImpl : public torch::nn::Module {
     if (recompute.pointwise) {
       const Tensor y =
           x + self_attn_->forward(x, {}, input_norm_, recompute, more);
-      return y + mlp_->forward(y, {}, mlp_norm_, recompute);
+      return mlp_->forward(y, {}, mlp_norm_, recompute);
     }
     const auto [stream, first] = input_norm_->add(x, {});
     const Tensor attended =
         self_attn_->forward(stream, first, input_norm_, recompute, more);
     const auto [y, second] = mlp_norm_->add(stream, attended);
-    return y + mlp_->forward(y, second, mlp_norm_, recompute);
+    return mlp_->forward(y, second, mlp_norm_, recompute);
   }
 
   std::vector<std::vector<Tensor>> packed_groups() const {

@@ -49,16 +49,27 @@ Tensor run_up(const FeedForward& feed, const Tensor& x) {
                                        : feed.up(x);
 }
 
-Tensor run_down(const FeedForward& feed, const Tensor& x, bool recompute) {
+Tensor run_down(const FeedForward& feed, const Tensor& x, bool recompute,
+                const Tensor& residual) {
   if (ops::has_fused_feed_forward(x, feed.layers)) {
-    return ops::feed_forward_down(x, feed.layers, feed.activation, recompute);
+    return ops::feed_forward_down(x, feed.layers, feed.activation, recompute,
+                                  residual);
   }
-  return checkpoint_if(
+  const Tensor y = checkpoint_if(
       recompute,
       [down = feed.down, activation = feed.activation](const Tensor& t) {
         return down(ops::activate(t, activation));
       },
       x);
+  return residual.defined() ? residual + y : y;
+}
+
+Tensor add_feed_forward(const FeedForward& feed, const Tensor& residual,
+                        const Tensor& x, double dropout,
+                        RecomputeChoice recompute) {
+  if (dropout == 0) return run_down(feed, x, recompute.pointwise, residual);
+  return residual + drop_out(run_down(feed, x, recompute.pointwise), dropout,
+                             /*train=*/true, recompute);
 }
 
 FeedForward make_feed_forward(const LoraLinear& up, const LoraLinear& down,

@@ -55,9 +55,16 @@ struct FeedForward {
 /// First layer of `feed`. Its result must be passed to run_down().
 torch::Tensor run_up(const FeedForward& feed, const torch::Tensor& x);
 
-/// Activation and second layer of `feed`. `recompute`: save only x.
+/// Activation and second layer of `feed`, plus `residual` if it is defined. `recompute`:
+/// save only x.
 torch::Tensor run_down(const FeedForward& feed, const torch::Tensor& x,
-                       bool recompute);
+                       bool recompute, const torch::Tensor& residual = {});
+
+/// residual + dropout(run_down(x)). `dropout` must be 0 outside of training.
+torch::Tensor add_feed_forward(const FeedForward& feed,
+                               const torch::Tensor& residual,
+                               const torch::Tensor& x, double dropout,
+                               RecomputeChoice recompute);
 
 /// The layers `up` and `down` with an activation in between.
 FeedForward make_feed_forward(const LoraLinear& up, const LoraLinear& down,

@@ -82,12 +82,12 @@ class VitLayerImpl : public torch::nn::Module {
                  RecomputeChoice recompute = {}) {  // (N, T, C)
     if (recompute.pointwise) {
       const Tensor y = x + attend(x, {}, recompute);
-      return y + feed(y, {}, recompute);
+      return feed(y, {}, recompute);
     }
     const auto [stream, first] = ops::add_norm(x, {}, before_);
     const auto [y, second] =
         ops::add_norm(stream, attend(stream, first, recompute), after_);
-    return y + feed(y, second, recompute);
+    return feed(y, second, recompute);
   }
 
  private:
@@ -109,7 +109,7 @@ class VitLayerImpl : public torch::nn::Module {
     return drop(mixed, recompute);
   }
 
-  /// `normal`: after_(y), as in attend().
+  /// y plus the feed-forward layer of after_(y). `normal`: after_(y), as in attend().
   Tensor feed(const Tensor& y, const Tensor& normal,
               RecomputeChoice recompute) {
     const FeedForward feed =
@@ -119,7 +119,8 @@ class VitLayerImpl : public torch::nn::Module {
     };
     const Tensor up =
         normal.defined() ? run_up(feed, normal) : checkpoint(expand, y);
-    return drop(run_down(feed, up, recompute.pointwise), recompute);
+    return add_feed_forward(feed, y, up, is_training() ? dropout_ : 0,
+                            recompute);
   }
 
   Tensor drop(const Tensor& x, RecomputeChoice recompute) {

@@ -97,11 +97,11 @@ Tensor for_kernel(const Tensor& x) {
 class FeedForwardDownOperator
     : public torch::autograd::Function<FeedForwardDownOperator> {
  public:
-  /// `bias1`, `bias2`: empty if there are none.
+  /// `bias1`, `bias2`, `residual`: empty if there are none.
   static Tensor forward(AutogradContext* context, const Tensor& up,
                         const Tensor& bias1, const Tensor& weight,
                         const Tensor& bias2, const Tensor& copy, bool in_out,
-                        int64_t kind, bool recompute) {
+                        int64_t kind, bool recompute, const Tensor& residual) {
     const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = for_kernel(detail::as_matrix(up));
     const Tensor hidden =
@@ -125,7 +125,12 @@ class FeedForwardDownOperator
     const Tensor bias = bias2.numel() > 0
                             ? WeightCopies::find(bias2, copy.scalar_type())
                             : Tensor();
-    const Tensor y = detail::gemm(hidden, in_out ? copy : copy.t(), bias);
+    const Tensor matrix = in_out ? copy : copy.t();
+    const Tensor y =
+        residual.numel() > 0
+            ? detail::gemm_plus(detail::as_matrix(residual), hidden, matrix,
+                                detail::undefined_if_empty(bias2), bias)
+            : detail::gemm(hidden, matrix, bias);
     auto sizes = up.sizes().vec();
     sizes.back() = y.size(1);
     return torch::_unsafe_view(y, sizes);
@@ -154,7 +159,10 @@ class FeedForwardDownOperator
         rows, dup, recompute ? hidden : Tensor(),
         data.count("bias1") > 0 ? data["bias1"].toTensor() : Tensor(), kind);
     if (recompute) add_gradients(*context, hidden, dy);
-    return {dup.view(data["sizes"].toIntVector()), {}, {}, {}, {}, {}, {}, {}};
+    // Counted without the arguments that are not tensors.
+    const bool residual = context->needs_input_grad(5);
+    return {dup.view(data["sizes"].toIntVector()), {}, {}, {}, {}, {}, {}, {},
+            residual ? gradients[0] : Tensor()};
   }
 
  private:
@@ -215,11 +223,12 @@ Tensor feed_forward_up(const Tensor& x, const FeedForwardLayers& layers) {
 }
 
 Tensor feed_forward_down(const Tensor& up, const FeedForwardLayers& layers,
-                         Activation activation, bool recompute_activation) {
+                         Activation activation, bool recompute_activation,
+                         const Tensor& residual) {
   const Tensor& weight = layers.weight2;
   if (!has_fused_feed_forward(up, layers)) {
-    return linear(activate(up, activation), weight, layers.bias2,
-                  layers.layout);
+    return linear(activate(up, activation), weight, layers.bias2, layers.layout,
+                  residual);
   }
   const auto type = compat::autocast_type(up);
   const Tensor copy = WeightCopies::find(weight, type);
@@ -227,7 +236,8 @@ Tensor feed_forward_down(const Tensor& up, const FeedForwardLayers& layers,
       up.to(type), detail::defined_or_empty(layers.bias1, copy), weight,
       detail::defined_or_empty(layers.bias2, copy), copy,
       layers.layout == WeightLayout::kInOut,
-      static_cast<int64_t>(kind_of(activation)), recompute_activation);
+      static_cast<int64_t>(kind_of(activation)), recompute_activation,
+      detail::defined_or_empty(residual, copy));
 }
 
 Tensor feed_forward(const Tensor& x, const FeedForwardLayers& layers,

@@ -1,6 +1,7 @@
 #include "ops/gemm.h"
 
 #include "compat/gemm.h"
+#include "compat/lt_gemm.h"
 #include "ops/cuda/tf32x3_gemm.h"
 #include "ops/kernels.h"
 #include "ops/tf32x3_gemm.h"
@@ -76,6 +77,13 @@ void run_tf32x3(Tf32x3Gemm gemm, const Tensor& c) {
 /// If a float32 product also adds a bias, the library does not divide it along its inner
 /// dimension, which leaves a GPU idle if that is by far the longest.
 Tensor library_gemm(const Tensor& a, const Tensor& b, const Tensor& bias) {
+  if (a.is_cuda() && a.element_size() == 2) {
+    Tensor c = torch::empty({a.size(0), b.size(1)}, a.options());
+    if (compat::lt_gemm(
+            {.a = a, .b = b, .out = c, .bias = bias, .addend = {}})) {
+      return c;
+    }
+  }
   if (!bias.defined()) return torch::mm(a, b);
   const bool separate = a.is_cuda() && a.scalar_type() == torch::kFloat &&
                         b.size(0) > 2 * b.size(1);
@@ -102,6 +110,20 @@ Tensor gemm(const Tensor& a, const Tensor& b, const Tensor& bias) {
   const Tensor c = torch::empty({a.size(0), b.size(1)}, a.options());
   run_tf32x3(*tf32x3, c);
   return c;
+}
+
+Tensor gemm_plus(const Tensor& residual, const Tensor& a, const Tensor& b,
+                 const Tensor& bias, const Tensor& rounded_bias) {
+  if (a.is_cuda() && a.element_size() == 2) {
+    Tensor c = torch::empty({a.size(0), b.size(1)}, residual.options());
+    const Tensor added =
+        bias.defined() ? bias.detach().to(c.scalar_type()) : bias;
+    if (compat::lt_gemm(
+            {.a = a, .b = b, .out = c, .bias = added, .addend = residual})) {
+      return c;
+    }
+  }
+  return residual + gemm(a, b, rounded_bias);
 }
 
 Tensor gemm_as(const Tensor& a, const Tensor& b, torch::ScalarType type) {

@@ -11,6 +11,13 @@ namespace reprise::detail {
 torch::Tensor gemm(const torch::Tensor& a, const torch::Tensor& b,
                    const torch::Tensor& bias = {});
 
+/// residual + a b + bias, in the type of `residual`, which has the rows of the product.
+/// `bias` may be undefined. Equal to residual + gemm(a, b, rounded_bias) if the library
+/// cannot add within the product, which rounds less. `rounded_bias`: in the type of a.
+torch::Tensor gemm_plus(const torch::Tensor& residual, const torch::Tensor& a,
+                        const torch::Tensor& b, const torch::Tensor& bias,
+                        const torch::Tensor& rounded_bias);
+
 /// a b as a tensor of `type`; see compat::gemm_as().
 torch::Tensor gemm_as(const torch::Tensor& a, const torch::Tensor& b,
                       torch::ScalarType type);

@@ -66,10 +66,11 @@ Tensor saved_copy(AutogradContext& context, const std::vector<Tensor>& weights,
 
 class LinearOperator : public torch::autograd::Function<LinearOperator> {
  public:
-  /// `bias`: empty if there is none.
+  /// `bias`, `residual`: empty if there are none.
   static Tensor forward(AutogradContext* context, const Tensor& x,
                         const Tensor& weight, const Tensor& bias,
-                        const Tensor& copy, bool in_out) {
+                        const Tensor& copy, bool in_out,
+                        const Tensor& residual) {
     const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = as_matrix(x.to(copy.scalar_type()));
     context->save_for_backward({as_saved(rows)});
@@ -86,8 +87,12 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     const Tensor matrix = in_out ? copy : copy.t();
     const Tensor added =
         bias_copy.defined() ? bias_copy : bias.to(copy.scalar_type());
+    const Tensor rounded = bias.numel() > 0 ? added : Tensor();
     const Tensor y =
-        detail::gemm(rows, matrix, bias.numel() > 0 ? added : Tensor());
+        residual.numel() > 0
+            ? detail::gemm_plus(as_matrix(residual), rows, matrix,
+                                detail::undefined_if_empty(bias), rounded)
+            : detail::gemm(rows, matrix, rounded);
     if (x.dim() == 2) return y;
     auto sizes = x.sizes().vec();
     sizes.back() = matrix.size(1);
@@ -124,7 +129,9 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     if (!bias.defined() && context->needs_input_grad(2)) {
       db = bias_gradient(dy, weight);
     }
-    return {dx, {}, db, {}, {}};
+    // Counted without `in_out`, which is not a tensor.
+    const bool residual = context->needs_input_grad(4);
+    return {dx, {}, db, {}, {}, residual ? gradients[0] : Tensor()};
   }
 };
 
@@ -258,11 +265,15 @@ Tensor fallback::linear(const Tensor& x, const Tensor& weight,
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-              WeightLayout layout) {
+              WeightLayout layout, const Tensor& residual) {
   const Tensor copy = WeightCopies::find(weight, compat::autocast_type(x));
-  if (!copy.defined()) return fallback::linear(x, weight, bias, layout);
+  if (!copy.defined()) {
+    const Tensor y = fallback::linear(x, weight, bias, layout);
+    return residual.defined() ? residual + y : y;
+  }
   return LinearOperator::apply(x, weight, detail::defined_or_empty(bias, copy),
-                               copy, layout == WeightLayout::kInOut);
+                               copy, layout == WeightLayout::kInOut,
+                               detail::defined_or_empty(residual, copy));
 }
 
 std::vector<Tensor> fallback::packed_linear(const Tensor& x,

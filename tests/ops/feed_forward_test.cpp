@@ -311,6 +311,42 @@ TEST(FeedForward, FrozenParameters) {
   }
 }
 
+TEST(FeedForward, AddsResidual) {
+  FeedForwardShape large;  // enough for a product that adds by itself
+  large.rows = {2, 512};
+  large.in = large.out = 384;
+  large.hidden = 768;
+  for (const auto& shape : {FeedForwardShape{.in = 40}, large}) {
+    const FeedForwardCase given = make_case(shape);
+    const Tensor residual = torch::randn_like(given.x).requires_grad_();
+    for (const bool recompute : {false, true}) {
+      const auto run = [&](bool inside) {
+        return run_case(
+            given,
+            [&](const Tensor& x) {
+              const Tensor up = ops::feed_forward_up(x, given.layers);
+              const auto activation = Activation::kGeluTanh;
+              if (!inside) {
+                return residual + ops::feed_forward_down(up, given.layers,
+                                                         activation, recompute);
+              }
+              return ops::feed_forward_down(up, given.layers, activation,
+                                            recompute, residual);
+            },
+            true);
+      };
+      const WeightCopies copies(given.parameters(), torch::kBFloat16);
+      const Tensors wanted = run(false);
+      const Tensor gradient = take_gradients({residual})[0];
+      const Tensors got = run(true);
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        EXPECT_LT(relative_error(got[i], wanted[i]), 1e-2) << i;
+      }
+      EXPECT_LT(relative_error(take_gradients({residual})[0], gradient), 1e-2);
+    }
+  }
+}
+
 TEST(FeedForward, CheckpointsAndConversionPerUse) {
   const FeedForwardCase given = make_case({});
   const auto norm = [](const Tensor& x) { return x.tanh(); };

@@ -106,6 +106,43 @@ TEST(Linear, BiasGradient) {
   }
 }
 
+TEST(Linear, AddsResidual) {
+  torch::manual_seed(3);
+  const auto options = on_device();
+  // The last one is large enough for a product that adds by itself.
+  for (const int64_t width : {24, device().is_cuda() ? 768 : 40}) {
+    for (const auto layout :
+         {ops::WeightLayout::kOutIn, ops::WeightLayout::kInOut}) {
+      const Tensor x = torch::randn({2, 512, width}, options).requires_grad_();
+      const Tensor weight =
+          torch::randn({width, width}, options).div_(8).requires_grad_();
+      const Tensor bias = torch::randn({width}, options).requires_grad_();
+      const Tensor residual = torch::randn_like(x).requires_grad_();
+      const Tensor dy = torch::randn_like(x);
+      const auto run = [&](bool fused) {
+        const compat::AutocastGuard autocast(half());
+        const Tensor y = fused
+                             ? ops::linear(x, weight, bias, layout, residual)
+                             : residual + ops::linear(x, weight, bias, layout);
+        y.backward(dy);
+        return LinearOutcome{y.detach(),
+                             take_gradients({x, weight, bias, residual})};
+      };
+      const LinearOutcome plain = run(false);
+      EXPECT_TRUE(same(run(true).y, plain.y));
+      const WeightCopies copies({weight, bias}, torch::kBFloat16);
+      const LinearOutcome wanted = run(false), got = run(true);
+      EXPECT_EQ(got.y.scalar_type(), torch::kFloat);
+      EXPECT_LT(relative_error(got.y, wanted.y), 5e-3);
+      for (size_t i = 0; i < wanted.gradients.size(); ++i) {
+        EXPECT_LT(relative_error(got.gradients[i], wanted.gradients[i]), 1e-5)
+            << i;
+      }
+      EXPECT_TRUE(same(got.gradients[3], dy));
+    }
+  }
+}
+
 TEST(Linear, SavesOnlyInput) {
   const Layer layer = make_layer(ops::WeightLayout::kOutIn);
   const WeightCopies copies({layer.weight}, torch::kBFloat16);

@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include <reprise/memory/kept.h>
+#include <reprise/memory/meter.h>
 #include <reprise/ops/norm.h>
 
 #include <torch/nn/modules/normalization.h>
@@ -123,8 +124,7 @@ Tensor plain(Norm norm, const Tensor& x, const Tensor& residual,
 }
 
 /// Two passes, so that running statistics are updated twice. `forward` gets the norm, x
-/// and the residual. `type`: to which the gradients are rounded, since their sum, the
-/// gradient of the bias, may be as small as the rounding errors.
+/// and the residual. `type`: to which the gradients are rounded.
 template <class Norm, class F>
 Normed run(Norm norm, const Tensor& values, const Tensor& residual,
            const F& forward, torch::ScalarType type = torch::kFloat) {
@@ -135,11 +135,13 @@ Normed run(Norm norm, const Tensor& values, const Tensor& residual,
   Normed outcome;
   for (int i = 0; i < 2; ++i) {
     outcome.y = forward(norm, x * (1 + i), added);
-    // A gradient that differs from element to element and has no large mean.
+    // A gradient that differs from element to element. Without a mean, the gradient of the
+    // bias would be nothing but rounding errors.
     const Tensor slope =
         torch::arange(outcome.y.numel(), torch::dtype(torch::kFloat))
             .mul_(0.7)
             .sin_()
+            .add_(0.3)
             .view(outcome.y.sizes())
             .to(type)
             .to(outcome.y.options());
@@ -426,7 +428,8 @@ TEST(NormAct, SavesInputAndStatistics) {
     }
     return kept.live_bytes();
   };
-  const int64_t statistics = 2 * 16 * 4, values = x.numel();
+  const int64_t values = x.numel();
+  const int64_t statistics = 2 * allocated_bytes(16 * 4, x.device());
   EXPECT_EQ(saved({}), statistics);
   EXPECT_EQ(saved({.activation = NormActivation::kSilu}), statistics);
   EXPECT_EQ(saved({.residual = residual}), statistics + 4 * values);  // y

@@ -20,9 +20,14 @@ enum class WeightLayout {
 /// one matrix product that accumulates in float32. The gradient then does not pass through
 /// autograd: torch::autograd::grad() and hooks of the weight do not see it. The same holds
 /// for a bias that has a copy. No second derivative in this case.
+///
+/// `residual` (…, out), for the end of a residual branch, is added to the result, which has
+/// its type if that is the wider one. With a copy on CUDA, large matrix products add bias
+/// and residual without a pass over memory and round once.
 torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
                      const torch::Tensor& bias = {},
-                     WeightLayout layout = WeightLayout::kOutIn);
+                     WeightLayout layout = WeightLayout::kOutIn,
+                     const torch::Tensor& residual = {});
 
 /// Two or three linear layers of one input x (…, in), such as the projections to queries,
 /// keys and values. Weights have layout kOutIn and may have different numbers of outputs.
@@ -99,11 +104,12 @@ torch::Tensor feed_forward_up(const torch::Tensor& x,
                               const FeedForwardLayers& layers);
 
 /// Activation and second linear layer of feed_forward(), for the result of
-/// feed_forward_up() (…, hidden).
+/// feed_forward_up() (…, hidden). `residual`: as in linear().
 torch::Tensor feed_forward_down(const torch::Tensor& up,
                                 const FeedForwardLayers& layers,
                                 Activation activation,
-                                bool recompute_activation = false);
+                                bool recompute_activation = false,
+                                const torch::Tensor& residual = {});
 
 /// Whether feed_forward() of x does not use the fallback. `x` may also be the result of
 /// feed_forward_up(). False if a weight is undefined.

@@ -1,0 +1,11 @@
+// Compiled instead of lt_gemm.cpp if there is no cublasLt.
+// Tested by tests/compat/lt_gemm_test.cpp.
+#include "compat/lt_gemm.h"
+
+namespace reprise::compat {
+
+bool lt_gemm(const LtProduct&) {
+  return false;
+}
+
+}  // namespace reprise::compat
