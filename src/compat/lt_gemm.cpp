@@ -8,15 +8,14 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -373,12 +372,10 @@ Products& products() {
   return *all;
 }
 
+std::atomic<bool> g_allowed{true};
+
 bool allowed() {
-  static const bool on = [] {
-    const char* text = std::getenv("REPRISE_TUNE_GEMM");
-    return text == nullptr || std::string_view(text) != "off";
-  }();
-  return on && !at::globalContext().deterministicCuDNN() &&
+  return g_allowed && !at::globalContext().deterministicCuDNN() &&
          !at::globalContext().deterministicAlgorithms();
 }
 
@@ -391,6 +388,10 @@ cublasLtHandle_t handle_of(Products& all, int device) {
 }
 
 }  // namespace
+
+void allow_lt_gemm(bool allowed) {
+  g_allowed = allowed;
+}
 
 bool lt_gemm(const LtProduct& product) {
   if (!allowed()) return false;

@@ -21,9 +21,12 @@ struct LtProduct {
 ///
 /// Returns false and does nothing if the product should be left to LibTorch: no CUDA or no
 /// cublasLt, small or unaligned operands, shapes that occur first while a CUDA graph is
-/// captured, LibTorch restricted to deterministic algorithms, or
-/// REPRISE_TUNE_GEMM=off in the environment, which makes all processes choose the same.
+/// captured, or LibTorch restricted to deterministic algorithms.
 /// Tested by tests/compat/lt_gemm_test.cpp.
 bool lt_gemm(const LtProduct& product);
+
+/// Allows or forbids these products in this process, since another process may choose other
+/// algorithms, with other rounding errors. Allowed by default.
+void allow_lt_gemm(bool allowed);
 
 }  // namespace reprise::compat

@@ -8,4 +8,6 @@ bool lt_gemm(const LtProduct&) {
   return false;
 }
 
+void allow_lt_gemm(bool) {}
+
 }  // namespace reprise::compat

@@ -207,7 +207,13 @@ BuiltModel build_gpt2(const std::string& name, const ModelOptions& options) {
   }
   const auto norm = body->register_module(
       "ln_f", make_layer_norm(options.width, kGpt2Epsilon));
-  built.stages.push_back(make_stage("ln_f", norm).on_first());
+  built.stages.push_back(
+      make_stage("ln_f",
+                 [norm](const Tensor& x) {
+                   return ops::add_norm(x, {}, norm).normalized;
+                 },
+                 {norm})
+          .on_first());
 
   // The weight of the output layer is that of the embedding.
   add_language_head(built, wte, [wte] { return wte->weight; });

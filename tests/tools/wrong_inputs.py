@@ -159,6 +159,7 @@ CASES: list[tuple] = [
     ("train --weight-copies eahc", 2, "did you mean each?"),
     ("train --host-memory of", 2, "--host-memory: expected one of auto, off", "did you mean off?"),
     ("train --fp32-products libray", 2, "did you mean library?"),
+    ("train --half-products fast", 2, "auto, library"),
     ("train --lr-schedule cosin", 2, "did you mean cosine?"),
     ("train --scale-lr liner", 2, "did you mean linear?"),
     ("train --shard optimiser", 2, "--shard: expected one of none, optimizer, got 'optimiser'",

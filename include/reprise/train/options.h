@@ -42,12 +42,13 @@ struct EnumText<ResizePlace> {
   static constexpr std::array<std::string_view, 2> names{"device", "workers"};
 };
 
-/// Matrix products in fp32 on CUDA. kAuto: on tensor cores if that is no less
-/// exact (ops/tf32x3_gemm.h). kLibrary: cuBLAS.
-enum class Fp32Products { kAuto, kLibrary };
+/// Matrix products on CUDA. kAuto: in fp32, on tensor cores if that is no less exact
+/// (ops/tf32x3_gemm.h); in half precision, with the fastest of the library's algorithms,
+/// which are tried when shapes occur first. kLibrary: as LibTorch computes them.
+enum class MatrixProducts { kAuto, kLibrary };
 
 template <>
-struct EnumText<Fp32Products> {
+struct EnumText<MatrixProducts> {
   static constexpr std::array<std::string_view, 2> names{"auto", "library"};
 };
 
@@ -95,7 +96,8 @@ struct TrainOptions {
   /// Matrix products and convolutions of fp32 values in TF32 on CUDA. With bf16 and fp16
   /// they always are.
   bool tf32 = false;
-  Fp32Products fp32_products = Fp32Products::kAuto;  ///< ignored with tf32
+  MatrixProducts fp32_products = MatrixProducts::kAuto;  ///< ignored with tf32
+  MatrixProducts half_products = MatrixProducts::kAuto;
   Autotune autotune = Autotune::kAuto;
 
   // Optimization.

@@ -185,7 +185,7 @@ std::string TrainingCosts::key_of(Precision precision) const {
   options.precision = precision;
   if (options.ranks == 1) options.sync_norm = false;
   if (options.shard == Sharding::kNone && !options.sync_norm) options.ranks = 1;
-  if (options.tf32) options.fp32_products = Fp32Products::kLibrary;
+  if (options.tf32) options.fp32_products = MatrixProducts::kLibrary;
   size_t variants = 0;
   for (int i = 0; i < setup_.model.chain.size(); ++i) {
     variants += setup_.model.chain[i].variants().size();

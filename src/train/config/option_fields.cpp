@@ -264,6 +264,13 @@ void add_machine(Options& table) {
             .help = "Matrix products in fp32 on CUDA: auto, on tensor cores if "
                     "that is as exact; library, cuBLAS",
             .affects_costs = true})
+      .add(&O::half_products,
+           {.name = "half-products",
+            .group = "Machine",
+            .help = "Matrix products in bf16 and fp16 on CUDA: auto, with the "
+                    "fastest of cuBLAS' algorithms, which may be another one "
+                    "in the next run; library, as LibTorch chooses",
+            .affects_costs = true})
       .add(&O::autotune,
            {.name = "autotune",
             .group = "Machine",

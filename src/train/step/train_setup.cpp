@@ -2,6 +2,7 @@
 
 #include "base/limits.h"
 #include "compat/cuda.h"
+#include "compat/lt_gemm.h"
 #include "data/batch_check.h"
 #include "ops/tf32x3_gemm.h"
 #include "recompute/tied_gradients.h"
@@ -82,7 +83,8 @@ void apply_settings(Model& model, const TrainOptions& options,
     // Values that stay in fp32 under autocast need no more than TF32 either.
     const bool tf32 = options.tf32 || options.precision != Precision::kFp32;
     compat::set_cuda_library_options({tf32, options.autotune == Autotune::kOn});
-    allow_tf32x3_gemm(options.fp32_products == Fp32Products::kAuto && !tf32);
+    allow_tf32x3_gemm(options.fp32_products == MatrixProducts::kAuto && !tf32);
+    compat::allow_lt_gemm(options.half_products == MatrixProducts::kAuto);
   }
   set_weight_layout(model, options.layout);
 }
