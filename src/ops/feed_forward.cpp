@@ -12,6 +12,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
 
+#include <functional>
+
 namespace reprise::ops {
 namespace {
 
@@ -172,13 +174,20 @@ class FeedForwardDownOperator
     auto& data = context.saved_data;
     const bool in_out = data["in_out"].toBool();
     Tensor weight = data["weight"].toTensor();
-    detail::run_gradient_work(weight, {hidden, dy}, [&] {
-      detail::add_weight_gradient(weight, in_out ? hidden.t() : dy.t(),
-                                  in_out ? dy : hidden);
-      if (data.count("bias2") == 0) return;
-      Tensor bias = data["bias2"].toTensor();
-      detail::add_bias_gradient(bias.mutable_grad(), dy, weight);
-    });
+    std::function<void()> sums;
+    if (data.count("bias2") > 0) {
+      sums = [&] {
+        Tensor bias = data["bias2"].toTensor();
+        detail::add_bias_gradient(bias.mutable_grad(), dy, weight);
+      };
+    }
+    detail::run_gradient_work(
+        weight, hidden, dy,
+        [&] {
+          detail::add_weight_gradient(weight, in_out ? hidden.t() : dy.t(),
+                                      in_out ? dy : hidden);
+        },
+        sums);
   }
 };
 

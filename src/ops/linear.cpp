@@ -110,15 +110,19 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     const Tensor dy = as_matrix(gradients[0]).to(rows.scalar_type());
     Tensor weight = data["weight"].toTensor();
     Tensor bias = data.count("bias") > 0 ? data["bias"].toTensor() : Tensor();
-    run_gradient_work(weight, {rows, dy}, [&] {
-      if (context->needs_input_grad(1)) {
-        add_weight_gradient(weight, in_out ? rows.t() : dy.t(),
-                            in_out ? dy : rows);
-      }
-      if (bias.defined() && context->needs_input_grad(2)) {
-        add_bias_gradient(bias.mutable_grad(), dy, weight);
-      }
-    });
+    std::function<void()> sums;
+    if (bias.defined() && context->needs_input_grad(2)) {
+      sums = [&] { add_bias_gradient(bias.mutable_grad(), dy, weight); };
+    }
+    run_gradient_work(
+        weight, rows, dy,
+        [&] {
+          if (context->needs_input_grad(1)) {
+            add_weight_gradient(weight, in_out ? rows.t() : dy.t(),
+                                in_out ? dy : rows);
+          }
+        },
+        sums);
     Tensor dx, db;
     if (context->needs_input_grad(0)) {
       const Tensor copy = saved_copy(*context, {weight}, rows.scalar_type());
@@ -170,17 +174,26 @@ class PackedLinearOperator
     const auto weights = data["weights"].toTensorVector();
     const auto biases = data["biases"].toTensorVector();
     const Tensor dy = as_matrix(gradients[0]).to(rows.scalar_type());
-    run_gradient_work(weights[0], {rows, dy}, [&] {
-      add_packed_gradient(
-          weights, [&](Tensor& sum) { detail::gemm_add(sum, dy.t(), rows); },
-          [&] {
-            return detail::gemm_as(dy.t(), rows, weights[0].scalar_type());
-          });
-      if (biases.empty()) return;
-      add_packed_gradient(
-          biases, [&](Tensor& sum) { add_bias_gradient(sum, dy, weights[0]); },
-          [&] { return bias_gradient(dy, weights[0]); });
-    });
+    std::function<void()> sums;
+    if (!biases.empty()) {
+      sums = [&] {
+        add_packed_gradient(
+            biases,
+            [&](Tensor& sum) { add_bias_gradient(sum, dy, weights[0]); },
+            [&] { return bias_gradient(dy, weights[0]); });
+      };
+    }
+    run_gradient_work(
+        weights[0], rows, dy,
+        [&] {
+          add_packed_gradient(
+              weights,
+              [&](Tensor& sum) { detail::gemm_add(sum, dy.t(), rows); },
+              [&] {
+                return detail::gemm_as(dy.t(), rows, weights[0].scalar_type());
+              });
+        },
+        sums);
     Tensor dx;
     if (context->needs_input_grad(0)) {
       dx = detail::gemm(dy, saved_copy(*context, weights, rows.scalar_type()))

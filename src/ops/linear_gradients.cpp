@@ -85,13 +85,25 @@ void add_bias_gradient(Tensor& gradient, const Tensor& dy,
   }
 }
 
-void run_gradient_work(const Tensor& weight, std::vector<Tensor> used,
-                       const std::function<void()>& work) {
-  if (used[0].element_size() == 2 && WeightCopies::has_single_use(weight)) {
-    compat::run_on_side_stream(std::move(used), work);
-  } else {
-    work();
+void run_gradient_work(const Tensor& weight, const Tensor& rows,
+                       const Tensor& dy, const std::function<void()>& product,
+                       const std::function<void()>& sums) {
+  constexpr int64_t kFewRows = 512;
+  const bool aside =
+      rows.element_size() == 2 && WeightCopies::has_single_use(weight);
+  if (aside && rows.size(0) <= kFewRows) {
+    compat::run_on_side_stream({rows, dy}, [&] {
+      product();
+      if (sums) sums();
+    });
+    return;
   }
+  if (sums && aside) {
+    compat::run_on_side_stream({dy}, sums);
+  } else if (sums) {
+    sums();
+  }
+  product();
 }
 
 }  // namespace reprise::detail

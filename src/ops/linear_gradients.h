@@ -29,11 +29,14 @@ torch::Tensor bias_gradient(const torch::Tensor& dy,
 void add_bias_gradient(torch::Tensor& gradient, const torch::Tensor& dy,
                        const torch::Tensor& weight);
 
-/// Runs `work`, which adds to the gradient of `weight` and reads `used`; on a side stream if
-/// nothing else in the backward adds to it, in half precision. Float32 products fill a
-/// device by themselves, and a second stream would need a workspace of its own.
-void run_gradient_work(const torch::Tensor& weight,
-                       std::vector<torch::Tensor> used,
-                       const std::function<void()>& work);
+/// Runs `product` and `sums`, which add to the gradients of `weight` and of its bias.
+/// `product` reads `rows` and `dy`, `sums` reads `dy` and may be empty. In half precision, if nothing else in the backward adds to these, `sums`
+/// runs on a side stream: it is limited by memory, and the products beside it by
+/// arithmetic. So does `product` if there are too few rows to fill a device. Float32
+/// products fill it by themselves, and a second stream would need a workspace of its own.
+void run_gradient_work(const torch::Tensor& weight, const torch::Tensor& rows,
+                       const torch::Tensor& dy,
+                       const std::function<void()>& product,
+                       const std::function<void()>& sums);
 
 }  // namespace reprise::detail
