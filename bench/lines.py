@@ -54,10 +54,12 @@ class Line:
 
     @property
     def free_micro(self):
-        """Whether the command may choose another micro-batch to stay in its memory. It would
-        change the statistics of BatchNorm, and for BERT the comparison."""
-        return (self.memory is not None and not self.spec.batch_norm and
-                not self.spec.plain and self.spec.task in ("language", "images"))
+        """Whether the command may choose a smaller micro-batch to stay in its memory. It would
+        change the statistics of BatchNorm, and for BERT the comparison. Lines with several
+        micro-batches are about their size."""
+        return (self.memory is not None and self.accumulate == 1 and
+                not self.spec.batch_norm and not self.spec.plain and
+                self.spec.task in ("language", "images"))
 
     def model_words(self):
         """Model and options for the command and for the twin."""
@@ -125,30 +127,37 @@ COMPILED = ["eager", "compile", "compile-budget:0.5"]
 LANGUAGE = ["eager", "checkpoint", "compile", "compile-checkpoint"]
 TOKENS = {"seq": 1024}
 SQUARE = {"image_size": 224}
+ROPE_MODELS = (("qwen-1.5b", "qwen2.5-1.5b"), ("llama-1b", "llama-3.2-1b"))
 
 LINES = [
     Line("gpt2-1x32", "gpt2", 1, 32, ["eager", "compile", "compile-graphs", "graph", "llmc"]),
     Line("gpt2-4x8", "gpt2", 4, 8, ["eager", "compile", "llmc"]),
+    Line("gpt2-4x8-llmc", "gpt2", 4, 8, ["llmc"], memory=(1, "llmc")),
     Line("gpt2-8x4", "gpt2", 8, 4, ["eager", "compile", "llmc"]),
     Line("gpt2-32x1", "gpt2", 32, 1,
          ["eager", "checkpoint", "selective", "compile", "compile-budget", "llmc", "llmc:1",
           "llmc:2"]),
+    Line("gpt2-32x1-12GiB", "gpt2", 32, 1, ["compile", "llmc:2"], memory="12GiB"),
     Line("gpt2-32x1-half", "gpt2", 32, 1, ["eager"], memory=(0.5, "eager")),
     Line("xl-1x8", "gpt2-xl", 1, 8,
          ["checkpoint", "graph-checkpoint", "checkpoint-compile", "compile-budget", "llmc",
           "llmc:2"], flags=("--recompute", "all")),
+    Line("xl-1x8-llmc", "gpt2-xl", 1, 8, ["llmc"], memory=(1, "llmc")),
     Line("xl-8x1", "gpt2-xl", 8, 1, ["checkpoint", "checkpoint-compile", "compile-budget"],
          memory=(1, "checkpoint")),
     Line("xl-8x1-free", "gpt2-xl", 8, 1, ["eager", "compile", "llmc"]),
     Line("xl-8x1-36GiB", "gpt2-xl", 8, 1, ["compile-budget", "llmc:1"], memory="36GiB"),
     Line("xl-8x1-26.9GiB", "gpt2-xl", 8, 1, ["checkpoint", "llmc:2"], memory="26.9GiB"),
     *(Line(f"{name}-{micro}x{8 // micro}", model, micro, 8 // micro, LANGUAGE, options=TOKENS)
-      for name, model in (("qwen-1.5b", "qwen2.5-1.5b"), ("llama-1b", "llama-3.2-1b"))
-      for micro in (8, 1)),
+      for name, model in ROPE_MODELS for micro in (8, 1)),
+    *(Line(f"{name}-8x1-75%", model, 8, 1, ["compile"], options=TOKENS,
+           memory=(0.75, "compile")) for name, model in ROPE_MODELS),
     *trainer_lines(),
     *(Line(f"bert-{precision}-32x1", "bert-large", 32, 1, [*COMPILED, "checkpoint"], precision)
       for precision in ("bf16", "fp32")),
+    Line("bert-bf16-32x1-20GiB", "bert-large", 32, 1, ["eager", "compile"], memory="20GiB"),
     Line("resnet50-256x1", "resnet50", 256, 1, COMPILED),
+    Line("resnet50-256x1-compile", "resnet50", 256, 1, ["compile"], memory=(1, "compile")),
     Line("resnet50-256x1-budget", "resnet50", 256, 1, ["compile-budget:0.5"],
          memory=(1, "compile-budget:0.5")),
     Line("resnet101-64x1", "resnet101", 64, 1, COMPILED),
