@@ -26,17 +26,19 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Whether the tensors are adjacent in memory, in this order.
+/// Whether the tensors are adjacent in memory, in this order, and contiguous except for equal
+/// distances between the rows of matrices.
 bool are_packed(const std::vector<Tensor>& tensors) {
   const Tensor& first = tensors.front();
   int64_t offset = first.storage_offset();
   for (const Tensor& tensor : tensors) {
-    if (!tensor.is_alias_of(first) || !tensor.is_contiguous() ||
+    if (!tensor.is_alias_of(first) || tensor.stride(-1) != 1 ||
         tensor.storage_offset() != offset || tensor.dim() != first.dim() ||
+        tensor.dim() > 2 || tensor.strides() != first.strides() ||
         (tensor.dim() == 2 && tensor.size(1) != first.size(1))) {
       return false;
     }
-    offset += tensor.numel();
+    offset += tensor.size(0) * tensor.stride(0);
   }
   return true;
 }

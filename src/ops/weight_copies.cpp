@@ -1,4 +1,5 @@
 #include "compat/foreach.h"
+#include "ops/split_weights.h"
 
 #include <reprise/ops/weight_copies.h>
 
@@ -9,6 +10,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 namespace reprise {
 namespace {
@@ -26,6 +28,7 @@ struct WeightCopy {
       copy;  // undefined with convert_per_use and for embedding tables
   torch::ScalarType type = torch::kFloat;
   bool convert_per_use = false;
+  bool split = false;      // the copy is inside the weight
   Tensor ones;             // undefined on the CPU
   bool single_use = true;  // no other operator adds to the gradient
   int64_t version = -1;    // of the weight when it was copied; -1: expired
@@ -94,12 +97,18 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
   take(options.embedding_tables);
   if (weights_.empty()) return;
   const bool makes_copies = half && !options.convert_per_use && copied > 0;
+  const auto splits = [&](const Tensor& weight) {
+    return options.split && makes_copies && type == torch::kBFloat16 &&
+           detail::can_split(weight) &&
+           !shared.contains(weight.unsafeGetTensorImpl());
+  };
   // One allocation, in order: adjacent weights have adjacent copies.
   const auto copy_options =
       weights_[0].options().dtype(type).requires_grad(false);
   if (makes_copies) {
     int64_t total = 0;
     for (size_t i = 0; i < copied; ++i) {
+      if (splits(weights_[i])) continue;
       total += c10::multiply_integers(padded_sizes(weights_[i]));
     }
     copies_.push_back(torch::zeros({total}, copy_options));
@@ -114,7 +123,12 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
     WeightCopy entry;
     entry.type = type;
     if (i < copied) {
-      if (makes_copies) {
+      if (splits(weight)) {
+        entry.split = true;
+        entry.copy = detail::upper_half(weight);
+        if (weight.size(0) % kRowAlignment == 0) entry.padded = entry.copy;
+        split_.push_back(weight);
+      } else if (makes_copies) {
         const auto sizes = padded_sizes(weight);
         const int64_t count = c10::multiply_integers(sizes);
         entry.padded = copies_[0].narrow(0, first, count).view(sizes);
@@ -146,6 +160,12 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
 }
 
 WeightCopies::~WeightCopies() {
+  try {
+    merge_split();
+  } catch (const std::exception& error) {
+    TORCH_WARN("[WeightCopies] the weights could not be restored: ",
+               error.what());
+  }
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {
@@ -163,6 +183,9 @@ void WeightCopies::refresh() {
     from.push_back(sources_[i]);
   }
   if (!to.empty()) compat::copy_list(to, from);
+  if (!std::exchange(is_split_, true)) {
+    for (const Tensor& weight : split_) detail::split_weight(weight);
+  }
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {
@@ -172,7 +195,13 @@ void WeightCopies::refresh() {
   }
 }
 
+void WeightCopies::merge_split() {
+  if (!std::exchange(is_split_, false)) return;
+  for (const Tensor& weight : split_) detail::merge_weight(weight);
+}
+
 void WeightCopies::expire() {
+  merge_split();
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {
@@ -184,12 +213,14 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
                           bool padded) {
   const auto entry = find_entry(weight);
   if (!is_current(entry, weight) || entry->type != type) return {};
-  if (!entry->convert_per_use) return padded ? entry->padded : entry->copy;
+  const Tensor& found = padded ? entry->padded : entry->copy;
+  if (found.defined()) return found;
   const torch::NoGradGuard no_grad;
   if (!padded) return weight.detach().to(type);
   const Tensor copy =
       torch::zeros(padded_sizes(weight), weight.detach().options().dtype(type));
-  copy.narrow(0, 0, weight.size(0)).copy_(weight);
+  copy.narrow(0, 0, weight.size(0))
+      .copy_(entry->split ? entry->copy : weight.detach());
   return copy;
 }
 
@@ -211,7 +242,7 @@ bool WeightCopies::has_single_use(const Tensor& weight) {
 
 Tensor WeightCopies::memory_of(const Tensor& weight) {
   const auto entry = find_entry(weight);
-  return entry ? entry->copy : Tensor();
+  return entry && !entry->split ? entry->copy : Tensor();
 }
 
 void WeightCopies::mark_current(const std::vector<Tensor>& weights) {

@@ -11,6 +11,13 @@ struct WeightCopiesOptions {
   /// Hold no copies: operators convert a weight each time they need it, two or three times
   /// per micro-batch, and free the result immediately. Takes no memory between uses.
   bool convert_per_use = false;
+  /// Hold bfloat16 copies inside the weights: between refresh() and expire(), the memory of
+  /// a weight has its bfloat16 values and what is missing to float32, and the weight itself
+  /// must not be read. expire() restores every bit. Takes no memory, and two passes over the
+  /// weights per window. Applies to matrices with rows of a multiple of 8 values that are
+  /// not shared; all others have copies as usual. Values exactly between two bfloat16 values
+  /// are rounded away from zero instead of to the even one.
+  bool split = false;
   /// Weights that operators without copies use as well, such as a tied embedding. The
   /// gradients of all other weights may be computed concurrently with the backward.
   std::vector<torch::Tensor> shared_weights{};
@@ -38,8 +45,8 @@ struct WeightCopiesOptions {
 /// autocast. In float32 there is nothing to copy: the weight itself is used, and the
 /// gradient is added directly all the same.
 ///
-/// Takes 2 bytes per element in half precision unless convert_per_use is set, and nothing
-/// in float32. At most one WeightCopies may hold a weight at a time. refresh() and expire()
+/// Takes 2 bytes per element in half precision unless convert_per_use or split is set, and
+/// nothing in float32. At most one WeightCopies may hold a weight at a time. refresh() and expire()
 /// must be called from one thread at a time; operators may run on any thread.
 class WeightCopies {
  public:
@@ -56,7 +63,8 @@ class WeightCopies {
   /// already written them.
   void refresh();
 
-  /// Marks the copies as outdated. Must be called before the weights change.
+  /// Marks the copies as outdated. Must be called before the weights change, and with
+  /// WeightCopiesOptions::split before anything but an operator reads them.
   void expire();
 
   /// The memory of the copies; empty in float32.
@@ -89,7 +97,7 @@ class WeightCopies {
   static bool has_single_use(const torch::Tensor& weight);
 
   /// The copy of `weight`, up to date or not, for an update to write; undefined if there is
-  /// none.
+  /// none, or if it is inside the weight.
   static torch::Tensor memory_of(const torch::Tensor& weight);
 
   /// Marks the copies of `weights` as up to date: an update has written them.
@@ -100,10 +108,15 @@ class WeightCopies {
   static torch::Tensor ones(const torch::Tensor& weight, int64_t count);
 
  private:
+  void merge_split();
+
   std::vector<torch::Tensor> weights_;
   std::vector<torch::Tensor> copies_;   // one tensor for all, with padding
   std::vector<torch::Tensor> views_;    // of each copy, without padding
   std::vector<torch::Tensor> sources_;  // the weight of each view
+  std::vector<torch::Tensor>
+      split_;              // weights that hold their copies themselves
+  bool is_split_ = false;  // whether they do at present
 };
 
 }  // namespace reprise

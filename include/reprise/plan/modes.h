@@ -28,14 +28,15 @@ struct EnumText<GraphMode> {
 };
 
 /// Half-precision copies of the linear layers' weights (WeightCopies). kOn: one
-/// copy per window. kEach: a conversion at each use, which takes no memory. kAuto:
-/// kOn on CUDA, or kEach if a plan for the memory budget is better with it.
-enum class WeightCopiesMode { kAuto, kOn, kEach, kOff };
+/// copy per window. kSplit: bfloat16 copies inside the weights, which take no memory.
+/// kEach: a conversion at each use, which takes none either. kAuto: kOn on CUDA, or one of
+/// the others if a plan for the memory budget is better with it.
+enum class WeightCopiesMode { kAuto, kOn, kSplit, kEach, kOff };
 
 template <>
 struct EnumText<WeightCopiesMode> {
-  static constexpr std::array<std::string_view, 4> names{"auto", "on", "each",
-                                                         "off"};
+  static constexpr std::array<std::string_view, 5> names{"auto", "on", "split",
+                                                         "each", "off"};
 };
 
 /// Memory layout of images and convolution weights: NCHW, or NHWC, which tensor cores

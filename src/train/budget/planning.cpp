@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
 #include <tuple>
 #include <utility>
 
@@ -58,8 +60,8 @@ PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
   return options;
 }
 
-/// Costs with weight copies. If the copies are optional and the budget is
-/// tight, also those without copies, whose memory may save more time elsewhere.
+/// Costs with weight copies. If the copies are optional and the budget is tight, also those
+/// with copies that take no memory, which may save more time elsewhere.
 class CopyChoice {
  public:
   CopyChoice(TrainSetup setup, TrainingCosts::Options options)
@@ -78,41 +80,64 @@ class CopyChoice {
     }
     // Free workspaces that the training does not need.
     usual_.release_workspaces();
-    if (each_) each_->release_workspaces();
+    for (auto& [mode, costs] : others_) costs->release_workspaces();
     return result;
   }
 
  private:
   PlanResult choose(const PlanRequest& request) {
-    PlanResult with = make_plan(request, usual_);
-    const bool half = with.plan.precision != Precision::kFp32;
-    const bool tight = !with.feasible || with.plan.schedule.total_runs() >
-                                             with.plan.schedule.stages();
-    if (!free_ || !half || request.memory == 0) return with;
-    if (!each_) {
-      if (!tight) return with;
-      TrainSetup setup = setup_;
-      setup.options.weight_copies = WeightCopiesMode::kEach;
-      each_ = std::make_unique<TrainingCosts>(std::move(setup), options_);
+    PlanResult best = make_plan(request, usual_);
+    const bool tight = !best.feasible || best.plan.schedule.total_runs() >
+                                             best.plan.schedule.stages();
+    const Precision precision = best.plan.precision;
+    if (!free_ || precision == Precision::kFp32 || request.memory == 0) {
+      return best;
     }
-    PlanResult without = make_plan(request, *each_);
-    const auto worse = [&](const PlanResult& result) {
-      return std::make_tuple(
-          !result.feasible,
-          result.feasible ? result.plan.step_ms : result.smallest_bytes * 1.0);
-    };
-    if (worse(with) <= worse(without)) return with;
-    constexpr auto kEach = WeightCopiesMode::kEach;
-    without.plan.weight_copies = kEach;
-    for (Plan& plan : without.alternatives) plan.weight_copies = kEach;
-    return without;
+    // A loop or an optimizer of the caller may read weights at any time.
+    const bool splits = precision == Precision::kBf16 && !setup_.own_optimizer;
+    for (const auto mode :
+         {WeightCopiesMode::kSplit, WeightCopiesMode::kEach}) {
+      if (mode == WeightCopiesMode::kSplit && !splits) continue;
+      // Conversions need hardly less memory than split weights, and more time.
+      if (mode == WeightCopiesMode::kEach && splits && best.feasible) continue;
+      TrainingCosts* costs = costs_with(mode, /*create=*/tight);
+      if (costs == nullptr) continue;
+      PlanResult other = make_plan(request, *costs);
+      if (rank_of(best) <= rank_of(other)) continue;
+      other.plan.weight_copies = mode;
+      for (Plan& plan : other.alternatives) plan.weight_copies = mode;
+      best = std::move(other);
+    }
+    return best;
+  }
+
+  /// Less is better.
+  static std::tuple<bool, double> rank_of(const PlanResult& result) {
+    return {!result.feasible, result.feasible
+                                  ? result.plan.step_ms
+                                  : static_cast<double>(result.smallest_bytes)};
+  }
+
+  /// Null if there are none and `create` is false.
+  TrainingCosts* costs_with(WeightCopiesMode mode, bool create) {
+    auto found = others_.find(mode);
+    if (found == others_.end()) {
+      if (!create) return nullptr;
+      TrainSetup setup = setup_;
+      setup.options.weight_copies = mode;
+      found = others_
+                  .emplace(mode, std::make_unique<TrainingCosts>(
+                                     std::move(setup), options_))
+                  .first;
+    }
+    return found->second.get();
   }
 
   bool free_;
   TrainSetup setup_;
   TrainingCosts::Options options_;
   TrainingCosts usual_;
-  std::unique_ptr<TrainingCosts> each_;
+  std::map<WeightCopiesMode, std::unique_ptr<TrainingCosts>> others_;
 };
 
 class MeasuringPlanner final : public BudgetPlanner {

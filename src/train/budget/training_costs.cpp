@@ -35,7 +35,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 15;
+constexpr int kFormat = 16;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -278,8 +278,10 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   }
   const auto optimizer = optimizer_of(setup_);
   const auto parameters = setup_.parameter_list;
-  // Include the device memory of the update outside of the optimizer.
+  const auto made = copies(profile.precision);
+  // Include what a window does outside of the optimizer, and its device memory.
   const auto update = [&] {
+    if (made) made->expire();
     torch::Tensor norm;
     if (setup_.options.clip > 0) {
       norm = gradient_norm(parameters);
@@ -287,6 +289,7 @@ void TrainingCosts::measure_update(CostProfile& profile) {
     }
     const torch::Tensor loss = torch::zeros({}, setup_.device);
     optimizer->step(0);
+    if (made) made->refresh();
   };
   MemoryMeter meter(setup_.device);
   update();

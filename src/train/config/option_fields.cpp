@@ -96,9 +96,10 @@ void add_memory(Options& table) {
           {.name = "weight-copies",
            .group = "Training",
            .help = "Copies of the linear layers' weights in bf16 or fp16, with "
-                   "gradients accumulated in place: on, one per window; each, "
-                   "one per use, which takes no memory; auto, on with CUDA, or "
-                   "each if --memory requires it",
+                   "gradients accumulated in place: on, one per window; split, "
+                   "bf16 inside the weights, which takes no memory; each, one "
+                   "per use, which takes none either; auto, on with CUDA, or "
+                   "another if --memory requires it",
            .affects_costs = true})
       .add(
           &O::host_memory,

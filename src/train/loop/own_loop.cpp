@@ -302,6 +302,7 @@ double PlannedStep::update(torch::optim::Optimizer& optimizer) {
 
 void PlannedStep::abandon() {
   impl_->accumulator.abandon();
+  impl_->runner.expire_weight_copies();
 }
 
 VerifyReport verify(const Model& model, const Batch& sample,

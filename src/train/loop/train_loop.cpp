@@ -232,9 +232,13 @@ bool TrainLoop::attempt_window() {
     runner_.refresh_weight_copies();
     profiler_.begin_window(clock_.windows(), total_steps_ - state_.step);
     begin_window();
-    if (!run_micro_batches()) return false;
+    if (!run_micro_batches()) {
+      runner_.expire_weight_copies();  // the state is saved next
+      return false;
+    }
     window_.loss = exchange_->finish(runner_.loss());
   } catch (const c10::Error&) {
+    runner_.expire_weight_copies();
     if (exchange_->failed_elsewhere()) throw FailedOnAnotherRank();
     throw;
   }
@@ -348,6 +352,7 @@ void TrainLoop::update() {
     profile->begin("update");
     meter.emplace(setup_.device);
   }
+  runner_.expire_weight_copies();
   const double lr = learning_rate(setup_, lr_schedule_, state_.step);
   const auto guarded = [this](const std::function<void()>& part) {
     guard_update(part);
@@ -362,7 +367,6 @@ void TrainLoop::update() {
   if (profile != nullptr) {
     profiler_.set_denormal_share(gradients_.denormal_share());
   }
-  runner_.expire_weight_copies();
   gradients_.update(ready.finite, [&] {
     guarded([&] { optimizer_->step(lr); });
     exchange_->share_updated();

@@ -256,6 +256,7 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainOptions& config,
                                                     : torch::kHalf;
   WeightCopiesOptions options;
   options.convert_per_use = mode == WeightCopiesMode::kEach;
+  options.split = mode == WeightCopiesMode::kSplit;
   for (const auto& tied : tied_parameters(model.chain)) {
     options.shared_weights.push_back(tied.parameter);
   }
