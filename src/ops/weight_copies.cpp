@@ -10,7 +10,6 @@
 #include <shared_mutex>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 namespace reprise {
 namespace {
@@ -183,8 +182,8 @@ void WeightCopies::refresh() {
     from.push_back(sources_[i]);
   }
   if (!to.empty()) compat::copy_list(to, from);
-  if (!std::exchange(is_split_, true)) {
-    for (const Tensor& weight : split_) detail::split_weight(weight);
+  for (; split_count_ < split_.size(); ++split_count_) {
+    detail::split_weight(split_[split_count_]);
   }
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
@@ -196,8 +195,9 @@ void WeightCopies::refresh() {
 }
 
 void WeightCopies::merge_split() {
-  if (!std::exchange(is_split_, false)) return;
-  for (const Tensor& weight : split_) detail::merge_weight(weight);
+  for (; split_count_ > 0; --split_count_) {
+    detail::merge_weight(split_[split_count_ - 1]);
+  }
 }
 
 void WeightCopies::expire() {

@@ -115,8 +115,8 @@ class WeightCopies {
   std::vector<torch::Tensor> views_;    // of each copy, without padding
   std::vector<torch::Tensor> sources_;  // the weight of each view
   std::vector<torch::Tensor>
-      split_;              // weights that hold their copies themselves
-  bool is_split_ = false;  // whether they do at present
+      split_;               // weights that hold their copies themselves
+  size_t split_count_ = 0;  // how many do at present, from the first
 };
 
 }  // namespace reprise

@@ -294,6 +294,14 @@ TEST(Trainer, WeightCopiesGiveSimilarResults) {
   expect_same(run(config, {3, 4}), with, "stopped and resumed");
   config.weight_copies = WeightCopiesMode::kEach;
   expect_same(run(config), with, "a copy for each use");
+  config.weight_copies = WeightCopiesMode::kSplit;
+  const Ended split = run(config);
+  EXPECT_NEAR(*split.result.summary.loss, *with.result.summary.loss,
+              2e-3 * *with.result.summary.loss);
+  expect_same(run(config, {3, 4}), split, "split weights, stopped");
+  config.recompute = "all";
+  expect_same(run(config), split, "split weights, recomputed");
+  config.recompute = "none";
   config.weight_copies = WeightCopiesMode::kOn;
   config.precision = Precision::kFp32;
   const Ended straight = run(config);

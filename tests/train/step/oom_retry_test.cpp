@@ -100,6 +100,14 @@ TEST(OomRetry, DoesNotChangeDropout) {
   fail_everywhere(dropped_tokens(), 30);
 }
 
+TEST(OomRetry, DoesNotChangeSplitWeights) {
+  auto config = dropped_tokens();
+  config.precision = Precision::kBf16;
+  config.weight_copies = WeightCopiesMode::kSplit;
+  fail_everywhere(config, 12);
+  fail_everywhere(config, 4, {3});
+}
+
 TEST(OomRetry, DoesNotChangeOtherOptimizers) {
   for (const char* name : {"sgd", "adafactor", "adam8bit"}) {
     auto config = dropped_tokens();
