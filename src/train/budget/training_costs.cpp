@@ -9,6 +9,8 @@
 #include "compat/side_stream.h"
 #include "data/batch_check.h"
 #include "train/budget/model_state_guard.h"
+#include "train/config/update_refusal.h"
+#include "train/step/backward_update.h"
 #include "train/step/micro_step.h"
 #include "train/store/metrics.h"
 
@@ -35,7 +37,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 15;
+constexpr int kFormat = 16;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -124,6 +126,14 @@ GraphMode TrainingCosts::graph() const {
   return can ? config.graph : GraphMode::kOff;
 }
 
+UpdateMode TrainingCosts::update(const CostProfile& profile) const {
+  TrainOptions options = setup_.options;
+  options.precision = profile.precision;
+  const bool can =
+      !profile.final_gradient_bytes.empty() && update_refusal(options).empty();
+  return can ? options.update : UpdateMode::kAfter;
+}
+
 compat::GraphStreamScope TrainingCosts::trained_stream() const {
   return {setup_.device, graph() != GraphMode::kOff};
 }
@@ -137,6 +147,7 @@ CostProfile& TrainingCosts::entry(Precision precision) {
   profile.precision = precision;
   load_kept(profile);
   if (profile.stages.empty()) measure_fixed(profile);
+  profile.update = update(profile);
   return profiles_.emplace(precision, std::move(profile)).first->second;
 }
 
@@ -166,14 +177,16 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   CostProfile& profile = entry(plan.precision);
   const int64_t micro_batch = plan.micro_batch;
   const std::string text = plan.schedule.to_text();
-  const auto known = profile.tried_ms(micro_batch, text, plan.graph);
+  const auto known =
+      profile.tried_ms(micro_batch, text, plan.graph, plan.update);
   if (known || options_.memory_only) return known;
   say(fmt::format("trying a micro-batch of {} in {}", micro_batch,
                   to_text(plan.precision)));
   const auto ms = run_schedule(profile, profile.at(micro_batch), plan.schedule,
-                               plan.graph, {});
+                               {plan.graph, plan.update}, {});
   if (!ms) return std::nullopt;
-  profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph});
+  profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph,
+                            /*comparison=*/0, plan.update});
   keep(profile);
   return ms;
 }
@@ -304,6 +317,38 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   profile.update_ms =
       time_of(setup_.device, options_.memory_only ? 1 : 3, update);
   profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
+  for (auto& parameter : setup_.parameter_list) {
+    parameter.mutable_grad().reset();
+  }
+  if (BackwardUpdate::supports(*optimizer)) {
+    measure_stage_updates(profile, *optimizer);
+  }
+}
+
+void TrainingCosts::measure_stage_updates(CostProfile& profile,
+                                          Optimizer& optimizer) {
+  profile.final_gradient_bytes =
+      final_gradient_bytes(setup_.model, setup_.device);
+  profile.stage_update_bytes.assign(profile.stages.size(), 0);
+  BackwardUpdate update(setup_, optimizer);
+  ExecutionOptions execution;
+  update.attach(execution);
+  std::vector<int> firsts = update.cuts();
+  firsts.push_back(0);
+  size_t left = update.by_stage().size();
+  update.begin(/*lr=*/0, /*count_denormals=*/false);
+  for (const int first : firsts) {
+    while (left > static_cast<size_t>(first)) {
+      for (torch::Tensor parameter : update.by_stage()[--left]) {
+        parameter.mutable_grad() = torch::zeros_like(parameter);
+      }
+    }
+    const MemoryMeter meter(setup_.device);
+    execution.final_from(first);
+    profile.stage_update_bytes[static_cast<size_t>(first)] =
+        meter.peak_increase_bytes();
+  }
+  update.finish();
 }
 
 int64_t TrainingCosts::held_by_training() const {
