@@ -263,6 +263,7 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("update_ms", p.update_ms);
   visit("update_bytes", p.update_bytes);
   visit("graph", p.graph);
+  visit("captures_update", p.captures_update);
 }
 
 }  // namespace

@@ -117,7 +117,9 @@ class Planner {
       for (const int64_t size : sizes_.sizes()) {
         if (!sizes_.is_candidate(precision, size)) continue;
         for (const UpdateMode update : updates_of(profile, size)) {
-          if (profile.graph != GraphMode::kOff)
+          const bool captured =
+              update == UpdateMode::kAfter || profile.captures_update;
+          if (profile.graph != GraphMode::kOff && captured)
             candidates_.push_back({{precision, size, true, update}});
           if (profile.graph != GraphMode::kOn)
             candidates_.push_back({{precision, size, false, update}});

@@ -92,6 +92,9 @@ struct CostProfile {
   /// When parameters are updated; kAuto: either way. kBackward applies to windows of one
   /// micro-batch only. Not part of the JSON text.
   UpdateMode update = UpdateMode::kAfter;
+  /// Whether a CUDA graph can contain the update; otherwise plans with kBackward
+  /// have none.
+  bool captures_update = false;
   std::vector<SizeCosts> sizes;  ///< measured sizes in ascending order
   std::vector<TriedSchedule> tried{};
 

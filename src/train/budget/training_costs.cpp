@@ -349,6 +349,7 @@ void TrainingCosts::measure_stage_updates(CostProfile& profile,
         meter.peak_increase_bytes();
   }
   update.finish();
+  profile.captures_update = update.capture_refusal().empty();
 }
 
 int64_t TrainingCosts::held_by_training() const {

@@ -272,6 +272,10 @@ void ListOptimizer::apply(const std::vector<Entry*>& entries, double lr,
     lists = lists_of(entries);
     if (temporaries() != Temporaries::kNone) reserve(lists);
   }
+  // Other updates would repeat the values of this one.
+  TORCH_CHECK(!captured || !lists[0].parameters[0].is_cuda() ||
+                  !lists[0].step_values.empty(),
+              "the update of a parameter cannot be captured");
   update_all(lists, fused, lr);
 }
 
