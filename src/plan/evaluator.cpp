@@ -70,9 +70,8 @@ ChainCosts add_updates(ChainCosts chain_costs,
     include_new_gradients(stage);
     live += created.at(i);
     complete += final.at(i);
-    const bool updates =
-        i == 0 ||
-        std::find(cuts.begin(), cuts.end(), static_cast<int>(i)) != cuts.end();
+    const bool updates = i == 0 || std::find(cuts.begin(), cuts.end(),
+                                             static_cast<int>(i)) != cuts.end();
     if (updates) {
       // The update follows the backward, when the stage's activations are freed.
       const int64_t bytes = stage.input_gradient_bytes + live +
@@ -350,9 +349,8 @@ PeakReport Evaluator::report(const Schedule& schedule,
     }
     if (next < schedule.stages()) {
       const auto stage = static_cast<size_t>(next);
-      parameters =
-          with_gradients().stages[stage].input_gradient_bytes -
-          costs_.chain_costs.stages[stage].input_gradient_bytes;
+      parameters = with_gradients().stages[stage].input_gradient_bytes -
+                   costs_.chain_costs.stages[stage].input_gradient_bytes;
     }
   }
   report.gradients =

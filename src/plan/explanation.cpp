@@ -75,9 +75,8 @@ std::vector<FrontierPoint> references_of(const PlanResult& result,
   const std::set<int64_t> sizes{plan.micro_batch, result.request.global_batch};
   for (const int64_t size : sizes) {
     // A smaller micro-batch has more than one per window.
-    const UpdateMode update = size < result.request.global_batch
-                                  ? UpdateMode::kAfter
-                                  : plan.update;
+    const UpdateMode update =
+        size < result.request.global_batch ? UpdateMode::kAfter : plan.update;
     const CandidateKey key{plan.precision, size, plan.graph, update};
     for (const StrategyKind kind :
          {StrategyKind::kNone, StrategyKind::kAll, StrategyKind::kSqrt}) {

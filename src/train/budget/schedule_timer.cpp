@@ -69,11 +69,10 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
   const auto exchange = make_window_exchange(*ranks, setup);
   const bool updates = trial.update == UpdateMode::kBackward;
   const auto optimizer = updates ? optimizer_of(setup) : nullptr;
-  StepRunner runner(
-      setup, *exchange, trial.schedule,
-      {.graph = trial.graph ? GraphMode::kAuto : GraphMode::kOff,
-       .optimizer = optimizer.get(),
-       .update = trial.update});
+  StepRunner runner(setup, *exchange, trial.schedule,
+                    {.graph = trial.graph ? GraphMode::kAuto : GraphMode::kOff,
+                     .optimizer = optimizer.get(),
+                     .update = trial.update});
   runner.refresh_weight_copies();
   Batches batches(setup, trial.micro_batch, std::move(any));
   std::vector<torch::Tensor> parameters = setup.parameter_list;

@@ -278,8 +278,7 @@ bool TrainLoop::run_micro_batches() {
 }
 
 void TrainLoop::begin_window() {
-  const bool keep =
-      runner_.graphs().active() && !runner_.updates_in_backward();
+  const bool keep = runner_.graphs().active() && !runner_.updates_in_backward();
   gradients_.keep_in_place(keep);
   window_.updated_in_backward = false;
   const bool whole = !ranks_->can_stop_in_window();

@@ -48,7 +48,8 @@ class GroupedOptimizer final : public Optimizer, public PartialOptimizer {
 
   // Once a part has been updated, the window can no longer be repeated.
   void step(double lr) override {
-    for_each_part([&](Part& part) { part.optimizer->step(lr * part.lr_factor); });
+    for_each_part(
+        [&](Part& part) { part.optimizer->step(lr * part.lr_factor); });
   }
 
   NamedTensors state() const override {

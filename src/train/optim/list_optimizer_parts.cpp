@@ -53,10 +53,9 @@ void ListOptimizer::begin_update(double lr) {
   lr_ = lr;
   const bool cuda = !entries_.empty() && entries_[0].parameter.is_cuda();
   if (cuda && !step_values_.defined() && captures()) {
-    step_values_ =
-        torch::zeros({kSlots, kStepValues},
-                     entries_[0].parameter.detach().options().dtype(
-                         torch::kFloat));
+    step_values_ = torch::zeros(
+        {kSlots, kStepValues},
+        entries_[0].parameter.detach().options().dtype(torch::kFloat));
   }
   for (const auto& [missed, slot] : slots_) write_step_values(missed, slot);
 }

@@ -60,7 +60,8 @@ TEST(UpdatePlanning, PredictsPeaks) {
   PlanningOptions quick;
   quick.quick = true;
   for (const std::string model : {"mlp", "gpt2", "gpt2 copies", "resnet18"}) {
-    TrainConfig config = whole_window_of(model == "gpt2 copies" ? "gpt2" : model);
+    TrainConfig config =
+        whole_window_of(model == "gpt2 copies" ? "gpt2" : model);
     if (model == "gpt2 copies") {
       config.precision = Precision::kBf16;
       config.weight_copies = WeightCopiesMode::kOn;
