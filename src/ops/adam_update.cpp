@@ -38,6 +38,23 @@ bool adam_update_eligible(const AdamParameter& entry) {
   return true;
 }
 
+std::array<double, 3> adam_step_values(const AdamSettings& settings,
+                                       int64_t count) {
+  const auto t = static_cast<double>(count);
+  return {settings.lr / (1 - std::pow(settings.beta1, t)),
+          std::sqrt(1 - std::pow(settings.beta2, t)),
+          settings.decoupled ? 1 - settings.lr * settings.weight_decay : 1.0};
+}
+
+void mark_adam_updated(const std::vector<Tensor>& parameters) {
+  std::vector<Tensor> copied;
+  for (const Tensor& parameter : parameters) {
+    parameter.unsafeGetTensorImpl()->bump_version();
+    if (copy_to_write(parameter).defined()) copied.push_back(parameter);
+  }
+  WeightCopies::mark_current(copied);
+}
+
 void adam_update(const std::vector<AdamParameter>& parameters,
                  const AdamSettings& settings) {
   kernels::AdamUpdate launch;
@@ -46,9 +63,8 @@ void adam_update(const std::vector<AdamParameter>& parameters,
   launch.rest1 = static_cast<float>(1 - settings.beta1);
   launch.rest2 = static_cast<float>(1 - settings.beta2);
   launch.epsilon = static_cast<float>(settings.eps);
-  if (settings.decoupled) {
-    launch.keep = static_cast<float>(1 - settings.lr * settings.weight_decay);
-  } else {
+  launch.keep = static_cast<float>(adam_step_values(settings, 1)[2]);
+  if (!settings.decoupled) {
     launch.decay = static_cast<float>(settings.weight_decay);
   }
   std::vector<Tensor> copied;
@@ -72,11 +88,10 @@ void adam_update(const std::vector<AdamParameter>& parameters,
     tensor.square = float_data(entry.square);
     tensor.copy = copy.defined() ? copy.data_ptr() : nullptr;
     tensor.size = entry.parameter.numel();
-    const auto t = static_cast<double>(entry.count);
-    tensor.rate =
-        static_cast<float>(settings.lr / (1 - std::pow(settings.beta1, t)));
-    tensor.root =
-        static_cast<float>(std::sqrt(1 - std::pow(settings.beta2, t)));
+    const auto values = adam_step_values(settings, entry.count);
+    tensor.rate = static_cast<float>(values[0]);
+    tensor.root = static_cast<float>(values[1]);
+    tensor.step_values = entry.step_values;
     // Autograd and the copies recognise a change by the version.
     entry.parameter.unsafeGetTensorImpl()->bump_version();
     if (copy.defined()) copied.push_back(entry.parameter);

@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -20,7 +21,14 @@ struct AdamSettings {
 struct AdamParameter {
   torch::Tensor parameter, gradient, mean, square;
   int64_t count = 1;
+  /// The results of adam_step_values() in device memory, to be used instead of those of
+  /// `count` and of the settings when the kernel runs; null: none.
+  const float* step_values = nullptr;
 };
+
+/// Values of update number `count` that the kernel may read from device memory.
+std::array<double, 3> adam_step_values(const AdamSettings& settings,
+                                       int64_t count);
 
 /// Whether adam_update() supports the parameter: float32 on a CUDA device, all tensors
 /// dense with equal strides and aligned to 16 bytes.
@@ -31,5 +39,9 @@ bool adam_update_eligible(const AdamParameter& parameter);
 /// date afterwards. Allocates nothing.
 void adam_update(const std::vector<AdamParameter>& parameters,
                  const AdamSettings& settings);
+
+/// Marks `parameters`, and their copies that adam_update() writes, as changed by it: after
+/// the replay of a CUDA graph, which changes them without a call.
+void mark_adam_updated(const std::vector<torch::Tensor>& parameters);
 
 }  // namespace reprise::detail

@@ -245,6 +245,15 @@ Tensor WeightCopies::memory_of(const Tensor& weight) {
   return entry && !entry->split ? entry->copy : Tensor();
 }
 
+void WeightCopies::mark_outdated(const std::vector<Tensor>& weights) {
+  WeightRegistry& all = weight_registry();
+  const std::unique_lock lock(all.mutex);
+  for (const Tensor& weight : weights) {
+    const auto found = all.entries.find(weight.unsafeGetTensorImpl());
+    if (found != all.entries.end()) found->second.version = -1;
+  }
+}
+
 void WeightCopies::mark_current(const std::vector<Tensor>& weights) {
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);

@@ -253,6 +253,8 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("stages", p.stages);
   visit("gradient_bytes", p.gradient_bytes);
   visit("held_twice_bytes", p.held_twice_bytes);
+  visit("final_gradient_bytes", p.final_gradient_bytes);
+  visit("stage_update_bytes", p.stage_update_bytes);
   visit("parameters", p.fixed.parameters);
   visit("gradients", p.fixed.gradients);
   visit("optimizer", p.fixed.optimizer);
@@ -261,6 +263,7 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("update_ms", p.update_ms);
   visit("update_bytes", p.update_bytes);
   visit("graph", p.graph);
+  visit("captures_update", p.captures_update);
 }
 
 }  // namespace
@@ -308,10 +311,11 @@ void CostProfile::add(SizeCosts costs) {
 
 const TriedSchedule* CostProfile::find_tried(int64_t micro_batch,
                                              const std::string& schedule,
-                                             bool graph) const {
+                                             bool graph,
+                                             UpdateMode update) const {
   for (const TriedSchedule& timing : tried) {
     if (timing.micro_batch == micro_batch && timing.schedule == schedule &&
-        timing.graph == graph) {
+        timing.graph == graph && timing.update == update) {
       return &timing;
     }
   }
@@ -320,8 +324,9 @@ const TriedSchedule* CostProfile::find_tried(int64_t micro_batch,
 
 std::optional<double> CostProfile::tried_ms(int64_t micro_batch,
                                             const std::string& schedule,
-                                            bool graph) const {
-  const TriedSchedule* found = find_tried(micro_batch, schedule, graph);
+                                            bool graph,
+                                            UpdateMode update) const {
+  const TriedSchedule* found = find_tried(micro_batch, schedule, graph, update);
   if (found == nullptr) return std::nullopt;
   return found->ms;
 }
@@ -329,7 +334,8 @@ std::optional<double> CostProfile::tried_ms(int64_t micro_batch,
 void CostProfile::add(TriedSchedule timing) {
   std::erase_if(tried, [&](const TriedSchedule& other) {
     return other.micro_batch == timing.micro_batch &&
-           other.schedule == timing.schedule && other.graph == timing.graph;
+           other.schedule == timing.schedule && other.graph == timing.graph &&
+           other.update == timing.update;
   });
   tried.push_back(std::move(timing));
 }
@@ -353,7 +359,8 @@ std::string to_json(const CostProfile& profile) {
                               {"schedule", timing.schedule},
                               {"ms", timing.ms},
                               {"graph", timing.graph},
-                              {"comparison", timing.comparison}});
+                              {"comparison", timing.comparison},
+                              {"update", to_text(timing.update)}});
   }
   return value.dump();
 }
@@ -380,7 +387,9 @@ CostProfile profile_from_json(std::string_view text) {
                                timing.at("schedule").get<std::string>(),
                                timing.at("ms").get<double>(),
                                timing.at("graph").get<bool>(),
-                               timing.value("comparison", int64_t{0})});
+                               timing.value("comparison", int64_t{0}),
+                               from_text<UpdateMode>(timing.value(
+                                   "update", to_text(UpdateMode::kAfter)))});
     }
   } catch (const std::exception& error) {  // of the parser, or of a name in it
     TORCH_CHECK(false,

@@ -1,5 +1,7 @@
 #include "plan/evaluator.h"
 
+#include "plan/update_cuts.h"
+
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
 
@@ -17,13 +19,23 @@ int64_t sum(const std::vector<int64_t>& values) {
 }
 
 /// Interpolates between the factors for one autograd graph and for one graph
-/// per stage.
-double time_factor(const SizeCosts& costs, const Schedule& schedule) {
+/// per stage. There are at least `min_graphs` of them.
+double time_factor(const SizeCosts& costs, const Schedule& schedule,
+                   int min_graphs) {
   const int most = schedule.stages() - 1;
-  const double share =
-      most > 0 ? static_cast<double>(graph_count(schedule) - 1) / most : 0.0;
+  const int graphs = std::max(graph_count(schedule), min_graphs);
+  const double share = most > 0 ? static_cast<double>(graphs - 1) / most : 0.0;
   return costs.single_graph_factor +
          (costs.separate_graphs_factor - costs.single_graph_factor) * share;
+}
+
+void include_new_gradients(StageCosts& stage) {
+  const auto include = [](KeptRunCosts& run) {
+    run.backward_extra_bytes =
+        std::max(run.backward_extra_bytes, run.first_backward_extra_bytes);
+  };
+  include(stage);
+  for (auto& variant : stage.variants) include(variant);
 }
 
 /// Adds the parameters' gradients that are allocated during the backward pass:
@@ -37,13 +49,43 @@ ChainCosts add_gradients(ChainCosts chain_costs,
     StageCosts& stage = chain_costs.stages[i];
     so_far += added.at(i);
     stage.input_gradient_bytes += so_far;
-    if (!first) continue;
-    const auto include_new = [](KeptRunCosts& run) {
-      run.backward_extra_bytes =
-          std::max(run.backward_extra_bytes, run.first_backward_extra_bytes);
-    };
-    include_new(stage);
-    for (auto& variant : stage.variants) include_new(variant);
+    if (first) include_new_gradients(stage);
+  }
+  return chain_costs;
+}
+
+/// Adds the parameters' gradients if the backward updates the parameters: those between two
+/// cuts are alive at once, with the temporaries of their update, and others until the first
+/// stage that uses their parameter. `created` and `final`: gradients by the stage that
+/// creates them and by the one that makes them final.
+ChainCosts add_updates(ChainCosts chain_costs,
+                       const std::vector<int64_t>& created,
+                       const std::vector<int64_t>& final,
+                       const std::vector<int64_t>& temporaries) {
+  const std::vector<int> cuts = update_cuts(final);
+  int64_t live = 0, complete = 0;
+  int64_t output_gradient = chain_costs.output_gradient_bytes;
+  for (size_t i = chain_costs.stages.size(); i-- > 0;) {
+    StageCosts& stage = chain_costs.stages[i];
+    include_new_gradients(stage);
+    live += created.at(i);
+    complete += final.at(i);
+    const bool updates = i == 0 || std::find(cuts.begin(), cuts.end(),
+                                             static_cast<int>(i)) != cuts.end();
+    if (updates) {
+      // The update follows the backward, when the stage's activations are freed.
+      const int64_t bytes = stage.input_gradient_bytes + live +
+                            temporaries.at(i) - output_gradient;
+      const auto include = [&](KeptRunCosts& run) {
+        run.backward_extra_bytes =
+            std::max(run.backward_extra_bytes, bytes - run.saved_bytes);
+      };
+      include(stage);
+      for (auto& variant : stage.variants) include(variant);
+      live -= std::exchange(complete, 0);
+    }
+    stage.input_gradient_bytes += live;
+    output_gradient = stage.input_gradient_bytes;
   }
   return chain_costs;
 }
@@ -122,27 +164,42 @@ int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
          simulate(schedule, chain_costs).peak_bytes;
 }
 
+int64_t updating_peak(const CostProfile& profile, const SizeCosts& size,
+                      const Schedule& schedule) {
+  const ChainCosts chain_costs =
+      add_updates(size.chain_costs, profile.gradient_bytes,
+                  profile.final_gradient_bytes, profile.stage_update_bytes);
+  return profile.fixed.total() - profile.fixed.gradients + size.data_bytes +
+         size.workspace_bytes + simulate(schedule, chain_costs).peak_bytes;
+}
+
 int64_t cuda_graph_extra_bytes(const CostProfile& profile,
-                               const SizeCosts& size) {
-  return size.data_bytes + profile.update_bytes + size.graph_workspace_bytes;
+                               const SizeCosts& size, UpdateMode update) {
+  return size.data_bytes + size.graph_workspace_bytes +
+         (update == UpdateMode::kBackward ? 0 : profile.update_bytes);
 }
 
 Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
-                     int64_t global_batch, std::string strategy, bool graph)
+                     int64_t global_batch, std::string strategy, bool graph,
+                     UpdateMode update)
     : precision_(profile.precision),
       stages_(profile.stages),
       gradient_bytes_(profile.gradient_bytes),
       held_twice_bytes_(profile.held_twice_bytes),
+      final_gradient_bytes_(profile.final_gradient_bytes),
+      stage_update_bytes_(profile.stage_update_bytes),
       fixed_(profile.fixed),
       update_ms_(profile.update_ms),
       update_bytes_(profile.update_bytes),
       graph_(graph),
+      update_(update),
       global_batch_(global_batch),
       costs_(profile.at(micro_batch)),
       accumulate_((global_batch + micro_batch - 1) / micro_batch),
-      cuda_graph_extra_bytes_(graph ? cuda_graph_extra_bytes(profile, costs_)
-                                    : 0),
+      cuda_graph_extra_bytes_(
+          graph ? cuda_graph_extra_bytes(profile, costs_, update) : 0),
       strategy_(std::move(strategy)) {
+  TORCH_INTERNAL_ASSERT(!in_backward() || accumulate_ == 1);
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
   fixed_.workspace +=
@@ -181,6 +238,10 @@ int64_t Evaluator::solver_bytes() const {
 }
 
 ChainCosts Evaluator::with_gradients() const {
+  if (in_backward()) {
+    return add_updates(costs_.chain_costs, gradient_bytes_,
+                       final_gradient_bytes_, stage_update_bytes_);
+  }
   const bool first = !gradients_allocated();
   return add_gradients(costs_.chain_costs,
                        first ? gradient_bytes_ : held_twice_bytes_, first);
@@ -194,6 +255,7 @@ int64_t Evaluator::base_bytes() const {
 }
 
 int64_t Evaluator::update_peak_bytes() const {
+  if (in_backward()) return base_bytes();
   return fixed_.total() + costs_.data_bytes + update_bytes_;
 }
 
@@ -208,6 +270,10 @@ int64_t Evaluator::other_peak_bytes() const {
 Plan Evaluator::plan_of(const Schedule& schedule) const {
   const Simulation full = simulate(schedule, with_gradients());
   const Simulation last = simulate(schedule, last_costs_.chain_costs);
+  const int min_graphs =
+      in_backward()
+          ? static_cast<int>(update_cuts(final_gradient_bytes_).size()) + 1
+          : 1;
   Plan plan{.schedule = schedule};
   plan.global_batch = global_batch_;
   plan.micro_batch = costs_.micro_batch;
@@ -215,12 +281,13 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
   plan.last_micro_batch = last_costs_.micro_batch;
   plan.precision = precision_;
   plan.graph = graph_;
+  plan.update = update_;
   plan.kept_bytes = full.kept_after_forward_bytes;
   plan.host_bytes = full.host_peak_bytes;
-  plan.micro_ms =
-      full.time_ms * time_factor(costs_, schedule) + costs_.other_ms;
+  plan.micro_ms = full.time_ms * time_factor(costs_, schedule, min_graphs) +
+                  costs_.other_ms + (in_backward() ? update_ms_ : 0);
   plan.step_ms = static_cast<double>(accumulate_ - 1) * plan.micro_ms +
-                 last.time_ms * time_factor(last_costs_, schedule) +
+                 last.time_ms * time_factor(last_costs_, schedule, min_graphs) +
                  last_costs_.other_ms + update_ms_;
   const int64_t step_peak = base_bytes() + full.peak_bytes;
   plan.peak_bytes = std::max(step_peak, other_peak_bytes());
@@ -231,7 +298,8 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
 Plan Evaluator::with_time(Plan plan, double micro_ms) const {
   // Scale a smaller last micro-batch by the same ratio.
   const double ratio = micro_ms / plan.micro_ms;
-  plan.step_ms = (plan.step_ms - update_ms_) * ratio + update_ms_;
+  const double after_ms = in_backward() ? 0 : update_ms_;
+  plan.step_ms = (plan.step_ms - after_ms) * ratio + after_ms;
   plan.micro_ms = micro_ms;
   return plan;
 }
@@ -243,12 +311,12 @@ PeakReport Evaluator::report(const Schedule& schedule,
   report.parameters = fixed_.parameters;
   report.optimizer = fixed_.optimizer;
   report.data = fixed_.data + costs_.data_bytes;
-  report.gradients = fixed_.gradients;
+  report.gradients = in_backward() ? 0 : fixed_.gradients;
   report.workspace = fixed_.workspace;
   if (peak_bytes > base_bytes() + simulation.peak_bytes) {
     if (peak_bytes == update_peak_bytes()) {
       report.phase = "update";
-      report.workspace += update_bytes_;
+      if (!in_backward()) report.workspace += update_bytes_;
       return report;
     }
     report.phase = "preparation of a batch";
@@ -279,10 +347,10 @@ PeakReport Evaluator::report(const Schedule& schedule,
         next = schedule.ops()[i].stage;
       }
     }
-    const auto& added =
-        gradients_allocated() ? held_twice_bytes_ : gradient_bytes_;
-    for (size_t i = static_cast<size_t>(next); i < added.size(); ++i) {
-      parameters += added[i];
+    if (next < schedule.stages()) {
+      const auto stage = static_cast<size_t>(next);
+      parameters = with_gradients().stages[stage].input_gradient_bytes -
+                   costs_.chain_costs.stages[stage].input_gradient_bytes;
     }
   }
   report.gradients =

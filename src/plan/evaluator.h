@@ -18,12 +18,18 @@ namespace reprise::detail {
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first);
 
+/// Returns the peak of a micro-batch whose backward updates the parameters, including fixed
+/// memory.
+int64_t updating_peak(const CostProfile& profile, const SizeCosts& size,
+                      const Schedule& schedule);
+
 /// Returns the additional memory of a micro-batch that runs as a CUDA graph:
 /// the second copy of the batch that the graph reads, the temporaries of the
 /// update, which cannot reuse the graph's memory, and library workspaces for
-/// the graph's second stream.
+/// the graph's second stream. An update in the backward is part of the graph.
 int64_t cuda_graph_extra_bytes(const CostProfile& profile,
-                               const SizeCosts& size);
+                               const SizeCosts& size,
+                               UpdateMode update = UpdateMode::kAfter);
 
 /// Predicts memory and time of plans for one precision and micro-batch size,
 /// with a CUDA graph or without. Solving is slow for long chains, so the solver
@@ -31,9 +37,11 @@ int64_t cuda_graph_extra_bytes(const CostProfile& profile,
 /// by tests/plan/planner_test.cpp.
 class Evaluator {
  public:
-  /// If `strategy` is not empty, only its schedule is allowed.
+  /// If `strategy` is not empty, only its schedule is allowed. `update`: kAfter or, for a
+  /// window of one micro-batch, kBackward.
   Evaluator(const CostProfile& profile, int64_t micro_batch,
-            int64_t global_batch, std::string strategy, bool graph);
+            int64_t global_batch, std::string strategy, bool graph,
+            UpdateMode update = UpdateMode::kAfter);
 
   /// Lower bound on the peak of all plans, in bytes.
   int64_t min_peak_bytes() const { return min_peak_bytes_; }
@@ -66,7 +74,10 @@ class Evaluator {
   PeakReport report(const Schedule& schedule, const Simulation& simulation,
                     int64_t peak_bytes) const;
   /// Whether the parameters' gradients are allocated before the backward pass.
-  bool gradients_allocated() const { return graph_ || accumulate_ > 1; }
+  bool gradients_allocated() const {
+    return !in_backward() && (graph_ || accumulate_ > 1);
+  }
+  bool in_backward() const { return update_ == UpdateMode::kBackward; }
   ChainCosts with_gradients() const;
   int64_t base_bytes() const;
   /// Peak outside of the chain, in the update or while a batch is prepared.
@@ -82,10 +93,12 @@ class Evaluator {
   Precision precision_;
   std::vector<std::string> stages_;
   std::vector<int64_t> gradient_bytes_, held_twice_bytes_;
+  std::vector<int64_t> final_gradient_bytes_, stage_update_bytes_;
   FixedMemory fixed_;
   double update_ms_;
   int64_t update_bytes_;
   bool graph_;
+  UpdateMode update_;
   int64_t global_batch_;
   SizeCosts costs_, last_costs_;
   int64_t accumulate_;

@@ -18,7 +18,7 @@ EvaluatorCache::EvaluatorCache(const PlanRequest& request, CostSource& costs,
     : request_(request), costs_(costs), budget_(budget) {}
 
 EvaluatorCache::Entry& EvaluatorCache::entry(const CandidateKey& key) {
-  const auto& [precision, size, graph] = key;
+  const auto& [precision, size, graph, update] = key;
   const CostProfile& profile = costs_.profile(precision);
   Entry& found = entries_[key];
   found.last_use = ++uses_;
@@ -29,7 +29,7 @@ EvaluatorCache::Entry& EvaluatorCache::entry(const CandidateKey& key) {
   made.exact = profile.measured(size);
   made.last_use = found.last_use;
   made.evaluator = std::make_unique<Evaluator>(
-      profile, size, request_.global_batch, request_.strategy, graph);
+      profile, size, request_.global_batch, request_.strategy, graph, update);
   // Measurements of other sizes do not change the costs of a measured size.
   if (found.evaluator && found.exact) {
     made.evaluator->take_solver(*found.evaluator);
@@ -88,10 +88,11 @@ bool EvaluatorCache::measured(const CandidateKey& key) const {
 }
 
 EvaluatorCache::Times EvaluatorCache::times_of(const CandidateKey& key) const {
-  const auto& [precision, size, graph] = key;
+  const auto& [precision, size, graph, update] = key;
   Times times;
   for (const TriedSchedule& timing : costs_.profile(precision).tried) {
-    if (timing.micro_batch == size && timing.graph == graph) {
+    if (timing.micro_batch == size && timing.graph == graph &&
+        timing.update == update) {
       times[timing.schedule] = timing.ms;
     }
   }

@@ -14,12 +14,12 @@
 
 namespace reprise::detail {
 
-/// Precision, micro-batch size, and whether micro-batches run as a CUDA graph.
-/// Tested by tests/plan/planner_test.cpp.
-using CandidateKey = std::tuple<Precision, int64_t, bool>;
+/// Precision, micro-batch size, whether micro-batches run as a CUDA graph, and when
+/// parameters are updated. Tested by tests/plan/planner_test.cpp.
+using CandidateKey = std::tuple<Precision, int64_t, bool, UpdateMode>;
 
 inline CandidateKey key_of(const Plan& plan) {
-  return {plan.precision, plan.micro_batch, plan.graph};
+  return {plan.precision, plan.micro_batch, plan.graph, plan.update};
 }
 
 /// Caches the evaluators of one request and their results. An evaluator is

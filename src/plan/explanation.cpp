@@ -74,7 +74,10 @@ std::vector<FrontierPoint> references_of(const PlanResult& result,
   const Plan& plan = result.plan;
   const std::set<int64_t> sizes{plan.micro_batch, result.request.global_batch};
   for (const int64_t size : sizes) {
-    const CandidateKey key{plan.precision, size, plan.graph};
+    // A smaller micro-batch has more than one per window.
+    const UpdateMode update =
+        size < result.request.global_batch ? UpdateMode::kAfter : plan.update;
+    const CandidateKey key{plan.precision, size, plan.graph, update};
     for (const StrategyKind kind :
          {StrategyKind::kNone, StrategyKind::kAll, StrategyKind::kSqrt}) {
       const Plan there = evaluators.calibrated(
@@ -99,7 +102,7 @@ std::vector<PeakReduction> peak_reductions_of(
       evaluators.calibrated(evaluators.smallest(own)));
   const CandidateKey* smaller = nullptr;
   for (const CandidateKey& key : keys) {
-    const auto& [precision, size, graph] = key;
+    const auto& [precision, size, graph, update] = key;
     if (precision == plan.precision && graph == plan.graph &&
         size < plan.micro_batch && evaluators.measured(key) &&
         (smaller == nullptr || size > std::get<1>(*smaller))) {
@@ -120,7 +123,8 @@ std::vector<PeakReduction> peak_reductions_of(
   }
   // Only among the precisions of the request: no other one is measured for
   // this.
-  const CandidateKey half{Precision::kBf16, plan.micro_batch, plan.graph};
+  const CandidateKey half{Precision::kBf16, plan.micro_batch, plan.graph,
+                          plan.update};
   if (plan.precision == Precision::kFp32 &&
       (!result.feasible || plan.peak.is_floor) &&
       std::find(keys.begin(), keys.end(), half) != keys.end() &&

@@ -29,6 +29,7 @@ ordered_json plan_object(const Plan& plan) {
     result["autotune"] = to_text(plan.settings->autotune);
   }
   result["graph"] = plan.graph;
+  result["update"] = to_text(plan.update);
   result["runs_again"] = plan.schedule.total_runs() - plan.schedule.stages();
   result["predicted"] = {
       {"peak_bytes", plan.peak_bytes},
@@ -94,6 +95,9 @@ Plan plan_from(const json& object, int stages) {
         from_text<Autotune>(object.at("autotune").get<std::string>())};
   }
   object.at("graph").get_to(plan.graph);
+  if (object.contains("update")) {
+    plan.update = from_text<UpdateMode>(object.at("update").get<std::string>());
+  }
   const json& predicted = object.at("predicted");
   predicted.at("peak_bytes").get_to(plan.peak_bytes);
   predicted.at("kept_bytes").get_to(plan.kept_bytes);

@@ -51,7 +51,10 @@ std::string settings_section(const PlanResult& result,
   const Plan& plan = result.plan;
   std::string text = fmt::format(
       "{}, {}{}\nrecompute {}: {}\n", describe_batches(plan),
-      to_text(plan.precision), plan.graph ? ", as a CUDA graph" : "",
+      to_text(plan.precision),
+      std::string(plan.graph ? ", as a CUDA graph" : "") +
+          (plan.update == UpdateMode::kBackward ? ", updated in the backward"
+                                                : ""),
       plan.schedule.name(), describe_schedule(plan.schedule));
   if (plan.weight_copies) {
     text +=
@@ -385,8 +388,9 @@ std::string describe(const Plan& plan) {
           ? fmt::format(", {} on the host", format_bytes(plan.host_bytes))
           : std::string();
   return fmt::format(
-      "micro-batch {} × {}, {} stage run{} recomputed, {} of memory{}",
+      "micro-batch {} × {}, {} stage run{} recomputed{}, {} of memory{}",
       plan.micro_batch, plan.accumulate, again, again == 1 ? "" : "s",
+      plan.update == UpdateMode::kBackward ? ", updated in the backward" : "",
       format_bytes(plan.peak_bytes), host);
 }
 

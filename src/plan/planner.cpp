@@ -36,7 +36,7 @@ constexpr double kRivalRatio = 1.25;
 constexpr int kMaxComparisons = 2;
 
 /// The best plans for one precision and micro-batch size, with a CUDA graph or
-/// without.
+/// without, and one way to update.
 struct Candidate {
   CandidateKey key;
   /// The fastest plan that fits by its predicted time. Not computed if enough
@@ -52,6 +52,12 @@ struct Candidate {
   Precision precision() const { return std::get<0>(key); }
   int64_t micro_batch() const { return std::get<1>(key); }
   bool graph() const { return std::get<2>(key); }
+  UpdateMode update() const { return std::get<3>(key); }
+  /// Whether the keys differ at most in `graph` and `update`.
+  bool same_size(const Candidate& other) const {
+    return precision() == other.precision() &&
+           micro_batch() == other.micro_batch();
+  }
 };
 
 class Planner {
@@ -110,10 +116,14 @@ class Planner {
       if (profile.sizes.empty()) continue;
       for (const int64_t size : sizes_.sizes()) {
         if (!sizes_.is_candidate(precision, size)) continue;
-        if (profile.graph != GraphMode::kOff)
-          candidates_.push_back({{precision, size, true}});
-        if (profile.graph != GraphMode::kOn)
-          candidates_.push_back({{precision, size, false}});
+        for (const UpdateMode update : updates_of(profile, size)) {
+          const bool captured =
+              update == UpdateMode::kAfter || profile.captures_update;
+          if (profile.graph != GraphMode::kOff && captured)
+            candidates_.push_back({{precision, size, true, update}});
+          if (profile.graph != GraphMode::kOn)
+            candidates_.push_back({{precision, size, false, update}});
+        }
       }
     }
     for (Candidate& candidate : candidates_) {
@@ -126,6 +136,19 @@ class Planner {
     }
     predict_fastest();
     choose_plans();
+  }
+
+  /// Returns when parameters may be updated at this size.
+  std::vector<UpdateMode> updates_of(const CostProfile& profile,
+                                     int64_t size) const {
+    std::vector<UpdateMode> updates;
+    if (profile.update != UpdateMode::kBackward) {
+      updates.push_back(UpdateMode::kAfter);
+    }
+    if (profile.update != UpdateMode::kAfter && size >= request_.global_batch) {
+      updates.push_back(UpdateMode::kBackward);
+    }
+    return updates;
   }
 
   /// Returns all plans of this candidate that were ever tried, for any budget,
@@ -174,11 +197,11 @@ class Planner {
   void predict(Candidate& candidate) {
     if (std::exchange(candidate.was_predicted, true)) return;
     candidate.predicted = evaluators_.fastest(candidate.key);
-    if (candidate.graph() || !candidate.predicted) return;
-    // Omit this candidate if the same schedule also fits as a CUDA graph.
+    // Omit this candidate if the same schedule also fits as a CUDA graph, or with the
+    // update after the backward, which needs fewer backward calls.
     for (Candidate& other : candidates_) {
-      if (!other.graph() || other.precision() != candidate.precision() ||
-          other.micro_batch() != candidate.micro_batch()) {
+      if (!candidate.predicted) return;
+      if (!other.same_size(candidate) || !is_preferred(other, candidate)) {
         continue;
       }
       predict(other);
@@ -186,8 +209,17 @@ class Planner {
                                  candidate.predicted->schedule.to_text()) {
         candidate.predicted.reset();
       }
-      return;
     }
+  }
+
+  /// Whether `other` differs from `candidate` in one respect and is better for equal
+  /// schedules.
+  static bool is_preferred(const Candidate& other, const Candidate& candidate) {
+    const bool as_graph = other.graph() && !candidate.graph();
+    const bool after = other.update() == UpdateMode::kAfter &&
+                       candidate.update() == UpdateMode::kBackward;
+    return (as_graph && other.update() == candidate.update()) ||
+           (after && other.graph() == candidate.graph());
   }
 
   /// Chooses the plan of each candidate. Only the few sizes with the shortest
@@ -224,7 +256,8 @@ class Planner {
 
   const TriedSchedule* find_tried(const Plan& plan) const {
     return costs_.profile(plan.precision)
-        .find_tried(plan.micro_batch, plan.schedule.to_text(), plan.graph);
+        .find_tried(plan.micro_batch, plan.schedule.to_text(), plan.graph,
+                    plan.update);
   }
   bool was_tried(const Plan& plan) const { return find_tried(plan) != nullptr; }
   bool cannot_be_tried(const Plan& plan) const {
@@ -306,8 +339,8 @@ class Planner {
   const Candidate* untried_graph(const Candidate& chosen) const {
     for (const Candidate& candidate : candidates_) {
       if (candidate.graph() && !chosen.graph() && candidate.to_be_tried &&
-          candidate.precision() == chosen.precision() &&
-          candidate.micro_batch() == chosen.micro_batch()) {
+          candidate.update() == chosen.update() &&
+          candidate.same_size(chosen)) {
         return &candidate;
       }
     }

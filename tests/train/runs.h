@@ -51,6 +51,7 @@ inline int64_t enough_memory() {
 /// Records the warnings of a training.
 struct Warnings : TrainListener {
   void warned(const std::string& text) override { list.push_back(text); }
+  bool needs_gradients() const override { return false; }
   int count(const std::string& part) const {
     return static_cast<int>(
         std::count_if(list.begin(), list.end(), [&](const auto& text) {

@@ -44,7 +44,7 @@ void add_profile(CLI::App& app, Action& action) {
   CLI::App* profile = add_configured(
       app, "profile",
       "Show memory and time of a training by phase and by stage", flags->config,
-      {"memory", "Evaluation", "Ranks", "Saving"});
+      {"memory", "update", "Evaluation", "Ranks", "Saving"});
   profile->get_option("--recompute")
       ->description(fmt::format("{}, or a schedule as reprise plan prints it",
                                 fmt::join(strategy_names(), ", ")));

@@ -21,6 +21,7 @@ class Progress : public TrainListener {
   void evaluated(const Evaluation& evaluation) override;
   void saved(const std::string& path) override;
   void warned(const std::string& text) override;
+  bool needs_gradients() const override { return false; }
 
  private:
   void line(const std::string& text);

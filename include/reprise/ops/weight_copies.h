@@ -100,6 +100,10 @@ class WeightCopies {
   /// none, or if it is inside the weight.
   static torch::Tensor memory_of(const torch::Tensor& weight);
 
+  /// Marks the copies of `weights` as outdated, and leaves all others as they are: only these
+  /// weights are about to change, in the middle of a backward that does not use them any more.
+  static void mark_outdated(const std::vector<torch::Tensor>& weights);
+
   /// Marks the copies of `weights` as up to date: an update has written them.
   static void mark_current(const std::vector<torch::Tensor>& weights);
 

@@ -57,6 +57,8 @@ struct TriedSchedule {
   /// Schedules with the same positive number were timed alternately, so that
   /// their times are comparable. 0 if the schedule was timed by itself.
   int64_t comparison = 0;
+  /// With kBackward, the time includes the update.
+  UpdateMode update = UpdateMode::kAfter;
 };
 
 /// Costs of training at one precision, measured at several micro-batch sizes.
@@ -73,6 +75,13 @@ struct CostProfile {
   /// applies to parameters that several stages share (tied weights) and to
   /// small parameters whose gradients are added together.
   std::vector<int64_t> held_twice_bytes;
+  /// Bytes of the parameters' gradients, by the stage whose backward makes them
+  /// final: the first stage that uses them. Empty if updates in the backward
+  /// were not measured.
+  std::vector<int64_t> final_gradient_bytes{};
+  /// Temporaries of an update in the backward, by the stage whose backward it
+  /// follows; 0 for stages that no update follows.
+  std::vector<int64_t> stage_update_bytes{};
   FixedMemory fixed;
   double update_ms = 0;      ///< time of the optimizer's step
   int64_t update_bytes = 0;  ///< temporaries of the optimizer's step
@@ -80,6 +89,12 @@ struct CostProfile {
   /// in addition to the update's temporaries and a second copy of the
   /// micro-batch, and gradients stay allocated from window to window.
   GraphMode graph = GraphMode::kOff;
+  /// When parameters are updated; kAuto: either way. kBackward applies to windows of one
+  /// micro-batch only. Not part of the JSON text.
+  UpdateMode update = UpdateMode::kAfter;
+  /// Whether a CUDA graph can contain the update; otherwise plans with kBackward
+  /// have none.
+  bool captures_update = false;
   std::vector<SizeCosts> sizes;  ///< measured sizes in ascending order
   std::vector<TriedSchedule> tried{};
 
@@ -97,13 +112,14 @@ struct CostProfile {
   void add(SizeCosts costs);
 
   /// Returns the timing of a schedule at one size, with or without a CUDA
-  /// graph, or null if there is none.
+  /// graph and updates in the backward, or null if there is none.
   const TriedSchedule* find_tried(int64_t micro_batch,
-                                  const std::string& schedule,
-                                  bool graph) const;
+                                  const std::string& schedule, bool graph,
+                                  UpdateMode update = UpdateMode::kAfter) const;
   /// As find_tried(), but returns the milliseconds only.
   std::optional<double> tried_ms(int64_t micro_batch,
-                                 const std::string& schedule, bool graph) const;
+                                 const std::string& schedule, bool graph,
+                                 UpdateMode update = UpdateMode::kAfter) const;
 
   /// Adds a timing, replacing an earlier one of the same size, schedule and
   /// mode.

@@ -27,6 +27,18 @@ struct EnumText<GraphMode> {
   static constexpr std::array<std::string_view, 3> names{"auto", "on", "off"};
 };
 
+/// When parameters are updated. kAfter: after the backward of the window. kBackward: each as
+/// soon as its gradient is final, which frees the gradient at once; for windows of one
+/// micro-batch. The results are the same. kAuto: kAfter, or kBackward if a plan for the memory
+/// budget is faster with it or has no other way to fit.
+enum class UpdateMode { kAuto, kAfter, kBackward };
+
+template <>
+struct EnumText<UpdateMode> {
+  static constexpr std::array<std::string_view, 3> names{"auto", "after",
+                                                         "backward"};
+};
+
 /// Half-precision copies of the linear layers' weights (WeightCopies). kOn: one
 /// copy per window. kSplit: bfloat16 copies inside the weights, which take no memory.
 /// kEach: a conversion at each use, which takes none either. kAuto: kOn on CUDA, or one of

@@ -98,6 +98,9 @@ struct Plan {
   double step_ms = 0;      ///< one window, including the optimizer update
   PeakReport peak{};
   bool graph = false;  ///< whether micro-batches run as a CUDA graph
+  /// When parameters are updated: kAfter or kBackward. With kBackward the time of a
+  /// micro-batch includes the update.
+  UpdateMode update = UpdateMode::kAfter;
   /// Weight copies that the plan assumes; nullopt for the configured mode.
   std::optional<WeightCopiesMode> weight_copies{};
   /// Settings that the plan was measured with; nullopt for the configured ones.
@@ -185,7 +188,7 @@ std::string describe(const Plan& plan);
 ///     micro_batch, accumulate, last_micro_batch, global_batch, precision
 ///     recompute (a strategy or "optimal"), schedule
 ///     weight_copies, layout, autotune (only if the plan assumes a value)
-///     graph, runs_again
+///     graph, update, runs_again
 ///     predicted {peak_bytes, kept_bytes, host_bytes, step_ms, micro_ms,
 ///                samples_per_s}
 ///     memory {parameters, gradients, optimizer, data, activations,

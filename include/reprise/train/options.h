@@ -87,6 +87,7 @@ struct TrainOptions {
   GraphMode graph = GraphMode::kAuto;
   WeightCopiesMode weight_copies = WeightCopiesMode::kAuto;
   HostMemoryMode host_memory = HostMemoryMode::kAuto;
+  UpdateMode update = UpdateMode::kAuto;
 
   // Arithmetic.
 

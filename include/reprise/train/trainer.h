@@ -59,6 +59,11 @@ class TrainListener {
   virtual void gradients_ready(int64_t /*step*/,
                                const NamedTensors& /*parameters*/) {}
 
+  /// Whether gradients_ready() must be called. If it returns true, parameters are not updated
+  /// in the backward (TrainOptions::update): there would be no complete gradients. To be
+  /// overridden by listeners that do not override gradients_ready().
+  virtual bool needs_gradients() const { return true; }
+
   /// Called after every update, with their number. The device may still be busy with it.
   virtual void updated(int64_t /*step*/) {}
 

@@ -45,8 +45,12 @@ __global__ void __launch_bounds__(kThreads)
   const int index = find_tensor(table, blockIdx.x);
   const AdamTensor& tensor = table.update.tensors[index];
   const AdamUpdate& all = table.update;
-  const Settings s = {all.beta1, all.beta2, all.rest1,   all.rest2,      all.epsilon,
-                      all.keep,  all.decay, tensor.rate, 1 / tensor.root};
+  const float* values = tensor.step_values;
+  const float rate = values != nullptr ? values[0] : tensor.rate;
+  const float root = values != nullptr ? values[1] : tensor.root;
+  const float keep = values != nullptr ? values[2] : all.keep;
+  const Settings s = {all.beta1, all.beta2, all.rest1, all.rest2, all.epsilon,
+                      keep,      all.decay, rate,      1 / root};
   auto* copy = static_cast<Copy*>(tensor.copy);
   const int64_t first =
       static_cast<int64_t>(blockIdx.x - table.first[index]) * kPerBlock;

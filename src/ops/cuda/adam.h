@@ -19,6 +19,9 @@ struct AdamTensor {
   int64_t size = 0;
   float rate = 0;  ///< learning rate / (1 − β₁ᵗ)
   float root = 1;  ///< √(1 − β₂ᵗ)
+  /// `rate`, `root` and `keep` in device memory, which a captured launch reads instead of
+  /// the values here; null: none.
+  const float* step_values = nullptr;
 };
 
 /// One update of up to kMaxTensors tensors, which a launch takes as a kernel argument.

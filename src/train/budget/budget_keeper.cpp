@@ -27,6 +27,7 @@ BudgetKeeper::BudgetKeeper(Parts parts)
 
 void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
                         const PlanningOptions& options) {
+  planning_ = options;
   const bool unasked = !planner && !parts_.setup.options.plans_schedule();
   if (unasked) {
     if (!parts_.setup.options.plans_if_long() || !worth_planning()) return;
@@ -51,6 +52,17 @@ void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
     });
   }
   adopt(*broadcast(std::move(first)));
+}
+
+void BudgetKeeper::require_complete_gradients() {
+  complete_gradients_ = true;
+  if (!planned() || current_->update != UpdateMode::kBackward) return;
+  parts_.setup.options.update = UpdateMode::kAfter;
+  planner_ = make_budget_planner(parts_.setup, request(), planning_);
+  std::optional<Plan> other;
+  parts_.runner.drop_weight_copies();  // the planner creates its own
+  measuring([&] { other.emplace(planner_->decide()); });
+  adopt(std::move(*other));
 }
 
 int64_t BudgetKeeper::predicted_peak_bytes() const {
@@ -115,6 +127,9 @@ PlanRequest BudgetKeeper::request() const {
               format_bytes(limit_), "; see --bucket");
   request.precisions = {options.precision};
   request.micro_batch = options.batch;  // 0: to be chosen
+  if (options.update == UpdateMode::kBackward) {
+    request.micro_batch = request.global_batch;
+  }
   request.explain = false;
   return request;
 }
@@ -155,6 +170,7 @@ void BudgetKeeper::adopt(Plan plan) {
   }
   options.batch = plan.micro_batch;
   options.accumulate = plan.accumulate;
+  parts_.runner.set_update(plan.update);
   parts_.runner.set_schedule(plan.schedule);
   // Trials may have allocated more host memory than the plan needs.
   if (parts_.setup.host) parts_.setup.host->trim();
@@ -178,6 +194,9 @@ bool BudgetKeeper::tighten(int64_t over_bytes) {
   parts_.runner.drop_weight_copies();  // the planner creates its own
   std::optional<Plan> own;
   if (planner_) own = planner_->tighten(*current_, over_bytes);
+  if (own && complete_gradients_ && own->update == UpdateMode::kBackward) {
+    own.reset();
+  }
   auto smaller = broadcast(std::move(own));
   if (!smaller) return false;
   ++replans_;

@@ -49,6 +49,11 @@ class BudgetKeeper {
   void plan(std::unique_ptr<BudgetPlanner> planner,
             const PlanningOptions& options);
 
+  /// Excludes plans that update parameters in the backward, because something needs the
+  /// complete gradients. Plans again if the current plan does. Throws c10::Error if nothing
+  /// else fits.
+  void require_complete_gradients();
+
   /// Whether the schedule comes from a planner, on this rank or on rank 0.
   bool planned() const { return current_.has_value(); }
   /// The plan in force; nullopt if the training has none.
@@ -88,6 +93,8 @@ class BudgetKeeper {
   MemoryMeter window_meter_;
   int64_t limit_ = 0;  // the budget in bytes
   int64_t replans_ = 0;
+  PlanningOptions planning_;
+  bool complete_gradients_ = false;  // no updates in the backward
   bool exhausted_ = false;  // even the smallest plan exceeds the budget
 };
 

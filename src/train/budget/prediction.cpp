@@ -29,6 +29,7 @@ TrainConfig common_part(TrainConfig config) {
   config.evaluate = false;
   config.seed = 1;
   config.graph = GraphMode::kOff;
+  config.update = UpdateMode::kAuto;
   return config;
 }
 
@@ -68,20 +69,27 @@ class Group {
     if (profile.sizes.empty() || config.plans_micro_batch()) return {};
     const bool optimal = config.plans_schedule();
     const GraphMode mode = profile.graph;
-    const auto plan_with = [&](bool graph) {
+    const auto plan_with = [&](bool graph, UpdateMode update) {
       const Evaluator evaluator(profile, config.batch, config.global_batch,
                                 optimal                  ? ""
                                 : config.plans_if_long() ? "none"
                                                          : config.recompute,
-                                graph);
+                                graph, update);
       return optimal ? evaluator.fastest(config.memory_limit)
                            .value_or(evaluator.smallest())
                      : evaluator.smallest();
     };
-    Plan plan = plan_with(mode != GraphMode::kOff);
-    if (mode == GraphMode::kAuto && config.memory_limit > 0 &&
-        plan.peak_bytes > config.memory_limit) {
-      plan = plan_with(false);
+    const UpdateMode update = config.update == UpdateMode::kBackward
+                                  ? UpdateMode::kBackward
+                                  : UpdateMode::kAfter;
+    Plan plan = plan_with(mode != GraphMode::kOff, update);
+    const auto exceeds = [&] {
+      return config.memory_limit > 0 && plan.peak_bytes > config.memory_limit;
+    };
+    if (mode == GraphMode::kAuto && exceeds()) plan = plan_with(false, update);
+    if (optimal && exceeds() && config.update == UpdateMode::kAuto &&
+        config.accumulate == 1 && profile.update == UpdateMode::kAuto) {
+      plan = plan_with(false, UpdateMode::kBackward);
     }
     return TrainingPrediction{plan.peak_bytes, plan.step_ms};
   }

@@ -67,9 +67,12 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
   const TrainSetup setup = with_precision(setup_, trial.precision);
   const auto ranks = make_ranks(nullptr);
   const auto exchange = make_window_exchange(*ranks, setup);
-  StepRunner runner(
-      setup, *exchange, trial.schedule,
-      {.graph = trial.graph ? GraphMode::kAuto : GraphMode::kOff});
+  const bool updates = trial.update == UpdateMode::kBackward;
+  const auto optimizer = updates ? optimizer_of(setup) : nullptr;
+  StepRunner runner(setup, *exchange, trial.schedule,
+                    {.graph = trial.graph ? GraphMode::kAuto : GraphMode::kOff,
+                     .optimizer = optimizer.get(),
+                     .update = trial.update});
   runner.refresh_weight_copies();
   Batches batches(setup, trial.micro_batch, std::move(any));
   std::vector<torch::Tensor> parameters = setup.parameter_list;
@@ -85,7 +88,13 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
     batch = batches.next();
     move_to(batch, setup.device);
     prepare_batch(setup, batch);
-    runner.run(batch, {.weight = 1e-6});
+    if (!updates) {
+      runner.run(batch, {.weight = 1e-6});
+      return;
+    }
+    runner.refresh_weight_copies();
+    runner.run(batch, {.weight = 1e-6, .update_lr = 0.0});
+    runner.finish_update();
   });
 }
 

@@ -25,6 +25,9 @@ class ScheduleTimer {
     const Schedule& schedule;
     bool accumulate = true;  ///< add to existing gradients
     bool graph = false;      ///< run as a CUDA graph
+    /// With kBackward, the micro-batches also update the parameters, with a learning rate of
+    /// 0, which does not change them.
+    UpdateMode update = UpdateMode::kAfter;
   };
 
   explicit ScheduleTimer(const TrainSetup& setup) : setup_(setup) {}

@@ -12,12 +12,10 @@
 #include "train/step/micro_step.h"
 #include "train/store/metrics.h"
 
-#include <reprise/accumulate/accumulator.h>
 #include <reprise/base/error.h>
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/host_memory.h>
 #include <reprise/train/fields.h>
-#include <reprise/train/optimizer.h>
 #include <reprise/version.h>
 
 #include <ATen/Parallel.h>
@@ -35,7 +33,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 16;
+constexpr int kFormat = 17;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -137,6 +135,7 @@ CostProfile& TrainingCosts::entry(Precision precision) {
   profile.precision = precision;
   load_kept(profile);
   if (profile.stages.empty()) measure_fixed(profile);
+  profile.update = update(profile);
   return profiles_.emplace(precision, std::move(profile)).first->second;
 }
 
@@ -166,14 +165,16 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   CostProfile& profile = entry(plan.precision);
   const int64_t micro_batch = plan.micro_batch;
   const std::string text = plan.schedule.to_text();
-  const auto known = profile.tried_ms(micro_batch, text, plan.graph);
+  const auto known =
+      profile.tried_ms(micro_batch, text, plan.graph, plan.update);
   if (known || options_.memory_only) return known;
   say(fmt::format("trying a micro-batch of {} in {}", micro_batch,
                   to_text(plan.precision)));
   const auto ms = run_schedule(profile, profile.at(micro_batch), plan.schedule,
-                               plan.graph, {});
+                               {plan.graph, plan.update}, {});
   if (!ms) return std::nullopt;
-  profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph});
+  profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph,
+                            /*comparison=*/0, plan.update});
   keep(profile);
   return ms;
 }
@@ -267,46 +268,6 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     }
   }
   measure_update(profile);
-}
-
-void TrainingCosts::measure_update(CostProfile& profile) {
-  const ModelStateGuard guard(setup_.model, setup_.device,
-                              /*parameters=*/true);
-  for (const auto& [name, parameter] : setup_.parameters) {
-    torch::Tensor p = parameter;
-    if (p.requires_grad()) p.mutable_grad() = torch::zeros_like(p);
-  }
-  const auto optimizer = optimizer_of(setup_);
-  const auto parameters = setup_.parameter_list;
-  const auto made = copies(profile.precision);
-  // Include what a window does outside of the optimizer, and its device memory.
-  const auto update = [&] {
-    if (made) made->expire();
-    torch::Tensor norm;
-    if (setup_.options.clip > 0) {
-      norm = gradient_norm(parameters);
-      clip_gradients(parameters, norm, setup_.options.clip);
-    }
-    const torch::Tensor loss = torch::zeros({}, setup_.device);
-    optimizer->step(0);
-    if (made) made->refresh();
-  };
-  MemoryMeter meter(setup_.device);
-  update();
-  for (const auto& tensor : optimizer->held()) {
-    profile.fixed.optimizer += bytes_on(tensor, setup_.device);
-  }
-  // The first step allocates the state and may need more temporaries than later
-  // ones.
-  const int64_t first_bytes =
-      meter.peak_increase_bytes() - profile.fixed.optimizer;
-  if (setup_.options.shard != Sharding::kNone) {
-    profile.fixed.optimizer /= setup_.options.ranks;
-  }
-  meter.restart();
-  profile.update_ms =
-      time_of(setup_.device, options_.memory_only ? 1 : 3, update);
-  profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
 }
 
 int64_t TrainingCosts::held_by_training() const {

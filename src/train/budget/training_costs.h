@@ -42,6 +42,8 @@ class TrainingCosts final : public CostSource {
   CostProfile& entry(Precision precision);
   /// Value of CostProfile::graph for this training.
   GraphMode graph() const;
+  /// Value of CostProfile::update for this training.
+  UpdateMode update(const CostProfile& profile) const;
   /// Selects the stream that the training would use, because libraries allocate
   /// one workspace per stream.
   compat::GraphStreamScope trained_stream() const;
@@ -50,6 +52,8 @@ class TrainingCosts final : public CostSource {
   std::unique_ptr<WeightCopies> copies(Precision precision) const;
   void measure_fixed(CostProfile& profile);
   void measure_update(CostProfile& profile);
+  /// Measures the temporaries of updates in the backward.
+  void measure_stage_updates(CostProfile& profile, Optimizer& optimizer);
   void measure_workspace(CostProfile& profile, const SizeCosts& size);
   /// Bytes of loss sums and metrics that a training holds on the device.
   int64_t held_by_training() const;
@@ -66,11 +70,18 @@ class TrainingCosts final : public CostSource {
             const Schedule& schedule, bool first) const;
   bool fits_graph(const CostProfile& profile, const SizeCosts& size,
                   const Schedule& schedule) const;
+  bool fits_updating(const CostProfile& profile, const SizeCosts& size,
+                     const Schedule& schedule, bool graph) const;
+  /// How a schedule is run.
+  struct Mode {
+    bool graph = false;
+    UpdateMode update = UpdateMode::kAfter;
+  };
   /// Returns the milliseconds per micro-batch in a row of micro-batches;
   /// nullopt if it does not fit in memory.
   std::optional<double> run_schedule(const CostProfile& profile,
                                      const SizeCosts& size,
-                                     const Schedule& schedule, bool graph,
+                                     const Schedule& schedule, Mode mode,
                                      const ScheduleTimer::Timing& timing);
   Batch make_batch(int64_t samples) const;
   int64_t bytes_of(const Batch& batch) const;  // on the device

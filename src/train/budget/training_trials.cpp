@@ -45,7 +45,7 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
         (mode == GraphMode::kAuto && fits_graph(profile, size, schedule));
     say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
                     to_text(profile.precision)));
-    const auto ms = run_schedule(profile, size, schedule, graph, {});
+    const auto ms = run_schedule(profile, size, schedule, {.graph = graph}, {});
     if (!ms) return std::nullopt;
     profile.add(
         TriedSchedule{size.micro_batch, schedule.to_text(), *ms, graph});
@@ -75,8 +75,9 @@ bool TrainingCosts::compare(const std::vector<Plan>& plans) {
       const Plan& plan = plans[i];
       const CostProfile& profile = entry(plan.precision);
       const ScheduleTimer::Timing timing{.warm_up = round == 0, .rows = 1};
-      const auto ms = run_schedule(profile, profile.at(plan.micro_batch),
-                                   plan.schedule, plan.graph, timing);
+      const auto ms =
+          run_schedule(profile, profile.at(plan.micro_batch), plan.schedule,
+                       {plan.graph, plan.update}, timing);
       if (!ms) return false;
       times[i].push_back(*ms);
     }
@@ -86,7 +87,8 @@ bool TrainingCosts::compare(const std::vector<Plan>& plans) {
     const Plan& plan = plans[i];
     CostProfile& profile = entry(plan.precision);
     profile.add(TriedSchedule{plan.micro_batch, plan.schedule.to_text(),
-                              median_of(std::move(times[i])), plan.graph, row});
+                              median_of(std::move(times[i])), plan.graph, row,
+                              plan.update});
     keep(profile);
   }
   return true;
@@ -108,21 +110,37 @@ bool TrainingCosts::fits_graph(const CostProfile& profile,
   return options_.memory == 0 || peak <= options_.memory;
 }
 
+bool TrainingCosts::fits_updating(const CostProfile& profile,
+                                  const SizeCosts& size,
+                                  const Schedule& schedule, bool graph) const {
+  const int64_t extra =
+      graph ? cuda_graph_extra_bytes(profile, size, UpdateMode::kBackward) : 0;
+  return options_.memory == 0 ||
+         updating_peak(profile, size, schedule) + extra <= options_.memory;
+}
+
 std::optional<double> TrainingCosts::run_schedule(
     const CostProfile& profile, const SizeCosts& size, const Schedule& schedule,
-    bool graph, const ScheduleTimer::Timing& timing) {
+    Mode mode, const ScheduleTimer::Timing& timing) {
+  const bool updates = mode.update == UpdateMode::kBackward;
+  if (updates && !fits_updating(profile, size, schedule, mode.graph)) {
+    return std::nullopt;
+  }
   // Add to existing gradients, as all micro-batches of a window but the first
   // do. They may not fit if the window has one micro-batch.
-  const bool accumulate = graph ? fits_graph(profile, size, schedule)
-                                : fits(profile, size, schedule, false);
-  if (!accumulate && (graph || !fits(profile, size, schedule, true))) {
+  const bool accumulate =
+      !updates && (mode.graph ? fits_graph(profile, size, schedule)
+                              : fits(profile, size, schedule, false));
+  if (!accumulate && !updates &&
+      (mode.graph || !fits(profile, size, schedule, true))) {
     return std::nullopt;
   }
   try {
     const ModelStateGuard guard(setup_.model, setup_.device,
                                 /*parameters=*/false);
     return ScheduleTimer(setup_).time(
-        {profile.precision, size.micro_batch, schedule, accumulate, graph},
+        {profile.precision, size.micro_batch, schedule, accumulate, mode.graph,
+         mode.update},
         make_batch(size.micro_batch), timing);
   } catch (const c10::Error& error) {
     if (!is_out_of_memory(error)) throw;

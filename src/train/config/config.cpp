@@ -1,3 +1,4 @@
+#include "train/config/update_refusal.h"
 #include "train/optim/registry.h"
 
 #include <reprise/data/dataset.h>
@@ -132,7 +133,31 @@ void resolve_sizes(TrainOptions& c) {
               ", not --accumulate ", c.accumulate);
 }
 
+void check_update(const TrainOptions& c) {
+  if (c.update != UpdateMode::kBackward) return;
+  const std::string reason = detail::update_refusal(c);
+  TORCH_CHECK(reason.empty(), "[--update] backward: ", reason,
+              "; use --update after");
+  TORCH_CHECK(c.accumulate <= 1,
+              "[--update] backward needs one micro-batch per update, got ",
+              c.accumulate, "; use --update after or --accumulate 1");
+}
+
 }  // namespace
+
+std::string detail::update_refusal(const TrainOptions& c) {
+  if (c.clip > 0) {
+    return "--clip needs the norm of all gradients before the first update";
+  }
+  if (c.precision == Precision::kFp16) {
+    return "fp16 skips an update if any of its gradients overflows";
+  }
+  if (c.ranks > 1) return "several ranks add up their gradients first";
+  if (c.weight_copies == WeightCopiesMode::kSplit) {
+    return "--weight-copies split leaves no readable weights in the backward";
+  }
+  return "";
+}
 
 int64_t TrainOptions::share() const {
   return parts(global_batch, ranks);
@@ -164,6 +189,7 @@ void TrainOptions::resolve() {
   check_rate(*this);
   resolve_recompute(*this);
   resolve_sizes(*this);
+  check_update(*this);
   TORCH_CHECK(steps == 0 || epochs == 0,
               "[--steps] expected either --steps or --epochs, got both");
   // A run that is limited by time alone must not end earlier.

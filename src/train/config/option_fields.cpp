@@ -108,6 +108,14 @@ void add_memory(Options& table) {
            .help = "Let plans keep activations in pinned host memory if moving "
                    "them is faster than recomputing them: auto, on CUDA, up to "
                    "half of the free memory"})
+      .add(&O::update,
+           {.name = "update",
+            .group = "Training",
+            .help = "When to update the parameters: after the backward; in the "
+                    "backward, each as soon as its gradient is complete, so "
+                    "that gradients take no memory, with one micro-batch per "
+                    "update; auto, after, or backward if that is better "
+                    "within --memory"})
       .add(&O::loss_scale, {.name = "loss-scale",
                             .group = "Training",
                             .help = "Initial scale of the loss, for fp16",

@@ -22,6 +22,7 @@ PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
   fixed.global_batch = plan.global_batch;
   fixed.precision = plan.precision;
   fixed.recompute = plan.schedule.to_text();
+  fixed.update = plan.update;
   if (plan.weight_copies) fixed.weight_copies = *plan.weight_copies;
   if (plan.settings) {
     fixed.layout = plan.settings->layout;

@@ -48,6 +48,7 @@ TrainOptions loop_options(const Model& model, torch::Device device) {
   options.device = device.str();
   options.workers = 0;
   options.graph = GraphMode::kOff;
+  options.update = UpdateMode::kAfter;  // by the caller
   options.evaluate = false;
   options.batch = options.accumulate = options.global_batch = 1;
   options.recompute = "none";

@@ -39,20 +39,24 @@ TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
       ranks_(make_settled_ranks(setup_, options)),
       clock_(setup_.device),
       exchange_(make_window_exchange(*ranks_, setup_)),
+      optimizer_(
+          exchange_->sharded()
+              ? make_optimizer(setup_.options.optimizer,
+                               exchange_->updated_parameters(setup_.parameters))
+              : optimizer_of(setup_)),
       runner_(setup_, *exchange_, schedule_of(setup_),
               {setup_.options.graph,
-               [this](const std::string& text) { reporter_.warn(text); }}),
+               [this](const std::string& text) { reporter_.warn(text); },
+               optimizer_.get(),
+               setup_.options.update == UpdateMode::kBackward
+                   ? UpdateMode::kBackward
+                   : UpdateMode::kAfter}),
       retry_(
           setup_.device,
           [this](const std::string& text) { reporter_.warn(text); },
           [this] { runner_.graphs().drop_for_memory(); }),
       source_(setup_, *ranks_),
       gradients_(setup_, *ranks_, *exchange_),
-      optimizer_(
-          exchange_->sharded()
-              ? make_optimizer(setup_.options.optimizer,
-                               exchange_->updated_parameters(setup_.parameters))
-              : optimizer_of(setup_)),
       lr_schedule_(lr_schedule_of(setup_.options)),
       profiler_(setup_, source_, runner_, *optimizer_),
       saver_({setup_, *ranks_, *exchange_, runner_, gradients_, *optimizer_,
@@ -116,6 +120,12 @@ void TrainLoop::start() {
     check_export_path(setup_.model, run_.export_path);
   }
   reporter_.set_listener(run_.listener);
+  if (run_.listener != nullptr && run_.listener->needs_gradients()) {
+    TORCH_CHECK(options.update != UpdateMode::kBackward,
+                "[--update] backward: the listener needs complete gradients; "
+                "use after, or override TrainListener::needs_gradients()");
+    budget_.require_complete_gradients();
+  }
   saver_.start(run_.directory);
   const auto resume = [this] {
     drop_window();  // of a failed attempt
@@ -168,6 +178,7 @@ void TrainLoop::describe_start() {
            options.batch, options.accumulate, ranks, total,
            optimizer_name(setup_), to_text(options.precision),
            runner_.schedule().name(), setup_.device.str()) +
+           (runner_.updates_in_backward() ? ", updated in the backward" : "") +
            plan,
        state_.step, total_steps_});
 }
@@ -205,7 +216,10 @@ bool TrainLoop::train_window() {
         what, [&] { complete = attempt_window(); }, recovery);
   } catch (const RetriesExhausted&) {
     // Save all complete updates.
-    if (!out_of_memory_in([this] { restart_window(); })) save();
+    if (!runner_.half_updated() &&
+        !out_of_memory_in([this] { restart_window(); })) {
+      save();
+    }
     throw;
   }
   if (!complete) return false;
@@ -237,9 +251,16 @@ bool TrainLoop::attempt_window() {
       return false;
     }
     window_.loss = exchange_->finish(runner_.loss());
-  } catch (const c10::Error&) {
+  } catch (const c10::Error& error) {
     runner_.expire_weight_copies();
     if (exchange_->failed_elsewhere()) throw FailedOnAnotherRank();
+    // Not an error that is retried, nor one after which the state is saved.
+    TORCH_CHECK(!runner_.half_updated() || !is_out_of_memory(error),
+                "[--update] no memory in the backward of update ",
+                state_.step + 1,
+                " after it had updated some parameters, which are neither old "
+                "nor new; resume from the last saved state, with a smaller "
+                "--memory or --update after");
     throw;
   }
   if (ranks_->can_stop_in_window()) update();
@@ -261,8 +282,9 @@ bool TrainLoop::run_micro_batches() {
 }
 
 void TrainLoop::begin_window() {
-  const bool keep = runner_.graphs().active();
+  const bool keep = runner_.graphs().active() && !runner_.updates_in_backward();
   gradients_.keep_in_place(keep);
+  window_.updated_in_backward = false;
   const bool whole = !ranks_->can_stop_in_window();
   if (state_.micro > 0 && !whole) return;  // resumed within the window
   const Loader::Window ahead = source_.window_ahead();
@@ -307,6 +329,11 @@ void TrainLoop::train_micro_batch() {
     // The profiled window and those before it run without CUDA graphs.
     how.profile = profiler_.active();
     how.allow_graph = how.profile == nullptr && profiler_.seen();
+    // A window that was resumed in the middle has gradients.
+    if (runner_.updates_in_backward() && state_.micro == 0 && how.last) {
+      how.update_lr = learning_rate(setup_, lr_schedule_, state_.step);
+      window_.updated_in_backward = true;
+    }
     runner_.run(batch, how);
   }
   if (!ranks_->can_stop_in_window()) return;
@@ -352,22 +379,29 @@ void TrainLoop::update() {
     profile->begin("update");
     meter.emplace(setup_.device);
   }
-  runner_.expire_weight_copies();
+  const bool updated = window_.updated_in_backward;
+  if (!updated) runner_.expire_weight_copies();
   const double lr = learning_rate(setup_, lr_schedule_, state_.step);
   const auto guarded = [this](const std::function<void()>& part) {
     guard_update(part);
   };
-  const Gradients::Ready ready = gradients_.make_ready(guarded, [this] {
-    if (reporter_.listener() == nullptr) return;
-    reporter_.listener()->gradients_ready(state_.step + 1, setup_.parameters);
-  });
+  Gradients::Ready ready;
+  if (!updated) {
+    ready = gradients_.make_ready(guarded, [this] {
+      if (reporter_.listener() == nullptr) return;
+      reporter_.listener()->gradients_ready(state_.step + 1, setup_.parameters);
+    });
+  }
   // Compute the loss before the update, because nothing may fail after it.
   torch::Tensor loss;
   guarded([&] { loss = window_.loss / state_.total_count; });
   if (profile != nullptr) {
-    profiler_.set_denormal_share(gradients_.denormal_share());
+    profiler_.set_denormal_share(
+        updated ? runner_.backward_update()->denormal_share()
+                : gradients_.denormal_share());
   }
   gradients_.update(ready.finite, [&] {
+    if (updated) return runner_.finish_update();
     guarded([&] { optimizer_->step(lr); });
     exchange_->share_updated();
   });
@@ -394,7 +428,7 @@ void TrainLoop::update() {
 }
 
 void TrainLoop::guard_update(const std::function<void()>& part) {
-  if (ranks_->can_stop_in_window()) {
+  if (ranks_->can_stop_in_window() && !runner_.half_updated()) {
     part();  // the whole window is repeated
   } else {
     retry_.run(fmt::format("the step of update {}", state_.step + 1), part);

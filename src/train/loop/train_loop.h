@@ -57,6 +57,8 @@ class TrainLoop {
     int64_t samples = 0;  // over all ranks
     int64_t left = 0;     // samples to train, without those before a resume
     torch::Tensor loss;   // sum over all ranks
+    // Whether its backward updates the parameters.
+    bool updated_in_backward = false;
   };
 
   TrainResult run_to_end();
@@ -100,11 +102,11 @@ class TrainLoop {
   Reporter reporter_;
   RunClock clock_;
   std::unique_ptr<WindowExchange> exchange_;
+  std::unique_ptr<Optimizer> optimizer_;
   StepRunner runner_;
   OomRetry retry_;
   BatchSource source_;
   Gradients gradients_;
-  std::unique_ptr<Optimizer> optimizer_;
   LrScheduleOptions lr_schedule_;
   WindowProfiler profiler_;
   Saver saver_;

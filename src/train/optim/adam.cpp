@@ -21,7 +21,7 @@ class Adam final : public ListOptimizer {
 
  protected:
   void update(const List& list, double lr) override {
-    const auto& [p, gradients, counts, state, none] = list;
+    const auto& [p, gradients, counts, state, none, values] = list;
     const double beta1 = options_.beta1;
     const double beta2 = options_.beta2;
     const double decay = options_.weight_decay;
@@ -57,9 +57,10 @@ class Adam final : public ListOptimizer {
     List others;
     others.state.resize(2);
     for (size_t i = 0; i < list.parameters.size(); ++i) {
-      const detail::AdamParameter entry{list.parameters[i], list.gradients[i],
-                                        list.state[0][i], list.state[1][i],
-                                        list.counts[i]};
+      detail::AdamParameter entry{list.parameters[i], list.gradients[i],
+                                  list.state[0][i], list.state[1][i],
+                                  list.counts[i]};
+      if (!list.step_values.empty()) entry.step_values = list.step_values[i];
       if (detail::adam_update_eligible(entry)) {
         ours.push_back(entry);
         continue;
@@ -70,15 +71,32 @@ class Adam final : public ListOptimizer {
       others.state[0].push_back(entry.mean);
       others.state[1].push_back(entry.square);
     }
+    TORCH_INTERNAL_ASSERT(list.step_values.empty() ||
+                          others.parameters.empty());
     if (!others.parameters.empty()) update_by_library(others, lr);
-    if (ours.empty()) return;
-    detail::adam_update(ours, {lr, options_.beta1, options_.beta2, options_.eps,
-                               options_.weight_decay, decoupled_});
+    if (!ours.empty()) detail::adam_update(ours, settings(lr));
+  }
+
+  StepValues step_values(double lr, int64_t count) const override {
+    return detail::adam_step_values(settings(lr), count);
+  }
+
+  bool reads_step_values(const torch::Tensor& parameter,
+                         const Tensors& state) const override {
+    // State that does not exist yet will be like the parameter.
+    const auto& mean = state[0].defined() ? state[0] : parameter;
+    const auto& square = state[1].defined() ? state[1] : parameter;
+    return detail::adam_update_eligible({parameter, parameter, mean, square});
   }
 
   Temporaries temporaries() const override { return Temporaries::kList; }
 
  private:
+  detail::AdamSettings settings(double lr) const {
+    return {lr,           options_.beta1,        options_.beta2,
+            options_.eps, options_.weight_decay, decoupled_};
+  }
+
   void update_by_library(const List& list, double lr) const {
     // Fill on the device, without a copy or synchronization.
     std::map<int64_t, torch::Tensor> by_count;

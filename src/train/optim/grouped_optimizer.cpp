@@ -1,5 +1,7 @@
 #include "train/optim/grouped_optimizer.h"
 
+#include "train/optim/partial_optimizer.h"
+
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -11,7 +13,7 @@ namespace {
 
 constexpr const char* kStep = "step";
 
-class GroupedOptimizer final : public Optimizer {
+class GroupedOptimizer final : public Optimizer, public PartialOptimizer {
  public:
   struct Part {
     std::unique_ptr<Optimizer> optimizer;
@@ -22,18 +24,32 @@ class GroupedOptimizer final : public Optimizer {
   explicit GroupedOptimizer(std::vector<Part> parts)
       : parts_(std::move(parts)) {}
 
-  // Once a part has been updated, the window can no longer be repeated.
-  void step(double lr) override {
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      try {
-        parts_[i].optimizer->step(lr * parts_[i].lr_factor);
-      } catch (const c10::Error& error) {
-        TORCH_CHECK(i == 0, "[optimizer] group ", i,
-                    " could not be updated after the groups before it: ",
-                    error.what_without_backtrace());
-        throw;
+  void begin_update(double lr) override {
+    for (Part& part : parts_) {
+      partial(part).begin_update(lr * part.lr_factor);
+    }
+  }
+  void update_some(const std::vector<torch::Tensor>& parameters,
+                   bool captured) override {
+    for_each_part(
+        [&](Part& part) { partial(part).update_some(parameters, captured); });
+  }
+  void end_update(const std::vector<torch::Tensor>& updated) override {
+    for (Part& part : parts_) partial(part).end_update(updated);
+  }
+  std::string capture_refusal() const override {
+    for (const Part& part : parts_) {
+      if (auto reason = partial(part).capture_refusal(); !reason.empty()) {
+        return reason;
       }
     }
+    return "";
+  }
+
+  // Once a part has been updated, the window can no longer be repeated.
+  void step(double lr) override {
+    for_each_part(
+        [&](Part& part) { part.optimizer->step(lr * part.lr_factor); });
   }
 
   NamedTensors state() const override {
@@ -69,6 +85,27 @@ class GroupedOptimizer final : public Optimizer {
   }
 
  private:
+  /// Calls `update`. If an allocation fails after the first part, the error is not one that
+  /// is_out_of_memory() recognises.
+  template <class Update>
+  void for_each_part(const Update& update) {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      try {
+        update(parts_[i]);
+      } catch (const c10::Error& error) {
+        TORCH_CHECK(i == 0, "[optimizer] group ", i,
+                    " could not be updated after the groups before it: ",
+                    error.what_without_backtrace());
+        throw;
+      }
+    }
+  }
+
+  /// All optimizers that make_optimizer() returns can update parts.
+  static PartialOptimizer& partial(const Part& part) {
+    return dynamic_cast<PartialOptimizer&>(*part.optimizer);
+  }
+
   static std::string step_name(size_t part) {
     return std::string(kStep) + "#" + std::to_string(part);
   }

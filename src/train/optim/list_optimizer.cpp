@@ -44,6 +44,12 @@ size_t bytes_of(const std::vector<torch::Tensor>& tensors) {
   return bytes;
 }
 
+void check_rate(double lr) {
+  TORCH_CHECK(std::isfinite(lr) && lr >= 0,
+              "[Optimizer::step] expected a learning rate of 0 or more, got ",
+              lr);
+}
+
 /// Returns `gradient` with the strides of `parameter`, as fused kernels
 /// require.
 torch::Tensor like(const torch::Tensor& parameter,
@@ -72,6 +78,7 @@ ListOptimizer::ListOptimizer(const NamedTensors& parameters,
                 "' twice");
     // Tied weights are one parameter with the first of their names.
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    places_.emplace(parameter.unsafeGetTensorImpl(), entries_.size());
     entries_.push_back({name, parameter, 0, Tensors(kinds_.size())});
   }
 }
@@ -117,15 +124,19 @@ void ListOptimizer::make_state(Entry& entry) const {
   }
 }
 
+bool ListOptimizer::has_gradient(const Entry& entry) {
+  const torch::Tensor& gradient = entry.parameter.grad();
+  if (!gradient.defined() || gradient.numel() == 0) return false;
+  TORCH_CHECK(gradient.layout() == torch::kStrided,
+              "[Optimizer::step] expected dense gradients, got ",
+              gradient.layout(), " of '", entry.name, "'");
+  return true;
+}
+
 std::vector<ListOptimizer::Entry*> ListOptimizer::with_gradient() {
   std::vector<Entry*> found;
   for (Entry& entry : entries_) {
-    const torch::Tensor& gradient = entry.parameter.grad();
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    TORCH_CHECK(gradient.layout() == torch::kStrided,
-                "[Optimizer::step] expected dense gradients, got ",
-                gradient.layout(), " of '", entry.name, "'");
-    found.push_back(&entry);
+    if (has_gradient(entry)) found.push_back(&entry);
   }
   return found;
 }
@@ -239,12 +250,9 @@ void ListOptimizer::update_all(const std::vector<List>& lists, bool fused,
   }
 }
 
-void ListOptimizer::step(double lr) {
-  TORCH_CHECK(std::isfinite(lr) && lr >= 0,
-              "[Optimizer::step] expected a learning rate of 0 or more, got ",
-              lr);
+void ListOptimizer::apply(const std::vector<Entry*>& entries, double lr,
+                          bool partial, bool captured) {
   const torch::NoGradGuard no_grad;
-  const auto entries = with_gradient();
   // Allocate everything before any value changes, so that a step can be
   // repeated if an allocation fails.
   for (Entry* entry : entries) make_state(*entry);
@@ -256,6 +264,7 @@ void ListOptimizer::step(double lr) {
       list.gradients[i] = like(list.parameters[i], list.gradients[i]);
     }
     torch::empty({1}, list.parameters[0].options());  // for its scalars
+    if (partial) add_step_values(list, entries, captured);
   } else if (temporaries() == Temporaries::kWorkspace) {
     lists = lists_by_type(entries);
     for (List& list : lists) list.workspace = make_workspace(list);
@@ -263,7 +272,17 @@ void ListOptimizer::step(double lr) {
     lists = lists_of(entries);
     if (temporaries() != Temporaries::kNone) reserve(lists);
   }
+  // Other updates would repeat the values of this one.
+  TORCH_CHECK(!captured || !lists[0].parameters[0].is_cuda() ||
+                  !lists[0].step_values.empty(),
+              "the update of a parameter cannot be captured");
   update_all(lists, fused, lr);
+}
+
+void ListOptimizer::step(double lr) {
+  check_rate(lr);
+  const auto entries = with_gradient();
+  apply(entries, lr, /*partial=*/false, /*captured=*/false);
   for (Entry* entry : entries) ++entry->count;
   ++step_;
 }
@@ -278,7 +297,7 @@ NamedTensors ListOptimizer::state() const {
                           counter(entry.count));
     }
     for (size_t kind = 0; kind < kinds_.size(); ++kind) {
-      if (entry.state[kind].defined()) {
+      if (entry.count > 0 && entry.state[kind].defined()) {
         result.emplace_back(kinds_[kind] + "." + entry.name, entry.state[kind]);
       }
     }

@@ -1,13 +1,18 @@
 #pragma once
 
+#include "train/optim/partial_optimizer.h"
+
 #include <reprise/train/optimizer.h>
 
 #include <torch/types.h>
 
+#include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace reprise {
@@ -16,7 +21,7 @@ namespace reprise {
 /// into lists, and holds, saves and loads state and counters. A derived class
 /// declares its state and implements the update. Tested by
 /// tests/train/optim/optimizer_test.cpp.
-class ListOptimizer : public Optimizer {
+class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
  public:
   /// `kinds` are the names of the state tensors of a parameter, such as
   /// "exp_avg".
@@ -26,6 +31,12 @@ class ListOptimizer : public Optimizer {
   NamedTensors state() const final;
   std::vector<torch::Tensor> held() const override;
   void load(const NamedTensors& state) final;
+
+  void begin_update(double lr) final;
+  void update_some(const std::vector<torch::Tensor>& parameters,
+                   bool captured) final;
+  void end_update(const std::vector<torch::Tensor>& updated) final;
+  std::string capture_refusal() const final;
 
  protected:
   using Tensors = std::vector<torch::Tensor>;
@@ -37,7 +48,21 @@ class ListOptimizer : public Optimizer {
     std::vector<int64_t> counts;  // updates including this one
     std::vector<Tensors> state;   // by kind
     Tensors workspace;            // result of make_workspace()
+    // For parts of an update, of each parameter: values in device memory that
+    // depend on the update; see step_values(). Empty: not used.
+    std::vector<const float*> step_values;
   };
+
+  /// Values that update_fused() reads from device memory if the list has
+  /// `step_values`, for update number `count` of a parameter.
+  static constexpr int kStepValues = 3;
+  using StepValues = std::array<double, kStepValues>;
+  virtual StepValues step_values(double lr, int64_t count) const;
+
+  /// Whether update_fused() can read its step values from device memory for
+  /// this parameter and its state.
+  virtual bool reads_step_values(const torch::Tensor& parameter,
+                                 const Tensors& state) const;
 
   /// Shape of the state `kind` of `parameter`; nullopt if it has no such state.
   virtual std::optional<std::vector<int64_t>> shape_of(
@@ -76,7 +101,16 @@ class ListOptimizer : public Optimizer {
     Tensors state;  // by kind; undefined before the first update
   };
 
+  static bool has_gradient(const Entry& entry);
   std::vector<Entry*> with_gradient();
+  /// Updates the entries, whose counters stay as they are.
+  void apply(const std::vector<Entry*>& entries, double lr, bool partial,
+             bool captured);
+  /// Adds the values in device memory to the list of a part of an update.
+  void add_step_values(List& list, const std::vector<Entry*>& entries,
+                       bool captured);
+  void write_step_values(int64_t missed, int64_t slot);
+  bool captures() const;
   void make_state(Entry& entry) const;
   torch::Tensor make_tensor(size_t kind, const torch::Tensor& parameter) const;
   bool can_fuse(const std::vector<Entry*>& entries) const;
@@ -98,6 +132,14 @@ class ListOptimizer : public Optimizer {
   std::vector<std::string> kinds_;
   std::vector<Entry> entries_;
   int64_t step_ = 0;
+
+  // Parts of an update.
+  std::unordered_map<const c10::TensorImpl*, size_t> places_;  // in entries_
+  double lr_ = 0;
+  torch::Tensor step_values_;  // (kSlots, kStepValues); undefined if not used
+  // Slot of step_values_ by the number of updates without a gradient, which
+  // stays the same for a parameter that has one in every update.
+  std::map<int64_t, int64_t> slots_;
 };
 
 }  // namespace reprise

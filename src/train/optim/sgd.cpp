@@ -19,7 +19,7 @@ class Sgd final : public ListOptimizer {
 
  protected:
   void update(const List& list, double lr) override {
-    const auto& [p, g, counts, state, none] = list;
+    const auto& [p, g, counts, state, none, values] = list;
     const double momentum = options_.momentum;
     const double decay = options_.weight_decay;
     if (momentum > 0) {

@@ -30,6 +30,8 @@ namespace reprise::detail {
 /// 4. After WindowExchange::finish(), `.grad` is the sum over all ranks. With a
 ///    sharded optimizer, only the shards have a `.grad`.
 /// 5. make_ready() divides by the scale and clips, once. update() then clears.
+/// 6. With BackwardUpdate, the backward updates each parameter and frees its gradient as soon
+///    as that is final; make_ready() is not called.
 ///
 /// Tested by tests/train/loop/trainer_test.cpp and tests/train/step/oom_retry_test.cpp.
 class Gradients {

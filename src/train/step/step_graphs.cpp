@@ -111,6 +111,13 @@ RecordedInstead::~RecordedInstead() {
 
 StepGraphs::StepGraphs(Options options)
     : options_(std::move(options)), meter_(options_.device) {
+  decide();
+}
+
+void StepGraphs::decide() {
+  active_ = false;
+  reason_.clear();
+  for_memory_ = false;
   TORCH_CHECK(
       options_.mode != GraphMode::kOn || options_.device.is_cuda() || instead(),
       "[--graph] on needs a CUDA device, got ", options_.device,
@@ -234,6 +241,13 @@ void StepGraphs::drop() {
   for_memory_ = false;
   reason_.clear();
   active_ = true;
+}
+
+void StepGraphs::set_refusal(const std::string& reason) {
+  clear();
+  if (reason == options_.refusal) return;
+  options_.refusal = reason;
+  decide();
 }
 
 void StepGraphs::drop_for_memory() {

@@ -89,6 +89,10 @@ class StepGraphs {
   /// lack of memory are enabled again.
   void drop();
 
+  /// Calls clear() because the step changes, and replaces Options::refusal. Throws c10::Error
+  /// if CUDA graphs are required but refused.
+  void set_refusal(const std::string& reason);
+
   /// Called when memory ran out. If there are CUDA graphs, calls clear(); the
   /// second time disables them until drop().
   void drop_for_memory();
@@ -125,6 +129,7 @@ class StepGraphs {
     std::unique_ptr<Recorded> graph;
   };
 
+  void decide();
   bool has_graphs() const { return !places_.empty(); }
   Shape& shape_of(const Tensors& batch);
   bool capture(Shape& shape, const Tensors& batch, const Step& step);

@@ -5,30 +5,60 @@
 #include <utility>
 
 namespace reprise::detail {
+namespace {
+
+constexpr const char* kNormsWait =
+    "with --sync-norm ranks wait for each other within the step";
+
+}  // namespace
 
 StepRunner::StepRunner(const TrainSetup& setup, WindowExchange& exchange,
                        Schedule schedule, Options options)
     : setup_(setup),
       exchange_(exchange),
       schedule_(std::move(schedule)),
+      optimizer_(options.optimizer),
       micro_step_(setup.device, setup.autocast,
                   MicroStep::small_of(setup.device, setup.parameter_list,
                                       /*copies=*/nullptr)),
       graphs_({.device = setup.device,
                .mode = std::move(options.graph),
-               .refusal = exchange.syncs_norms()
-                              ? "with --sync-norm ranks wait for each other "
-                                "within the step"
-                              : "",
+               .refusal = exchange.syncs_norms() ? kNormsWait : "",
                .parameters = setup.parameter_list,
                .buffers = setup.model.root->buffers(),
                .warn = std::move(options.warn)}),
-      execution_(make_execution()) {}
+      execution_(make_execution()) {
+  set_update(options.update);
+}
 
 Execution StepRunner::make_execution() const {
   ExecutionOptions options;
-  exchange_.attach(options, /*cuts=*/true);
+  attach(options, /*cuts=*/true);
   return Execution(setup_.model.chain, schedule_, std::move(options));
+}
+
+void StepRunner::attach(ExecutionOptions& options, bool cuts) const {
+  exchange_.attach(options, cuts);
+  if (update_) update_->attach(options);
+}
+
+void StepRunner::set_update(UpdateMode update) {
+  const bool in_backward = update == UpdateMode::kBackward;
+  if (in_backward == updates_in_backward()) return;
+  update_.reset();
+  if (in_backward) {
+    TORCH_INTERNAL_ASSERT(optimizer_ != nullptr);
+    update_ = std::make_unique<BackwardUpdate>(setup_, *optimizer_);
+  }
+  execution_ = make_execution();
+  graphs_.set_refusal(exchange_.syncs_norms() ? kNormsWait
+                      : update_               ? update_->capture_refusal()
+                                              : "");
+}
+
+void StepRunner::finish_update() {
+  TORCH_INTERNAL_ASSERT(update_ != nullptr);
+  update_->finish();
 }
 
 void StepRunner::set_schedule(Schedule schedule) {
@@ -71,7 +101,7 @@ void StepRunner::observe(ExecutionObserver& observer, const KeptMeter* kept,
                          bool separate_graphs) {
   ExecutionOptions options{
       .meter = kept, .observer = &observer, .separate_graphs = separate_graphs};
-  exchange_.attach(options, /*cuts=*/false);
+  attach(options, /*cuts=*/false);
   observed_.emplace(setup_.model.chain, schedule_, std::move(options));
 }
 
@@ -79,16 +109,29 @@ void StepRunner::run(const Batch& batch, const Run& how) {
   micro_step_.set_weight(how.weight);
   const Tensors& inputs = batch.tensors;
   const compat::CaptureExpected capture(graphs_.active());
-  if (observed_ || !how.allow_graph) {
+  const bool updates = update_ && how.update_lr;
+  if (updates) update_->begin(*how.update_lr, how.profile != nullptr);
+  if (observed_ || !how.allow_graph || (update_ && !updates)) {
     graphs_.see(inputs);
   } else if (graphs_.run(inputs, [this](const Tensors& recorded) {
-               micro_step_.run(execution_, recorded);
+               run_recorded(recorded);
              })) {
+    if (updates) update_->note_replay();
     return;
+  } else if (updates) {
+    update_->forget_captured();
   }
   const WindowExchange::MicroBatch scope(exchange_, how.last);
-  micro_step_.run(observed_ ? *observed_ : execution_, inputs,
-                  {how.profile, /*final_on_the_way=*/scope.reduces()});
+  micro_step_.run(
+      observed_ ? *observed_ : execution_, inputs,
+      {how.profile, /*final_on_the_way=*/scope.reduces() || updates});
+}
+
+void StepRunner::run_recorded(const Tensors& batch) {
+  const BackwardUpdate::Captured captured(update_.get());
+  micro_step_.run(execution_, batch,
+                  {nullptr, /*final_on_the_way=*/update_ != nullptr});
+  if (update_) update_->check_recorded();
 }
 
 void StepRunner::run_empty(const Batch& batch) {

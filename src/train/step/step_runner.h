@@ -1,6 +1,7 @@
 #pragma once
 
 #include "train/profile/window_profile.h"
+#include "train/step/backward_update.h"
 #include "train/step/micro_step.h"
 #include "train/step/step_graphs.h"
 #include "train/step/train_setup.h"
@@ -26,6 +27,9 @@ class StepRunner {
   struct Options {
     GraphMode graph = GraphMode::kAuto;
     std::function<void(const std::string&)> warn{};
+    /// For UpdateMode::kBackward; not owned; may be null.
+    Optimizer* optimizer = nullptr;
+    UpdateMode update = UpdateMode::kAfter;  ///< not kAuto
   };
 
   /// Keeps references to `setup` and `exchange`. The options of `setup` may
@@ -36,6 +40,18 @@ class StepRunner {
   const Schedule& schedule() const { return schedule_; }
   /// Replaces the schedule and drops all CUDA graphs.
   void set_schedule(Schedule schedule);
+
+  /// Sets when parameters are updated, by run() itself or by the caller after it, and drops
+  /// all CUDA graphs if that changes. Throws c10::Error if the optimizer cannot do so.
+  void set_update(UpdateMode update);
+  bool updates_in_backward() const { return update_ != nullptr; }
+  /// Whether run() has updated parameters of a window whose update is not finished. The
+  /// micro-batch cannot be repeated then.
+  bool half_updated() const { return update_ && update_->changed(); }
+  /// Ends the update of a window; with UpdateMode::kBackward.
+  void finish_update();
+  /// See BackwardUpdate.
+  const BackwardUpdate* backward_update() const { return update_.get(); }
 
   /// Creates or updates the half-precision copies of the weights.
   void refresh_weight_copies();
@@ -58,6 +74,9 @@ class StepRunner {
     /// If false, notes the shape but runs without a CUDA graph.
     bool allow_graph = true;
     WindowProfile* profile = nullptr;
+    /// With UpdateMode::kBackward: the learning rate of the update that the backward makes.
+    /// Without one it makes none and adds to the gradients, without a CUDA graph.
+    std::optional<double> update_lr{};
   };
   /// Runs forward and backward of one micro-batch, which must be prepared and
   /// on the device, and adds to the sums of losses and gradients.
@@ -79,6 +98,8 @@ class StepRunner {
 
  private:
   Execution make_execution() const;
+  void attach(ExecutionOptions& options, bool cuts) const;
+  void run_recorded(const Tensors& batch);
   /// Decides which gradients operators add and which are accumulated together;
   /// see Gradients. Called when weight copies are created or freed.
   void assign_gradients();
@@ -86,6 +107,8 @@ class StepRunner {
   const TrainSetup& setup_;
   WindowExchange& exchange_;
   Schedule schedule_;
+  Optimizer* optimizer_;
+  std::unique_ptr<BackwardUpdate> update_;  // null: the caller updates
   MicroStep micro_step_;
   StepGraphs graphs_;
   Execution execution_;

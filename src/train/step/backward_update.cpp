@@ -1,0 +1,156 @@
+#include "train/step/backward_update.h"
+
+#include "compat/denormals.h"
+#include "ops/adam_update.h"
+#include "plan/update_cuts.h"
+
+#include <reprise/memory/meter.h>
+#include <reprise/ops/weight_copies.h>
+
+#include <set>
+#include <utility>
+
+namespace reprise::detail {
+namespace {
+
+using torch::Tensor;
+
+/// Returns the parameters that require a gradient, by the first stage that uses them.
+std::vector<std::vector<Tensor>> trained_by_first_stage(const Model& model) {
+  const Chain& chain = model.chain;
+  std::vector<std::vector<Tensor>> by_stage(static_cast<size_t>(chain.size()));
+  std::set<const void*> seen;
+  for (int i = 0; i < chain.size(); ++i) {
+    for (const auto& module : chain[i].modules()) {
+      for (const Tensor& parameter : module->parameters()) {
+        if (parameter.requires_grad() &&
+            seen.insert(parameter.unsafeGetTensorImpl()).second) {
+          by_stage[static_cast<size_t>(i)].push_back(parameter);
+        }
+      }
+    }
+  }
+  return by_stage;
+}
+
+PartialOptimizer& partial_of(Optimizer& optimizer) {
+  auto* partial = dynamic_cast<PartialOptimizer*>(&optimizer);
+  TORCH_CHECK(partial != nullptr,
+              "[--update] backward needs an optimizer that can update single "
+              "parameters, got one of the caller that cannot; use --update "
+              "after, or an optimizer of make_optimizer()");
+  return *partial;
+}
+
+}  // namespace
+
+std::vector<int64_t> final_gradient_bytes(const Model& model,
+                                          torch::Device device) {
+  std::vector<int64_t> bytes;
+  for (const auto& parameters : trained_by_first_stage(model)) {
+    int64_t& sum = bytes.emplace_back(0);
+    for (const Tensor& parameter : parameters) {
+      sum += allocated_bytes(static_cast<int64_t>(parameter.nbytes()), device);
+    }
+  }
+  return bytes;
+}
+
+BackwardUpdate::BackwardUpdate(const TrainSetup& setup, Optimizer& optimizer)
+    : device_(setup.device),
+      partial_(partial_of(optimizer)),
+      cuts_(update_cuts(final_gradient_bytes(setup.model, setup.device))),
+      by_stage_(trained_by_first_stage(setup.model)) {}
+
+bool BackwardUpdate::supports(const Optimizer& optimizer) {
+  return dynamic_cast<const PartialOptimizer*>(&optimizer) != nullptr;
+}
+
+void BackwardUpdate::attach(ExecutionOptions& options) {
+  options.cuts = cuts_;
+  options.final_from = [this](int stage) {
+    if (active_) final_from(stage);
+  };
+}
+
+void BackwardUpdate::begin(double lr, bool count_denormals) {
+  TORCH_INTERNAL_ASSERT(!changed_);
+  partial_.begin_update(lr);
+  updated_.clear();
+  stages_left_ = by_stage_.size();
+  values_ = denormals_ = 0;
+  count_denormals_ = count_denormals && device_.is_cpu();
+  active_ = true;
+}
+
+void BackwardUpdate::final_from(int stage) {
+  std::vector<Tensor> parameters;
+  const auto first = static_cast<size_t>(stage);
+  while (stages_left_ > first) {
+    for (const Tensor& parameter : by_stage_[--stages_left_]) {
+      if (parameter.grad().defined()) parameters.push_back(parameter);
+    }
+  }
+  if (parameters.empty()) return;
+  if (count_denormals_) {
+    std::vector<Tensor> gradients;
+    double values = 0;
+    for (const Tensor& parameter : parameters) {
+      gradients.push_back(parameter.grad());
+      values += static_cast<double>(parameter.numel());
+    }
+    denormals_ += values * compat::denormal_share(gradients);
+    values_ += values;
+  }
+  WeightCopies::mark_outdated(parameters);
+  // An allocation may fail in it before the first value changes, but then the copies and the
+  // parameters of earlier calls do not tell whether the micro-batch can be repeated.
+  const bool first_part = !changed_;
+  changed_ = true;
+  try {
+    partial_.update_some(parameters, captured_);
+  } catch (const c10::Error& error) {
+    if (first_part && is_out_of_memory(error)) changed_ = false;
+    throw;
+  }
+  for (Tensor& parameter : parameters) parameter.mutable_grad().reset();
+  updated_.insert(updated_.end(), parameters.begin(), parameters.end());
+}
+
+void BackwardUpdate::check_recorded() const {
+  bool same = recorded_.empty() || recorded_.size() == updated_.size();
+  for (size_t i = 0; same && i < recorded_.size(); ++i) {
+    same = recorded_[i].is_same(updated_[i]);
+  }
+  TORCH_CHECK(same,
+              "the parameters that get a gradient depend on the shape of the "
+              "micro-batch");
+}
+
+void BackwardUpdate::forget_captured() {
+  updated_.clear();
+  stages_left_ = by_stage_.size();
+  changed_ = false;
+}
+
+void BackwardUpdate::note_replay() {
+  if (updated_.empty()) {
+    // Nothing was called: the device did what was recorded before.
+    mark_adam_updated(recorded_);
+    updated_ = recorded_;
+  } else {
+    recorded_ = updated_;
+  }
+  changed_ = true;
+}
+
+void BackwardUpdate::finish() {
+  partial_.end_update(std::exchange(updated_, {}));
+  active_ = changed_ = false;
+}
+
+double BackwardUpdate::denormal_share() const {
+  return values_ > 0 ? denormals_ / values_ : 0;
+}
+
+}  // namespace reprise::detail

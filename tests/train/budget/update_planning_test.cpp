@@ -1,0 +1,159 @@
+// Plans of trainings that update parameters in the backward.
+#include "train/runs.h"
+
+#include <reprise/train/planning.h>
+
+#include <cstdlib>
+
+namespace reprise {
+namespace {
+
+using testing::expect_same;
+using testing::run;
+using testing::Warnings;
+
+/// Redirects cached profiles to a temporary directory.
+class CacheFolder {
+ public:
+  CacheFolder() { ::setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }
+  ~CacheFolder() { ::unsetenv("XDG_CACHE_HOME"); }
+
+ private:
+  testing::TemporaryDirectory folder_;
+};
+
+TrainConfig whole_window_of(const std::string& model) {
+  TrainConfig config = testing::small(model);
+  config.model_options.dropout = -1;
+  config.random_samples = 16;
+  config.batch = 4;
+  config.accumulate = 1;
+  config.epochs = 0;
+  config.steps = 4;
+  ModelOptions& m = config.model_options;
+  if (model == "gpt2") {
+    m.depth = 3;
+    m.width = 64;
+    m.vocab = 256;
+    m.seq = 32;
+  } else if (model == "mlp") {
+    m.depth = 12;
+    m.width = 256;
+  } else {
+    m.width = 8;
+    m.image_size = 32;
+  }
+  return config;
+}
+
+PlanRequest request_of(const TrainConfig& config, int64_t memory) {
+  PlanRequest request;
+  request.global_batch = config.global_batch;
+  request.micro_batch = config.batch;
+  request.memory = memory;
+  request.precisions = {config.precision};
+  return request;
+}
+
+TEST(UpdatePlanning, PredictsPeaks) {
+  const CacheFolder cache;
+  PlanningOptions quick;
+  quick.quick = true;
+  for (const std::string model : {"mlp", "gpt2", "gpt2 copies", "resnet18"}) {
+    TrainConfig config =
+        whole_window_of(model == "gpt2 copies" ? "gpt2" : model);
+    if (model == "gpt2 copies") {
+      config.precision = Precision::kBf16;
+      config.weight_copies = WeightCopiesMode::kOn;
+    }
+    config.update = UpdateMode::kBackward;
+    for (const char* optimizer : {"adamw", "sgd", "adafactor", "adamw8bit"}) {
+      config.optimizer.name = optimizer;
+      for (const char* strategy : {"none", "all", "sqrt"}) {
+        TrainConfig open = config;
+        open.resolve();
+        PlanRequest request = request_of(open, 0);
+        request.strategy = strategy;
+        const PlanResult result = plan_training(open, request, quick);
+        ASSERT_EQ(result.plan.update, UpdateMode::kBackward);
+        const PlanMeasurement measured =
+            measure_plan(open, result.plan, 0, /*windows=*/1);
+        const std::string what = model + " " + optimizer + " " + strategy;
+        const double ratio =
+            double(result.plan.peak_bytes) / double(measured.peak_bytes);
+        EXPECT_NEAR(ratio, 1, 0.03) << what;
+      }
+    }
+  }
+}
+
+/// The mlp needs most of its memory for parameters and gradients, so that a budget below both
+/// leaves only the update in the backward.
+TEST(UpdatePlanning, UpdatesInTheBackwardIfOnlyThatFits) {
+  const CacheFolder cache;
+  TrainConfig config = whole_window_of("mlp");
+  config.optimizer.name = "sgd";
+  TrainConfig open = config;
+  open.update = UpdateMode::kAfter;
+  open.resolve();
+  PlanningOptions quick;
+  quick.quick = true;
+  const auto smallest = [&](UpdateMode update) {
+    open.update = update;
+    return plan_training(open, request_of(open, 1), quick).smallest_bytes;
+  };
+  const int64_t after = smallest(UpdateMode::kAfter);
+  const int64_t backward = smallest(UpdateMode::kBackward);
+  EXPECT_EQ(smallest(UpdateMode::kAuto), std::min(after, backward));
+  ASSERT_LT(backward, after * 3 / 4);
+
+  TrainConfig limited = config;
+  limited.memory_limit = (after + backward) / 2;
+  Warnings warnings;
+  const auto tight = run(limited, {}, &warnings);
+  expect_same(tight, run(config), "within a budget");
+  EXPECT_LE(tight.result.summary.peak_bytes, limited.memory_limit);
+  EXPECT_TRUE(warnings.list.empty());
+  ASSERT_TRUE(tight.result.summary.predicted.has_value());
+  EXPECT_NEAR(double(tight.result.summary.predicted->peak_bytes) /
+                  double(tight.result.summary.peak_bytes),
+              1, 0.03);
+
+  // Nothing is gained if the same schedule fits otherwise.
+  open.update = UpdateMode::kAuto;
+  const PlanResult ample =
+      plan_training(open, request_of(open, 4 * after), quick);
+  EXPECT_EQ(ample.plan.update, UpdateMode::kAfter);
+  // With two micro-batches per window it is not possible.
+  PlanRequest two = request_of(open, (after + backward) / 2);
+  two.micro_batch = open.batch / 2;
+  EXPECT_EQ(plan_training(open, two, quick).plan.update, UpdateMode::kAfter);
+  EXPECT_FALSE(plan_training(open, two, quick).feasible);
+}
+
+/// A listener that needs gradients gets a plan with the update after the backward.
+TEST(UpdatePlanning, LeavesGradientsToListeners) {
+  const CacheFolder cache;
+  struct Counter : TrainListener {
+    void gradients_ready(int64_t, const NamedTensors& parameters) override {
+      ++calls;
+      for (const auto& item : parameters) {
+        EXPECT_TRUE(item.second.grad().defined()) << item.first;
+      }
+    }
+    int calls = 0;
+  } counter;
+  TrainConfig config = whole_window_of("gpt2");
+  config.optimizer.name = "sgd";
+  config.memory_limit = [&] {
+    TrainConfig open = config;
+    open.update = UpdateMode::kAfter;
+    open.resolve();
+    return plan_training(open, request_of(open, 1)).smallest_bytes;
+  }();
+  run(config, {}, &counter);
+  EXPECT_EQ(counter.calls, 4);
+}
+
+}  // namespace
+}  // namespace reprise
