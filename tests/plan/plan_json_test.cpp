@@ -55,6 +55,7 @@ TEST(PlanJson, ReadsPlansBackUnchanged) {
       .step_ms = 210.1,
       .peak = testing::example_peak(),
       .graph = true,
+      .update = UpdateMode::kBackward,
       .weight_copies = WeightCopiesMode::kEach,
       .settings = DeviceSettings{ImageLayout::kChannelsLast, Autotune::kOn}};
   EXPECT_TRUE(plan_from_json(to_json(plan), 4) == plan);

@@ -83,7 +83,8 @@ std::vector<Tensors> split(const Tensors& batch, int64_t micro_batch);
 class PlannedStep {
  public:
   /// `plan` comes from plan_model() for the same model. Throws c10::Error if its
-  /// schedule is for another number of stages or for other variants.
+  /// schedule is for another number of stages or for other variants, or if it
+  /// updates parameters in the backward.
   PlannedStep(const Model& model, const Plan& plan);
   ~PlannedStep();
   PlannedStep(PlannedStep&&) noexcept;

@@ -261,7 +261,12 @@ struct PlannedStep::Impl {
 };
 
 PlannedStep::PlannedStep(const Model& model, const Plan& plan)
-    : impl_(std::make_unique<Impl>(model, plan)) {}
+    : impl_(std::make_unique<Impl>(model, plan)) {
+  TORCH_CHECK(plan.update == UpdateMode::kAfter,
+              "[PlannedStep] expected a plan with the update after the "
+              "backward, got one with updates in it, which only a Trainer "
+              "makes; plan with TrainOptions::update = UpdateMode::kAfter");
+}
 PlannedStep::~PlannedStep() = default;
 PlannedStep::PlannedStep(PlannedStep&&) noexcept = default;
 PlannedStep& PlannedStep::operator=(PlannedStep&&) noexcept = default;

@@ -26,6 +26,12 @@ constexpr int64_t kShortRunWindows = 1000;
 std::unique_ptr<Ranks> make_settled_ranks(TrainSetup& setup,
                                           TrainerOptions& options) {
   auto ranks = make_ranks(std::move(options.ranks));
+  if (ranks->group()) {
+    TORCH_CHECK(setup.options.update != UpdateMode::kBackward,
+                "[--update] backward: ranks add up their gradients "
+                "first; use --update after");
+    setup.options.update = UpdateMode::kAfter;
+  }
   settle_device_settings(
       setup, *ranks,
       {.memory = setup.options.memory_limit, .say = options.planning.progress});
