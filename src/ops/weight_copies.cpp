@@ -214,7 +214,9 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
   const auto entry = find_entry(weight);
   if (!is_current(entry, weight) || entry->type != type) return {};
   const Tensor& found = padded ? entry->padded : entry->copy;
-  if (found.defined()) return found;
+  if (found.defined() || !(entry->convert_per_use || entry->split)) {
+    return found;
+  }
   const torch::NoGradGuard no_grad;
   if (!padded) return weight.detach().to(type);
   const Tensor copy =

@@ -232,7 +232,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     }
     for (const void* p : here) ++uses[p];
   }
-  const auto made = copies(profile.precision);
+  auto made = copies(profile.precision);
   std::set<const void*> small;
   for (const auto& p :
        MicroStep::small_of(setup_.device, setup_.parameter_list, made.get())) {
@@ -267,6 +267,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
       profile.fixed.parameters += bytes_on(copy, setup_.device);
     }
   }
+  made.reset();
   measure_update(profile);
 }
 

@@ -52,6 +52,8 @@ class TrainingCosts final : public CostSource {
   std::unique_ptr<WeightCopies> copies(Precision precision) const;
   void measure_fixed(CostProfile& profile);
   void measure_update(CostProfile& profile);
+  void measure_whole_update(CostProfile& profile, Optimizer& optimizer);
+  int64_t bytes_held_by(const Optimizer& optimizer) const;  // on the device
   /// Measures the temporaries of updates in the backward.
   void measure_stage_updates(CostProfile& profile, Optimizer& optimizer);
   void measure_workspace(CostProfile& profile, const SizeCosts& size);

@@ -1,9 +1,11 @@
 // TrainingCosts: costs of updates, after and in the backward.
 // Tested by tests/train/budget/update_planning_test.cpp.
+#include "compat/cuda.h"
 #include "train/budget/model_state_guard.h"
 #include "train/budget/training_costs.h"
 #include "train/config/update_refusal.h"
 #include "train/step/backward_update.h"
+#include "train/step/oom_retry.h"
 
 #include <reprise/accumulate/accumulator.h>
 #include <reprise/memory/meter.h>
@@ -22,16 +24,42 @@ UpdateMode TrainingCosts::update(const CostProfile& profile) const {
   return can ? options.update : UpdateMode::kAfter;
 }
 
+int64_t TrainingCosts::bytes_held_by(const Optimizer& optimizer) const {
+  int64_t bytes = 0;
+  for (const auto& tensor : optimizer.held()) {
+    if (tensor.device() != setup_.device) continue;
+    bytes +=
+        allocated_bytes(static_cast<int64_t>(tensor.nbytes()), setup_.device);
+  }
+  return bytes;
+}
+
 void TrainingCosts::measure_update(CostProfile& profile) {
   const ModelStateGuard guard(setup_.model, setup_.device,
                               /*parameters=*/true);
+  const auto optimizer = optimizer_of(setup_);
+  const auto failure =
+      out_of_memory_in([&] { measure_whole_update(profile, *optimizer); });
+  for (auto& parameter : setup_.parameter_list) {
+    parameter.mutable_grad().reset();
+  }
+  const bool partial = BackwardUpdate::supports(*optimizer);
+  if (failure) {
+    // All gradients do not fit beside the optimizer's state. Those of a stage may.
+    TORCH_CHECK_WITH(OutOfMemoryError, partial, *failure);
+    if (setup_.device.is_cuda()) compat::empty_cuda_cache();
+  }
+  if (partial) measure_stage_updates(profile, *optimizer);
+}
+
+void TrainingCosts::measure_whole_update(CostProfile& profile,
+                                         Optimizer& optimizer) {
   for (const auto& [name, parameter] : setup_.parameters) {
     torch::Tensor p = parameter;
     if (p.requires_grad()) p.mutable_grad() = torch::zeros_like(p);
   }
-  const auto optimizer = optimizer_of(setup_);
   const auto parameters = setup_.parameter_list;
-  auto made = copies(profile.precision);
+  const auto made = copies(profile.precision);
   // Include what a window does outside of the optimizer, and its device memory.
   const auto update = [&] {
     if (made) made->expire();
@@ -41,34 +69,22 @@ void TrainingCosts::measure_update(CostProfile& profile) {
       clip_gradients(parameters, norm, setup_.options.clip);
     }
     const torch::Tensor loss = torch::zeros({}, setup_.device);
-    optimizer->step(0);
+    optimizer.step(0);
     if (made) made->refresh();
   };
   MemoryMeter meter(setup_.device);
   update();
-  for (const auto& tensor : optimizer->held()) {
-    if (tensor.device() != setup_.device) continue;
-    profile.fixed.optimizer +=
-        allocated_bytes(static_cast<int64_t>(tensor.nbytes()), setup_.device);
-  }
+  const int64_t state = bytes_held_by(optimizer);
   // The first step allocates the state and may need more temporaries than later
   // ones.
-  const int64_t first_bytes =
-      meter.peak_increase_bytes() - profile.fixed.optimizer;
-  if (setup_.options.shard != Sharding::kNone) {
-    profile.fixed.optimizer /= setup_.options.ranks;
-  }
+  const int64_t first_bytes = meter.peak_increase_bytes() - state;
   meter.restart();
   profile.update_ms =
       time_of(setup_.device, options_.memory_only ? 1 : 3, update);
   profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
-  made.reset();
-  for (auto& parameter : setup_.parameter_list) {
-    parameter.mutable_grad().reset();
-  }
-  if (BackwardUpdate::supports(*optimizer)) {
-    measure_stage_updates(profile, *optimizer);
-  }
+  profile.fixed.optimizer = setup_.options.shard == Sharding::kNone
+                                ? state
+                                : state / setup_.options.ranks;
 }
 
 void TrainingCosts::measure_stage_updates(CostProfile& profile,
@@ -82,6 +98,8 @@ void TrainingCosts::measure_stage_updates(CostProfile& profile,
   std::vector<int> firsts = update.cuts();
   firsts.push_back(0);
   size_t left = update.by_stage().size();
+  double sum_ms = 0;
+  int64_t most_bytes = 0;
   update.begin(/*lr=*/0, /*count_denormals=*/false);
   for (const int first : firsts) {
     while (left > static_cast<size_t>(first)) {
@@ -90,12 +108,18 @@ void TrainingCosts::measure_stage_updates(CostProfile& profile,
       }
     }
     const MemoryMeter meter(setup_.device);
-    execution.final_from(first);
-    profile.stage_update_bytes[static_cast<size_t>(first)] =
-        meter.peak_increase_bytes();
+    sum_ms += time_of(setup_.device, 1, [&] { execution.final_from(first); });
+    const int64_t bytes = meter.peak_increase_bytes();
+    profile.stage_update_bytes[static_cast<size_t>(first)] = bytes;
+    most_bytes = std::max(most_bytes, bytes);
   }
   update.finish();
   profile.captures_update = update.capture_refusal().empty();
+  if (profile.update_ms > 0) return;
+  // The update as a whole did not fit.
+  profile.update_ms = sum_ms;
+  profile.update_bytes = most_bytes;
+  profile.fixed.optimizer = bytes_held_by(optimizer);
 }
 
 }  // namespace reprise::detail

@@ -53,6 +53,9 @@ class BackwardUpdate {
   /// Begins an update with learning rate `lr`. `count_denormals`: for denormal_share().
   void begin(double lr, bool count_denormals);
 
+  /// Makes the following micro-batches add to the gradients, until begin().
+  void suspend() { active_ = false; }
+
   /// Encloses the capture of a micro-batch into a CUDA graph, or its replay by a test.
   class Captured {
    public:

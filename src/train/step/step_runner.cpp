@@ -110,7 +110,11 @@ void StepRunner::run(const Batch& batch, const Run& how) {
   const Tensors& inputs = batch.tensors;
   const compat::CaptureExpected capture(graphs_.active());
   const bool updates = update_ && how.update_lr;
-  if (updates) update_->begin(*how.update_lr, how.profile != nullptr);
+  if (updates) {
+    update_->begin(*how.update_lr, how.profile != nullptr);
+  } else if (update_) {
+    update_->suspend();
+  }
   if (observed_ || !how.allow_graph || (update_ && !updates)) {
     graphs_.see(inputs);
   } else if (graphs_.run(inputs, [this](const Tensors& recorded) {

@@ -131,6 +131,34 @@ TEST(UpdatePlanning, UpdatesInTheBackwardIfOnlyThatFits) {
   EXPECT_FALSE(plan_training(open, two, quick).feasible);
 }
 
+/// On a device that all gradients do not fit on, updates are measured one stage at a time.
+TEST(UpdatePlanning, MeasuresUpdatesThatFitInPartsOnly) {
+  if (testing::device().is_cuda()) GTEST_SKIP() << "fails on the CPU only";
+  const CacheFolder cache;
+  TrainConfig config = whole_window_of("mlp");
+  config.update = UpdateMode::kBackward;
+  config.resolve();
+  PlanningOptions quick;
+  quick.quick = true;
+  const auto plan = [&](bool fails) {
+    TrainingPlanner planner(config, quick);
+    std::optional<AllocationFailure> failure;
+    // The first tensor of the size of the largest parameter is a copy of it, the second one
+    // its gradient.
+    if (fails) failure.emplace(1, int64_t{784} * 256 * 4);
+    const PlanResult result = planner.plan(request_of(config, 0));
+    if (fails) {
+      EXPECT_TRUE(failure->happened());
+    }
+    return result.plan;
+  };
+  const Plan expected = plan(false);
+  const Plan got = plan(true);
+  EXPECT_EQ(got.peak_bytes, expected.peak_bytes);
+  EXPECT_EQ(got.peak.optimizer, expected.peak.optimizer);
+  EXPECT_GT(got.step_ms, 0);
+}
+
 /// A listener that needs gradients gets a plan with the update after the backward.
 TEST(UpdatePlanning, LeavesGradientsToListeners) {
   const CacheFolder cache;
