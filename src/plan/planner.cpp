@@ -60,15 +60,26 @@ struct Candidate {
   }
 };
 
+/// Memory that needs no margin, because its size is known: that of the weights, their copies
+/// and the optimizer's state, in the precision that has least of it.
+int64_t exact_bytes(const PlanRequest& request, CostSource& costs) {
+  if (request.memory == 0) return 0;
+  int64_t least = kNoLimit;
+  for (const Precision precision : request.precisions) {
+    const FixedMemory& fixed = costs.profile(precision).fixed;
+    least = std::min(least, fixed.parameters + fixed.optimizer);
+  }
+  return std::min(least, request.memory);
+}
+
 class Planner {
  public:
   Planner(const PlanRequest& request, CostSource& costs)
       : request_(request),
         costs_(costs),
-        budget_(request.memory > 0
-                    ? static_cast<int64_t>(static_cast<double>(request.memory) *
-                                           (1 - request.margin))
-                    : kNoLimit),
+        exact_bytes_(exact_bytes(request, costs)),
+        budget_(request.memory > 0 ? request.memory - left_free(request.memory)
+                                   : kNoLimit),
         sizes_(request, costs, budget_),
         evaluators_(request, costs, budget_) {}
 
@@ -435,14 +446,23 @@ class Planner {
     return list;
   }
 
+  /// The part of a budget that the margin leaves free.
+  int64_t left_free(int64_t budget) const {
+    return static_cast<int64_t>(std::ceil(
+        static_cast<double>(budget - exact_bytes_) * request_.margin));
+  }
+
   /// Returns the budget that a plan with this peak fits into.
   int64_t with_margin(int64_t peak_bytes) const {
-    return static_cast<int64_t>(std::ceil(
-        (static_cast<double>(peak_bytes) + 1) / (1 - request_.margin)));
+    const auto exact = static_cast<double>(std::min(exact_bytes_, peak_bytes));
+    const double rest = static_cast<double>(peak_bytes) + 1 - exact;
+    return static_cast<int64_t>(
+        std::ceil(exact + rest / (1 - request_.margin)));
   }
 
   const PlanRequest& request_;
   CostSource& costs_;
+  int64_t exact_bytes_;
   int64_t budget_;
   SizeSearch sizes_;
   EvaluatorCache evaluators_;

@@ -149,7 +149,8 @@ void add_plan(CLI::App& app, Action& action) {
              "auto: the faster of fp32 and bf16")
       ->group("Training");
   set_check(plan->add_option("--margin", flags->margin,
-                             "Fraction of the budget left free")
+                             "Fraction of the budget, without weights and "
+                             "optimizer state, that is left free")
                 ->group("Machine")
                 ->capture_default_str(),
             real_number(0, 0.9));

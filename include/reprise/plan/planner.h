@@ -54,7 +54,8 @@ struct PlanRequest {
   int64_t micro_batch = 0;  ///< 0 to choose one
   /// Strategy to use, such as "sqrt"; empty for an optimal schedule.
   std::string strategy{};
-  /// Fraction of the budget to leave free for errors of the prediction.
+  /// Fraction of the budget to leave free for errors of the prediction. Of the budget without
+  /// weights and optimizer state, whose size is known.
   double margin = 0.02;
   /// Whether to compute the frontier, the references and the peak reductions of
   /// the result, which only displays need.
