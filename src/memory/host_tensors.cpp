@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 namespace reprise::detail {

@@ -7,6 +7,8 @@
 #include "train/optim/list_optimizer.h"
 #include "train/optim/state_ring.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <map>
 #include <utility>

@@ -4,7 +4,6 @@
 
 #include <torch/types.h>
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
