@@ -1,5 +1,8 @@
-// Compiled instead of host_store.cpp against a LibTorch without CUDA.
+// Compiled instead of host_store.cpp and pinned_tensors.cpp against a LibTorch
+// without CUDA.
 // Tested by tests/memory/host_store_test.cpp.
+#include "memory/host_tensors.h"
+
 #include <reprise/memory/host_store.h>
 
 #include <c10/util/Exception.h>
@@ -8,6 +11,10 @@ namespace reprise {
 
 std::shared_ptr<HostStore> make_host_store(int, int64_t) {
   TORCH_CHECK(false, "[host_store] this LibTorch was built without CUDA");
+}
+
+std::shared_ptr<detail::HostTensors> detail::make_pinned_tensors(int, int64_t) {
+  TORCH_CHECK(false, "[host_tensors] this LibTorch was built without CUDA");
 }
 
 }  // namespace reprise

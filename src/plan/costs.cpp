@@ -264,6 +264,7 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("update_bytes", p.update_bytes);
   visit("graph", p.graph);
   visit("captures_update", p.captures_update);
+  visit("host_state_bytes", p.host_state_bytes);
 }
 
 }  // namespace

@@ -30,11 +30,13 @@ ordered_json plan_object(const Plan& plan) {
   }
   result["graph"] = plan.graph;
   result["update"] = to_text(plan.update);
+  result["state"] = to_text(plan.state);
   result["runs_again"] = plan.schedule.total_runs() - plan.schedule.stages();
   result["predicted"] = {
       {"peak_bytes", plan.peak_bytes},
       {"kept_bytes", plan.kept_bytes},
       {"host_bytes", plan.host_bytes},
+      {"host_state_bytes", plan.host_state_bytes},
       {"step_ms", plan.step_ms},
       {"micro_ms", plan.micro_ms},
       {"samples_per_s",
@@ -99,6 +101,10 @@ Plan plan_from(const json& object, int stages) {
     plan.update = from_text<UpdateMode>(object.at("update").get<std::string>());
   }
   const json& predicted = object.at("predicted");
+  if (object.contains("state")) {
+    plan.state = from_text<StatePlace>(object.at("state").get<std::string>());
+    predicted.at("host_state_bytes").get_to(plan.host_state_bytes);
+  }
   predicted.at("peak_bytes").get_to(plan.peak_bytes);
   predicted.at("kept_bytes").get_to(plan.kept_bytes);
   predicted.at("host_bytes").get_to(plan.host_bytes);

@@ -77,6 +77,10 @@ std::string settings_section(const PlanResult& result,
     text += fmt::format("host       {} of activations in host memory\n",
                         format_bytes(plan.host_bytes));
   }
+  if (plan.state == StatePlace::kHost) {
+    text += fmt::format("host       {} of optimizer state in host memory\n",
+                        format_bytes(plan.host_state_bytes));
+  }
   if (!measured) return text;
   return text +
          fmt::format(
@@ -383,10 +387,14 @@ std::string detail::describe_schedule(const Schedule& schedule) {
 
 std::string describe(const Plan& plan) {
   const int again = plan.schedule.total_runs() - plan.schedule.stages();
-  const std::string host =
+  std::string host =
       plan.host_bytes > 0
           ? fmt::format(", {} on the host", format_bytes(plan.host_bytes))
           : std::string();
+  if (plan.state == StatePlace::kHost) {
+    host += fmt::format(", {} of optimizer state on the host",
+                        format_bytes(plan.host_state_bytes));
+  }
   return fmt::format(
       "micro-batch {} × {}, {} stage run{} recomputed{}, {} of memory{}",
       plan.micro_batch, plan.accumulate, again, again == 1 ? "" : "s",

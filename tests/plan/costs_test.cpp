@@ -122,6 +122,7 @@ TEST(Costs, RoundTripThroughJson) {
   profile.final_gradient_bytes = {40};
   profile.stage_update_bytes = {7};
   profile.captures_update = true;
+  profile.host_state_bytes = 9;
   profile.graph = GraphMode::kAuto;
   const std::string text = to_json(profile);
   const CostProfile read = profile_from_json(text);
@@ -135,6 +136,7 @@ TEST(Costs, RoundTripThroughJson) {
   EXPECT_EQ(read.final_gradient_bytes, profile.final_gradient_bytes);
   EXPECT_EQ(read.stage_update_bytes, profile.stage_update_bytes);
   EXPECT_TRUE(read.captures_update);
+  EXPECT_EQ(read.host_state_bytes, 9);
   EXPECT_EQ(read.tried_ms(3, "K0 B0", true), 0.5);
   EXPECT_FALSE(read.tried_ms(5, "K0 B0", false));
   EXPECT_FALSE(read.tried_ms(3, "D0 K0 B0", false));

@@ -56,6 +56,8 @@ TEST(PlanJson, ReadsPlansBackUnchanged) {
       .peak = testing::example_peak(),
       .graph = true,
       .update = UpdateMode::kBackward,
+      .state = StatePlace::kHost,
+      .host_state_bytes = 7,
       .weight_copies = WeightCopiesMode::kEach,
       .settings = DeviceSettings{ImageLayout::kChannelsLast, Autotune::kOn}};
   EXPECT_TRUE(plan_from_json(to_json(plan), 4) == plan);

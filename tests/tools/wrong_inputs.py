@@ -159,6 +159,8 @@ CASES: list[tuple] = [
     ("train --weight-copies eahc", 2, "did you mean each?"),
     ("train --update bakward", 2, "--update: expected one of auto, after, backward",
      "did you mean backward?"),
+    ("train --state hots", 2, "--state: expected one of auto, device, host", "did you mean host?"),
+    ("train {small} --state host", 2, "--state: host: the device is the CPU", "use --state device"),
     ("train {small} --update backward --clip 1", 2, "--update: backward: --clip needs the norm"),
     ("train --host-memory of", 2, "--host-memory: expected one of auto, off", "did you mean off?"),
     ("train --fp32-products libray", 2, "did you mean library?"),

@@ -95,6 +95,7 @@ struct CostProfile {
   /// Whether a CUDA graph can contain the update; otherwise plans with kBackward
   /// have none.
   bool captures_update = false;
+  int64_t host_state_bytes = 0;  ///< optimizer state in host memory
   std::vector<SizeCosts> sizes;  ///< measured sizes in ascending order
   std::vector<TriedSchedule> tried{};
 

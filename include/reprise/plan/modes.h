@@ -39,6 +39,17 @@ struct EnumText<UpdateMode> {
                                                          "backward"};
 };
 
+/// Where the optimizer keeps its state. kHost: in host memory, from which an update streams it
+/// through the device in chunks. The results are the same. kAuto: kDevice, or kHost if a plan
+/// for the memory budget is faster with it or has no other way to fit.
+enum class StatePlace { kAuto, kDevice, kHost };
+
+template <>
+struct EnumText<StatePlace> {
+  static constexpr std::array<std::string_view, 3> names{"auto", "device",
+                                                         "host"};
+};
+
 /// Half-precision copies of the linear layers' weights (WeightCopies). kOn: one
 /// copy per window. kSplit: bfloat16 copies inside the weights, which take no memory.
 /// kEach: a conversion at each use, which takes none either. kAuto: kOn on CUDA, or one of

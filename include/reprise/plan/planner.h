@@ -102,6 +102,9 @@ struct Plan {
   /// When parameters are updated: kAfter or kBackward. With kBackward the time of a
   /// micro-batch includes the update.
   UpdateMode update = UpdateMode::kAfter;
+  /// Where the optimizer's state is: kDevice or kHost.
+  StatePlace state = StatePlace::kDevice;
+  int64_t host_state_bytes = 0;  ///< optimizer state in host memory
   /// Weight copies that the plan assumes; nullopt for the configured mode.
   std::optional<WeightCopiesMode> weight_copies{};
   /// Settings that the plan was measured with; nullopt for the configured ones.
@@ -189,9 +192,9 @@ std::string describe(const Plan& plan);
 ///     micro_batch, accumulate, last_micro_batch, global_batch, precision
 ///     recompute (a strategy or "optimal"), schedule
 ///     weight_copies, layout, autotune (only if the plan assumes a value)
-///     graph, update, runs_again
-///     predicted {peak_bytes, kept_bytes, host_bytes, step_ms, micro_ms,
-///                samples_per_s}
+///     graph, update, state, runs_again
+///     predicted {peak_bytes, kept_bytes, host_bytes, host_state_bytes, step_ms,
+///                micro_ms, samples_per_s}
 ///     memory {parameters, gradients, optimizer, data, activations,
 ///             gradients_in_flight, workspace}
 ///     peak_at {phase, stage, stage_name, kept_by_stage, is_floor}

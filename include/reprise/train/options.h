@@ -9,8 +9,8 @@
 
 namespace reprise {
 
-/// Activations in pinned host memory. kAuto: allowed on CUDA, up to half of the
-/// host's free memory.
+/// Activations, and the optimizer's state, in pinned host memory. kAuto: allowed on
+/// CUDA, each up to half of the host's free memory.
 enum class HostMemoryMode { kAuto, kOff };
 
 template <>
@@ -88,6 +88,7 @@ struct TrainOptions {
   WeightCopiesMode weight_copies = WeightCopiesMode::kAuto;
   HostMemoryMode host_memory = HostMemoryMode::kAuto;
   UpdateMode update = UpdateMode::kAuto;
+  StatePlace state = StatePlace::kAuto;
 
   // Arithmetic.
 

@@ -53,8 +53,9 @@ struct TrainSummary {
   int64_t reserved_bytes = 0;  ///< peak of memory reserved from the CUDA driver
   int64_t kept_bytes = 0;      ///< saved for the backward after a forward
   int64_t host_bytes = 0;      ///< pinned host memory for offloaded activations
-  int64_t rss_peak_bytes = 0;  ///< peak resident set size of the process
-  int64_t limit_bytes = 0;     ///< memory budget; 0: none
+  int64_t host_state_bytes = 0;  ///< optimizer state in host memory
+  int64_t rss_peak_bytes = 0;    ///< peak resident set size of the process
+  int64_t limit_bytes = 0;       ///< memory budget; 0: none
 
   /// Prediction of a plan.
   struct Predicted {

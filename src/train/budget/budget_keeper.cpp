@@ -170,6 +170,7 @@ void BudgetKeeper::adopt(Plan plan) {
   }
   options.batch = plan.micro_batch;
   options.accumulate = plan.accumulate;
+  parts_.runner.set_state(plan.state);
   parts_.runner.set_update(plan.update);
   parts_.runner.set_schedule(plan.schedule);
   // Trials may have allocated more host memory than the plan needs.

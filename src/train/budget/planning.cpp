@@ -1,6 +1,6 @@
-#include "compat/denormals.h"
 #include "plan/plan_format.h"
 #include "train/budget/budget_planner.h"
+#include "train/budget/cost_choice.h"
 #include "train/budget/device_settings.h"
 #include "train/budget/training_costs.h"
 
@@ -11,14 +11,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
-#include <tuple>
+#include <optional>
 #include <utility>
 
 namespace reprise {
 namespace {
 
+using detail::CostChoice;
 using detail::make_setup;
 using detail::TrainingCosts;
 using detail::TrainSetup;
@@ -60,86 +60,6 @@ PlanningOptions within(PlanningOptions options, const PlanRequest& request) {
   return options;
 }
 
-/// Costs with weight copies. If the copies are optional and the budget is tight, also those
-/// with copies that take no memory, which may save more time elsewhere.
-class CopyChoice {
- public:
-  CopyChoice(TrainSetup setup, TrainingCosts::Options options)
-      : free_(setup.options.weight_copies == WeightCopiesMode::kAuto &&
-              setup.device.is_cuda()),
-        setup_(std::move(setup)),
-        options_(std::move(options)),
-        usual_(setup_, options_) {}
-
-  PlanResult plan(const PlanRequest& request) {
-    const compat::FlushDenormals flush(setup_.device);
-    PlanResult result = choose(request);
-    if (setup_.settings) {
-      result.plan.settings = setup_.settings;
-      for (Plan& plan : result.alternatives) plan.settings = setup_.settings;
-    }
-    // Free workspaces that the training does not need.
-    usual_.release_workspaces();
-    for (auto& [mode, costs] : others_) costs->release_workspaces();
-    return result;
-  }
-
- private:
-  PlanResult choose(const PlanRequest& request) {
-    PlanResult best = make_plan(request, usual_);
-    const bool tight = !best.feasible || best.plan.schedule.total_runs() >
-                                             best.plan.schedule.stages();
-    const Precision precision = best.plan.precision;
-    if (!free_ || precision == Precision::kFp32 || request.memory == 0) {
-      return best;
-    }
-    // A loop or an optimizer of the caller may read weights at any time.
-    const bool splits = precision == Precision::kBf16 && !setup_.own_optimizer;
-    for (const auto mode :
-         {WeightCopiesMode::kSplit, WeightCopiesMode::kEach}) {
-      if (mode == WeightCopiesMode::kSplit && !splits) continue;
-      // Conversions need hardly less memory than split weights, and more time.
-      if (mode == WeightCopiesMode::kEach && splits && best.feasible) continue;
-      TrainingCosts* costs = costs_with(mode, /*create=*/tight);
-      if (costs == nullptr) continue;
-      PlanResult other = make_plan(request, *costs);
-      if (rank_of(best) <= rank_of(other)) continue;
-      other.plan.weight_copies = mode;
-      for (Plan& plan : other.alternatives) plan.weight_copies = mode;
-      best = std::move(other);
-    }
-    return best;
-  }
-
-  /// Less is better.
-  static std::tuple<bool, double> rank_of(const PlanResult& result) {
-    return {!result.feasible, result.feasible
-                                  ? result.plan.step_ms
-                                  : static_cast<double>(result.smallest_bytes)};
-  }
-
-  /// Null if there are none and `create` is false.
-  TrainingCosts* costs_with(WeightCopiesMode mode, bool create) {
-    auto found = others_.find(mode);
-    if (found == others_.end()) {
-      if (!create) return nullptr;
-      TrainSetup setup = setup_;
-      setup.options.weight_copies = mode;
-      found = others_
-                  .emplace(mode, std::make_unique<TrainingCosts>(
-                                     std::move(setup), options_))
-                  .first;
-    }
-    return found->second.get();
-  }
-
-  bool free_;
-  TrainSetup setup_;
-  TrainingCosts::Options options_;
-  TrainingCosts usual_;
-  std::map<WeightCopiesMode, std::unique_ptr<TrainingCosts>> others_;
-};
-
 class MeasuringPlanner final : public BudgetPlanner {
  public:
   MeasuringPlanner(TrainSetup setup, PlanRequest request,
@@ -169,7 +89,7 @@ class MeasuringPlanner final : public BudgetPlanner {
     PlanRequest request = request_;
     request.micro_batch = present.micro_batch;
     request.memory = std::max<int64_t>(1, present.peak_bytes - less);
-    const PlanResult result = costs_.plan(request);
+    const PlanResult result = costs_.plan(request, &present);
     if (result.feasible) return result.plan;
     const bool lower = result.plan.peak_bytes < present.peak_bytes;
     // This saves less than requested, but results stay bit-identical.
@@ -184,7 +104,7 @@ class MeasuringPlanner final : public BudgetPlanner {
     if (request_.micro_batch > 0) return std::nullopt;  // given by the user
     PlanRequest request = request_;
     request.memory = budget;
-    const PlanResult result = costs_.plan(request);
+    const PlanResult result = costs_.plan(request, &present);
     const auto smaller = [&](const Plan& plan) {
       return plan.micro_batch < present.micro_batch &&
              plan.peak_bytes < present.peak_bytes;
@@ -196,7 +116,7 @@ class MeasuringPlanner final : public BudgetPlanner {
     return std::nullopt;
   }
 
-  CopyChoice costs_;
+  CostChoice costs_;
   PlanRequest request_;
 };
 
@@ -392,7 +312,7 @@ std::unique_ptr<BudgetPlanner> detail::make_budget_planner(
 struct TrainingPlanner::Impl {
   Impl(TrainSetup setup, const PlanningOptions& options)
       : costs(std::move(setup), cost_options(options)) {}
-  CopyChoice costs;
+  CostChoice costs;
 };
 
 TrainingPlanner::TrainingPlanner(const TrainConfig& config,

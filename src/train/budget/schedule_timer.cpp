@@ -68,7 +68,7 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
   const auto ranks = make_ranks(nullptr);
   const auto exchange = make_window_exchange(*ranks, setup);
   const bool updates = trial.update == UpdateMode::kBackward;
-  const auto optimizer = updates ? optimizer_of(setup) : nullptr;
+  const auto optimizer = updates ? measured_optimizer_of(setup) : nullptr;
   StepRunner runner(setup, *exchange, trial.schedule,
                     {.graph = trial.graph ? GraphMode::kAuto : GraphMode::kOff,
                      .optimizer = optimizer.get(),

@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 17;
+constexpr int kFormat = 18;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -134,7 +134,10 @@ CostProfile& TrainingCosts::entry(Precision precision) {
   profile.key = key_of(precision);
   profile.precision = precision;
   load_kept(profile);
-  if (profile.stages.empty()) measure_fixed(profile);
+  if (profile.stages.empty()) {
+    measure_fixed(profile);
+    reuse_steps(profile);
+  }
   profile.update = update(profile);
   return profiles_.emplace(precision, std::move(profile)).first->second;
 }
@@ -185,6 +188,7 @@ std::string TrainingCosts::key_of(Precision precision) const {
   TrainOptions options = setup_.options;
   options.precision = precision;
   if (options.ranks == 1) options.sync_norm = false;
+  if (options.state == StatePlace::kAuto) options.state = StatePlace::kDevice;
   if (options.shard == Sharding::kNone && !options.sync_norm) options.ranks = 1;
   if (options.tf32) options.fp32_products = MatrixProducts::kLibrary;
   size_t variants = 0;
@@ -269,6 +273,19 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   }
   made.reset();
   measure_update(profile);
+}
+
+void TrainingCosts::reuse_steps(CostProfile& profile) const {
+  if (options_.same_steps == nullptr) return;
+  const auto& others = options_.same_steps->profiles_;
+  const auto found = others.find(profile.precision);
+  if (found == others.end()) return;
+  profile.sizes = found->second.sizes;
+  profile.fixed.workspace = found->second.fixed.workspace;
+  for (const TriedSchedule& tried : found->second.tried) {
+    if (tried.update == UpdateMode::kAfter) profile.add(tried);
+  }
+  if (!options_.memory_only) keep(profile);
 }
 
 int64_t TrainingCosts::held_by_training() const {

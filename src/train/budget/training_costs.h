@@ -24,6 +24,9 @@ class TrainingCosts final : public CostSource {
     int64_t memory = 0;        ///< bytes a trial may use; 0: unlimited
     bool memory_only = false;  ///< run each stage once; cache nothing
     std::function<void(const std::string&)> progress{};
+    /// Costs of a training that differs in its updates only: measurements of its
+    /// micro-batches are reused. Not owned; may be null.
+    const TrainingCosts* same_steps = nullptr;
   };
 
   /// Measures with the model of `setup`. Parameters, gradients, buffers and
@@ -34,6 +37,12 @@ class TrainingCosts final : public CostSource {
   bool measure(Precision precision, int64_t micro_batch) override;
   std::optional<double> try_plan(const Plan& plan) override;
   bool compare(const std::vector<Plan>& plans) override;
+
+  /// Where the optimizer's state is in these measurements.
+  StatePlace state() const {
+    return setup_.options.state == StatePlace::kHost ? StatePlace::kHost
+                                                     : StatePlace::kDevice;
+  }
 
   /// Frees library workspaces that were allocated by measurements.
   void release_workspaces();
@@ -51,6 +60,8 @@ class TrainingCosts final : public CostSource {
   std::vector<std::string> stage_names() const;
   std::unique_ptr<WeightCopies> copies(Precision precision) const;
   void measure_fixed(CostProfile& profile);
+  /// Copies the measurements of Options::same_steps.
+  void reuse_steps(CostProfile& profile) const;
   void measure_update(CostProfile& profile);
   void measure_whole_update(CostProfile& profile, Optimizer& optimizer);
   int64_t bytes_held_by(const Optimizer& optimizer) const;  // on the device

@@ -37,11 +37,14 @@ int64_t TrainingCosts::bytes_held_by(const Optimizer& optimizer) const {
 void TrainingCosts::measure_update(CostProfile& profile) {
   const ModelStateGuard guard(setup_.model, setup_.device,
                               /*parameters=*/true);
-  const auto optimizer = optimizer_of(setup_);
+  const auto optimizer = measured_optimizer_of(setup_);
   const auto failure =
       out_of_memory_in([&] { measure_whole_update(profile, *optimizer); });
   for (auto& parameter : setup_.parameter_list) {
     parameter.mutable_grad().reset();
+  }
+  if (const auto* kept = dynamic_cast<PartialOptimizer*>(optimizer.get())) {
+    profile.host_state_bytes = kept->host_state_bytes();
   }
   const bool partial = BackwardUpdate::supports(*optimizer);
   if (failure) {

@@ -1,3 +1,4 @@
+#include "memory/host_tensors.h"
 #include "train/config/update_refusal.h"
 #include "train/optim/registry.h"
 
@@ -143,7 +144,27 @@ void check_update(const TrainOptions& c) {
               c.accumulate, "; use --update after or --accumulate 1");
 }
 
+void check_state(const TrainOptions& c) {
+  if (c.state != StatePlace::kHost) return;
+  const std::string reason = detail::state_refusal(c);
+  TORCH_CHECK(reason.empty(), "[--state] host: ", reason,
+              "; use --state device");
+}
+
 }  // namespace
+
+std::string detail::state_refusal(const TrainOptions& c) {
+  if (c.host_memory == HostMemoryMode::kOff) {
+    return "--host-memory off forbids it";
+  }
+  if (c.shard == Sharding::kOptimizer) {
+    return "with --shard optimizer, ranks exchange their state on the device";
+  }
+  if (!HostTensorsOnCpu::active() && torch::Device(c.device).is_cpu()) {
+    return "the device is the CPU, whose memory is that of the host";
+  }
+  return "";
+}
 
 std::string detail::update_refusal(const TrainOptions& c) {
   if (c.clip > 0) {
@@ -190,6 +211,7 @@ void TrainOptions::resolve() {
   resolve_recompute(*this);
   resolve_sizes(*this);
   check_update(*this);
+  check_state(*this);
   TORCH_CHECK(steps == 0 || epochs == 0,
               "[--steps] expected either --steps or --epochs, got both");
   // A run that is limited by time alone must not end earlier.

@@ -116,6 +116,13 @@ void add_memory(Options& table) {
                     "that gradients take no memory, with one micro-batch per "
                     "update; auto, after, or backward if that is better "
                     "within --memory"})
+      .add(&O::state,
+           {.name = "state",
+            .group = "Training",
+            .help = "Memory of the optimizer's state: of the device; of the "
+                    "host, from which updates stream it through the device; "
+                    "auto, device, or host if that is better within --memory",
+            .affects_costs = true})
       .add(&O::loss_scale, {.name = "loss-scale",
                             .group = "Training",
                             .help = "Initial scale of the loss, for fp16",

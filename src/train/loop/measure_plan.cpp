@@ -23,6 +23,7 @@ PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
   fixed.precision = plan.precision;
   fixed.recompute = plan.schedule.to_text();
   fixed.update = plan.update;
+  fixed.state = plan.state;
   if (plan.weight_copies) fixed.weight_copies = *plan.weight_copies;
   if (plan.settings) {
     fixed.layout = plan.settings->layout;

@@ -49,6 +49,7 @@ TrainOptions loop_options(const Model& model, torch::Device device) {
   options.workers = 0;
   options.graph = GraphMode::kOff;
   options.update = UpdateMode::kAfter;  // by the caller
+  options.state = StatePlace::kDevice;
   options.evaluate = false;
   options.batch = options.accumulate = options.global_batch = 1;
   options.recompute = "none";
@@ -266,6 +267,10 @@ PlannedStep::PlannedStep(const Model& model, const Plan& plan)
               "[PlannedStep] expected a plan with the update after the "
               "backward, got one with updates in it, which only a Trainer "
               "makes; plan with TrainOptions::update = UpdateMode::kAfter");
+  TORCH_CHECK(plan.state == StatePlace::kDevice,
+              "[PlannedStep] expected a plan with the optimizer's state on the "
+              "device, got one with host memory, which only a Trainer uses; "
+              "plan with TrainOptions::state = StatePlace::kDevice");
 }
 PlannedStep::~PlannedStep() = default;
 PlannedStep::PlannedStep(PlannedStep&&) noexcept = default;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace reprise::detail {
 
@@ -14,8 +15,9 @@ namespace reprise::detail {
 /// tests/train/loop/trainer_test.cpp.
 class Reporter {
  public:
-  /// Sets the listener, which is not owned and may be null.
-  void set_listener(TrainListener* listener) { listener_ = listener; }
+  /// Sets the listener, which is not owned and may be null. It gets the warnings of the time
+  /// before.
+  void set_listener(TrainListener* listener);
   TrainListener* listener() const { return listener_; }
 
   /// Opens the metrics files; see Metrics.
@@ -29,7 +31,11 @@ class Reporter {
     if (listener_ != nullptr) listener_->started(start);
   }
   void warn(const std::string& text) {
-    if (listener_ != nullptr) listener_->warned(text);
+    if (listener_ != nullptr) {
+      listener_->warned(text);
+    } else if (!started_) {
+      early_warnings_.push_back(text);
+    }
   }
   void saved(const std::string& text) {
     if (listener_ != nullptr) listener_->saved(text);
@@ -65,6 +71,8 @@ class Reporter {
 
  private:
   TrainListener* listener_ = nullptr;  // not owned
+  bool started_ = false;               // set_listener() was called
+  std::vector<std::string> early_warnings_;
   std::optional<Metrics> metrics_;
   bool running_ = false;
   std::chrono::steady_clock::time_point last_step_ =

@@ -114,8 +114,11 @@ void Saver::restore(const SavedState& saved, RunState& state,
             "parameter");
   copy_into(root.named_buffers(), take(saved.tensors, "buffer."), "buffer");
   NamedTensors of_optimizer = take(saved.tensors, "optimizer.");
-  for (auto& [name, tensor] : of_optimizer) {
-    if (tensor.dim() > 0) tensor = tensor.to(setup.device);
+  // State in host memory need not fit on the device.
+  if (parts_.runner.host_state_bytes() == 0) {
+    for (auto& [name, tensor] : of_optimizer) {
+      if (tensor.dim() > 0) tensor = tensor.to(setup.device);
+    }
   }
   parts_.optimizer.load(parts_.exchange.own_state(std::move(of_optimizer)));
   parts_.gradients.scaler().load(state.scaler);

@@ -80,6 +80,7 @@ TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
   const compat::GraphStreamScope stream(setup_.device,
                                         runner_.graphs().active());
   budget_.plan(std::move(options.planner), options.planning);
+  if (!budget_.planned()) runner_.set_state(setup_.options.state);
 }
 
 TrainResult TrainLoop::run(const TrainRun& run) {
@@ -185,6 +186,8 @@ void TrainLoop::describe_start() {
            optimizer_name(setup_), to_text(options.precision),
            runner_.schedule().name(), setup_.device.str()) +
            (runner_.updates_in_backward() ? ", updated in the backward" : "") +
+           (runner_.host_state_bytes() > 0 ? ", optimizer state in host memory"
+                                           : "") +
            plan,
        state_.step, total_steps_});
 }

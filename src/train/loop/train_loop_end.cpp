@@ -145,6 +145,7 @@ TrainSummary TrainLoop::summarize(double trained_s, double speed) {
   if (setup_.device.is_cuda()) s.reserved_bytes = meter_.reserved_peak_bytes();
   s.rss_peak_bytes = process_memory().rss_peak;
   if (setup_.host) s.host_bytes = setup_.host->held_bytes();
+  s.host_state_bytes = runner_.host_state_bytes();
   s.limit_bytes = options.memory_limit;
   if (budget_.planned()) {
     s.predicted = {budget_.predicted_peak_bytes(), budget_.current()->step_ms};

@@ -89,6 +89,8 @@ class Adam final : public ListOptimizer {
     return detail::adam_update_eligible({parameter, parameter, mean, square});
   }
 
+  bool elementwise() const override { return true; }
+
   Temporaries temporaries() const override { return Temporaries::kList; }
 
  private:

@@ -2,6 +2,8 @@
 
 #include "train/optim/partial_optimizer.h"
 
+#include <reprise/memory/meter.h>
+
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -44,6 +46,20 @@ class GroupedOptimizer final : public Optimizer, public PartialOptimizer {
       }
     }
     return "";
+  }
+
+  bool move_state(std::shared_ptr<HostTensors> host) override {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      if (partial(parts_[i]).move_state(host)) continue;
+      for (size_t j = 0; j < i; ++j) partial(parts_[j]).move_state(nullptr);
+      return false;
+    }
+    return true;
+  }
+  int64_t host_state_bytes() const override {
+    int64_t bytes = 0;
+    for (const Part& part : parts_) bytes += partial(part).host_state_bytes();
+    return bytes;
   }
 
   // Once a part has been updated, the window can no longer be repeated.
@@ -95,7 +111,8 @@ class GroupedOptimizer final : public Optimizer, public PartialOptimizer {
       } catch (const c10::Error& error) {
         TORCH_CHECK(i == 0, "[optimizer] group ", i,
                     " could not be updated after the groups before it: ",
-                    error.what_without_backtrace());
+                    is_out_of_memory(error) ? "no memory"
+                                            : error.what_without_backtrace());
         throw;
       }
     }

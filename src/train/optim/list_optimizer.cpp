@@ -79,7 +79,7 @@ ListOptimizer::ListOptimizer(const NamedTensors& parameters,
     // Tied weights are one parameter with the first of their names.
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     places_.emplace(parameter.unsafeGetTensorImpl(), entries_.size());
-    entries_.push_back({name, parameter, 0, Tensors(kinds_.size())});
+    entries_.push_back({name, parameter, 0, Tensors(kinds_.size()), {}});
   }
 }
 
@@ -250,33 +250,55 @@ void ListOptimizer::update_all(const std::vector<List>& lists, bool fused,
   }
 }
 
-void ListOptimizer::apply(const std::vector<Entry*>& entries, double lr,
+void ListOptimizer::prepare(std::vector<List>& lists, bool fused) {
+  if (fused) {
+    for (List& list : lists) {
+      for (size_t i = 0; i < list.parameters.size(); ++i) {
+        list.gradients[i] = like(list.parameters[i], list.gradients[i]);
+      }
+      torch::empty({1}, list.parameters[0].options());  // for its scalars
+    }
+  } else if (temporaries() == Temporaries::kLargest ||
+             temporaries() == Temporaries::kList) {
+    reserve(lists);
+  }
+}
+
+void ListOptimizer::apply(const std::vector<Entry*>& all, double lr,
                           bool partial, bool captured) {
   const torch::NoGradGuard no_grad;
   // Allocate everything before any value changes, so that a step can be
   // repeated if an allocation fails.
-  for (Entry* entry : entries) make_state(*entry);
+  std::vector<Entry*> entries;
+  std::vector<Entry*> on_host;
+  for (Entry* entry : all) {
+    make_state(*entry);
+    (entry->block.defined() ? on_host : entries).push_back(entry);
+  }
   const bool fused = can_fuse(entries);
   std::vector<List> lists;
   if (fused) {
-    List& list = lists.emplace_back(list_of(entries));
-    for (size_t i = 0; i < entries.size(); ++i) {
-      list.gradients[i] = like(list.parameters[i], list.gradients[i]);
-    }
-    torch::empty({1}, list.parameters[0].options());  // for its scalars
-    if (partial) add_step_values(list, entries, captured);
+    lists.push_back(list_of(entries));
   } else if (temporaries() == Temporaries::kWorkspace) {
     lists = lists_by_type(entries);
     for (List& list : lists) list.workspace = make_workspace(list);
   } else {
     lists = lists_of(entries);
-    if (temporaries() != Temporaries::kNone) reserve(lists);
   }
+  prepare(lists, fused);
+  if (fused && partial) add_step_values(lists[0], entries, captured);
   // Other updates would repeat the values of this one.
-  TORCH_CHECK(!captured || !lists[0].parameters[0].is_cuda() ||
-                  !lists[0].step_values.empty(),
-              "the update of a parameter cannot be captured");
-  update_all(lists, fused, lr);
+  for (const List& list : lists) {
+    TORCH_CHECK(
+        !captured || !list.parameters[0].is_cuda() || !list.step_values.empty(),
+        "the update of a parameter cannot be captured");
+  }
+  TORCH_CHECK(!captured || on_host.empty() || !on_host[0]->parameter.is_cuda(),
+              "the update of a parameter cannot be captured: its state is in "
+              "host memory");
+  const auto update = [&] { update_all(lists, fused, lr); };
+  if (on_host.empty()) return update();
+  apply_on_host(on_host, lr, update);
 }
 
 void ListOptimizer::step(double lr) {
@@ -290,6 +312,7 @@ void ListOptimizer::step(double lr) {
 NamedTensors ListOptimizer::state() const {
   NamedTensors result;
   if (step_ == 0) return result;
+  if (host_) host_->synchronize();
   result.emplace_back(kStep, counter(step_));
   for (const Entry& entry : entries_) {
     if (entry.count != step_) {
@@ -308,6 +331,7 @@ NamedTensors ListOptimizer::state() const {
 ListOptimizer::Tensors ListOptimizer::held() const {
   Tensors held;
   for (const Entry& entry : entries_) {
+    if (entry.block.defined()) continue;
     for (const auto& tensor : entry.state) {
       if (tensor.defined()) held.push_back(tensor);
     }
@@ -381,6 +405,7 @@ void ListOptimizer::load(const NamedTensors& state) {
   check_complete(saved);
 
   const torch::NoGradGuard no_grad;
+  if (host_) host_->synchronize();
   for (size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
     entry.count = saved.counts[i].value_or(saved.step);
@@ -388,7 +413,9 @@ void ListOptimizer::load(const NamedTensors& state) {
       torch::Tensor& own = entry.state[kind];
       const torch::Tensor& given = saved.tensors[i][kind];
       if (!given.defined()) {
-        own.reset();
+        // In host memory there is state before the first update.
+        if (!entry.block.defined()) own.reset();
+        if (own.defined()) own.zero_();
         continue;
       }
       // Copy, because the tensors may belong to another optimizer.

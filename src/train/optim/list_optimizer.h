@@ -1,6 +1,7 @@
 #pragma once
 
 #include "train/optim/partial_optimizer.h"
+#include "train/optim/state_ring.h"
 
 #include <reprise/train/optimizer.h>
 
@@ -8,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,6 +39,9 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
                    bool captured) final;
   void end_update(const std::vector<torch::Tensor>& updated) final;
   std::string capture_refusal() const final;
+
+  bool move_state(std::shared_ptr<detail::HostTensors> host) final;
+  int64_t host_state_bytes() const final;
 
  protected:
   using Tensors = std::vector<torch::Tensor>;
@@ -76,6 +81,10 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   /// given by temporaries().
   virtual void update(const List& list, double lr) = 0;
 
+  /// Whether the update of a value depends on no other value, and all state has the shape and
+  /// type of the parameter.
+  virtual bool elementwise() const;
+
   /// Temporary memory of update(): none, the size of the largest parameter of
   /// the list, the size of the list, or the workspace of the list. With a
   /// workspace the list has all parameters of one device and type, and update()
@@ -98,14 +107,23 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
     // Updates so far, counted per parameter as in torch.optim: bias correction
     // starts with the first gradient.
     int64_t count = 0;
-    Tensors state;  // by kind; undefined before the first update
+    Tensors state;          // by kind; undefined before the first update
+    torch::Tensor block{};  // host memory of `state`; undefined: on the device
   };
+  struct HostPiece;
+  struct HostChunk;
 
   static bool has_gradient(const Entry& entry);
   std::vector<Entry*> with_gradient();
   /// Updates the entries, whose counters stay as they are.
   void apply(const std::vector<Entry*>& entries, double lr, bool partial,
              bool captured);
+  /// Allocates what the updates of the lists need.
+  void prepare(std::vector<List>& lists, bool fused);
+  /// Updates entries whose state is in host memory. Calls `before` when everything is
+  /// allocated and nothing has changed.
+  void apply_on_host(const std::vector<Entry*>& entries, double lr,
+                     const std::function<void()>& before);
   /// Adds the values in device memory to the list of a part of an update.
   void add_step_values(List& list, const std::vector<Entry*>& entries,
                        bool captured);
@@ -114,6 +132,20 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   void make_state(Entry& entry) const;
   torch::Tensor make_tensor(size_t kind, const torch::Tensor& parameter) const;
   bool can_fuse(const std::vector<Entry*>& entries) const;
+
+  // State in host memory.
+  void move_to_device();
+  int64_t block_bytes(const Entry& entry) const;
+  int64_t state_bytes(size_t kind, const torch::Tensor& parameter) const;
+  /// The state `kind` of `parameter`, as a view of `bytes`.
+  torch::Tensor state_in(const torch::Tensor& bytes, size_t kind,
+                         const torch::Tensor& parameter) const;
+  std::vector<HostChunk> host_chunks_of(
+      const std::vector<Entry*>& entries) const;
+  List list_of(const HostChunk& chunk, const torch::Tensor& buffer) const;
+  std::vector<detail::StateRing::Part> parts_of(
+      const HostChunk& chunk, const torch::Tensor& buffer) const;
+
   List list_of(const std::vector<Entry*>& entries) const;
   std::vector<List> lists_of(const std::vector<Entry*>& entries) const;
   std::vector<List> lists_by_type(const std::vector<Entry*>& entries) const;
@@ -132,6 +164,7 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   std::vector<std::string> kinds_;
   std::vector<Entry> entries_;
   int64_t step_ = 0;
+  std::shared_ptr<detail::HostTensors> host_;  // null: all state on the device
 
   // Parts of an update.
   std::unordered_map<const c10::TensorImpl*, size_t> places_;  // in entries_

@@ -34,6 +34,10 @@ bool ListOptimizer::captures() const {
 }
 
 std::string ListOptimizer::capture_refusal() const {
+  if (host_) {
+    return "with --update backward the step contains the update, whose state "
+           "is in host memory (--state host)";
+  }
   const bool cuda = !entries_.empty() && entries_[0].parameter.is_cuda();
   if (!cuda || captures()) return "";
   return "with --update backward the step contains the update, and only "
@@ -52,7 +56,7 @@ void ListOptimizer::begin_update(double lr) {
   }
   lr_ = lr;
   const bool cuda = !entries_.empty() && entries_[0].parameter.is_cuda();
-  if (cuda && !step_values_.defined() && captures()) {
+  if (cuda && !host_ && !step_values_.defined() && captures()) {
     step_values_ = torch::zeros(
         {kSlots, kStepValues},
         entries_[0].parameter.detach().options().dtype(torch::kFloat));

@@ -1,14 +1,18 @@
 #pragma once
 
+#include "memory/host_tensors.h"
+
 #include <torch/types.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace reprise::detail {
 
 /// An optimizer that can divide an update into parts, so that parameters are updated in the
-/// backward. The results are those of Optimizer::step(). Tested by
+/// backward, and keep its state in host memory. The results are those of Optimizer::step(). Tested by
 /// tests/train/step/backward_update_test.cpp.
 ///
 ///     optimizer.begin_update(lr);
@@ -38,6 +42,15 @@ class PartialOptimizer {
 
   /// Returns why update_some() cannot be captured; empty if it can.
   virtual std::string capture_refusal() const = 0;
+
+  /// Moves the state to `host`, or to the device if it is null. State in host memory exists
+  /// for all parameters that require a gradient now, and passes through the device in chunks
+  /// during an update. Results do not depend on the place. Returns false, with nothing changed,
+  /// if `host` has no room. Throws c10::Error, with nothing changed, if the device has none.
+  virtual bool move_state(std::shared_ptr<HostTensors> host) = 0;
+
+  /// Bytes of state in host memory.
+  virtual int64_t host_state_bytes() const = 0;
 };
 
 }  // namespace reprise::detail

@@ -48,6 +48,8 @@ class Sgd final : public ListOptimizer {
         {lr, options_.momentum, options_.weight_decay, options_.nesterov});
   }
 
+  bool elementwise() const override { return true; }
+
   Temporaries temporaries() const override { return Temporaries::kNone; }
 
  private:

@@ -114,7 +114,7 @@ class Profiler {
                 {.graph = GraphMode::kOff}),
         source_(setup_, *ranks_),
         gradients_(setup_, *ranks_, *exchange_),
-        optimizer_(optimizer_of(setup_)),
+        optimizer_(measured_optimizer_of(setup_)),
         kept_(setup_.parameter_list),
         ledger_(device_) {
     claim_memory(ledger_, setup_, source_, runner_, *optimizer_, kept_);

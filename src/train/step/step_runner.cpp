@@ -1,6 +1,9 @@
 #include "train/step/step_runner.h"
 
 #include "compat/side_stream.h"
+#include "train/step/oom_retry.h"
+
+#include <fmt/format.h>
 
 #include <utility>
 
@@ -18,6 +21,7 @@ StepRunner::StepRunner(const TrainSetup& setup, WindowExchange& exchange,
       exchange_(exchange),
       schedule_(std::move(schedule)),
       optimizer_(options.optimizer),
+      warn_(options.warn),
       micro_step_(setup.device, setup.autocast,
                   MicroStep::small_of(setup.device, setup.parameter_list,
                                       /*copies=*/nullptr)),
@@ -51,9 +55,37 @@ void StepRunner::set_update(UpdateMode update) {
     update_ = std::make_unique<BackwardUpdate>(setup_, *optimizer_);
   }
   execution_ = make_execution();
-  graphs_.set_refusal(exchange_.syncs_norms() ? kNormsWait
-                      : update_               ? update_->capture_refusal()
-                                              : "");
+  graphs_.set_refusal(capture_refusal());
+}
+
+std::string StepRunner::capture_refusal() const {
+  if (exchange_.syncs_norms()) return kNormsWait;
+  return update_ ? update_->capture_refusal() : "";
+}
+
+void StepRunner::set_state(StatePlace place) {
+  const bool host = place == StatePlace::kHost;
+  if (host == (host_state_bytes() > 0)) return;
+  TORCH_INTERNAL_ASSERT(optimizer_ != nullptr);
+  const auto failure =
+      host ? move_state_to_host(*optimizer_, setup_)
+           : out_of_memory_in([this] {
+               dynamic_cast<PartialOptimizer&>(*optimizer_).move_state(nullptr);
+             }).value_or("");
+  if (!failure.empty()) {
+    if (warn_) {
+      warn_(fmt::format("the optimizer's state stays {}: {}",
+                        host ? "on the device" : "in host memory", failure));
+    }
+    return;
+  }
+  graphs_.drop();
+  graphs_.set_refusal(capture_refusal());
+}
+
+int64_t StepRunner::host_state_bytes() const {
+  const auto* partial = dynamic_cast<const PartialOptimizer*>(optimizer_);
+  return partial != nullptr ? partial->host_state_bytes() : 0;
 }
 
 void StepRunner::finish_update() {

@@ -45,6 +45,11 @@ class StepRunner {
   /// all CUDA graphs if that changes. Throws c10::Error if the optimizer cannot do so.
   void set_update(UpdateMode update);
   bool updates_in_backward() const { return update_ != nullptr; }
+  /// Moves the optimizer's state; kAuto stands for kDevice. If there is no room, warns and
+  /// leaves it where it is. Drops all CUDA graphs if it is moved.
+  void set_state(StatePlace place);
+  /// Bytes of the optimizer's state in host memory.
+  int64_t host_state_bytes() const;
   /// Whether run() has updated parameters of a window whose update is not finished. The
   /// micro-batch cannot be repeated then.
   bool half_updated() const { return update_ && update_->changed(); }
@@ -98,6 +103,8 @@ class StepRunner {
 
  private:
   Execution make_execution() const;
+  /// Why the step cannot be captured; empty if it can.
+  std::string capture_refusal() const;
   void attach(ExecutionOptions& options, bool cuts) const;
   void run_recorded(const Tensors& batch);
   /// Decides which gradients operators add and which are accumulated together;
@@ -108,6 +115,7 @@ class StepRunner {
   WindowExchange& exchange_;
   Schedule schedule_;
   Optimizer* optimizer_;
+  std::function<void(const std::string&)> warn_;
   std::unique_ptr<BackwardUpdate> update_;  // null: the caller updates
   MicroStep micro_step_;
   StepGraphs graphs_;

@@ -6,9 +6,12 @@
 #include "data/batch_check.h"
 #include "ops/tf32x3_gemm.h"
 #include "recompute/tied_gradients.h"
+#include "train/config/update_refusal.h"
+#include "train/optim/partial_optimizer.h"
 #include "train/optim/registry.h"
 #include "train/step/model_checks.h"
 
+#include <reprise/base/bytes.h>
 #include <reprise/data/stream.h>
 #include <reprise/memory/meter.h>
 #include <reprise/ops/linear.h>
@@ -59,6 +62,13 @@ void check_data(const TrainData& data, const TrainOptions& options) {
               "some of its samples into a dataset");
 }
 
+/// Returns the memory of the host that this process may still allocate.
+int64_t free_host_bytes() {
+  const int64_t free = available_memory();
+  const int64_t allowed = process_limits().memory_bytes;
+  return allowed > 0 ? std::min(free, allowed - process_memory().rss) : free;
+}
+
 }  // namespace
 
 bool is_stream(const Dataset& data) {
@@ -69,12 +79,20 @@ std::shared_ptr<HostStore> host_store_of(const TrainOptions& config,
                                          torch::Device device) {
   if (!device.is_cuda() || config.host_memory == HostMemoryMode::kOff)
     return nullptr;
-  int64_t free = available_memory();
-  if (const int64_t allowed = process_limits().memory_bytes; allowed > 0) {
-    free = std::min(free, allowed - process_memory().rss);
-  }
+  const int64_t free = free_host_bytes();
   if (free <= 0) return nullptr;
   return make_host_store(device.index(), free / 2);
+}
+
+std::shared_ptr<HostTensors> state_memory_of(const TrainOptions& options,
+                                             torch::Device device) {
+  if (!state_refusal(options).empty()) return nullptr;
+  if (!device.is_cuda()) return HostTensorsOnCpu::make();
+  // Ranks may share the host.
+  const int64_t limit =
+      free_host_bytes() / 2 / std::max<int64_t>(1, options.ranks);
+  if (limit <= 0) return nullptr;
+  return make_pinned_tensors(device.index(), limit);
 }
 
 void apply_settings(Model& model, const TrainOptions& options,
@@ -195,6 +213,30 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup) {
     }
   }
   return make_optimizer(options, parameters);
+}
+
+std::string move_state_to_host(Optimizer& optimizer, const TrainSetup& setup) {
+  auto* partial = dynamic_cast<PartialOptimizer*>(&optimizer);
+  TORCH_CHECK(partial != nullptr,
+              "[--state] host needs an optimizer of make_optimizer(), got one "
+              "of the caller; use --state device");
+  const std::string refusal = state_refusal(setup.options);
+  TORCH_CHECK(refusal.empty(), "[--state] host: ", refusal,
+              "; use --state device");
+  const auto host = state_memory_of(setup.options, setup.device);
+  if (!host) return "the host has no free memory";
+  if (partial->move_state(host)) return "";
+  return fmt::format("the host gives no memory for it, with a limit of {}",
+                     format_bytes(host->limit_bytes()));
+}
+
+std::unique_ptr<Optimizer> measured_optimizer_of(const TrainSetup& setup) {
+  auto optimizer = optimizer_of(setup);
+  if (setup.options.state != StatePlace::kHost) return optimizer;
+  const std::string failure = move_state_to_host(*optimizer, setup);
+  TORCH_CHECK_WITH(OutOfMemoryError, failure.empty(),
+                   "[--state] host: ", failure);
+  return optimizer;
 }
 
 std::string optimizer_name(const TrainSetup& setup) {

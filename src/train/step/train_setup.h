@@ -1,6 +1,7 @@
 #pragma once
 
 #include "compat/autocast.h"
+#include "memory/host_tensors.h"
 #include "train/config/check_device.h"
 #include "train/step/window_snapshot.h"
 
@@ -69,6 +70,11 @@ TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
 std::shared_ptr<HostStore> host_store_of(const TrainOptions& options,
                                          torch::Device device);
 
+/// Returns host memory for the optimizer's state; null if the options or the device do not
+/// allow it.
+std::shared_ptr<HostTensors> state_memory_of(const TrainOptions& options,
+                                             torch::Device device);
+
 /// Applies the options of the device's libraries, and the memory layout of convolution
 /// weights; kAuto leaves them as they are.
 void apply_settings(Model& model, const TrainOptions& options,
@@ -85,6 +91,14 @@ std::vector<torch::Tensor> values(const NamedTensors& named);
 /// Returns the optimizer of the training. An 8-bit optimizer does not quantize the
 /// moments of embeddings unless `options.quantize_embeddings` is set.
 std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup);
+
+/// Moves the state of the setup's optimizer to host memory. Returns why that is not possible
+/// now; empty if it is done. Throws c10::Error if the options or the optimizer never allow it.
+std::string move_state_to_host(Optimizer& optimizer, const TrainSetup& setup);
+
+/// Returns an optimizer for measurements, with its state in host memory if
+/// `options.state` is kHost. Throws c10::OutOfMemoryError if that has no room.
+std::unique_ptr<Optimizer> measured_optimizer_of(const TrainSetup& setup);
 
 /// Name of the optimizer for summaries; "own" for one of the caller.
 std::string optimizer_name(const TrainSetup& setup);

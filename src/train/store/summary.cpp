@@ -48,6 +48,7 @@ void for_each_field(Summary& s, Visit&& visit) {
   visit("reserved_bytes", s.reserved_bytes);
   visit("kept_bytes", s.kept_bytes);
   visit("host_bytes", s.host_bytes);
+  visit("host_state_bytes", s.host_state_bytes);
   visit("rss_peak_bytes", s.rss_peak_bytes);
   visit("limit_bytes", s.limit_bytes);
   visit("window_peak_bytes", s.window_peak_bytes);
@@ -199,6 +200,9 @@ std::string to_table(const TrainSummary& s) {
   text += row("Kept after forward", format_bytes(s.kept_bytes));
   if (s.host_bytes > 0) {
     text += row("Activations on the host", format_bytes(s.host_bytes));
+  }
+  if (s.host_state_bytes > 0) {
+    text += row("Optimizer on the host", format_bytes(s.host_state_bytes));
   }
   text += row("Process (RSS) peak", format_bytes(s.rss_peak_bytes));
   text += row("Steps", std::to_string(s.steps));

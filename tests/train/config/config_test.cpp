@@ -95,7 +95,9 @@ TEST(Config, AllowsExecutionOptionsToChangeOnResume) {
   other.graph = GraphMode::kOff;
   other.weight_copies = WeightCopiesMode::kEach;
   other.host_memory = HostMemoryMode::kOff;
+  other.state = StatePlace::kDevice;
   EXPECT_EQ(conflict(config, other), "");
+  EXPECT_EQ(config_from_json(to_json(other)).state, StatePlace::kDevice);
   EXPECT_EQ(config_from_json(to_json(other)).graph, GraphMode::kOff);
 }
 

@@ -91,6 +91,8 @@ TEST(Summary, ShowsPinnedHostMemory) {
   s.host_bytes = 3 << 20;
   EXPECT_EQ(nlohmann::json::parse(to_json(s))["host_bytes"], 3 << 20);
   EXPECT_NE(to_table(s).find("Activations on the host"), std::string::npos);
+  s.host_state_bytes = 5 << 20;
+  EXPECT_NE(to_table(s).find("Optimizer on the host"), std::string::npos);
   EXPECT_EQ(to_json(summary_from_json(to_json(s))), to_json(s));
 }
 

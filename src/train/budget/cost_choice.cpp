@@ -1,0 +1,170 @@
+#include "train/budget/cost_choice.h"
+
+#include "compat/cuda.h"
+#include "compat/denormals.h"
+#include "train/step/oom_retry.h"
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace reprise::detail {
+namespace {
+
+PlanResult plan_with(TrainingCosts& costs, const PlanRequest& request) {
+  PlanResult result = make_plan(request, costs);
+  const auto complete = [&](Plan& plan) {
+    plan.state = costs.state();
+    plan.host_state_bytes = costs.profile(plan.precision).host_state_bytes;
+  };
+  complete(result.plan);
+  for (Plan& plan : result.alternatives) complete(plan);
+  return result;
+}
+
+void set_copies(PlanResult& result, std::optional<WeightCopiesMode> copies) {
+  result.plan.weight_copies = copies;
+  for (Plan& plan : result.alternatives) plan.weight_copies = copies;
+}
+
+/// Less is better.
+std::tuple<bool, double> rank_of(const PlanResult& result) {
+  return {!result.feasible, result.feasible
+                                ? result.plan.step_ms
+                                : static_cast<double>(result.smallest_bytes)};
+}
+
+bool recomputes(const Plan& plan) {
+  return plan.schedule.total_runs() > plan.schedule.stages();
+}
+
+}  // namespace
+
+CostChoice::CostChoice(TrainSetup setup, TrainingCosts::Options options)
+    : free_copies_(setup.options.weight_copies == WeightCopiesMode::kAuto &&
+                   setup.device.is_cuda()),
+      free_state_(setup.options.state == StatePlace::kAuto &&
+                  !setup.own_optimizer &&
+                  state_memory_of(setup.options, setup.device) != nullptr),
+      setup_(std::move(setup)),
+      options_(std::move(options)),
+      usual_(std::in_place, setup_, options_) {}
+
+PlanResult CostChoice::plan(const PlanRequest& request, const Plan* present) {
+  const compat::FlushDenormals flush(setup_.device);
+  PlanResult result = choose(request, present);
+  if (setup_.settings) {
+    result.plan.settings = setup_.settings;
+    for (Plan& plan : result.alternatives) plan.settings = setup_.settings;
+  }
+  // Free workspaces that the training does not need.
+  usual_->release_workspaces();
+  for (auto& [way, costs] : others_) costs->release_workspaces();
+  return result;
+}
+
+PlanResult CostChoice::choose(const PlanRequest& request, const Plan* present) {
+  std::optional<PlanResult> usual;
+  const auto failure =
+      out_of_memory_in([&] { usual.emplace(plan_usual(request)); });
+  if (!usual) {
+    // The device has no room to measure an update with the state on it.
+    TORCH_CHECK_WITH(OutOfMemoryError, free_state_, *failure);
+    if (setup_.device.is_cuda()) compat::empty_cuda_cache();
+    return plan_with(
+        *costs_with({setup_.options.weight_copies, StatePlace::kHost},
+                    /*create=*/true),
+        request);
+  }
+  PlanResult best = std::move(*usual);
+  const bool tight = !best.feasible || recomputes(best.plan);
+  choose_copies(request, tight, best);
+  if (free_state_ && request.memory > 0) {
+    const bool stays =
+        present != nullptr && present->state == StatePlace::kHost;
+    choose_state(request, tight || best.plan.update == UpdateMode::kBackward,
+                 stays, best);
+  }
+  return best;
+}
+
+PlanResult CostChoice::plan_usual(const PlanRequest& request) {
+  try {
+    return plan_with(*usual_, request);
+  } catch (const c10::OutOfMemoryError& error) {
+    const std::string& text = error.msg();
+    if (!text.starts_with("[--state]")) throw;
+    if (options_.progress) options_.progress(text + "; it stays on the device");
+  }
+  setup_.options.state = StatePlace::kDevice;
+  usual_.emplace(setup_, options_);
+  return plan_with(*usual_, request);
+}
+
+void CostChoice::choose_copies(const PlanRequest& request, bool tight,
+                               PlanResult& best) {
+  const Precision precision = best.plan.precision;
+  if (!free_copies_ || precision == Precision::kFp32 || request.memory == 0) {
+    return;
+  }
+  // A loop or an optimizer of the caller may read weights at any time.
+  const bool splits = precision == Precision::kBf16 && !setup_.own_optimizer;
+  for (const auto mode : {WeightCopiesMode::kSplit, WeightCopiesMode::kEach}) {
+    if (mode == WeightCopiesMode::kSplit && !splits) continue;
+    // Conversions need hardly less memory than split weights, and more time.
+    if (mode == WeightCopiesMode::kEach && splits && best.feasible) continue;
+    TrainingCosts* costs =
+        costs_with({mode, setup_.options.state}, /*create=*/tight);
+    if (costs == nullptr) continue;
+    PlanResult other = plan_with(*costs, request);
+    if (rank_of(best) <= rank_of(other)) continue;
+    set_copies(other, mode);
+    best = std::move(other);
+  }
+}
+
+void CostChoice::choose_state(const PlanRequest& request, bool tight,
+                              bool stays, PlanResult& best) {
+  const auto copies = best.plan.weight_copies;
+  TrainingCosts* costs = costs_with(
+      {copies.value_or(setup_.options.weight_copies), StatePlace::kHost},
+      /*create=*/tight || stays);
+  if (costs == nullptr) return;
+  std::optional<PlanResult> other;
+  try {
+    other = plan_with(*costs, request);
+  } catch (const c10::OutOfMemoryError&) {
+    return;  // the host has no room for the state
+  }
+  const auto memory = state_memory_of(setup_.options, setup_.device);
+  const bool fits = memory != nullptr &&
+                    other->plan.host_state_bytes <= memory->limit_bytes();
+  if (!stays && (!fits || rank_of(best) <= rank_of(*other))) return;
+  set_copies(*other, copies);
+  best = std::move(*other);
+}
+
+TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {
+  auto found = others_.find(way);
+  if (found == others_.end()) {
+    if (!create) return nullptr;
+    TrainSetup setup = setup_;
+    setup.options.weight_copies = way.first;
+    setup.options.state = way.second;
+    TrainingCosts::Options options = options_;
+    // The optimizer's state makes no difference to micro-batches.
+    if (way.second != setup_.options.state) {
+      options.same_steps = way.first == setup_.options.weight_copies
+                               ? &*usual_
+                               : costs_with({way.first, setup_.options.state},
+                                            /*create=*/false);
+    }
+    found = others_
+                .emplace(way, std::make_unique<TrainingCosts>(std::move(setup),
+                                                              options))
+                .first;
+  }
+  return found->second.get();
+}
+
+}  // namespace reprise::detail

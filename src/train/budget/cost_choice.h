@@ -1,0 +1,52 @@
+#pragma once
+
+#include "train/budget/training_costs.h"
+
+#include <reprise/plan/planner.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace reprise::detail {
+
+/// Costs of a training in the ways that its options leave open. Weight copies are used, and the
+/// optimizer's state is on the device, as far as the options allow it. If the budget is tight,
+/// also costs with copies that take no memory, and with the state in host memory, which may
+/// save more time elsewhere. Tested by tests/train/budget/state_planning_test.cpp and
+/// tests/train/budget/planning_test.cpp.
+class CostChoice {
+ public:
+  CostChoice(TrainSetup setup, TrainingCosts::Options options);
+  CostChoice(const CostChoice&) = delete;
+  CostChoice& operator=(const CostChoice&) = delete;
+
+  /// Returns the best plan. With `present`, the plan in force, the optimizer's state stays in
+  /// host memory if it is there.
+  PlanResult plan(const PlanRequest& request, const Plan* present = nullptr);
+
+ private:
+  using Way = std::pair<WeightCopiesMode, StatePlace>;
+
+  PlanResult choose(const PlanRequest& request, const Plan* present);
+  /// Plans with the options as they are. If they ask for host memory and it has no room, the
+  /// optimizer's state stays on the device from now on.
+  PlanResult plan_usual(const PlanRequest& request);
+  void choose_copies(const PlanRequest& request, bool tight, PlanResult& best);
+  /// Compares `best` with the same weight copies and the optimizer's state in host memory, or
+  /// replaces it if the state `stays` there.
+  void choose_state(const PlanRequest& request, bool tight, bool stays,
+                    PlanResult& best);
+  /// Null if there are none and `create` is false.
+  TrainingCosts* costs_with(const Way& way, bool create);
+
+  bool free_copies_;
+  bool free_state_;
+  TrainSetup setup_;
+  TrainingCosts::Options options_;
+  std::optional<TrainingCosts> usual_;
+  std::map<Way, std::unique_ptr<TrainingCosts>> others_;
+};
+
+}  // namespace reprise::detail

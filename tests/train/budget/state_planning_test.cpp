@@ -1,0 +1,147 @@
+// Plans of trainings whose optimizer may keep its state in host memory. On the CPU,
+// HostTensorsOnCpu stands for the host.
+#include "memory/host_tensors.h"
+#include "train/runs.h"
+
+#include <reprise/train/planning.h>
+
+#include <cstdlib>
+
+namespace reprise {
+namespace {
+
+using detail::HostTensorsOnCpu;
+using testing::device;
+using testing::expect_same;
+using testing::run;
+using testing::Warnings;
+
+constexpr int64_t kLimit = int64_t{1} << 30;
+constexpr int64_t kChunk = int64_t{256} << 10;
+
+/// Redirects cached profiles to a temporary directory.
+class ProfileFolder {
+ public:
+  ProfileFolder() { ::setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }
+  ~ProfileFolder() { ::unsetenv("XDG_CACHE_HOME"); }
+
+ private:
+  testing::TemporaryDirectory folder_;
+};
+
+/// Most of its memory are parameters and what belongs to them.
+TrainConfig heavy_mlp() {
+  TrainConfig config = testing::small("mlp");
+  config.model_options.dropout = -1;
+  config.model_options.depth = 12;
+  config.model_options.width = 256;
+  config.random_samples = 16;
+  config.batch = 4;
+  config.accumulate = 1;
+  config.epochs = 0;
+  config.steps = 3;
+  config.update = UpdateMode::kAfter;
+  return config;
+}
+
+PlanRequest whole_window(const TrainConfig& config, int64_t memory) {
+  PlanRequest request;
+  request.global_batch = config.global_batch;
+  request.micro_batch = config.batch;
+  request.memory = memory;
+  request.precisions = {config.precision};
+  return request;
+}
+
+PlanResult quick_plan(TrainConfig config, StatePlace place, int64_t memory,
+                      const std::string& strategy = "") {
+  config.state = place;
+  config.resolve();
+  PlanningOptions quick;
+  quick.quick = true;
+  PlanRequest request = whole_window(config, memory);
+  request.strategy = strategy;
+  return plan_training(config, request, quick);
+}
+
+TEST(StatePlanning, PredictsPeaks) {
+  if (device().is_cuda()) GTEST_SKIP() << "chunks are larger there";
+  const ProfileFolder cache;
+  const HostTensorsOnCpu host(kLimit, kChunk);
+  for (const UpdateMode update : {UpdateMode::kAfter, UpdateMode::kBackward}) {
+    for (const char* optimizer : {"adamw", "adafactor", "adamw8bit"}) {
+      TrainConfig config = heavy_mlp();
+      config.update = update;
+      config.optimizer.name = optimizer;
+      const PlanResult result = quick_plan(config, StatePlace::kHost, 0, "all");
+      const std::string what = optimizer + to_text(update);
+      EXPECT_EQ(result.plan.state, StatePlace::kHost) << what;
+      EXPECT_GT(result.plan.host_state_bytes, 0) << what;
+      EXPECT_LT(result.plan.peak.optimizer, 200'000) << what;  // tables
+      config.resolve();
+      const PlanMeasurement measured =
+          measure_plan(config, result.plan, 0, /*windows=*/2);
+      EXPECT_NEAR(double(result.plan.peak_bytes) / double(measured.peak_bytes),
+                  1, 0.03)
+          << what;
+    }
+  }
+}
+
+TEST(StatePlanning, UsesTheHostIfOnlyThatFits) {
+  if (device().is_cuda()) GTEST_SKIP() << "chunks are larger there";
+  const ProfileFolder cache;
+  const HostTensorsOnCpu host(kLimit, kChunk);
+  const TrainConfig config = heavy_mlp();
+  const auto smallest = [&](StatePlace place) {
+    return quick_plan(config, place, 1).smallest_bytes;
+  };
+  const int64_t resident = smallest(StatePlace::kDevice);
+  const int64_t streamed = smallest(StatePlace::kHost);
+  ASSERT_LT(streamed, resident * 3 / 4);
+  EXPECT_EQ(smallest(StatePlace::kAuto), streamed);
+
+  TrainConfig limited = config;
+  limited.memory_limit = (resident + streamed) / 2;
+  const PlanResult plan =
+      quick_plan(config, StatePlace::kAuto, limited.memory_limit);
+  EXPECT_TRUE(plan.feasible);
+  EXPECT_EQ(plan.plan.state, StatePlace::kHost);
+  EXPECT_NE(to_text(plan).find("of optimizer state in host memory"),
+            std::string::npos);
+  EXPECT_NE(describe(plan.plan).find("of optimizer state on the host"),
+            std::string::npos);
+  EXPECT_EQ(plan_from_json(to_json(plan.plan), plan.plan.schedule.stages()),
+            plan.plan);
+  EXPECT_EQ(quick_plan(config, StatePlace::kAuto, 4 * resident).plan.state,
+            StatePlace::kDevice);
+  EXPECT_FALSE(
+      quick_plan(config, StatePlace::kDevice, limited.memory_limit).feasible);
+
+  Warnings warnings;
+  const auto tight = run(limited, {}, &warnings);
+  expect_same(tight, run(config), "within a budget");
+  EXPECT_LE(tight.result.summary.peak_bytes, limited.memory_limit);
+  EXPECT_GT(tight.result.summary.host_state_bytes, 0);
+  EXPECT_TRUE(warnings.list.empty());
+  ASSERT_TRUE(tight.result.summary.predicted.has_value());
+  EXPECT_NEAR(double(tight.result.summary.predicted->peak_bytes) /
+                  double(tight.result.summary.peak_bytes),
+              1, 0.03);
+}
+
+TEST(StatePlanning, PlansWithoutAHostThatHasNoRoom) {
+  if (device().is_cuda()) GTEST_SKIP() << "there is room";
+  const ProfileFolder cache;
+  const HostTensorsOnCpu host(/*limit_bytes=*/1000, kChunk);
+  const TrainConfig config = heavy_mlp();
+  const int64_t resident =
+      quick_plan(config, StatePlace::kDevice, 1).smallest_bytes;
+  EXPECT_EQ(quick_plan(config, StatePlace::kAuto, 1).smallest_bytes, resident);
+  const PlanResult forced = quick_plan(config, StatePlace::kHost, 2 * resident);
+  EXPECT_TRUE(forced.feasible);
+  EXPECT_EQ(forced.plan.state, StatePlace::kDevice);
+}
+
+}  // namespace
+}  // namespace reprise

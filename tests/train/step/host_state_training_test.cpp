@@ -1,0 +1,215 @@
+// Trainings whose optimizer keeps its state in host memory. The truth are trainings with the
+// state on the device. On the CPU, HostTensorsOnCpu stands for the host.
+#include "memory/host_tensors.h"
+#include "train/step/graph_runs.h"
+
+#include <reprise/train/planning.h>
+
+#include <torch/optim/sgd.h>
+
+#include <optional>
+
+namespace reprise {
+namespace {
+
+using detail::HostTensorsOnCpu;
+using testing::device;
+using testing::Ended;
+using testing::error_of;
+using testing::expect_same;
+using testing::Failing;
+using testing::run;
+using testing::small;
+using testing::Warnings;
+
+constexpr int64_t kLimit = int64_t{1} << 30;
+
+/// Small chunks, so that parameters are divided.
+struct Host {
+  explicit Host(int64_t limit = kLimit, int64_t chunk = 2048) {
+    if (device().is_cpu()) on_cpu.emplace(limit, chunk);
+  }
+  std::optional<HostTensorsOnCpu> on_cpu;
+};
+
+Ended run_in(TrainConfig config, StatePlace place,
+             const std::vector<int>& stops = {},
+             TrainListener* listener = nullptr, const Failing& failing = {}) {
+  config.state = place;
+  return run(config, stops, listener, failing);
+}
+
+TrainConfig one_micro_batch(TrainConfig config) {
+  config.batch = 8;
+  config.accumulate = 1;
+  config.clip = 0;
+  config.update = UpdateMode::kBackward;
+  return config;
+}
+
+std::vector<TrainConfig> models() {
+  auto half = testing::tokens();
+  half.precision = Precision::kBf16;
+  half.weight_copies = WeightCopiesMode::kOn;
+  auto adapted = testing::tokens();
+  adapted.lora.rank = 2;
+  return {small(), testing::images(), testing::tokens(), half, adapted};
+}
+
+TEST(HostStateTraining, DoesNotChangeResults) {
+  const Host host;
+  for (const TrainConfig& config : models()) {
+    const Ended streamed = run_in(config, StatePlace::kHost);
+    const Ended resident = run_in(config, StatePlace::kDevice);
+    expect_same(streamed, resident, config.model);
+    EXPECT_GT(streamed.result.summary.host_state_bytes, 0);
+    EXPECT_EQ(resident.result.summary.host_state_bytes, 0);
+  }
+  for (const std::string& name : optimizer_names()) {
+    auto config = testing::tokens();
+    config.optimizer.name = name;
+    expect_same(run_in(config, StatePlace::kHost),
+                run_in(config, StatePlace::kDevice), name);
+  }
+}
+
+TEST(HostStateTraining, DoesNotChangeUpdatesInTheBackward) {
+  const Host host;
+  for (TrainConfig config : models()) {
+    config = one_micro_batch(config);
+    config.graph = GraphMode::kAuto;
+    std::optional<detail::RecordedInstead> instead;
+    if (device().is_cpu()) instead.emplace(testing::repeated());
+    const Ended streamed = run_in(config, StatePlace::kHost);
+    expect_same(streamed, run_in(config, StatePlace::kDevice), config.model);
+    EXPECT_EQ(streamed.result.summary.graph.rfind("off: with --update", 0), 0u)
+        << streamed.result.summary.graph;
+    EXPECT_NE(streamed.result.summary.graph.find("--state host"),
+              std::string::npos);
+    EXPECT_EQ(streamed.result.summary.graph_replays, 0);
+  }
+}
+
+TEST(HostStateTraining, ContinuesResumedRuns) {
+  const Host host;
+  for (auto config : {testing::images(), one_micro_batch(testing::tokens())}) {
+    config.save_every = 1;
+    const Ended plain = run_in(config, StatePlace::kDevice);
+    expect_same(run_in(config, StatePlace::kHost, {1, 2, 1}), plain,
+                config.model + ", three stops");
+  }
+}
+
+/// The place is not part of a saved state.
+TEST(HostStateTraining, ResumesInAnotherPlace) {
+  const Host host;
+  auto config = testing::tokens();
+  config.resolve();
+  const Ended plain = run_in(config, StatePlace::kDevice);
+  const testing::TemporaryDirectory base;
+  const std::string path = base.path() + "/run";
+  int part = 0;
+  for (const StatePlace place :
+       {StatePlace::kHost, StatePlace::kDevice, StatePlace::kHost}) {
+    config.state = place;
+    auto directory = part == 0 ? RunDirectory::create(path, to_json(config))
+                               : RunDirectory::open(path);
+    int left = part == 2 ? -1 : 2;
+    TrainRun how;
+    how.directory = &directory;
+    how.resume = part > 0;
+    how.stop = [&left] { return left-- == 0; };
+    Trainer(make_inputs(config), config).run(how);
+    ++part;
+  }
+  const auto state = detail::newest_state(RunDirectory::open(path),
+                                          [](const auto&) { FAIL(); });
+  ASSERT_EQ(state->tensors.size(), plain.tensors.size());
+  for (size_t i = 0; i < plain.tensors.size(); ++i) {
+    EXPECT_TRUE(
+        testing::same(state->tensors[i].second, plain.tensors[i].second))
+        << plain.tensors[i].first;
+  }
+}
+
+TEST(HostStateTraining, RepeatsWindowsAfterFailedAllocations) {
+  if (device().is_cuda()) GTEST_SKIP() << "failures are injected on the CPU";
+  const Host host;
+  auto config = testing::images();
+  config.workers = 0;
+  config.epochs = 1;
+  const Ended plain = run_in(config, StatePlace::kDevice);
+  const int64_t all =
+      run_in(config, StatePlace::kHost, {}, nullptr, {0}).allocations;
+  for (int i = 0; i < 12; ++i) {
+    Warnings warnings;
+    expect_same(
+        run_in(config, StatePlace::kHost, {}, &warnings, {0, all * i / 12}),
+        plain, "failure " + std::to_string(i));
+  }
+}
+
+TEST(HostStateTraining, StaysOnTheDeviceIfTheHostHasNoRoom) {
+  if (device().is_cuda()) GTEST_SKIP() << "there is room";
+  const Host host(/*limit=*/100);
+  Warnings warnings;
+  const auto config = testing::tokens();
+  const Ended got = run_in(config, StatePlace::kHost, {}, &warnings);
+  expect_same(got, run_in(config, StatePlace::kDevice), "without room");
+  EXPECT_EQ(warnings.count("state stays on the device"), 1);
+  EXPECT_EQ(got.result.summary.host_state_bytes, 0);
+}
+
+TEST(HostStateTraining, TakesNoDeviceMemory) {
+  const Host host(kLimit, /*chunk=*/64 << 10);
+  auto config = small();
+  config.model_options.depth = 12;
+  config.model_options.width = 256;
+  config.random_samples = 6;
+  config.batch = 2;
+  config.accumulate = 1;
+  config.workers = 0;
+  const auto streamed = run_in(config, StatePlace::kHost).result.summary;
+  const auto resident = run_in(config, StatePlace::kDevice).result.summary;
+  const int64_t state = 8 * streamed.parameters;
+  EXPECT_GE(streamed.host_state_bytes, state);
+  EXPECT_EQ(streamed.memory[Category::kOptimizer], 0);
+  EXPECT_GE(resident.memory[Category::kOptimizer], state);
+  if (device().is_cpu()) {
+    EXPECT_LE(streamed.peak_bytes, resident.peak_bytes - state + (256 << 10));
+  }
+}
+
+TEST(HostStateTraining, IsRefusedWithAReason) {
+  auto config = small();
+  config.state = StatePlace::kHost;
+  const auto expect = [](const std::string& text, const std::string& part) {
+    EXPECT_EQ(text.rfind("[--state] host", 0), 0u) << text;
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_NE(text.find("use --state device"), std::string::npos) << text;
+  };
+  if (device().is_cpu()) {
+    expect(error_of([&] { TrainConfig(config).resolve(); }),
+           "the device is the CPU");
+  }
+  const Host host;
+  auto off = config;
+  off.host_memory = HostMemoryMode::kOff;
+  expect(error_of([&] { off.resolve(); }), "--host-memory off");
+  auto sharded = config;
+  sharded.ranks = 2;
+  sharded.shard = Sharding::kOptimizer;
+  expect(error_of([&] { sharded.resolve(); }), "--shard optimizer");
+  config.resolve();
+  TrainInputs inputs = make_inputs(config);
+  inputs.optimizer = [](const NamedTensors& parameters) {
+    std::vector<torch::Tensor> list;
+    for (const auto& item : parameters) list.push_back(item.second);
+    return wrap_optimizer(std::make_unique<torch::optim::SGD>(list, 0.1),
+                          parameters);
+  };
+  expect(error_of([&] { Trainer(inputs, config); }), "make_optimizer()");
+}
+
+}  // namespace
+}  // namespace reprise
