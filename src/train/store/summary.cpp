@@ -141,6 +141,8 @@ TrainSummary summary_from_json(const std::string& text) {
   try {
     for_each_field(summary, [&](const char* name, auto& field) {
       at = name;
+      // Runs of version 0.1 have no such field.
+      if (at == "host_state_bytes" && !source.contains(at)) return;
       source.at(name).get_to(field);
     });
     for_each_optional(summary, [&](const char* name, auto& field) {

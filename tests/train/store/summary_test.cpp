@@ -47,6 +47,9 @@ TEST(Summary, JsonRoundTrip) {
   EXPECT_TRUE(json["eval_loss"].is_null());
   EXPECT_EQ(to_json(summary_from_json(to_json(example_summary()))),
             to_json(example_summary()));
+  auto older = json;  // of version 0.1
+  older.erase("host_state_bytes");
+  EXPECT_EQ(summary_from_json(older.dump()).host_state_bytes, 0);
   EXPECT_THROW(summary_from_json("{}"), c10::Error);
 }
 
