@@ -25,6 +25,9 @@ struct LtProduct {
 /// Tested by tests/compat/lt_gemm_test.cpp.
 bool lt_gemm(const LtProduct& product);
 
+/// Whether this build has cublasLt.
+bool lt_gemm_built();
+
 /// Allows or forbids these products in this process, since another process may choose other
 /// algorithms, with other rounding errors. Allowed by default.
 void allow_lt_gemm(bool allowed);

@@ -8,6 +8,10 @@ bool lt_gemm(const LtProduct&) {
   return false;
 }
 
+bool lt_gemm_built() {
+  return false;
+}
+
 void allow_lt_gemm(bool) {}
 
 }  // namespace reprise::compat

@@ -85,9 +85,9 @@ struct CostProfile {
   FixedMemory fixed;
   double update_ms = 0;      ///< time of the optimizer's step
   int64_t update_bytes = 0;  ///< temporaries of the optimizer's step
-  /// Whether micro-batches run as CUDA graphs; kAuto: if it fits. The memory of a CUDA graph cannot be shared. It is therefore needed
-  /// in addition to the update's temporaries and a second copy of the
-  /// micro-batch, and gradients stay allocated from window to window.
+  /// Whether micro-batches run as CUDA graphs; kAuto: if it fits. The memory of a CUDA graph
+  /// cannot be shared. It is therefore needed in addition to the update's temporaries and a
+  /// second copy of the micro-batch, and gradients stay allocated from window to window.
   GraphMode graph = GraphMode::kOff;
   /// When parameters are updated; kAuto: either way. kBackward applies to windows of one
   /// micro-batch only. Not part of the JSON text.

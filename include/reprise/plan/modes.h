@@ -39,9 +39,9 @@ struct EnumText<UpdateMode> {
                                                          "backward"};
 };
 
-/// Where the optimizer keeps its state. kHost: in host memory, from which an update streams it
-/// through the device in chunks. The results are the same. kAuto: kDevice, or kHost if a plan
-/// for the memory budget is faster with it or has no other way to fit.
+/// Memory of the optimizer's state. kHost: host memory, from which an update streams the state
+/// through the device in chunks. The results are the same. kAuto: kDevice; plans do not choose
+/// kHost on CUDA yet.
 enum class StatePlace { kAuto, kDevice, kHost };
 
 template <>

@@ -102,7 +102,7 @@ struct Plan {
   /// When parameters are updated: kAfter or kBackward. With kBackward the time of a
   /// micro-batch includes the update.
   UpdateMode update = UpdateMode::kAfter;
-  /// Where the optimizer's state is: kDevice or kHost.
+  /// Memory of the optimizer's state: kDevice or kHost.
   StatePlace state = StatePlace::kDevice;
   int64_t host_state_bytes = 0;  ///< optimizer state in host memory
   /// Weight copies that the plan assumes; nullopt for the configured mode.

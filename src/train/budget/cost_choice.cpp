@@ -43,8 +43,9 @@ bool recomputes(const Plan& plan) {
 CostChoice::CostChoice(TrainSetup setup, TrainingCosts::Options options)
     : free_copies_(setup.options.weight_copies == WeightCopiesMode::kAuto &&
                    setup.device.is_cuda()),
+      // On CUDA only on request: its transfers have not been measured there.
       free_state_(setup.options.state == StatePlace::kAuto &&
-                  !setup.own_optimizer &&
+                  !setup.own_optimizer && !setup.device.is_cuda() &&
                   state_memory_of(setup.options, setup.device) != nullptr),
       setup_(std::move(setup)),
       options_(std::move(options)),

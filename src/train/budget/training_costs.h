@@ -38,7 +38,7 @@ class TrainingCosts final : public CostSource {
   std::optional<double> try_plan(const Plan& plan) override;
   bool compare(const std::vector<Plan>& plans) override;
 
-  /// Where the optimizer's state is in these measurements.
+  /// Memory of the optimizer's state in these measurements.
   StatePlace state() const {
     return setup_.options.state == StatePlace::kHost ? StatePlace::kHost
                                                      : StatePlace::kDevice;

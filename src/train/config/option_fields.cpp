@@ -121,7 +121,7 @@ void add_memory(Options& table) {
             .group = "Training",
             .help = "Memory of the optimizer's state: of the device; of the "
                     "host, from which updates stream it through the device; "
-                    "auto, device, or host if that is better within --memory",
+                    "auto, device",
             .affects_costs = true})
       .add(&O::loss_scale, {.name = "loss-scale",
                             .group = "Training",

@@ -112,7 +112,8 @@ class GroupedOptimizer final : public Optimizer, public PartialOptimizer {
         TORCH_CHECK(i == 0, "[optimizer] group ", i,
                     " could not be updated after the groups before it: ",
                     is_out_of_memory(error) ? "no memory"
-                                            : error.what_without_backtrace());
+                                            : error.what_without_backtrace(),
+                    "; resume from the last saved state");
         throw;
       }
     }

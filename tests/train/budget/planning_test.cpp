@@ -1,5 +1,6 @@
 #include "compat/cuda.h"
 #include "host_store.h"
+#include "plans.h"
 #include "train/budget/training_costs.h"
 #include "train/runs.h"
 #include "train/step/train_setup.h"
@@ -7,25 +8,15 @@
 #include <reprise/recompute/host_memory.h>
 #include <reprise/train/planning.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 namespace reprise {
 namespace {
 
 using testing::expect_same;
+using testing::OwnCache;
+using testing::request_for;
 using testing::run;
-
-/// Redirects cached profiles to a temporary directory.
-class OwnCache {
- public:
-  OwnCache() { ::setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }
-  ~OwnCache() { ::unsetenv("XDG_CACHE_HOME"); }
-  std::string profiles() const { return folder_.path() + "/reprise/profiles"; }
-
- private:
-  testing::TemporaryDirectory folder_;
-};
 
 TrainConfig config_of(const std::string& model) {
   TrainConfig config = testing::small(model);
@@ -48,14 +39,6 @@ TrainConfig config_of(const std::string& model) {
     m.image_size = 56;
   }
   return config;
-}
-
-PlanRequest request_for(const TrainConfig& config, int64_t memory) {
-  PlanRequest request;
-  request.global_batch = config.global_batch;
-  request.memory = memory;
-  request.precisions = {config.precision};
-  return request;
 }
 
 TEST(Planning, KeepsBudgetsAndPredictsPeaks) {
@@ -221,14 +204,15 @@ CostProfile kept_profile(const OwnCache& cache) {
 TEST(Planning, TimesThePlanItReturns) {
   for (const char* model : {"cnn-basic", "gpt2"}) {
     const OwnCache cache;
-    TrainConfig config = config_of(model);
+    const TrainConfig open = config_of(model);
+    TrainConfig config = open;
     config.resolve();
     const int64_t least =
-        plan_training(config, request_for(config, 1)).smallest_bytes;
+        plan_training(config, request_for(open, 1)).smallest_bytes;
     for (const double share : {1.0, 1.3, 3.0}) {
       const auto memory = static_cast<int64_t>(share * double(least));
       const PlanResult result =
-          plan_training(config, request_for(config, memory));
+          plan_training(config, request_for(open, memory));
       ASSERT_TRUE(result.feasible);
       // The plan is within the budget, so it must have been tried.
       const auto ms = kept_profile(cache).tried_ms(
@@ -243,7 +227,7 @@ TEST(Planning, TimesThePlanItReturns) {
       bool settled = false;
       for (int i = 0; i < 4 && !settled; ++i) {
         const auto next =
-            to_json(plan_training(config, request_for(config, memory)));
+            to_json(plan_training(config, request_for(open, memory)));
         settled = next == last;
         last = next;
       }
@@ -265,7 +249,7 @@ TEST(Planning, TrialsDoNotChangeTheTraining) {
     TrainConfig planned = config;
     config.resolve();
     const int64_t least =
-        plan_training(config, request_for(config, 1)).smallest_bytes;
+        plan_training(config, request_for(planned, 1)).smallest_bytes;
     const size_t before = kept_profile(cache).tried.size();
     planned.memory_limit = least + least / 20;
     const auto a = run(planned);

@@ -1,11 +1,10 @@
 // Plans of trainings whose optimizer may keep its state in host memory. On the CPU,
 // HostTensorsOnCpu stands for the host.
 #include "memory/host_tensors.h"
+#include "plans.h"
 #include "train/runs.h"
 
 #include <reprise/train/planning.h>
-
-#include <cstdlib>
 
 namespace reprise {
 namespace {
@@ -13,21 +12,13 @@ namespace {
 using detail::HostTensorsOnCpu;
 using testing::device;
 using testing::expect_same;
+using testing::OwnCache;
+using testing::request_for;
 using testing::run;
 using testing::Warnings;
 
 constexpr int64_t kLimit = int64_t{1} << 30;
 constexpr int64_t kChunk = int64_t{256} << 10;
-
-/// Redirects cached profiles to a temporary directory.
-class ProfileFolder {
- public:
-  ProfileFolder() { ::setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }
-  ~ProfileFolder() { ::unsetenv("XDG_CACHE_HOME"); }
-
- private:
-  testing::TemporaryDirectory folder_;
-};
 
 /// Most of its memory are parameters and what belongs to them.
 TrainConfig heavy_mlp() {
@@ -44,29 +35,20 @@ TrainConfig heavy_mlp() {
   return config;
 }
 
-PlanRequest whole_window(const TrainConfig& config, int64_t memory) {
-  PlanRequest request;
-  request.global_batch = config.global_batch;
-  request.micro_batch = config.batch;
-  request.memory = memory;
-  request.precisions = {config.precision};
-  return request;
-}
-
 PlanResult quick_plan(TrainConfig config, StatePlace place, int64_t memory,
                       const std::string& strategy = "") {
   config.state = place;
   config.resolve();
   PlanningOptions quick;
   quick.quick = true;
-  PlanRequest request = whole_window(config, memory);
+  PlanRequest request = request_for(config, memory);
   request.strategy = strategy;
   return plan_training(config, request, quick);
 }
 
 TEST(StatePlanning, PredictsPeaks) {
   if (device().is_cuda()) GTEST_SKIP() << "chunks are larger there";
-  const ProfileFolder cache;
+  const OwnCache cache;
   const HostTensorsOnCpu host(kLimit, kChunk);
   for (const UpdateMode update : {UpdateMode::kAfter, UpdateMode::kBackward}) {
     for (const char* optimizer : {"adamw", "adafactor", "adamw8bit"}) {
@@ -90,7 +72,7 @@ TEST(StatePlanning, PredictsPeaks) {
 
 TEST(StatePlanning, UsesTheHostIfOnlyThatFits) {
   if (device().is_cuda()) GTEST_SKIP() << "chunks are larger there";
-  const ProfileFolder cache;
+  const OwnCache cache;
   const HostTensorsOnCpu host(kLimit, kChunk);
   const TrainConfig config = heavy_mlp();
   const auto smallest = [&](StatePlace place) {
@@ -132,7 +114,7 @@ TEST(StatePlanning, UsesTheHostIfOnlyThatFits) {
 
 TEST(StatePlanning, PlansWithoutAHostThatHasNoRoom) {
   if (device().is_cuda()) GTEST_SKIP() << "there is room";
-  const ProfileFolder cache;
+  const OwnCache cache;
   const HostTensorsOnCpu host(/*limit_bytes=*/1000, kChunk);
   const TrainConfig config = heavy_mlp();
   const int64_t resident =
