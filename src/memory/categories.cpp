@@ -14,6 +14,7 @@ using StorageSet = std::unordered_set<const void*>;
 int64_t unseen_bytes(const at::Tensor& tensor, StorageSet& seen) {
   if (!tensor.defined() || !tensor.has_storage()) return 0;
   const auto& storage = tensor.storage();
+  if (storage.data() == nullptr) return 0;  // its memory is elsewhere
   if (!seen.insert(storage.unsafeGetStorageImpl()).second) return 0;
   return allocated_bytes(static_cast<int64_t>(storage.nbytes()),
                          tensor.device());

@@ -244,6 +244,7 @@ class Execution::Impl {
   }
 
   void run_op(const Op& op) {
+    if (options_.memory != nullptr) options_.memory->before(op);
     if (options_.observer != nullptr) options_.observer->before(op);
     const auto i = static_cast<size_t>(op.stage);
     switch (op.kind) {
@@ -268,6 +269,7 @@ class Execution::Impl {
         break;
     }
     if (options_.observer != nullptr) options_.observer->after(op);
+    if (options_.memory != nullptr) options_.memory->after(op);
   }
 
   void report_final(int stage, TiedGradients* tied) {

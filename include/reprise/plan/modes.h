@@ -39,15 +39,17 @@ struct EnumText<UpdateMode> {
                                                          "backward"};
 };
 
-/// Memory of the optimizer's state. kHost: host memory, from which an update streams the state
-/// through the device in chunks. The results are the same. kAuto: kDevice; plans do not choose
-/// kHost on CUDA yet.
-enum class StatePlace { kAuto, kDevice, kHost };
+/// Memory of the training's state. kHost: the optimizer's state is in host memory, from which
+/// an update streams it through the device in chunks. kHostAll: parameters and gradients are
+/// there as well, and those of a stage are on the device only while it runs; parameters are
+/// updated in the backward of the window's last micro-batch. The results are the same. kAuto:
+/// kDevice, or one of the others if a plan for the memory budget is better with it.
+enum class StatePlace { kAuto, kDevice, kHost, kHostAll };
 
 template <>
 struct EnumText<StatePlace> {
-  static constexpr std::array<std::string_view, 3> names{"auto", "device",
-                                                         "host"};
+  static constexpr std::array<std::string_view, 4> names{"auto", "device",
+                                                         "host", "host-all"};
 };
 
 /// Half-precision copies of the linear layers' weights (WeightCopies). kOn: one

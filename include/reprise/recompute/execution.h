@@ -28,6 +28,9 @@ struct ExecutionOptions {
   const KeptMeter* meter = nullptr;
   /// Called before and after each operation. Not owned; may be null.
   ExecutionObserver* observer = nullptr;
+  /// Called around `observer`. Provides the memory of stages, such as parameters that are in
+  /// host memory. Not owned; may be null.
+  ExecutionObserver* memory = nullptr;
   /// Random generators that stages use besides LibTorch's default ones.
   std::vector<at::Generator> generators{};
   /// Gives each stage its own autograd graph and backward call, so that an

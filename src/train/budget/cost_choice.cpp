@@ -43,10 +43,8 @@ bool recomputes(const Plan& plan) {
 CostChoice::CostChoice(TrainSetup setup, TrainingCosts::Options options)
     : free_copies_(setup.options.weight_copies == WeightCopiesMode::kAuto &&
                    setup.device.is_cuda()),
-      // On CUDA only on request: its transfers have not been measured there.
       free_state_(setup.options.state == StatePlace::kAuto &&
-                  !setup.own_optimizer && !setup.device.is_cuda() &&
-                  state_memory_of(setup.options, setup.device) != nullptr),
+                  !setup.own_optimizer && setup.state_memory != nullptr),
       setup_(std::move(setup)),
       options_(std::move(options)),
       usual_(std::in_place, setup_, options_) {}
@@ -137,9 +135,8 @@ void CostChoice::choose_state(const PlanRequest& request, bool tight,
   } catch (const c10::OutOfMemoryError&) {
     return;  // the host has no room for the state
   }
-  const auto memory = state_memory_of(setup_.options, setup_.device);
-  const bool fits = memory != nullptr &&
-                    other->plan.host_state_bytes <= memory->limit_bytes();
+  const bool fits =
+      other->plan.host_state_bytes <= setup_.state_memory->limit_bytes();
   if (!stays && (!fits || rank_of(best) <= rank_of(*other))) return;
   set_copies(*other, copies);
   best = std::move(*other);

@@ -62,7 +62,7 @@ class SettingsTrial {
       : setup_(setup),
         options_(options),
         given_(setup.options),
-        guard_(setup.model, setup.device, /*parameters=*/false) {}
+        guard_(setup, /*parameters=*/false) {}
 
   DeviceSettings choose() {
     DeviceSettings best =

@@ -11,10 +11,12 @@ torch::Tensor to_host(const torch::Tensor& tensor) {
 
 }  // namespace
 
-ModelStateGuard::ModelStateGuard(const Model& model, torch::Device device,
-                                 bool parameters) {
+ModelStateGuard::ModelStateGuard(const TrainSetup& setup, bool parameters)
+    : host_(setup.host_parameters) {
+  const Model& model = setup.model;
   const torch::NoGradGuard no_grad;
-  const auto empty = torch::empty({0}, device);
+  const HostParameters::Readable readable(host_.get());
+  const auto empty = torch::empty({0}, setup.device);
   rng_ = compat::RngState::capture({empty});
   for (auto& buffer : model.root->buffers()) {
     values_.emplace_back(buffer, buffer.detach().clone());
@@ -36,6 +38,8 @@ ModelStateGuard::ModelStateGuard(const Model& model, torch::Device device,
 
 ModelStateGuard::~ModelStateGuard() {
   const torch::NoGradGuard no_grad;
+  if (host_) host_->forget_gradients();  // of the measurement
+  const HostParameters::Readable readable(host_.get());
   for (auto& [parameter, gradient] : gradients_) {
     parameter.mutable_grad() = gradient;
   }

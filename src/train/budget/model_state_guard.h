@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,13 +21,14 @@ namespace reprise::detail {
 /// with `parameters` the parameters as well.
 class ModelStateGuard {
  public:
-  ModelStateGuard(const Model& model, torch::Device device, bool parameters);
+  ModelStateGuard(const TrainSetup& setup, bool parameters);
   ~ModelStateGuard();
   ModelStateGuard(const ModelStateGuard&) = delete;
   ModelStateGuard& operator=(const ModelStateGuard&) = delete;
 
  private:
   using Pair = std::pair<torch::Tensor, torch::Tensor>;
+  std::shared_ptr<HostParameters> host_;  // may be null
   std::vector<Pair> gradients_;
   std::vector<Pair> values_;
   compat::RngState rng_;

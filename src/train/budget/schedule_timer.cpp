@@ -77,13 +77,21 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
   Batches batches(setup, trial.micro_batch, std::move(any));
   std::vector<torch::Tensor> parameters = setup.parameter_list;
   std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
+  HostParameters* const host =
+      runner.moves_parameters() ? setup.host_parameters.get() : nullptr;
   if (trial.accumulate) {
-    for (auto& p : parameters) p.mutable_grad() = torch::zeros_like(p);
+    for (auto& p : parameters) {
+      // Others are in host memory after the first micro-batch.
+      if (host == nullptr || !host->moves(p)) {
+        p.mutable_grad() = torch::zeros_like(p);
+      }
+    }
   }
   Batch batch;
   return time_rows(setup.device, timing, [&] {
     if (!trial.accumulate) {
       for (auto& p : parameters) p.mutable_grad().reset();
+      if (host != nullptr) host->forget_gradients();
     }
     batch = batches.next();
     move_to(batch, setup.device);

@@ -207,8 +207,7 @@ std::string TrainingCosts::key_of(Precision precision) const {
 }
 
 std::unique_ptr<WeightCopies> TrainingCosts::copies(Precision precision) const {
-  return weight_copies_of(setup_.options, precision, setup_.model,
-                          setup_.device);
+  return weight_copies_of(setup_, precision);
 }
 
 std::vector<std::string> TrainingCosts::stage_names() const {

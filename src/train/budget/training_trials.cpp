@@ -136,8 +136,7 @@ std::optional<double> TrainingCosts::run_schedule(
     return std::nullopt;
   }
   try {
-    const ModelStateGuard guard(setup_.model, setup_.device,
-                                /*parameters=*/false);
+    const ModelStateGuard guard(setup_, /*parameters=*/false);
     return ScheduleTimer(setup_).time(
         {profile.precision, size.micro_batch, schedule, accumulate, mode.graph,
          mode.update},

@@ -35,8 +35,7 @@ int64_t TrainingCosts::bytes_held_by(const Optimizer& optimizer) const {
 }
 
 void TrainingCosts::measure_update(CostProfile& profile) {
-  const ModelStateGuard guard(setup_.model, setup_.device,
-                              /*parameters=*/true);
+  const ModelStateGuard guard(setup_, /*parameters=*/true);
   const auto optimizer = measured_optimizer_of(setup_);
   const auto failure =
       out_of_memory_in([&] { measure_whole_update(profile, *optimizer); });

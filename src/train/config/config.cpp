@@ -145,9 +145,11 @@ void check_update(const TrainOptions& c) {
 }
 
 void check_state(const TrainOptions& c) {
-  if (c.state != StatePlace::kHost) return;
-  const std::string reason = detail::state_refusal(c);
-  TORCH_CHECK(reason.empty(), "[--state] host: ", reason,
+  if (!detail::state_on_host(c.state)) return;
+  const std::string reason = c.state == StatePlace::kHost
+                                 ? detail::state_refusal(c)
+                                 : detail::parameters_refusal(c);
+  TORCH_CHECK(reason.empty(), "[--state] ", to_text(c.state), ": ", reason,
               "; use --state device");
 }
 
@@ -178,6 +180,19 @@ std::string detail::update_refusal(const TrainOptions& c) {
     return "--weight-copies split leaves no readable weights in the backward";
   }
   return "";
+}
+
+std::string detail::parameters_refusal(const TrainOptions& c) {
+  if (const auto reason = state_refusal(c); !reason.empty()) return reason;
+  if (c.update == UpdateMode::kAfter) {
+    return "--update after needs all gradients on the device";
+  }
+  if (c.weight_copies == WeightCopiesMode::kOn ||
+      c.weight_copies == WeightCopiesMode::kSplit) {
+    return fmt::format("--weight-copies {} needs all weights on the device",
+                       to_text(c.weight_copies));
+  }
+  return update_refusal(c);
 }
 
 int64_t TrainOptions::share() const {

@@ -119,9 +119,11 @@ void add_memory(Options& table) {
       .add(&O::state,
            {.name = "state",
             .group = "Training",
-            .help = "Memory of the optimizer's state: of the device; of the "
-                    "host, from which updates stream it through the device; "
-                    "auto, device",
+            .help = "Memory of the training's state: device; host, for the "
+                    "optimizer's state, which updates stream through the "
+                    "device; host-all, for parameters and gradients too, of "
+                    "which a stage's are on the device while it runs; auto, "
+                    "device, or what is best within --memory",
             .affects_costs = true})
       .add(&O::loss_scale, {.name = "loss-scale",
                             .group = "Training",

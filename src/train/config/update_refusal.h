@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/plan/modes.h>
 #include <reprise/train/options.h>
 
 #include <string>
@@ -14,5 +15,14 @@ std::string update_refusal(const TrainOptions& options);
 /// Returns why a training with these options cannot keep the optimizer's state in host memory;
 /// empty if it can. Tested by tests/train/step/host_state_training_test.cpp.
 std::string state_refusal(const TrainOptions& options);
+
+/// Returns why a training with these options cannot keep its parameters in host memory; empty
+/// if it can. Tested by tests/train/step/host_parameters_training_test.cpp.
+std::string parameters_refusal(const TrainOptions& options);
+
+/// Whether the optimizer's state is in host memory.
+inline bool state_on_host(StatePlace place) {
+  return place == StatePlace::kHost || place == StatePlace::kHostAll;
+}
 
 }  // namespace reprise::detail

@@ -239,9 +239,8 @@ struct PlannedStep::Impl {
     training.precision = plan.precision;
     training.weight_copies =
         plan.weight_copies.value_or(training.weight_copies);
-    auto host = detail::host_store_of(training, device);
     const LibrarySettings restore(device);
-    detail::place_model(model, training, device, host);
+    auto host = detail::place_model(model, training, device);
     return detail::assemble_setup({std::move(model), {}, {}}, training, device,
                                   std::move(host));
   }

@@ -108,6 +108,7 @@ std::optional<SavedState> Saver::newest() {
 void Saver::restore(const SavedState& saved, RunState& state,
                     int64_t& window_samples) {
   TrainSetup& setup = parts_.setup;
+  const HostParameters::Readable readable(setup.host_parameters.get());
   state = saved.state;
   torch::nn::Module& root = *setup.model.root;
   copy_into(root.named_parameters(), take(saved.tensors, "parameter."),
@@ -132,7 +133,7 @@ void Saver::restore(const SavedState& saved, RunState& state,
     for (auto& [name, parameter] : setup.parameters) {
       const auto found = gradients.find(name);
       if (found != gradients.end()) {
-        parameter.mutable_grad() = found->second.to(setup.device);
+        parameter.mutable_grad() = found->second.to(parameter.device());
       }
     }
     const auto window = by_name("window.");
@@ -165,6 +166,7 @@ bool Saver::time_is_up() const {
 
 void Saver::save(RunState& state, int64_t window_samples) {
   if (!enabled_) return;
+  const HostParameters::Readable readable(parts_.setup.host_parameters.get());
   // All ranks take part in gathering a sharded state.
   NamedTensors collected;
   const bool together = parts_.exchange.sharded();

@@ -54,7 +54,8 @@ TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
               {setup_.options.graph,
                [this](const std::string& text) { reporter_.warn(text); },
                optimizer_.get(),
-               setup_.options.update == UpdateMode::kBackward
+               setup_.options.update == UpdateMode::kBackward ||
+                       setup_.options.state == StatePlace::kHostAll
                    ? UpdateMode::kBackward
                    : UpdateMode::kAfter}),
       retry_(
@@ -186,8 +187,11 @@ void TrainLoop::describe_start() {
            optimizer_name(setup_), to_text(options.precision),
            runner_.schedule().name(), setup_.device.str()) +
            (runner_.updates_in_backward() ? ", updated in the backward" : "") +
-           (runner_.host_state_bytes() > 0 ? ", optimizer state in host memory"
-                                           : "") +
+           (runner_.moves_parameters()
+                ? ", parameters and optimizer state in host memory"
+            : runner_.host_state_bytes() > 0
+                ? ", optimizer state in host memory"
+                : "") +
            plan,
        state_.step, total_steps_});
 }
@@ -279,7 +283,11 @@ bool TrainLoop::attempt_window() {
 bool TrainLoop::run_micro_batches() {
   // The last samples of a window may have a count of 0.
   while (!gradients_.complete() || !source_.loader().window_done()) {
-    if (ranks_->can_stop_in_window() && told_to_stop()) return false;
+    // The rest of an updated window has a count of 0.
+    if (ranks_->can_stop_in_window() && !window_.updated_in_backward &&
+        told_to_stop()) {
+      return false;
+    }
     train_micro_batch();
   }
   while (exchange_->needs_empty_micro_batch()) {
@@ -338,8 +346,10 @@ void TrainLoop::train_micro_batch() {
     // The profiled window and those before it run without CUDA graphs.
     how.profile = profiler_.active();
     how.allow_graph = how.profile == nullptr && profiler_.seen();
-    // A window that was resumed in the middle has gradients.
-    if (runner_.updates_in_backward() && state_.micro == 0 && how.last) {
+    // A window that was resumed in the middle has gradients on the device, unless parameters
+    // and gradients are in host memory.
+    const bool whole = state_.micro == 0 || runner_.moves_parameters();
+    if (runner_.updates_in_backward() && whole && how.last) {
       how.update_lr = learning_rate(setup_, lr_schedule_, state_.step);
       window_.updated_in_backward = true;
     }

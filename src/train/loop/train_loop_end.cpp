@@ -98,6 +98,7 @@ TrainResult TrainLoop::finish() {
   show(true);
   save();
   if (!stopped && !run_.export_path.empty() && ranks_->first()) {
+    const HostParameters::Readable readable(setup_.host_parameters.get());
     retry_.run("exporting",
                [this] { export_model(setup_.model, run_.export_path); });
   }
@@ -146,6 +147,9 @@ TrainSummary TrainLoop::summarize(double trained_s, double speed) {
   s.rss_peak_bytes = process_memory().rss_peak;
   if (setup_.host) s.host_bytes = setup_.host->held_bytes();
   s.host_state_bytes = runner_.host_state_bytes();
+  if (setup_.host_parameters) {
+    s.host_state_bytes += setup_.host_parameters->host_bytes();
+  }
   s.limit_bytes = options.memory_limit;
   if (budget_.planned()) {
     s.predicted = {budget_.predicted_peak_bytes(), budget_.current()->step_ms};

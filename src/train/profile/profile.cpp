@@ -160,16 +160,16 @@ class Profiler {
  private:
   TrainSetup logged_setup(const TrainConfig& config) {
     log_.begin("model");
-    const auto host = host_store_of(config, device_);
     TrainInputs inputs{make_train_model(config), {}};
     inputs_ = inputs;  // shares the modules
-    place_model(inputs.model, config, device_, host);
+    PlacedOnHost host = place_model(inputs.model, config, device_);
     log_.begin("data");
     inputs.data = open_train_data(config, inputs.model);
     inputs_->data = inputs.data;
     // Count the dataset in the phase "data" only.
     log_.end();
-    TrainSetup setup = assemble_setup(std::move(inputs), config, device_, host);
+    TrainSetup setup =
+        assemble_setup(std::move(inputs), config, device_, std::move(host));
     const auto alone = make_ranks(nullptr);
     settle_device_settings(setup, *alone, {.memory = config.memory_limit});
     // Do not read ahead, so that each phase shows its own memory.
@@ -327,6 +327,10 @@ double TrainingProfile::phases_ms() const {
 }
 
 TrainingProfile profile_training(const TrainConfig& config) {
+  TORCH_CHECK(config.state != StatePlace::kHostAll,
+              "[--state] host-all: a profile has its phases one after another, "
+              "got a training whose backward updates the parameters; use "
+              "--state device or host");
   // Throws if a CUDA graph is required but not possible, before minutes are
   // spent on the phases.
   detail::StepGraphs(

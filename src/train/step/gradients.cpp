@@ -8,7 +8,8 @@ namespace reprise::detail {
 
 Gradients::Gradients(const TrainSetup& setup, Ranks& ranks,
                      WindowExchange& exchange)
-    : clip_(setup.options.clip),
+    : host_(setup.host_parameters.get()),
+      clip_(setup.options.clip),
       fp16_(setup.options.precision == Precision::kFp16),
       device_(setup.device),
       parameters_(setup.parameter_list),
@@ -16,6 +17,11 @@ Gradients::Gradients(const TrainSetup& setup, Ranks& ranks,
       exchange_(exchange),
       accumulator_(setup.parameter_list),
       scaler_(scaler_of(setup.options)) {}
+
+void Gradients::abandon() {
+  accumulator_.abandon();
+  if (host_ != nullptr) host_->forget_gradients();
+}
 
 Gradients::Ready Gradients::make_ready(
     const std::function<void(const std::function<void()>&)>& guarded,

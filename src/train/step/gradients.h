@@ -59,7 +59,7 @@ class Gradients {
   double done_count() const { return accumulator_.done_count(); }
 
   /// Drops the window and its gradients.
-  void abandon() { accumulator_.abandon(); }
+  void abandon();
 
   struct Ready {
     bool finite = true;  ///< false: the update must be skipped
@@ -82,6 +82,7 @@ class Gradients {
   const GradScaler& scaler() const { return scaler_; }
 
  private:
+  HostParameters* host_;  // may be null
   double clip_ = 0;
   bool fp16_ = false;
   torch::Device device_;

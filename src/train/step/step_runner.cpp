@@ -1,6 +1,7 @@
 #include "train/step/step_runner.h"
 
 #include "compat/side_stream.h"
+#include "train/config/update_refusal.h"
 #include "train/step/oom_retry.h"
 
 #include <fmt/format.h>
@@ -20,6 +21,7 @@ StepRunner::StepRunner(const TrainSetup& setup, WindowExchange& exchange,
     : setup_(setup),
       exchange_(exchange),
       schedule_(std::move(schedule)),
+      visits_(stage_visits(schedule_)),
       optimizer_(options.optimizer),
       warn_(options.warn),
       micro_step_(setup.device, setup.autocast,
@@ -44,6 +46,13 @@ Execution StepRunner::make_execution() const {
 void StepRunner::attach(ExecutionOptions& options, bool cuts) const {
   exchange_.attach(options, cuts);
   if (update_) update_->attach(options);
+  if (!moves_parameters()) return;
+  options.memory = setup_.host_parameters.get();
+  options.cuts = setup_.host_parameters->cuts();
+}
+
+bool StepRunner::moves_parameters() const {
+  return setup_.host_parameters && setup_.host_parameters->on_host();
 }
 
 void StepRunner::set_update(UpdateMode update) {
@@ -60,11 +69,44 @@ void StepRunner::set_update(UpdateMode update) {
 
 std::string StepRunner::capture_refusal() const {
   if (exchange_.syncs_norms()) return kNormsWait;
+  if (moves_parameters()) {
+    return "with --state host-all, parameters are copied to the device while "
+           "stages run";
+  }
   return update_ ? update_->capture_refusal() : "";
 }
 
 void StepRunner::set_state(StatePlace place) {
-  const bool host = place == StatePlace::kHost;
+  move_parameters(place == StatePlace::kHostAll);
+  move_optimizer_state(state_on_host(place));
+  graphs_.set_refusal(capture_refusal());
+}
+
+void StepRunner::move_parameters(bool host) {
+  if (moves_parameters() != host && setup_.host_parameters) {
+    drop_weight_copies();
+    HostParameters& parameters = *setup_.host_parameters;
+    bool moved = true;
+    const auto failure = out_of_memory_in([&] {
+      if (host) {
+        moved = parameters.move_to_host();
+      } else {
+        parameters.move_to_device();
+      }
+    });
+    if ((failure || !moved) && warn_) {
+      warn_(fmt::format("the parameters stay {}: {}",
+                        host ? "on the device" : "in host memory",
+                        failure.value_or("the host gives no memory for them")));
+    }
+    graphs_.drop();
+  }
+  // Copies and graphs of stages depend on the place.
+  visits_ = stage_visits(schedule_);
+  execution_ = make_execution();
+}
+
+void StepRunner::move_optimizer_state(bool host) {
   if (host == (host_state_bytes() > 0)) return;
   TORCH_INTERNAL_ASSERT(optimizer_ != nullptr);
   const auto failure =
@@ -80,7 +122,6 @@ void StepRunner::set_state(StatePlace place) {
     return;
   }
   graphs_.drop();
-  graphs_.set_refusal(capture_refusal());
 }
 
 int64_t StepRunner::host_state_bytes() const {
@@ -95,6 +136,7 @@ void StepRunner::finish_update() {
 
 void StepRunner::set_schedule(Schedule schedule) {
   schedule_ = std::move(schedule);
+  visits_ = stage_visits(schedule_);
   execution_ = make_execution();
   graphs_.drop();
 }
@@ -103,8 +145,7 @@ void StepRunner::refresh_weight_copies() {
   if (copies_) {
     copies_->refresh();
   } else {
-    copies_ = weight_copies_of(setup_.options, setup_.options.precision,
-                               setup_.model, setup_.device);
+    copies_ = weight_copies_of(setup_, setup_.options.precision);
     assign_gradients();
   }
 }
@@ -158,9 +199,17 @@ void StepRunner::run(const Batch& batch, const Run& how) {
     update_->forget_captured();
   }
   const WindowExchange::MicroBatch scope(exchange_, how.last);
-  micro_step_.run(
-      observed_ ? *observed_ : execution_, inputs,
-      {how.profile, /*final_on_the_way=*/scope.reduces() || updates});
+  const bool moves = moves_parameters();
+  if (moves) setup_.host_parameters->begin(visits_);
+  try {
+    micro_step_.run(observed_ ? *observed_ : execution_, inputs,
+                    {how.profile,
+                     /*final_on_the_way=*/scope.reduces() || updates || moves});
+    if (moves) setup_.host_parameters->end();
+  } catch (...) {
+    if (moves) setup_.host_parameters->abandon();
+    throw;
+  }
 }
 
 void StepRunner::run_recorded(const Tensors& batch) {

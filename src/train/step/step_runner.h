@@ -45,9 +45,12 @@ class StepRunner {
   /// all CUDA graphs if that changes. Throws c10::Error if the optimizer cannot do so.
   void set_update(UpdateMode update);
   bool updates_in_backward() const { return update_ != nullptr; }
-  /// Moves the optimizer's state; kAuto stands for kDevice. If there is no room, warns and
-  /// leaves it where it is. Drops all CUDA graphs if it is moved.
+  /// Moves the optimizer's state and the parameters; kAuto stands for kDevice. If there is no
+  /// room, warns and leaves them where they are. Drops all CUDA graphs if something is moved.
+  /// kHostAll needs UpdateMode::kBackward.
   void set_state(StatePlace place);
+  /// Whether the parameters are in host memory.
+  bool moves_parameters() const;
   /// Bytes of the optimizer's state in host memory.
   int64_t host_state_bytes() const;
   /// Whether run() has updated parameters of a window whose update is not finished. The
@@ -106,6 +109,8 @@ class StepRunner {
   /// Why the step cannot be captured; empty if it can.
   std::string capture_refusal() const;
   void attach(ExecutionOptions& options, bool cuts) const;
+  void move_parameters(bool host);
+  void move_optimizer_state(bool host);
   void run_recorded(const Tensors& batch);
   /// Decides which gradients operators add and which are accumulated together;
   /// see Gradients. Called when weight copies are created or freed.
@@ -114,6 +119,7 @@ class StepRunner {
   const TrainSetup& setup_;
   WindowExchange& exchange_;
   Schedule schedule_;
+  std::vector<StageVisit> visits_;  // of the schedule
   Optimizer* optimizer_;
   std::function<void(const std::string&)> warn_;
   std::unique_ptr<BackwardUpdate> update_;  // null: the caller updates

@@ -84,8 +84,13 @@ std::shared_ptr<HostStore> host_store_of(const TrainOptions& config,
   return make_host_store(device.index(), free / 2);
 }
 
+namespace {
+
+/// Returns host memory for the optimizer's state and the parameters; null if the options or
+/// the device do not allow it.
 std::shared_ptr<HostTensors> state_memory_of(const TrainOptions& options,
                                              torch::Device device) {
+  if (options.state == StatePlace::kDevice) return nullptr;
   if (!state_refusal(options).empty()) return nullptr;
   if (!device.is_cuda()) return HostTensorsOnCpu::make();
   // Ranks may share the host.
@@ -94,6 +99,8 @@ std::shared_ptr<HostTensors> state_memory_of(const TrainOptions& options,
   if (limit <= 0) return nullptr;
   return make_pinned_tensors(device.index(), limit);
 }
+
+}  // namespace
 
 void apply_settings(Model& model, const TrainOptions& options,
                     torch::Device device) {
@@ -107,24 +114,42 @@ void apply_settings(Model& model, const TrainOptions& options,
   set_weight_layout(model, options.layout);
 }
 
-void place_model(Model& model, const TrainOptions& options,
-                 torch::Device device, const std::shared_ptr<HostStore>& host) {
-  model.root->to(device);
+PlacedOnHost place_model(Model& model, const TrainOptions& options,
+                         torch::Device device) {
+  PlacedOnHost host{.activations = host_store_of(options, device),
+                    .state_memory = state_memory_of(options, device)};
+  const bool all = options.state == StatePlace::kHostAll;
+  if (!all) model.root->to(device);
   apply_settings(model, options, device);
   if (device.is_cuda() && options.weight_copies != WeightCopiesMode::kOff &&
       model.packed_groups) {
     for (const auto& group : model.packed_groups()) ops::pack_contiguous(group);
   }
   model.root->train();
-  if (host) model.chain = with_host_variants(model.chain, host);
+  if (host.activations) {
+    model.chain = with_host_variants(model.chain, host.activations);
+  }
+  if (!host.state_memory || !parameters_refusal(options).empty()) return host;
+  host.parameters =
+      std::make_shared<HostParameters>(model.chain, device, host.state_memory);
+  model.chain = HostParameters::wrapped(model.chain, host.parameters);
+  if (!all) return host;
+  // Before the others move, so that they need not fit on the device.
+  TORCH_CHECK_WITH(OutOfMemoryError, host.parameters->move_to_host(),
+                   "[--state] host-all: the host gives no memory for the "
+                   "parameters, with a limit of ",
+                   format_bytes(host.state_memory->limit_bytes()));
+  model.root->to(device);
+  return host;
 }
 
 TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
-                          torch::Device device,
-                          std::shared_ptr<HostStore> host) {
+                          torch::Device device, PlacedOnHost host) {
   TrainSetup setup{.options = options,
                    .device = device,
-                   .host = std::move(host),
+                   .host = std::move(host.activations),
+                   .state_memory = std::move(host.state_memory),
+                   .host_parameters = std::move(host.parameters),
                    .model = std::move(placed.model),
                    .data = std::move(placed.data),
                    .own_optimizer = std::move(placed.optimizer),
@@ -153,8 +178,7 @@ TrainSetup make_setup(TrainInputs inputs, const TrainOptions& options) {
       "[--shard] groups of parameters cannot be sharded");
   const torch::Device device = check_device(options);
   if (options.threads > 0) at::set_num_threads(options.threads);
-  auto host = host_store_of(options, device);
-  place_model(inputs.model, options, device, host);
+  PlacedOnHost host = place_model(inputs.model, options, device);
   if (device.is_cpu()) {
     // The caller may have made the model before memory was counted.
     include_in_count(inputs.model.root->parameters());
@@ -223,7 +247,7 @@ std::string move_state_to_host(Optimizer& optimizer, const TrainSetup& setup) {
   const std::string refusal = state_refusal(setup.options);
   TORCH_CHECK(refusal.empty(), "[--state] host: ", refusal,
               "; use --state device");
-  const auto host = state_memory_of(setup.options, setup.device);
+  const auto& host = setup.state_memory;
   if (!host) return "the host has no free memory";
   if (partial->move_state(host)) return "";
   return fmt::format("the host gives no memory for it, with a limit of {}",
@@ -232,7 +256,7 @@ std::string move_state_to_host(Optimizer& optimizer, const TrainSetup& setup) {
 
 std::unique_ptr<Optimizer> measured_optimizer_of(const TrainSetup& setup) {
   auto optimizer = optimizer_of(setup);
-  if (setup.options.state != StatePlace::kHost) return optimizer;
+  if (!state_on_host(setup.options.state)) return optimizer;
   const std::string failure = move_state_to_host(*optimizer, setup);
   TORCH_CHECK_WITH(OutOfMemoryError, failure.empty(),
                    "[--state] host: ", failure);
@@ -284,21 +308,21 @@ compat::AutocastState autocast_of(Precision precision, torch::Device device) {
   return state;
 }
 
-std::unique_ptr<WeightCopies> weight_copies_of(const TrainOptions& config,
-                                               Precision precision,
-                                               const Model& model,
-                                               torch::Device device) {
-  const WeightCopiesMode mode = config.weight_copies;
+std::unique_ptr<WeightCopies> weight_copies_of(const TrainSetup& setup,
+                                               Precision precision) {
+  const Model& model = setup.model;
+  const WeightCopiesMode mode = setup.options.weight_copies;
+  const bool moved = setup.host_parameters && setup.host_parameters->on_host();
   const bool wanted = mode == WeightCopiesMode::kAuto
-                          ? device.is_cuda()
+                          ? setup.device.is_cuda()
                           : mode != WeightCopiesMode::kOff;
   if (!wanted || !model.linear_parameters) return nullptr;
   const auto type = precision == Precision::kFp32   ? torch::kFloat
                     : precision == Precision::kBf16 ? torch::kBFloat16
                                                     : torch::kHalf;
   WeightCopiesOptions options;
-  options.convert_per_use = mode == WeightCopiesMode::kEach;
-  options.split = mode == WeightCopiesMode::kSplit;
+  options.convert_per_use = moved || mode == WeightCopiesMode::kEach;
+  options.split = !moved && mode == WeightCopiesMode::kSplit;
   for (const auto& tied : tied_parameters(model.chain)) {
     options.shared_weights.push_back(tied.parameter);
   }

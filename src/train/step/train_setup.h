@@ -2,6 +2,7 @@
 
 #include "compat/autocast.h"
 #include "memory/host_tensors.h"
+#include "recompute/host_parameters.h"
 #include "train/config/check_device.h"
 #include "train/step/window_snapshot.h"
 
@@ -34,7 +35,11 @@ struct TrainSetup {
   std::optional<DeviceSettings> settings{};
   torch::Device device;
   std::shared_ptr<HostStore> host{};  ///< for offloaded activations; null: none
-  Model model;                        ///< in training mode
+  /// For the optimizer's state and the parameters; null: none.
+  std::shared_ptr<HostTensors> state_memory{};
+  /// The parameters, which it can move; null if it never does.
+  std::shared_ptr<HostParameters> host_parameters{};
+  Model model;  ///< in training mode
   NamedTensors parameters{};
   std::vector<torch::Tensor> parameter_list{};  ///< the same without names
   compat::AutocastState autocast{};
@@ -60,30 +65,32 @@ TrainSetup make_setup(TrainInputs inputs, const TrainOptions& options);
 /// Overload for the built-in model and data that `config` names.
 TrainSetup make_setup(const TrainConfig& config);
 
+/// The host's part of a model that place_model() has placed; see TrainSetup.
+struct PlacedOnHost {
+  std::shared_ptr<HostStore> activations{};
+  std::shared_ptr<HostTensors> state_memory{};
+  std::shared_ptr<HostParameters> parameters{};
+};
+
 /// Makes a setup without a snapshot for a model that place_model() has placed.
 TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
-                          torch::Device device,
-                          std::shared_ptr<HostStore> host);
+                          torch::Device device, PlacedOnHost host);
 
 /// Returns a store for activations in host memory; null if the options or the
 /// device do not allow it.
 std::shared_ptr<HostStore> host_store_of(const TrainOptions& options,
                                          torch::Device device);
 
-/// Returns host memory for the optimizer's state; null if the options or the device do not
-/// allow it.
-std::shared_ptr<HostTensors> state_memory_of(const TrainOptions& options,
-                                             torch::Device device);
-
 /// Applies the options of the device's libraries, and the memory layout of convolution
 /// weights; kAuto leaves them as they are.
 void apply_settings(Model& model, const TrainOptions& options,
                     torch::Device device);
 
-/// Moves `model` to `device`, in training mode, with the settings of the
-/// options. With `host`, its stages get a variant that offloads to it.
-void place_model(Model& model, const TrainOptions& options,
-                 torch::Device device, const std::shared_ptr<HostStore>& host);
+/// Moves `model` to `device`, in training mode, with the settings of the options. Its stages
+/// get a variant that offloads activations if the options allow it. Parameters go to host memory instead if the options ask for it; throws
+/// c10::OutOfMemoryError if that has no room.
+PlacedOnHost place_model(Model& model, const TrainOptions& options,
+                         torch::Device device);
 
 NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict);
 std::vector<torch::Tensor> values(const NamedTensors& named);
@@ -115,11 +122,10 @@ LoaderOptions make_loader_options(const TrainSetup& setup);
 compat::AutocastState autocast_of(Precision precision, torch::Device device);
 
 /// Returns half-precision copies of the model's linear weights for training in
-/// `precision`; null if `options.weight_copies` disables them.
-std::unique_ptr<WeightCopies> weight_copies_of(const TrainOptions& options,
-                                               Precision precision,
-                                               const Model& model,
-                                               torch::Device device);
+/// `precision`; null if `options.weight_copies` disables them. Parameters in host memory are
+/// converted at each use.
+std::unique_ptr<WeightCopies> weight_copies_of(const TrainSetup& setup,
+                                               Precision precision);
 
 /// Returns the schedule of the strategy `options.recompute`; for "optimal" and "auto" that
 /// of "none", which a plan may replace. Strategies that depend on the sizes of the

@@ -1,7 +1,6 @@
 // Trainings whose optimizer keeps its state in host memory. The truth are trainings with the
-// state on the device. On the CPU, HostTensorsOnCpu stands for the host.
-#include "memory/host_tensors.h"
-#include "train/step/graph_runs.h"
+// state on the device.
+#include "train/step/host_state_runs.h"
 
 #include <reprise/train/planning.h>
 
@@ -12,32 +11,14 @@
 namespace reprise {
 namespace {
 
-using detail::HostTensorsOnCpu;
 using testing::device;
 using testing::Ended;
 using testing::error_of;
 using testing::expect_same;
-using testing::Failing;
-using testing::run;
+using testing::Host;
+using testing::run_in;
 using testing::small;
 using testing::Warnings;
-
-constexpr int64_t kLimit = int64_t{1} << 30;
-
-/// Small chunks, so that parameters are divided.
-struct Host {
-  explicit Host(int64_t limit = kLimit, int64_t chunk = 2048) {
-    if (device().is_cpu()) on_cpu.emplace(limit, chunk);
-  }
-  std::optional<HostTensorsOnCpu> on_cpu;
-};
-
-Ended run_in(TrainConfig config, StatePlace place,
-             const std::vector<int>& stops = {},
-             TrainListener* listener = nullptr, const Failing& failing = {}) {
-  config.state = place;
-  return run(config, stops, listener, failing);
-}
 
 TrainConfig one_micro_batch(TrainConfig config) {
   config.batch = 8;
@@ -161,7 +142,7 @@ TEST(HostStateTraining, StaysOnTheDeviceIfTheHostHasNoRoom) {
 }
 
 TEST(HostStateTraining, TakesNoDeviceMemory) {
-  const Host host(kLimit, /*chunk=*/64 << 10);
+  const Host host(/*limit=*/int64_t{1} << 30, /*chunk=*/64 << 10);
   auto config = small();
   config.model_options.depth = 12;
   config.model_options.width = 256;

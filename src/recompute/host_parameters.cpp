@@ -1,0 +1,486 @@
+// Tested by tests/recompute/host_parameters_test.cpp.
+#include "recompute/host_parameters.h"
+
+#include <reprise/memory/meter.h>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace reprise::detail {
+namespace {
+
+using torch::Tensor;
+using Direction = HostTensors::Direction;
+
+constexpr int64_t kAlign = 512;  // bytes
+/// Smaller parameters stay on the device: a copy of them takes more time than it saves memory.
+constexpr int64_t kLeastBytes = 4096;
+
+int64_t aligned(int64_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
+c10::StorageImpl* storage_of(const Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+int64_t storage_bytes_of(const Tensor& tensor) {
+  return static_cast<int64_t>(tensor.storage().nbytes());
+}
+
+char* address_of(const Tensor& tensor) {
+  return static_cast<char*>(tensor.data_ptr());
+}
+
+/// Sets the memory of a storage, which does not own it.
+void set_memory_of(const Tensor& tensor, void* data) {
+  storage_of(tensor)->set_data_ptr(
+      at::DataPtr(data, tensor.device()));  // frees what it owned
+}
+
+/// A tensor of the same shape on `device`, without memory.
+Tensor without_memory(const Tensor& tensor, torch::Device device) {
+  const Tensor empty = torch::empty({0}, tensor.options().device(device));
+  c10::StorageImpl* storage = storage_of(empty);
+  storage->set_data_ptr(at::DataPtr(nullptr, device));
+  storage->set_nbytes(tensor.storage().nbytes());
+  return empty.as_strided(tensor.sizes(), tensor.strides(),
+                          tensor.storage_offset());
+}
+
+/// Parameters by the stage that uses them; nothing for those that several stages use.
+std::map<const void*, int> stage_by_storage(const Chain& chain) {
+  std::map<const void*, int> stages;
+  constexpr int kSeveral = -1;
+  for (int i = 0; i < chain.size(); ++i) {
+    for (const auto& module : chain[i].modules()) {
+      for (const Tensor& parameter : module->parameters()) {
+        const auto [found, added] = stages.emplace(storage_of(parameter), i);
+        if (!added && found->second != i) found->second = kSeveral;
+      }
+    }
+  }
+  std::erase_if(stages, [](const auto& item) { return item.second < 0; });
+  return stages;
+}
+
+}  // namespace
+
+std::vector<StageVisit> stage_visits(const Schedule& schedule) {
+  std::vector<StageVisit> visits;
+  for (const Op& op : schedule.ops()) {
+    if (op.kind == OpKind::kDiscard || op.kind == OpKind::kFetch) continue;
+    if (visits.empty() || visits.back().stage != op.stage) {
+      visits.push_back({op.stage, false});
+    }
+    if (op.kind == OpKind::kBackward) visits.back().backward = true;
+  }
+  return visits;
+}
+
+HostParameters::HostParameters(const Chain& chain, torch::Device device,
+                               std::shared_ptr<HostTensors> memory)
+    : device_(device),
+      memory_(std::move(memory)),
+      stages_(static_cast<size_t>(chain.size())),
+      stage_bytes_(static_cast<size_t>(chain.size())),
+      stage_gradient_bytes_(static_cast<size_t>(chain.size())) {
+  const auto stages = stage_by_storage(chain);
+  std::set<const void*> seen;
+  for (int i = 0; i < chain.size(); ++i) {
+    StageMemory& stage = at(i);
+    std::map<const void*, int64_t> places, gradient_places;  // by storage
+    for (const auto& module : chain[i].modules()) {
+      for (const Tensor& parameter : module->parameters()) {
+        const void* storage = storage_of(parameter);
+        if (stages.count(storage) == 0 || parameter.dim() > 3 ||
+            !parameter.is_non_overlapping_and_dense() ||
+            storage_bytes_of(parameter) < kLeastBytes ||
+            !seen.insert(parameter.unsafeGetTensorImpl()).second) {
+          continue;
+        }
+        const int64_t bytes = aligned(storage_bytes_of(parameter));
+        const auto place_in = [&](auto& map, int64_t& sum) {
+          const auto [place, added] = map.emplace(storage, sum);
+          if (added) sum += bytes;
+          return place->second;
+        };
+        Moved moved{parameter};
+        moved.place = place_in(places, stage.bytes);
+        if (parameter.requires_grad()) {
+          moved.gradient_place =
+              place_in(gradient_places, stage.gradient_bytes);
+        }
+        stage.parameters.push_back(std::move(moved));
+      }
+    }
+    const auto on_device = [&](int64_t bytes) {
+      return bytes > 0 ? allocated_bytes(bytes, device) : 0;
+    };
+    stage_bytes_[static_cast<size_t>(i)] = on_device(stage.bytes);
+    stage_gradient_bytes_[static_cast<size_t>(i)] =
+        on_device(stage.gradient_bytes);
+  }
+}
+
+HostParameters::~HostParameters() {
+  if (!on_host_) return;
+  try {
+    open();  // and leave it so
+  } catch (const std::exception& error) {
+    TORCH_WARN("[HostParameters] the parameters could not be kept: ",
+               error.what());
+  }
+}
+
+Chain HostParameters::wrapped(const Chain& chain,
+                              const std::shared_ptr<HostParameters>& host) {
+  std::vector<Stage> stages;
+  for (int i = 0; i < chain.size(); ++i) {
+    const Stage& stage = chain[i];
+    const auto around = [host, i](Stage::Function function) {
+      return [host, i, function](const Tensors& inputs) {
+        if (host->on_host_) host->bring(i);
+        return function(inputs);
+      };
+    };
+    Stage same(stage.name(), around(stage.function()), stage.modules(),
+               stage.takes());
+    for (const auto& variant : stage.variants()) {
+      same = same.with_variant(variant.name, around(variant.function));
+    }
+    stages.push_back(stage.kind().empty() ? same : same.of_kind(stage.kind()));
+  }
+  return Chain(std::move(stages));
+}
+
+bool HostParameters::moves(const Tensor& parameter) const {
+  for (const StageMemory& stage : stages_) {
+    for (const Moved& moved : stage.parameters) {
+      if (moved.parameter.is_same(parameter)) return true;
+    }
+  }
+  return false;
+}
+
+int64_t HostParameters::host_bytes() const {
+  int64_t bytes = 0;
+  for (const StageMemory& stage : stages_) {
+    if (stage.block.defined()) bytes += stage.bytes;
+    if (stage.gradient_block.defined()) bytes += stage.gradient_bytes;
+  }
+  return bytes;
+}
+
+std::vector<int> HostParameters::cuts() const {
+  std::vector<int> cuts;
+  for (int i = static_cast<int>(stages_.size()) - 1; i > 0; --i) {
+    cuts.push_back(i);
+  }
+  return cuts;
+}
+
+Tensor HostParameters::view_in(const Tensor& block, int64_t place,
+                               const Tensor& parameter) {
+  const auto item = static_cast<int64_t>(parameter.element_size());
+  return block.narrow(0, place, storage_bytes_of(parameter))
+      .view(parameter.scalar_type())
+      .as_strided(
+          parameter.sizes(), parameter.strides(),
+          (block.storage_offset() + place) / item + parameter.storage_offset());
+}
+
+void HostParameters::set_memory(const StageMemory& stage,
+                                const Tensor& values) const {
+  for (const Moved& moved : stage.parameters) {
+    set_memory_of(moved.parameter, values.defined()
+                                       ? address_of(values) + moved.place
+                                       : nullptr);
+  }
+}
+
+bool HostParameters::move_to_host() {
+  if (on_host_) return true;
+  int64_t total = 0;
+  for (const StageMemory& stage : stages_) total += stage.bytes;
+  if (total == 0) return true;
+  const torch::NoGradGuard no_grad;
+  const Tensor all = memory_->allocate(total);
+  if (!all.defined()) return false;
+  int64_t place = 0;
+  for (StageMemory& stage : stages_) {
+    stage.block = all.narrow(0, place, stage.bytes);
+    place += stage.bytes;
+    for (Moved& moved : stage.parameters) {
+      values_of(stage, moved).copy_(moved.parameter);
+    }
+  }
+  for (StageMemory& stage : stages_) {
+    std::map<const void*, Tensor> shells;  // by the storage before
+    for (Moved& moved : stage.parameters) {
+      Tensor& p = moved.parameter;
+      if (p.device() == device_) continue;
+      // Parameters that shared a storage share the new one.
+      Tensor& shell = shells[storage_of(p)];
+      if (!shell.defined()) shell = without_memory(p, device_);
+      p.set_data(shell.as_strided(p.sizes(), p.strides(), p.storage_offset()));
+    }
+    set_memory(stage, {});
+  }
+  on_host_ = true;
+  return true;
+}
+
+void HostParameters::move_to_device() {
+  if (!on_host_) return;
+  const torch::NoGradGuard no_grad;
+  const Readable readable(this);
+  std::vector<std::vector<Tensor>> values;  // by stage and parameter
+  for (StageMemory& stage : stages_) {
+    auto& list = values.emplace_back();
+    if (stage.bytes == 0) continue;
+    const Tensor copy = stage.block.to(device_, /*non_blocking=*/false,
+                                       /*copy=*/true);
+    for (const Moved& moved : stage.parameters) {
+      list.push_back(view_in(copy, moved.place, moved.shell));
+    }
+  }
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    for (size_t k = 0; k < values[i].size(); ++k) {
+      Moved& moved = stages_[i].parameters[k];
+      moved.shell = values[i][k];
+    }
+  }
+  on_host_ = false;  // the end of `readable` sets the shells
+}
+
+void HostParameters::begin(const std::vector<StageVisit>& visits) {
+  if (!on_host_) return;
+  abandon();
+  visits_ = visits;
+  visit_ = 0;
+  running_ = true;
+}
+
+void HostParameters::before(const Op& op) {
+  if (!running_ || op.kind == OpKind::kDiscard || op.kind == OpKind::kFetch) {
+    return;
+  }
+  const bool same = visit_ > 0 && visits_[visit_ - 1].stage == op.stage;
+  if (same) return;
+  TORCH_INTERNAL_ASSERT(visit_ < visits_.size() &&
+                        visits_[visit_].stage == op.stage);
+  const StageVisit visit = visits_[visit_++];
+  const StageVisit* next = visit_ < visits_.size() ? &visits_[visit_] : nullptr;
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    const int stage = static_cast<int>(i);
+    if (stage == visit.stage || (next && stage == next->stage)) continue;
+    leave(stages_[i]);
+  }
+  // What left during the last visit has had its time.
+  free_left(1);
+  start_fetch(visit.stage, visit.backward);
+  finish_fetch(at(visit.stage));
+  if (next != nullptr) start_fetch(next->stage, next->backward);
+}
+
+void HostParameters::bring(int stage) {
+  if (running_ || readable_ > 0) return;
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    if (static_cast<int>(i) != stage) leave(stages_[i]);
+  }
+  free_left(0);
+  start_fetch(stage, /*gradients=*/false);
+  finish_fetch(at(stage));
+}
+
+void HostParameters::start_fetch(int index, bool gradients) {
+  StageMemory& stage = at(index);
+  if (stage.bytes == 0) return;
+  const auto options = torch::TensorOptions(torch::kByte).device(device_);
+  std::vector<HostTensors::Copy> copies;
+  Tensor values, sums;
+  if (!stage.values.defined()) {
+    values = torch::empty({stage.bytes}, options);
+    copies.push_back({address_of(values), address_of(stage.block),
+                      static_cast<size_t>(stage.bytes)});
+  }
+  std::vector<Moved*> fetched;
+  for (Moved& moved : stage.parameters) {
+    if (gradients && moved.gradient) fetched.push_back(&moved);
+  }
+  if (!fetched.empty()) {
+    sums = torch::empty({stage.gradient_bytes}, options);
+    for (const Moved* moved : fetched) {
+      const Tensor from = gradient_of(stage, *moved);
+      copies.push_back({address_of(sums) + (address_of(from) -
+                                            address_of(stage.gradient_block)),
+                        address_of(from), from.nbytes()});
+    }
+  }
+  if (copies.empty()) return;
+  // Copies that have not been waited for end before these.
+  stage.fetched = memory_->start(copies, Direction::kToDevice, nullptr);
+  if (values.defined()) {
+    stage.values = values;
+    set_memory(stage, values);
+    for (Moved& moved : stage.parameters) {
+      moved.version = moved.parameter._version();
+    }
+  }
+  for (Moved* moved : fetched) {
+    moved->parameter.mutable_grad() =
+        view_in(sums, moved->gradient_place, moved->parameter);
+    moved->gradient = false;
+  }
+}
+
+void HostParameters::finish_fetch(StageMemory& stage) {
+  if (!stage.fetched) return;
+  memory_->wait(*stage.fetched);
+  stage.fetched.reset();
+}
+
+void HostParameters::leave(StageMemory& stage) {
+  if (!stage.values.defined()) return;
+  finish_fetch(stage);
+  const torch::NoGradGuard no_grad;
+  std::vector<HostTensors::Copy> copies;
+  Leaving left;
+  bool updated = false;
+  for (Moved& moved : stage.parameters) {
+    Tensor& p = moved.parameter;
+    updated = updated || p._version() != moved.version;
+    Tensor gradient = std::exchange(p.mutable_grad(), {});
+    if (!gradient.defined() || !running_) continue;
+    allocate_gradients();
+    const Tensor to = gradient_of(stage, moved);
+    if (gradient.strides() != p.strides()) {
+      gradient =
+          torch::empty_strided(p.sizes(), p.strides(), gradient.options())
+              .copy_(gradient);
+    }
+    copies.push_back({address_of(to), address_of(gradient), to.nbytes()});
+    left.tensors.push_back(gradient);
+    moved.gradient = true;
+  }
+  if (updated) {
+    copies.push_back({address_of(stage.block), address_of(stage.values),
+                      static_cast<size_t>(stage.bytes)});
+    left.tensors.push_back(stage.values);
+  }
+  set_memory(stage, {});
+  stage.values.reset();
+  if (copies.empty()) return;
+  left.end = memory_->start(copies, Direction::kToHost, nullptr);
+  leaving_.push_back(std::move(left));
+}
+
+void HostParameters::allocate_gradients() {
+  int64_t total = 0;
+  for (const StageMemory& stage : stages_) {
+    if (stage.gradient_block.defined()) return;
+    total += stage.gradient_bytes;
+  }
+  const Tensor all = memory_->allocate(total);
+  TORCH_CHECK_WITH(OutOfMemoryError, all.defined(),
+                   "the host gives no memory for gradients");
+  int64_t place = 0;
+  for (StageMemory& stage : stages_) {
+    stage.gradient_block = all.narrow(0, place, stage.gradient_bytes);
+    place += stage.gradient_bytes;
+  }
+}
+
+void HostParameters::free_left(size_t remaining) {
+  while (leaving_.size() > remaining) {
+    memory_->wait(*leaving_.front().end);
+    leaving_.pop_front();
+  }
+}
+
+void HostParameters::end() {
+  if (!running_) return;
+  for (StageMemory& stage : stages_) leave(stage);
+  free_left(0);
+  running_ = false;
+}
+
+void HostParameters::abandon() {
+  if (!on_host_) return;
+  running_ = false;
+  for (StageMemory& stage : stages_) {
+    if (!stage.values.defined()) continue;
+    finish_fetch(stage);
+    set_memory(stage, {});
+    stage.values.reset();
+  }
+  free_left(0);
+}
+
+void HostParameters::forget_gradients() {
+  for (StageMemory& stage : stages_) {
+    for (Moved& moved : stage.parameters) moved.gradient = false;
+  }
+}
+
+void HostParameters::open() {
+  if (readable_++ > 0) return;
+  running_ = true;  // gradients leave as well
+  end();
+  memory_->synchronize();
+  const torch::NoGradGuard no_grad;
+  for (StageMemory& stage : stages_) {
+    for (Moved& moved : stage.parameters) {
+      Tensor& p = moved.parameter;
+      const Tensor values = values_of(stage, moved);
+      const Tensor gradient =
+          moved.gradient ? gradient_of(stage, moved) : Tensor();
+      moved.shell = p.detach();
+      p.set_data(values);
+      p.mutable_grad() = gradient;
+    }
+  }
+}
+
+void HostParameters::close() {
+  if (--readable_ > 0) return;
+  const torch::NoGradGuard no_grad;
+  for (StageMemory& stage : stages_) {
+    for (Moved& moved : stage.parameters) {
+      Tensor& p = moved.parameter;
+      const Tensor gradient = std::exchange(p.mutable_grad(), {});
+      p.set_data(std::exchange(moved.shell, {}));
+      if (!on_host_) {  // moved to the device meanwhile
+        if (gradient.defined()) p.mutable_grad() = gradient.to(device_);
+        moved.gradient = false;
+        continue;
+      }
+      moved.gradient = gradient.defined();
+      if (!gradient.defined()) continue;
+      allocate_gradients();
+      const Tensor kept = gradient_of(stage, moved);
+      if (kept.data_ptr() != gradient.data_ptr()) kept.copy_(gradient);
+    }
+    if (!on_host_) {
+      stage.block.reset();
+      stage.gradient_block.reset();
+    }
+  }
+}
+
+HostParameters::Readable::Readable(HostParameters* host)
+    : host_(host != nullptr && host->on_host_ ? host : nullptr) {
+  if (host_ != nullptr) host_->open();
+}
+
+HostParameters::Readable::~Readable() {
+  if (host_ != nullptr) host_->close();
+}
+
+}  // namespace reprise::detail

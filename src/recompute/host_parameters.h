@@ -1,0 +1,161 @@
+#pragma once
+
+#include "memory/host_tensors.h"
+
+#include <reprise/recompute/chain.h>
+#include <reprise/recompute/execution.h>
+#include <reprise/recompute/schedule.h>
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+namespace reprise::detail {
+
+/// Consecutive operations of a schedule on one stage.
+struct StageVisit {
+  int stage = 0;
+  bool backward = false;  ///< whether one of them is the backward
+  bool operator==(const StageVisit&) const = default;
+};
+
+/// Returns the visits of a schedule, in order.
+std::vector<StageVisit> stage_visits(const Schedule& schedule);
+
+/// Parameters of a chain in host memory. Those of a stage are on the device only while the
+/// stage runs: they are copied in ahead of its forward and its backward and dropped
+/// afterwards. Gradients that a backward leaves, and parameters that were updated in it, are
+/// copied back. Results do not depend on the place.
+///
+///     HostParameters host(chain, device, memory);
+///     chain = host.wrapped(chain);
+///     host.move_to_host();
+///     Execution execution(chain, schedule, {.memory = &host, .cuts = host.cuts()});
+///     for each micro-batch:
+///       host.begin(stage_visits(schedule));
+///       execution.forward(…), execution.backward(…);
+///       host.end();
+///
+/// A parameter that is not there has its shape and its device, but no memory: it must not be
+/// read. Readable makes all parameters readable outside of the chain. Parameters that several
+/// stages use, small ones and weights of convolutions stay on the device. Not thread-safe.
+/// Tested by tests/recompute/host_parameters_test.cpp.
+class HostParameters final : public ExecutionObserver {
+ public:
+  /// Keeps the parameters of `chain`; moves nothing.
+  HostParameters(const Chain& chain, torch::Device device,
+                 std::shared_ptr<HostTensors> memory);
+  /// Parameters that are in host memory become tensors of the CPU.
+  ~HostParameters() override;
+
+  /// Returns the chain with stages that bring their parameters in if nothing else has done it.
+  /// Without begin(), the parameters stay until another stage runs.
+  static Chain wrapped(const Chain& chain,
+                       const std::shared_ptr<HostParameters>& host);
+
+  /// Moves the parameters to host memory, from the device or from the CPU. Returns false, with
+  /// nothing changed, if it has no room.
+  bool move_to_host();
+  /// Moves the parameters to the device. Throws c10::Error, with nothing changed, if it has no
+  /// room.
+  void move_to_device();
+  bool on_host() const { return on_host_; }
+
+  /// Whether `parameter` is one of those that are moved.
+  bool moves(const torch::Tensor& parameter) const;
+  /// Bytes of the moved parameters, by stage.
+  const std::vector<int64_t>& stage_bytes() const { return stage_bytes_; }
+  /// Bytes of the gradients of the moved parameters that require one, by stage.
+  const std::vector<int64_t>& stage_gradient_bytes() const {
+    return stage_gradient_bytes_;
+  }
+  /// Bytes of parameters and gradients in host memory.
+  int64_t host_bytes() const;
+  /// Stages at which autograd graphs must be cut: all but the first.
+  std::vector<int> cuts() const;
+
+  /// Begins a micro-batch whose operations visit stages in this order.
+  void begin(const std::vector<StageVisit>& visits);
+  void before(const Op& op) override;
+  /// Without begin(): brings the parameters of a stage in, and drops those of others with their
+  /// gradients.
+  void bring(int stage);
+  /// Ends a micro-batch: parameters and gradients are in host memory.
+  void end();
+  /// Drops what is on the device after a failure. The gradients are not complete afterwards.
+  void abandon();
+  /// Drops the gradients in host memory.
+  void forget_gradients();
+
+  /// While it exists, parameters and gradients in host memory are tensors of the CPU, which
+  /// can be read and written, and gradients be set. For use between micro-batches.
+  class Readable {
+   public:
+    explicit Readable(HostParameters* host);  ///< may be null
+    ~Readable();
+    Readable(const Readable&) = delete;
+    Readable& operator=(const Readable&) = delete;
+
+   private:
+    HostParameters* host_;  // null: nothing to do
+  };
+
+ private:
+  /// A parameter that is moved.
+  struct Moved {
+    torch::Tensor parameter;
+    int64_t place = 0;           // of its storage in the stage's block
+    int64_t gradient_place = 0;  // in the block of gradients
+    int64_t version = 0;         // when it was brought in
+    bool gradient = false;       // whether host memory has its gradient
+    torch::Tensor shell{};       // holds the storage while Readable exists
+  };
+  struct StageMemory {
+    std::vector<Moved> parameters;
+    int64_t bytes = 0, gradient_bytes = 0;
+    torch::Tensor block{}, gradient_block{};  // host memory
+    torch::Tensor values{};  // on the device; undefined: absent
+    std::unique_ptr<HostTensors::Event> fetched{};  // not waited for yet
+  };
+  /// Device memory that is being copied to the host.
+  struct Leaving {
+    std::vector<torch::Tensor> tensors;
+    std::unique_ptr<HostTensors::Event> end;
+  };
+
+  StageMemory& at(int stage) { return stages_[static_cast<size_t>(stage)]; }
+  void start_fetch(int stage, bool gradients);
+  void finish_fetch(StageMemory& stage);
+  void leave(StageMemory& stage);
+  void free_left(size_t remaining);
+  void allocate_gradients();
+  /// Part of a block of memory as a tensor like `parameter`, whose storage begins at `place`.
+  static torch::Tensor view_in(const torch::Tensor& block, int64_t place,
+                               const torch::Tensor& parameter);
+  static torch::Tensor values_of(const StageMemory& stage, const Moved& moved) {
+    return view_in(stage.block, moved.place, moved.parameter);
+  }
+  static torch::Tensor gradient_of(const StageMemory& stage,
+                                   const Moved& moved) {
+    return view_in(stage.gradient_block, moved.gradient_place, moved.parameter);
+  }
+  void set_memory(const StageMemory& stage, const torch::Tensor& values) const;
+  void open();
+  void close();
+
+  torch::Device device_;
+  std::shared_ptr<HostTensors> memory_;
+  std::vector<StageMemory> stages_;
+  std::vector<int64_t> stage_bytes_, stage_gradient_bytes_;
+  std::vector<StageVisit> visits_;
+  size_t visit_ = 0;      // next one
+  bool running_ = false;  // between begin() and end()
+  bool on_host_ = false;
+  int readable_ = 0;
+  std::deque<Leaving> leaving_;
+};
+
+}  // namespace reprise::detail
