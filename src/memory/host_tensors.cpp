@@ -1,12 +1,11 @@
 #include "memory/host_tensors.h"
 
-#include <reprise/memory/meter.h>
-
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -31,18 +30,21 @@ class PlainTensors final : public HostTensors {
 
   at::Tensor allocate(int64_t bytes) override {
     if (*held_ + bytes > setting_.limit) return {};
-    at::Tensor memory;
-    try {
-      memory = at::zeros({bytes}, at::kByte);
-    } catch (const c10::Error& error) {
-      if (!is_out_of_memory(error)) throw;
-      return {};
-    }
-    exclude_from_count({memory});
+    // Not of LibTorch's allocator, whose memory is counted.
+    constexpr size_t kAlign = 64;
+    const size_t whole =
+        (static_cast<size_t>(bytes) + kAlign - 1) / kAlign * kAlign;
+    void* memory = std::aligned_alloc(kAlign, std::max(whole, kAlign));
+    if (memory == nullptr) return {};
+    std::memset(memory, 0, whole);
     *held_ += bytes;
     return at::from_blob(
-        memory.data_ptr(), {bytes},
-        [memory, bytes, held = held_](void*) { *held -= bytes; }, at::kByte);
+        memory, {bytes},
+        [bytes, held = held_](void* data) {
+          std::free(data);
+          *held -= bytes;
+        },
+        at::kByte);
   }
 
   std::unique_ptr<Event> start(const std::vector<Copy>& copies, Direction,

@@ -265,6 +265,10 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("graph", p.graph);
   visit("captures_update", p.captures_update);
   visit("host_state_bytes", p.host_state_bytes);
+  visit("moved_bytes", p.moved_bytes);
+  visit("moved_gradient_bytes", p.moved_gradient_bytes);
+  visit("to_device_bytes_per_ms", p.to_device_bytes_per_ms);
+  visit("to_host_bytes_per_ms", p.to_host_bytes_per_ms);
 }
 
 }  // namespace

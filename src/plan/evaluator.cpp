@@ -1,6 +1,6 @@
 #include "plan/evaluator.h"
 
-#include "plan/update_cuts.h"
+#include "plan/gradient_costs.h"
 
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/strategy.h>
@@ -27,67 +27,6 @@ double time_factor(const SizeCosts& costs, const Schedule& schedule,
   const double share = most > 0 ? static_cast<double>(graphs - 1) / most : 0.0;
   return costs.single_graph_factor +
          (costs.separate_graphs_factor - costs.single_graph_factor) * share;
-}
-
-void include_new_gradients(StageCosts& stage) {
-  const auto include = [](KeptRunCosts& run) {
-    run.backward_extra_bytes =
-        std::max(run.backward_extra_bytes, run.first_backward_extra_bytes);
-  };
-  include(stage);
-  for (auto& variant : stage.variants) include(variant);
-}
-
-/// Adds the parameters' gradients that are allocated during the backward pass:
-/// all of them for the first micro-batch of a window, else those that are held
-/// twice. They are added to the gradients of activations, because both depend
-/// only on the backward's progress.
-ChainCosts add_gradients(ChainCosts chain_costs,
-                         const std::vector<int64_t>& added, bool first) {
-  int64_t so_far = 0;
-  for (size_t i = chain_costs.stages.size(); i-- > 0;) {
-    StageCosts& stage = chain_costs.stages[i];
-    so_far += added.at(i);
-    stage.input_gradient_bytes += so_far;
-    if (first) include_new_gradients(stage);
-  }
-  return chain_costs;
-}
-
-/// Adds the parameters' gradients if the backward updates the parameters: those between two
-/// cuts are alive at once, with the temporaries of their update, and others until the first
-/// stage that uses their parameter. `created` and `final`: gradients by the stage that
-/// creates them and by the one that makes them final.
-ChainCosts add_updates(ChainCosts chain_costs,
-                       const std::vector<int64_t>& created,
-                       const std::vector<int64_t>& final,
-                       const std::vector<int64_t>& temporaries) {
-  const std::vector<int> cuts = update_cuts(final);
-  int64_t live = 0, complete = 0;
-  int64_t output_gradient = chain_costs.output_gradient_bytes;
-  for (size_t i = chain_costs.stages.size(); i-- > 0;) {
-    StageCosts& stage = chain_costs.stages[i];
-    include_new_gradients(stage);
-    live += created.at(i);
-    complete += final.at(i);
-    const bool updates = i == 0 || std::find(cuts.begin(), cuts.end(),
-                                             static_cast<int>(i)) != cuts.end();
-    if (updates) {
-      // The update follows the backward, when the stage's activations are freed.
-      const int64_t bytes = stage.input_gradient_bytes + live +
-                            temporaries.at(i) - output_gradient;
-      const auto include = [&](KeptRunCosts& run) {
-        run.backward_extra_bytes =
-            std::max(run.backward_extra_bytes, bytes - run.saved_bytes);
-      };
-      include(stage);
-      for (auto& variant : stage.variants) include(variant);
-      live -= std::exchange(complete, 0);
-    }
-    stage.input_gradient_bytes += live;
-    output_gradient = stage.input_gradient_bytes;
-  }
-  return chain_costs;
 }
 
 /// Returns the time of a micro-batch if each stage runs once, as its fastest
@@ -152,13 +91,19 @@ Schedule keep_fastest(const ChainCosts& chain_costs) {
   return {"optimal", n, std::move(ops)};
 }
 
+/// The profile without what depends on the micro-batch.
+CostProfile without_sizes(CostProfile profile) {
+  profile.sizes.clear();
+  profile.tried.clear();
+  return profile;
+}
+
 }  // namespace
 
 int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
                          const Schedule& schedule, bool first) {
-  const ChainCosts chain_costs = add_gradients(
-      size.chain_costs,
-      first ? profile.gradient_bytes : profile.held_twice_bytes, first);
+  const ChainCosts chain_costs =
+      accumulating_costs(size.chain_costs, profile, first);
   return profile.fixed.total() - (first ? profile.fixed.gradients : 0) +
          size.data_bytes + size.workspace_bytes +
          simulate(schedule, chain_costs).peak_bytes;
@@ -166,9 +111,7 @@ int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
 
 int64_t updating_peak(const CostProfile& profile, const SizeCosts& size,
                       const Schedule& schedule) {
-  const ChainCosts chain_costs =
-      add_updates(size.chain_costs, profile.gradient_bytes,
-                  profile.final_gradient_bytes, profile.stage_update_bytes);
+  const ChainCosts chain_costs = updating_costs(size.chain_costs, profile);
   return profile.fixed.total() - profile.fixed.gradients + size.data_bytes +
          size.workspace_bytes + simulate(schedule, chain_costs).peak_bytes;
 }
@@ -179,18 +122,17 @@ int64_t cuda_graph_extra_bytes(const CostProfile& profile,
          (update == UpdateMode::kBackward ? 0 : profile.update_bytes);
 }
 
+UpdateMode timed_update(const CostProfile& profile, UpdateMode update,
+                        int64_t micro_batch, int64_t global_batch) {
+  const bool several = profile.moves_parameters() && micro_batch < global_batch;
+  return several ? UpdateMode::kAfter : update;
+}
+
 Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
                      int64_t global_batch, std::string strategy, bool graph,
                      UpdateMode update)
-    : precision_(profile.precision),
-      stages_(profile.stages),
-      gradient_bytes_(profile.gradient_bytes),
-      held_twice_bytes_(profile.held_twice_bytes),
-      final_gradient_bytes_(profile.final_gradient_bytes),
-      stage_update_bytes_(profile.stage_update_bytes),
+    : profile_(without_sizes(profile)),
       fixed_(profile.fixed),
-      update_ms_(profile.update_ms),
-      update_bytes_(profile.update_bytes),
       graph_(graph),
       update_(update),
       global_batch_(global_batch),
@@ -199,7 +141,8 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
       cuda_graph_extra_bytes_(
           graph ? cuda_graph_extra_bytes(profile, costs_, update) : 0),
       strategy_(std::move(strategy)) {
-  TORCH_INTERNAL_ASSERT(!in_backward() || accumulate_ == 1);
+  TORCH_INTERNAL_ASSERT(update == UpdateMode::kAfter || accumulate_ == 1 ||
+                        profile.moves_parameters());
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
   fixed_.workspace +=
@@ -225,7 +168,7 @@ void Evaluator::set_bounds() {
   min_step_ms_ =
       static_cast<double>(accumulate_ - 1) * window_of(costs_, min_stages_ms_) +
       window_of(last_costs_, min_stages_ms(last_costs_.chain_costs)) +
-      update_ms_;
+      profile_.update_ms;
 }
 
 const Solver& Evaluator::solver() const {
@@ -238,13 +181,9 @@ int64_t Evaluator::solver_bytes() const {
 }
 
 ChainCosts Evaluator::with_gradients() const {
-  if (in_backward()) {
-    return add_updates(costs_.chain_costs, gradient_bytes_,
-                       final_gradient_bytes_, stage_update_bytes_);
-  }
-  const bool first = !gradients_allocated();
-  return add_gradients(costs_.chain_costs,
-                       first ? gradient_bytes_ : held_twice_bytes_, first);
+  if (in_backward()) return updating_costs(costs_.chain_costs, profile_);
+  return accumulating_costs(costs_.chain_costs, profile_,
+                            /*first=*/!gradients_allocated());
 }
 
 /// Returns the memory that is live during the whole micro-batch.
@@ -255,8 +194,8 @@ int64_t Evaluator::base_bytes() const {
 }
 
 int64_t Evaluator::update_peak_bytes() const {
-  if (in_backward()) return base_bytes();
-  return fixed_.total() + costs_.data_bytes + update_bytes_;
+  if (update_ == UpdateMode::kBackward) return base_bytes();
+  return fixed_.total() + costs_.data_bytes + profile_.update_bytes;
 }
 
 int64_t Evaluator::prepare_peak_bytes() const {
@@ -269,26 +208,28 @@ int64_t Evaluator::other_peak_bytes() const {
 
 Plan Evaluator::plan_of(const Schedule& schedule) const {
   const Simulation full = simulate(schedule, with_gradients());
-  const Simulation last = simulate(schedule, last_costs_.chain_costs);
+  const Simulation last = simulate(
+      schedule, profile_.moves_parameters()
+                    ? accumulating_costs(last_costs_.chain_costs, profile_,
+                                         /*first=*/false)
+                    : last_costs_.chain_costs);
   const int min_graphs =
-      in_backward()
-          ? static_cast<int>(update_cuts(final_gradient_bytes_).size()) + 1
-          : 1;
+      update_ == UpdateMode::kBackward ? graphs_of_updates(profile_) : 1;
   Plan plan{.schedule = schedule};
   plan.global_batch = global_batch_;
   plan.micro_batch = costs_.micro_batch;
   plan.accumulate = accumulate_;
   plan.last_micro_batch = last_costs_.micro_batch;
-  plan.precision = precision_;
+  plan.precision = profile_.precision;
   plan.graph = graph_;
   plan.update = update_;
   plan.kept_bytes = full.kept_after_forward_bytes;
   plan.host_bytes = full.host_peak_bytes;
   plan.micro_ms = full.time_ms * time_factor(costs_, schedule, min_graphs) +
-                  costs_.other_ms + (in_backward() ? update_ms_ : 0);
+                  costs_.other_ms + (in_backward() ? profile_.update_ms : 0);
   plan.step_ms = static_cast<double>(accumulate_ - 1) * plan.micro_ms +
                  last.time_ms * time_factor(last_costs_, schedule, min_graphs) +
-                 last_costs_.other_ms + update_ms_;
+                 last_costs_.other_ms + profile_.update_ms;
   const int64_t step_peak = base_bytes() + full.peak_bytes;
   plan.peak_bytes = std::max(step_peak, other_peak_bytes());
   plan.peak = report(schedule, full, plan.peak_bytes);
@@ -298,7 +239,7 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
 Plan Evaluator::with_time(Plan plan, double micro_ms) const {
   // Scale a smaller last micro-batch by the same ratio.
   const double ratio = micro_ms / plan.micro_ms;
-  const double after_ms = in_backward() ? 0 : update_ms_;
+  const double after_ms = in_backward() ? 0 : profile_.update_ms;
   plan.step_ms = (plan.step_ms - after_ms) * ratio + after_ms;
   plan.micro_ms = micro_ms;
   return plan;
@@ -316,7 +257,7 @@ PeakReport Evaluator::report(const Schedule& schedule,
   if (peak_bytes > base_bytes() + simulation.peak_bytes) {
     if (peak_bytes == update_peak_bytes()) {
       report.phase = "update";
-      if (!in_backward()) report.workspace += update_bytes_;
+      if (!in_backward()) report.workspace += profile_.update_bytes;
       return report;
     }
     report.phase = "preparation of a batch";
@@ -334,7 +275,7 @@ PeakReport Evaluator::report(const Schedule& schedule,
   const bool back = op.kind == OpKind::kBackward || op.kind == OpKind::kFetch;
   report.phase = back ? "backward" : first_pass ? "forward" : "recompute";
   report.stage = op.stage;
-  report.stage_name = stages_.at(static_cast<size_t>(op.stage));
+  report.stage_name = profile_.stages.at(static_cast<size_t>(op.stage));
   report.kept_by_stage = simulation.at_peak.kept_by_stage;
   report.kept = sum(report.kept_by_stage);
   report.workspace += simulation.at_peak.workspace_bytes;
@@ -367,7 +308,7 @@ bool Evaluator::is_floor(const Plan& plan) const {
 }
 
 std::optional<Plan> Evaluator::everything_kept(int64_t budget) const {
-  const int stages = static_cast<int>(stages_.size());
+  const int stages = static_cast<int>(profile_.stages.size());
   std::optional<Plan> best;
   for (const Schedule& schedule :
        {make_schedule("none", stages), keep_fastest(costs_.chain_costs)}) {
@@ -412,7 +353,8 @@ std::vector<Plan> Evaluator::frontier(int points) const {
 }
 
 Plan Evaluator::of_strategy(const std::string& strategy) const {
-  return plan_of(make_schedule(strategy, static_cast<int>(stages_.size())));
+  return plan_of(
+      make_schedule(strategy, static_cast<int>(profile_.stages.size())));
 }
 
 }  // namespace reprise::detail

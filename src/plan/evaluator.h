@@ -31,6 +31,11 @@ int64_t cuda_graph_extra_bytes(const CostProfile& profile,
                                const SizeCosts& size,
                                UpdateMode update = UpdateMode::kAfter);
 
+/// Returns how micro-batches of plans with `update` are timed: with the update if all of them
+/// have one, else without.
+UpdateMode timed_update(const CostProfile& profile, UpdateMode update,
+                        int64_t micro_batch, int64_t global_batch);
+
 /// Predicts memory and time of plans for one precision and micro-batch size,
 /// with a CUDA graph or without. Solving is slow for long chains, so the solver
 /// is created when it is first needed; the lower bounds do not need it. Tested
@@ -38,7 +43,7 @@ int64_t cuda_graph_extra_bytes(const CostProfile& profile,
 class Evaluator {
  public:
   /// If `strategy` is not empty, only its schedule is allowed. `update`: kAfter or, for a
-  /// window of one micro-batch, kBackward.
+  /// window of one micro-batch and if parameters are in host memory, kBackward.
   Evaluator(const CostProfile& profile, int64_t micro_batch,
             int64_t global_batch, std::string strategy, bool graph,
             UpdateMode update = UpdateMode::kAfter);
@@ -77,7 +82,11 @@ class Evaluator {
   bool gradients_allocated() const {
     return !in_backward() && (graph_ || accumulate_ > 1);
   }
-  bool in_backward() const { return update_ == UpdateMode::kBackward; }
+  /// Whether every micro-batch updates the parameters in its backward. Otherwise the last one
+  /// of a window does, if any.
+  bool in_backward() const {
+    return update_ == UpdateMode::kBackward && accumulate_ == 1;
+  }
   ChainCosts with_gradients() const;
   int64_t base_bytes() const;
   /// Peak outside of the chain, in the update or while a batch is prepared.
@@ -90,13 +99,8 @@ class Evaluator {
   /// faster.
   std::optional<Plan> everything_kept(int64_t budget) const;
 
-  Precision precision_;
-  std::vector<std::string> stages_;
-  std::vector<int64_t> gradient_bytes_, held_twice_bytes_;
-  std::vector<int64_t> final_gradient_bytes_, stage_update_bytes_;
-  FixedMemory fixed_;
-  double update_ms_;
-  int64_t update_bytes_;
+  CostProfile profile_;  // without sizes and timings
+  FixedMemory fixed_;    // with the workspaces of the micro-batch
   bool graph_;
   UpdateMode update_;
   int64_t global_batch_;

@@ -90,9 +90,12 @@ bool EvaluatorCache::measured(const CandidateKey& key) const {
 EvaluatorCache::Times EvaluatorCache::times_of(const CandidateKey& key) const {
   const auto& [precision, size, graph, update] = key;
   Times times;
-  for (const TriedSchedule& timing : costs_.profile(precision).tried) {
+  const CostProfile& profile = costs_.profile(precision);
+  const UpdateMode timed =
+      timed_update(profile, update, size, request_.global_batch);
+  for (const TriedSchedule& timing : profile.tried) {
     if (timing.micro_batch == size && timing.graph == graph &&
-        timing.update == update) {
+        timing.update == timed) {
       times[timing.schedule] = timing.ms;
     }
   }

@@ -13,6 +13,15 @@
 namespace reprise {
 namespace {
 
+/// What of a training's state is in host memory; empty: nothing.
+std::string_view state_on_host_text(StatePlace place) {
+  if (place == StatePlace::kHost) return "optimizer state";
+  if (place == StatePlace::kHostAll) {
+    return "parameters, gradients and optimizer state";
+  }
+  return "";
+}
+
 using detail::columns_of;
 using detail::describe_batches;
 using detail::describe_schedule;
@@ -77,9 +86,9 @@ std::string settings_section(const PlanResult& result,
     text += fmt::format("host       {} of activations in host memory\n",
                         format_bytes(plan.host_bytes));
   }
-  if (plan.state == StatePlace::kHost) {
-    text += fmt::format("host       {} of optimizer state in host memory\n",
-                        format_bytes(plan.host_state_bytes));
+  if (const auto what = state_on_host_text(plan.state); !what.empty()) {
+    text += fmt::format("host       {} of {} in host memory\n",
+                        format_bytes(plan.host_state_bytes), what);
   }
   if (!measured) return text;
   return text +
@@ -391,9 +400,9 @@ std::string describe(const Plan& plan) {
       plan.host_bytes > 0
           ? fmt::format(", {} on the host", format_bytes(plan.host_bytes))
           : std::string();
-  if (plan.state == StatePlace::kHost) {
-    host += fmt::format(", {} of optimizer state on the host",
-                        format_bytes(plan.host_state_bytes));
+  if (const auto what = state_on_host_text(plan.state); !what.empty()) {
+    host += fmt::format(", {} of {} on the host",
+                        format_bytes(plan.host_state_bytes), what);
   }
   return fmt::format(
       "micro-batch {} × {}, {} stage run{} recomputed{}, {} of memory{}",

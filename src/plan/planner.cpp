@@ -156,7 +156,8 @@ class Planner {
     if (profile.update != UpdateMode::kBackward) {
       updates.push_back(UpdateMode::kAfter);
     }
-    if (profile.update != UpdateMode::kAfter && size >= request_.global_batch) {
+    if (profile.update != UpdateMode::kAfter &&
+        (size >= request_.global_batch || profile.moves_parameters())) {
       updates.push_back(UpdateMode::kBackward);
     }
     return updates;
@@ -266,9 +267,11 @@ class Planner {
   }
 
   const TriedSchedule* find_tried(const Plan& plan) const {
-    return costs_.profile(plan.precision)
-        .find_tried(plan.micro_batch, plan.schedule.to_text(), plan.graph,
-                    plan.update);
+    const CostProfile& profile = costs_.profile(plan.precision);
+    return profile.find_tried(
+        plan.micro_batch, plan.schedule.to_text(), plan.graph,
+        detail::timed_update(profile, plan.update, plan.micro_batch,
+                             request_.global_batch));
   }
   bool was_tried(const Plan& plan) const { return find_tried(plan) != nullptr; }
   bool cannot_be_tried(const Plan& plan) const {

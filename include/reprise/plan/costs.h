@@ -95,7 +95,16 @@ struct CostProfile {
   /// Whether a CUDA graph can contain the update; otherwise plans with kBackward
   /// have none.
   bool captures_update = false;
-  int64_t host_state_bytes = 0;  ///< optimizer state in host memory
+  int64_t host_state_bytes = 0;  ///< parameters, gradients and optimizer state in host memory
+  /// Parameters in host memory and their gradients, by the stage that uses them, in bytes of
+  /// device memory while they are there; see StatePlace::kHostAll. Empty: none. They are not
+  /// part of `fixed`, `gradient_bytes` and `final_gradient_bytes`. All updates are then in the
+  /// backward of the window's last micro-batch.
+  std::vector<int64_t> moved_bytes{};
+  std::vector<int64_t> moved_gradient_bytes{};
+  double to_device_bytes_per_ms = 0;  ///< speed of copies from host memory
+  double to_host_bytes_per_ms = 0;
+  bool moves_parameters() const { return !moved_bytes.empty(); }
   std::vector<SizeCosts> sizes;  ///< measured sizes in ascending order
   std::vector<TriedSchedule> tried{};
 

@@ -127,7 +127,8 @@ PlanRequest BudgetKeeper::request() const {
               format_bytes(limit_), "; see --bucket");
   request.precisions = {options.precision};
   request.micro_batch = options.batch;  // 0: to be chosen
-  if (options.update == UpdateMode::kBackward) {
+  if (options.update == UpdateMode::kBackward &&
+      options.state != StatePlace::kHostAll) {
     request.micro_batch = request.global_batch;
   }
   request.explain = false;

@@ -2,6 +2,7 @@
 
 #include "compat/cuda.h"
 #include "compat/denormals.h"
+#include "train/config/update_refusal.h"
 #include "train/step/oom_retry.h"
 
 #include <string>
@@ -63,28 +64,63 @@ PlanResult CostChoice::plan(const PlanRequest& request, const Plan* present) {
 }
 
 PlanResult CostChoice::choose(const PlanRequest& request, const Plan* present) {
+  if (present != nullptr) begin_training();
+  if (present != nullptr && free_state_ && state_on_host(present->state)) {
+    // The state stays where it is.
+    const auto copies = present->weight_copies;
+    PlanResult result = plan_with(
+        *costs_with(
+            {copies.value_or(setup_.options.weight_copies), present->state},
+            /*create=*/true),
+        request);
+    set_copies(result, copies);
+    return result;
+  }
   std::optional<PlanResult> usual;
   const auto failure =
       out_of_memory_in([&] { usual.emplace(plan_usual(request)); });
   if (!usual) {
     // The device has no room to measure an update with the state on it.
     TORCH_CHECK_WITH(OutOfMemoryError, free_state_, *failure);
-    if (setup_.device.is_cuda()) compat::empty_cuda_cache();
-    return plan_with(
-        *costs_with({setup_.options.weight_copies, StatePlace::kHost},
-                    /*create=*/true),
-        request);
+    return plan_on_host(request);
   }
   PlanResult best = std::move(*usual);
   const bool tight = !best.feasible || recomputes(best.plan);
   choose_copies(request, tight, best);
-  if (free_state_ && request.memory > 0) {
-    const bool stays =
-        present != nullptr && present->state == StatePlace::kHost;
+  // A training does not move its state.
+  if (free_state_ && request.memory > 0 && present == nullptr) {
     choose_state(request, tight || best.plan.update == UpdateMode::kBackward,
-                 stays, best);
+                 best);
+    // As long as the optimizer's state fits on the device, moving parameters is slower.
+    if (!best.feasible || best.plan.state == StatePlace::kHost) {
+      choose_parameters(request, best);
+    }
   }
   return best;
+}
+
+PlanResult CostChoice::plan_on_host(const PlanRequest& request) {
+  std::optional<PlanResult> result;
+  for (const StatePlace place : {StatePlace::kHost, StatePlace::kHostAll}) {
+    if (place == StatePlace::kHostAll && !setup_.host_parameters) break;
+    if (setup_.device.is_cuda()) compat::empty_cuda_cache();
+    const auto failure = out_of_memory_in([&] {
+      result.emplace(plan_with(
+          *costs_with({setup_.options.weight_copies, place}, /*create=*/true),
+          request));
+    });
+    if (result && result->feasible) return std::move(*result);
+    const bool last = place == StatePlace::kHostAll || !setup_.host_parameters;
+    TORCH_CHECK_WITH(OutOfMemoryError, !failure || !last || result,
+                     failure.value_or(""));
+  }
+  return std::move(*result);
+}
+
+void CostChoice::begin_training() {
+  options_.training = true;
+  if (usual_) usual_->begin_training();
+  for (auto& [way, costs] : others_) costs->begin_training();
 }
 
 PlanResult CostChoice::plan_usual(const PlanRequest& request) {
@@ -123,23 +159,42 @@ void CostChoice::choose_copies(const PlanRequest& request, bool tight,
 }
 
 void CostChoice::choose_state(const PlanRequest& request, bool tight,
-                              bool stays, PlanResult& best) {
+                              PlanResult& best) {
   const auto copies = best.plan.weight_copies;
   TrainingCosts* costs = costs_with(
       {copies.value_or(setup_.options.weight_copies), StatePlace::kHost},
-      /*create=*/tight || stays);
+      /*create=*/tight);
   if (costs == nullptr) return;
+  if (auto other = better_on_host(request, *costs, best)) {
+    set_copies(*other, copies);
+    best = std::move(*other);
+  }
+}
+
+void CostChoice::choose_parameters(const PlanRequest& request,
+                                   PlanResult& best) {
+  if (!setup_.host_parameters) return;
+  TrainingCosts* costs =
+      costs_with({setup_.options.weight_copies, StatePlace::kHostAll},
+                 /*create=*/true);
+  if (auto other = better_on_host(request, *costs, best)) {
+    best = std::move(*other);
+  }
+}
+
+std::optional<PlanResult> CostChoice::better_on_host(
+    const PlanRequest& request, TrainingCosts& costs,
+    const PlanResult& best) const {
   std::optional<PlanResult> other;
   try {
-    other = plan_with(*costs, request);
+    other = plan_with(costs, request);
   } catch (const c10::OutOfMemoryError&) {
-    return;  // the host has no room for the state
+    return std::nullopt;  // the host has no room
   }
   const bool fits =
       other->plan.host_state_bytes <= setup_.state_memory->limit_bytes();
-  if (!stays && (!fits || rank_of(best) <= rank_of(*other))) return;
-  set_copies(*other, copies);
-  best = std::move(*other);
+  if (!fits || rank_of(best) <= rank_of(*other)) return std::nullopt;
+  return other;
 }
 
 TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {
@@ -151,12 +206,13 @@ TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {
     setup.options.state = way.second;
     TrainingCosts::Options options = options_;
     // The optimizer's state makes no difference to micro-batches.
-    if (way.second != setup_.options.state) {
+    if (way.second == StatePlace::kHost) {
       options.same_steps = way.first == setup_.options.weight_copies
                                ? &*usual_
                                : costs_with({way.first, setup_.options.state},
                                             /*create=*/false);
     }
+    options.same_update = &*usual_;
     found = others_
                 .emplace(way, std::make_unique<TrainingCosts>(std::move(setup),
                                                               options))

@@ -13,8 +13,8 @@ namespace reprise::detail {
 
 /// Costs of a training in the ways that its options leave open. Weight copies are used, and the
 /// optimizer's state is on the device, as far as the options allow it. If the budget is tight,
-/// also costs with copies that take no memory, and with the state in host memory, which may
-/// save more time elsewhere. Tested by tests/train/budget/state_planning_test.cpp and
+/// also costs with copies that take no memory, and with the optimizer's state or the parameters
+/// as well in host memory, which may save more time elsewhere. Tested by tests/train/budget/state_planning_test.cpp and
 /// tests/train/budget/planning_test.cpp.
 class CostChoice {
  public:
@@ -22,8 +22,7 @@ class CostChoice {
   CostChoice(const CostChoice&) = delete;
   CostChoice& operator=(const CostChoice&) = delete;
 
-  /// Returns the best plan. With `present`, the plan in force, the optimizer's state stays in
-  /// host memory if it is there.
+  /// Returns the best plan. With `present`, the plan in force, the state stays where it is.
   PlanResult plan(const PlanRequest& request, const Plan* present = nullptr);
 
  private:
@@ -34,10 +33,18 @@ class CostChoice {
   /// optimizer's state stays on the device from now on.
   PlanResult plan_usual(const PlanRequest& request);
   void choose_copies(const PlanRequest& request, bool tight, PlanResult& best);
-  /// Compares `best` with the same weight copies and the optimizer's state in host memory, or
-  /// replaces it if the state `stays` there.
-  void choose_state(const PlanRequest& request, bool tight, bool stays,
-                    PlanResult& best);
+  /// Compares `best` with the same weight copies and the optimizer's state in host memory.
+  void choose_state(const PlanRequest& request, bool tight, PlanResult& best);
+  /// Compares `best` with the parameters in host memory as well.
+  void choose_parameters(const PlanRequest& request, PlanResult& best);
+  /// Plans with `costs`; nullopt if `best` is better or the host has no room.
+  std::optional<PlanResult> better_on_host(const PlanRequest& request,
+                                           TrainingCosts& costs,
+                                           const PlanResult& best) const;
+  /// Plans for a device that has no room for the optimizer's state.
+  PlanResult plan_on_host(const PlanRequest& request);
+  /// From now on a training has its state; see TrainingCosts::begin_training().
+  void begin_training();
   /// Null if there are none and `create` is false.
   TrainingCosts* costs_with(const Way& way, bool create);
 

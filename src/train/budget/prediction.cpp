@@ -79,7 +79,8 @@ class Group {
                            .value_or(evaluator.smallest())
                      : evaluator.smallest();
     };
-    const UpdateMode update = config.update == UpdateMode::kBackward
+    const UpdateMode update = config.update == UpdateMode::kBackward ||
+                                      profile.moves_parameters()
                                   ? UpdateMode::kBackward
                                   : UpdateMode::kAfter;
     Plan plan = plan_with(mode != GraphMode::kOff, update);

@@ -8,6 +8,7 @@
 #include "compat/cuda_graph.h"
 #include "compat/side_stream.h"
 #include "data/batch_check.h"
+#include "plan/evaluator.h"
 #include "train/budget/model_state_guard.h"
 #include "train/step/micro_step.h"
 #include "train/store/metrics.h"
@@ -33,7 +34,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 18;
+constexpr int kFormat = 19;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -148,6 +149,7 @@ bool TrainingCosts::measure(Precision precision, int64_t micro_batch) {
   if (profile.measured(micro_batch)) return true;
   say(fmt::format("measuring a micro-batch of {} in {}", micro_batch,
                   to_text(precision)));
+  place_parameters();
   try {
     const bool first = profile.sizes.empty();
     SizeCosts size = measure_size(precision, micro_batch);
@@ -168,16 +170,17 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   CostProfile& profile = entry(plan.precision);
   const int64_t micro_batch = plan.micro_batch;
   const std::string text = plan.schedule.to_text();
-  const auto known =
-      profile.tried_ms(micro_batch, text, plan.graph, plan.update);
+  const UpdateMode update =
+      timed_update(profile, plan.update, micro_batch, plan.global_batch);
+  const auto known = profile.tried_ms(micro_batch, text, plan.graph, update);
   if (known || options_.memory_only) return known;
   say(fmt::format("trying a micro-batch of {} in {}", micro_batch,
                   to_text(plan.precision)));
   const auto ms = run_schedule(profile, profile.at(micro_batch), plan.schedule,
-                               {plan.graph, plan.update}, {});
+                               {plan.graph, update}, {});
   if (!ms) return std::nullopt;
   profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph,
-                            /*comparison=*/0, plan.update});
+                            /*comparison=*/0, update});
   keep(profile);
   return ms;
 }
@@ -218,7 +221,17 @@ std::vector<std::string> TrainingCosts::stage_names() const {
   return names;
 }
 
+void TrainingCosts::place_parameters() const {
+  const auto& host = setup_.host_parameters;
+  if (!host || host->on_host() == moves_parameters()) return;
+  if (!moves_parameters()) return host->move_to_device();
+  TORCH_CHECK_WITH(OutOfMemoryError, host->move_to_host(),
+                   "[--state] host-all: the host gives no memory for the "
+                   "parameters");
+}
+
 void TrainingCosts::measure_fixed(CostProfile& profile) {
+  place_parameters();
   const Chain& chain = setup_.model.chain;
   const auto n = static_cast<size_t>(chain.size());
   profile.gradient_bytes.assign(n, 0);
@@ -271,7 +284,53 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     }
   }
   made.reset();
+  separate_moved(profile);
   measure_update(profile);
+  if (moves_parameters()) {
+    measure_link(profile);
+    profile.graph = GraphMode::kOff;
+  }
+}
+
+void TrainingCosts::separate_moved(CostProfile& profile) const {
+  if (!moves_parameters()) return;
+  const HostParameters& host = *setup_.host_parameters;
+  profile.moved_bytes = host.stage_bytes();
+  profile.moved_gradient_bytes = host.stage_gradient_bytes();
+  const Chain& chain = setup_.model.chain;
+  for (int i = 0; i < chain.size(); ++i) {
+    for (const auto& module : chain[i].modules()) {
+      for (const auto& p : module->parameters()) {
+        if (!host.moves(p)) continue;
+        const int64_t bytes = bytes_on(p, setup_.device);
+        profile.fixed.parameters -= bytes;
+        if (!p.requires_grad()) continue;
+        profile.fixed.gradients -= bytes;
+        profile.gradient_bytes[static_cast<size_t>(i)] -= bytes;
+      }
+    }
+  }
+}
+
+void TrainingCosts::measure_link(CostProfile& profile) const {
+  constexpr int64_t kBytes = int64_t{64} << 20;
+  HostTensors& memory = *setup_.state_memory;
+  const torch::Tensor there = memory.allocate(kBytes);
+  if (!there.defined()) return;
+  const torch::Tensor here = torch::empty(
+      {kBytes}, torch::TensorOptions(torch::kByte).device(setup_.device));
+  const auto rate = [&](HostTensors::Direction direction) {
+    const bool in = direction == HostTensors::Direction::kToDevice;
+    const std::vector<HostTensors::Copy> copies = {
+        {in ? here.data_ptr() : there.data_ptr(),
+         in ? there.data_ptr() : here.data_ptr(), size_t{kBytes}}};
+    const double ms = time_of(setup_.device, 5, [&] {
+      memory.wait(*memory.start(copies, direction, nullptr));
+    });
+    return static_cast<double>(kBytes) / std::max(ms, 1e-3);
+  };
+  profile.to_device_bytes_per_ms = rate(HostTensors::Direction::kToDevice);
+  profile.to_host_bytes_per_ms = rate(HostTensors::Direction::kToHost);
 }
 
 void TrainingCosts::reuse_steps(CostProfile& profile) const {

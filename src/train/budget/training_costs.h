@@ -27,6 +27,11 @@ class TrainingCosts final : public CostSource {
     /// Costs of a training that differs in its updates only: measurements of its
     /// micro-batches are reused. Not owned; may be null.
     const TrainingCosts* same_steps = nullptr;
+    /// A training holds its state, beside which a second one may not fit.
+    bool training = false;
+    /// Costs with the same optimizer, whose update is taken for that of this training if the
+    /// update cannot be measured. Not owned; may be null.
+    const TrainingCosts* same_update = nullptr;
   };
 
   /// Measures with the model of `setup`. Parameters, gradients, buffers and
@@ -38,11 +43,14 @@ class TrainingCosts final : public CostSource {
   std::optional<double> try_plan(const Plan& plan) override;
   bool compare(const std::vector<Plan>& plans) override;
 
-  /// Memory of the optimizer's state in these measurements.
+  /// Memory of the training's state in these measurements.
   StatePlace state() const {
-    return setup_.options.state == StatePlace::kHost ? StatePlace::kHost
-                                                     : StatePlace::kDevice;
+    return setup_.options.state == StatePlace::kAuto ? StatePlace::kDevice
+                                                     : setup_.options.state;
   }
+
+  /// From now on a training holds its state: nothing is measured that needs a second one.
+  void begin_training() { options_.training = true; }
 
   /// Frees library workspaces that were allocated by measurements.
   void release_workspaces();
@@ -59,10 +67,20 @@ class TrainingCosts final : public CostSource {
   std::string key_of(Precision precision) const;
   std::vector<std::string> stage_names() const;
   std::unique_ptr<WeightCopies> copies(Precision precision) const;
+  bool moves_parameters() const { return state() == StatePlace::kHostAll; }
+  /// Moves the parameters to where the measurements need them. Throws c10::OutOfMemoryError if
+  /// there is no room.
+  void place_parameters() const;
   void measure_fixed(CostProfile& profile);
+  /// Takes the parameters in host memory out of the fixed memory.
+  void separate_moved(CostProfile& profile) const;
+  void measure_link(CostProfile& profile) const;
   /// Copies the measurements of Options::same_steps.
   void reuse_steps(CostProfile& profile) const;
   void measure_update(CostProfile& profile);
+  /// Copies the measurements of Options::same_update. Throws c10::OutOfMemoryError if there are
+  /// none.
+  void reuse_update(CostProfile& profile) const;
   void measure_whole_update(CostProfile& profile, Optimizer& optimizer);
   int64_t bytes_held_by(const Optimizer& optimizer) const;  // on the device
   /// Measures the temporaries of updates in the backward.

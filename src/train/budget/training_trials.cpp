@@ -69,6 +69,10 @@ bool TrainingCosts::compare(const std::vector<Plan>& plans) {
     pass_ms += std::max(plan.micro_ms, kShortestRowMs);
   const int rounds = std::clamp(static_cast<int>(kCompareMs / pass_ms),
                                 kFewestRounds, kMostRounds);
+  const auto update_of = [this](const Plan& plan) {
+    return timed_update(entry(plan.precision), plan.update, plan.micro_batch,
+                        plan.global_batch);
+  };
   std::vector<std::vector<double>> times(plans.size());
   for (int round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < plans.size(); ++i) {
@@ -77,7 +81,7 @@ bool TrainingCosts::compare(const std::vector<Plan>& plans) {
       const ScheduleTimer::Timing timing{.warm_up = round == 0, .rows = 1};
       const auto ms =
           run_schedule(profile, profile.at(plan.micro_batch), plan.schedule,
-                       {plan.graph, plan.update}, timing);
+                       {plan.graph, update_of(plan)}, timing);
       if (!ms) return false;
       times[i].push_back(*ms);
     }
@@ -88,7 +92,7 @@ bool TrainingCosts::compare(const std::vector<Plan>& plans) {
     CostProfile& profile = entry(plan.precision);
     profile.add(TriedSchedule{plan.micro_batch, plan.schedule.to_text(),
                               median_of(std::move(times[i])), plan.graph, row,
-                              plan.update});
+                              update_of(plan)});
     keep(profile);
   }
   return true;
@@ -123,6 +127,8 @@ std::optional<double> TrainingCosts::run_schedule(
     const CostProfile& profile, const SizeCosts& size, const Schedule& schedule,
     Mode mode, const ScheduleTimer::Timing& timing) {
   const bool updates = mode.update == UpdateMode::kBackward;
+  // The trial has an optimizer of its own.
+  if (updates && options_.training) return std::nullopt;
   if (updates && !fits_updating(profile, size, schedule, mode.graph)) {
     return std::nullopt;
   }
@@ -136,6 +142,7 @@ std::optional<double> TrainingCosts::run_schedule(
     return std::nullopt;
   }
   try {
+    place_parameters();
     const ModelStateGuard guard(setup_, /*parameters=*/false);
     return ScheduleTimer(setup_).time(
         {profile.precision, size.micro_batch, schedule, accumulate, mode.graph,

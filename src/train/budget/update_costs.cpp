@@ -12,6 +12,8 @@
 #include <reprise/train/optimizer.h>
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace reprise::detail {
@@ -21,7 +23,8 @@ UpdateMode TrainingCosts::update(const CostProfile& profile) const {
   options.precision = profile.precision;
   const bool can =
       !profile.final_gradient_bytes.empty() && update_refusal(options).empty();
-  return can ? options.update : UpdateMode::kAfter;
+  if (!can) return UpdateMode::kAfter;
+  return moves_parameters() ? UpdateMode::kBackward : options.update;
 }
 
 int64_t TrainingCosts::bytes_held_by(const Optimizer& optimizer) const {
@@ -34,16 +37,43 @@ int64_t TrainingCosts::bytes_held_by(const Optimizer& optimizer) const {
   return bytes;
 }
 
+void TrainingCosts::reuse_update(CostProfile& profile) const {
+  const CostProfile* other = nullptr;
+  if (const auto* source = options_.same_update;
+      source != nullptr && source->state() == state()) {
+    const auto found = source->profiles_.find(profile.precision);
+    if (found != source->profiles_.end()) other = &found->second;
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, other != nullptr,
+                   "there is no room to measure an update beside the "
+                   "training's own state");
+  profile.update_ms = other->update_ms;
+  profile.update_bytes = other->update_bytes;
+  profile.fixed.optimizer = other->fixed.optimizer;
+  profile.host_state_bytes = other->host_state_bytes;
+  profile.final_gradient_bytes = other->final_gradient_bytes;
+  profile.stage_update_bytes = other->stage_update_bytes;
+  profile.captures_update = other->captures_update;
+}
+
 void TrainingCosts::measure_update(CostProfile& profile) {
+  if (options_.training) return reuse_update(profile);
   const ModelStateGuard guard(setup_, /*parameters=*/true);
   const auto optimizer = measured_optimizer_of(setup_);
-  const auto failure =
-      out_of_memory_in([&] { measure_whole_update(profile, *optimizer); });
+  std::optional<std::string> failure;
+  if (!moves_parameters()) {
+    failure =
+        out_of_memory_in([&] { measure_whole_update(profile, *optimizer); });
+  }
   for (auto& parameter : setup_.parameter_list) {
     parameter.mutable_grad().reset();
   }
   if (const auto* kept = dynamic_cast<PartialOptimizer*>(optimizer.get())) {
     profile.host_state_bytes = kept->host_state_bytes();
+  }
+  for (const auto* moved :
+       {&profile.moved_bytes, &profile.moved_gradient_bytes}) {
+    for (const int64_t bytes : *moved) profile.host_state_bytes += bytes;
   }
   const bool partial = BackwardUpdate::supports(*optimizer);
   if (failure) {
@@ -97,13 +127,21 @@ void TrainingCosts::measure_stage_updates(CostProfile& profile,
   BackwardUpdate update(setup_, optimizer);
   ExecutionOptions execution;
   update.attach(execution);
-  std::vector<int> firsts = update.cuts();
+  HostParameters* const host =
+      moves_parameters() ? setup_.host_parameters.get() : nullptr;
+  std::vector<int> firsts = host != nullptr ? host->cuts() : update.cuts();
   firsts.push_back(0);
   size_t left = update.by_stage().size();
   double sum_ms = 0;
   int64_t most_bytes = 0;
   update.begin(/*lr=*/0, /*count_denormals=*/false);
   for (const int first : firsts) {
+    if (host != nullptr) {
+      host->bring(first);
+      const auto i = static_cast<size_t>(first);
+      profile.final_gradient_bytes[i] -= std::min(
+          profile.final_gradient_bytes[i], profile.moved_gradient_bytes[i]);
+    }
     while (left > static_cast<size_t>(first)) {
       for (torch::Tensor parameter : update.by_stage()[--left]) {
         parameter.mutable_grad() = torch::zeros_like(parameter);

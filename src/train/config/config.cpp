@@ -139,7 +139,7 @@ void check_update(const TrainOptions& c) {
   const std::string reason = detail::update_refusal(c);
   TORCH_CHECK(reason.empty(), "[--update] backward: ", reason,
               "; use --update after");
-  TORCH_CHECK(c.accumulate <= 1,
+  TORCH_CHECK(c.accumulate <= 1 || c.state == StatePlace::kHostAll,
               "[--update] backward needs one micro-batch per update, got ",
               c.accumulate, "; use --update after or --accumulate 1");
 }

@@ -132,6 +132,10 @@ void TrainLoop::start() {
     TORCH_CHECK(options.update != UpdateMode::kBackward,
                 "[--update] backward: the listener needs complete gradients; "
                 "use after, or override TrainListener::needs_gradients()");
+    TORCH_CHECK(options.state != StatePlace::kHostAll,
+                "[--state] host-all: the listener needs complete gradients; "
+                "use device or host, or override "
+                "TrainListener::needs_gradients()");
     budget_.require_complete_gradients();
   }
   saver_.start(run_.directory);

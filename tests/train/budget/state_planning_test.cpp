@@ -1,5 +1,6 @@
 // Plans of trainings whose optimizer may keep its state in host memory. On the CPU,
 // HostTensorsOnCpu stands for the host.
+#include "heavy_mlp.h"
 #include "memory/host_tensors.h"
 #include "plans.h"
 #include "train/runs.h"
@@ -12,44 +13,18 @@ namespace {
 using detail::HostTensorsOnCpu;
 using testing::device;
 using testing::expect_same;
+using testing::heavy_mlp;
+using testing::kHostChunk;
+using testing::kHostLimit;
 using testing::OwnCache;
-using testing::request_for;
+using testing::quick_plan;
 using testing::run;
 using testing::Warnings;
-
-constexpr int64_t kLimit = int64_t{1} << 30;
-constexpr int64_t kChunk = int64_t{256} << 10;
-
-/// Most of its memory are parameters and what belongs to them.
-TrainConfig heavy_mlp() {
-  TrainConfig config = testing::small("mlp");
-  config.model_options.dropout = -1;
-  config.model_options.depth = 12;
-  config.model_options.width = 256;
-  config.random_samples = 16;
-  config.batch = 4;
-  config.accumulate = 1;
-  config.epochs = 0;
-  config.steps = 3;
-  config.update = UpdateMode::kAfter;
-  return config;
-}
-
-PlanResult quick_plan(TrainConfig config, StatePlace place, int64_t memory,
-                      const std::string& strategy = "") {
-  config.state = place;
-  config.resolve();
-  PlanningOptions quick;
-  quick.quick = true;
-  PlanRequest request = request_for(config, memory);
-  request.strategy = strategy;
-  return plan_training(config, request, quick);
-}
 
 TEST(StatePlanning, PredictsPeaks) {
   if (device().is_cuda()) GTEST_SKIP() << "chunks are larger there";
   const OwnCache cache;
-  const HostTensorsOnCpu host(kLimit, kChunk);
+  const HostTensorsOnCpu host(kHostLimit, kHostChunk);
   for (const UpdateMode update : {UpdateMode::kAfter, UpdateMode::kBackward}) {
     for (const char* optimizer : {"adamw", "adafactor", "adamw8bit"}) {
       TrainConfig config = heavy_mlp();
@@ -73,7 +48,7 @@ TEST(StatePlanning, PredictsPeaks) {
 TEST(StatePlanning, UsesTheHostIfOnlyThatFits) {
   if (device().is_cuda()) GTEST_SKIP() << "chunks are larger there";
   const OwnCache cache;
-  const HostTensorsOnCpu host(kLimit, kChunk);
+  const HostTensorsOnCpu host(kHostLimit, kHostChunk);
   const TrainConfig config = heavy_mlp();
   const auto smallest = [&](StatePlace place) {
     return quick_plan(config, place, 1).smallest_bytes;
@@ -81,6 +56,7 @@ TEST(StatePlanning, UsesTheHostIfOnlyThatFits) {
   const int64_t resident = smallest(StatePlace::kDevice);
   const int64_t streamed = smallest(StatePlace::kHost);
   ASSERT_LT(streamed, resident * 3 / 4);
+  // heavy_mlp() excludes updates in the backward, and so parameters in host memory.
   EXPECT_EQ(smallest(StatePlace::kAuto), streamed);
 
   TrainConfig limited = config;
@@ -115,7 +91,7 @@ TEST(StatePlanning, UsesTheHostIfOnlyThatFits) {
 TEST(StatePlanning, PlansWithoutAHostThatHasNoRoom) {
   if (device().is_cuda()) GTEST_SKIP() << "there is room";
   const OwnCache cache;
-  const HostTensorsOnCpu host(/*limit_bytes=*/1000, kChunk);
+  const HostTensorsOnCpu host(/*limit_bytes=*/1000, kHostChunk);
   const TrainConfig config = heavy_mlp();
   const int64_t resident =
       quick_plan(config, StatePlace::kDevice, 1).smallest_bytes;

@@ -1,0 +1,121 @@
+#include "plan/gradient_costs.h"
+
+#include "plan/update_cuts.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace reprise::detail {
+namespace {
+
+/// Applies `change` to the stage itself and to its variants.
+template <class Change>
+void for_each_run(StageCosts& stage, const Change& change) {
+  change(stage);
+  for (auto& variant : stage.variants) change(variant);
+}
+
+void include_new_gradients(StageCosts& stage) {
+  for_each_run(stage, [](KeptRunCosts& run) {
+    run.backward_extra_bytes =
+        std::max(run.backward_extra_bytes, run.first_backward_extra_bytes);
+  });
+}
+
+/// Adds parameters that are in host memory. While a stage runs, they are on the device with
+/// those of the next one; in the backward, unless it is the `first` of a window, with the
+/// gradients so far. What the backward leaves is on its way to the host during the next one.
+/// Copies take place meanwhile, and the stage waits for them if they take longer.
+void add_moved(ChainCosts& chain_costs, const CostProfile& profile,
+               bool first) {
+  if (!profile.moves_parameters()) return;
+  const auto& weights = profile.moved_bytes;
+  const auto& sums = profile.moved_gradient_bytes;
+  const size_t n = chain_costs.stages.size();
+  const auto ms_of = [](int64_t bytes, double rate) {
+    return rate > 0 ? static_cast<double>(bytes) / rate : 0;
+  };
+  int64_t output_gradient = chain_costs.output_gradient_bytes;
+  for (size_t i = n; i-- > 0;) {
+    StageCosts& stage = chain_costs.stages[i];
+    const int64_t before = i > 0 ? weights[i - 1] : 0;
+    const int64_t after = i + 1 < n ? weights[i + 1] : 0;
+    const int64_t sum = first ? 0 : sums[i];
+    const int64_t sum_before = first || i == 0 ? 0 : sums[i - 1];
+    const int64_t here = weights[i] + sum;
+    const int64_t next = before + sum_before;
+    const int64_t left = std::max(weights[i], sums[i]);
+    const int64_t update = stage.input_gradient_bytes + here + next +
+                           (first ? sums[i] : 0) +
+                           profile.stage_update_bytes.at(i) - output_gradient;
+    stage.drop_extra_bytes += here + std::max(after, next);
+    for_each_run(stage, [&](KeptRunCosts& run) {
+      run.keep_extra_bytes += here + std::max(after, next);
+      run.backward_extra_bytes = std::max(
+          run.backward_extra_bytes + here + next, update - run.saved_bytes);
+      run.forward_ms = std::max(run.forward_ms,
+                                ms_of(after, profile.to_device_bytes_per_ms));
+      run.backward_ms = std::max({run.backward_ms,
+                                  ms_of(next, profile.to_device_bytes_per_ms),
+                                  ms_of(left, profile.to_host_bytes_per_ms)});
+    });
+    output_gradient = stage.input_gradient_bytes;
+    stage.input_gradient_bytes += left;
+  }
+}
+
+}  // namespace
+
+ChainCosts accumulating_costs(ChainCosts chain_costs,
+                              const CostProfile& profile, bool first) {
+  const auto& added = first ? profile.gradient_bytes : profile.held_twice_bytes;
+  // They are added to the gradients of activations, because both depend only on the
+  // backward's progress.
+  int64_t so_far = 0;
+  for (size_t i = chain_costs.stages.size(); i-- > 0;) {
+    StageCosts& stage = chain_costs.stages[i];
+    so_far += added.at(i);
+    stage.input_gradient_bytes += so_far;
+    if (first) include_new_gradients(stage);
+  }
+  add_moved(chain_costs, profile, first);
+  return chain_costs;
+}
+
+ChainCosts updating_costs(ChainCosts chain_costs, const CostProfile& profile) {
+  const std::vector<int> cuts = update_cuts(profile.final_gradient_bytes);
+  int64_t live = 0, complete = 0;
+  int64_t output_gradient = chain_costs.output_gradient_bytes;
+  for (size_t i = chain_costs.stages.size(); i-- > 0;) {
+    StageCosts& stage = chain_costs.stages[i];
+    include_new_gradients(stage);
+    live += profile.gradient_bytes.at(i);
+    complete += profile.final_gradient_bytes.at(i);
+    const bool updates = i == 0 || std::find(cuts.begin(), cuts.end(),
+                                             static_cast<int>(i)) != cuts.end();
+    if (updates) {
+      // The update follows the backward, when the stage's activations are freed.
+      const int64_t bytes = stage.input_gradient_bytes + live +
+                            profile.stage_update_bytes.at(i) - output_gradient;
+      for_each_run(stage, [&](KeptRunCosts& run) {
+        run.backward_extra_bytes =
+            std::max(run.backward_extra_bytes, bytes - run.saved_bytes);
+      });
+      live -= std::exchange(complete, 0);
+    }
+    stage.input_gradient_bytes += live;
+    output_gradient = stage.input_gradient_bytes;
+  }
+  add_moved(chain_costs, profile, /*first=*/true);
+  return chain_costs;
+}
+
+int graphs_of_updates(const CostProfile& profile) {
+  if (profile.moves_parameters()) {
+    return static_cast<int>(profile.stages.size());
+  }
+  return static_cast<int>(update_cuts(profile.final_gradient_bytes).size()) + 1;
+}
+
+}  // namespace reprise::detail
