@@ -3,6 +3,7 @@
 #include "compat/cuda.h"
 #include "compat/cuda_graph_none.h"
 #include "compat/side_stream.h"
+#include "compat/work_lane.h"
 
 #include <c10/util/Exception.h>
 
@@ -83,6 +84,10 @@ void reset_side_streams() {}
 
 std::string cuda_graph_unavailable_reason() {
   return "this LibTorch has no CUDA";
+}
+
+std::unique_ptr<WorkLane> make_work_lane(at::Device) {
+  return std::make_unique<ImmediateLane>();
 }
 
 }  // namespace reprise::compat

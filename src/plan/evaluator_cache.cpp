@@ -23,8 +23,11 @@ EvaluatorCache::Entry& EvaluatorCache::entry(const CandidateKey& key) {
   Entry& found = entries_[key];
   found.last_use = ++uses_;
   const size_t sizes = profile.sizes.size();
-  if (found.evaluator && found.sizes == sizes) return found;
+  const bool same =
+      found.sizes == sizes && found.update_ms == profile.update_ms;
+  if (found.evaluator && same) return found;
   Entry made;
+  made.update_ms = profile.update_ms;
   made.sizes = sizes;
   made.exact = profile.measured(size);
   made.last_use = found.last_use;

@@ -60,8 +60,9 @@ class EvaluatorCache {
 
  private:
   struct Entry {
-    size_t sizes = 0;    // number of sizes measured when it was created
-    bool exact = false;  // whether its own size was one of them
+    size_t sizes = 0;      // number of sizes measured when it was created
+    bool exact = false;    // whether its own size was one of them
+    double update_ms = 0;  // when it was created
     std::unique_ptr<Evaluator> evaluator;
     std::optional<std::optional<Plan>> fastest;
     std::optional<Plan> smallest;

@@ -45,7 +45,8 @@ void add_moved(ChainCosts& chain_costs, const CostProfile& profile,
     const int64_t sum_before = first || i == 0 ? 0 : sums[i - 1];
     const int64_t here = weights[i] + sum;
     const int64_t next = before + sum_before;
-    const int64_t left = std::max(weights[i], sums[i]);
+    // Gradients live until the update of the next stage, which runs beside the backward.
+    const int64_t left = weights[i] + sums[i];
     const int64_t update = stage.input_gradient_bytes + here + next +
                            (first ? sums[i] : 0) +
                            profile.stage_update_bytes.at(i) - output_gradient;

@@ -259,9 +259,11 @@ void HostParameters::move_to_device() {
   on_host_ = false;  // the end of `readable` sets the shells
 }
 
-void HostParameters::begin(const std::vector<StageVisit>& visits) {
+void HostParameters::begin(const std::vector<StageVisit>& visits,
+                           compat::WorkLane* lane) {
   if (!on_host_) return;
   abandon();
+  lane_ = lane;
   visits_ = visits;
   visit_ = 0;
   running_ = true;
@@ -377,7 +379,10 @@ void HostParameters::leave(StageMemory& stage) {
   set_memory(stage, {});
   stage.values.reset();
   if (copies.empty()) return;
-  left.end = memory_->start(copies, Direction::kToHost, nullptr);
+  {
+    const auto inside = updated && lane_ != nullptr ? lane_->enter() : nullptr;
+    left.end = memory_->start(copies, Direction::kToHost, nullptr);
+  }
   leaving_.push_back(std::move(left));
 }
 
@@ -409,11 +414,13 @@ void HostParameters::end() {
   for (StageMemory& stage : stages_) leave(stage);
   free_left(0);
   running_ = false;
+  lane_ = nullptr;
 }
 
 void HostParameters::abandon() {
   if (!on_host_) return;
   running_ = false;
+  lane_ = nullptr;
   for (StageMemory& stage : stages_) {
     if (!stage.values.defined()) continue;
     finish_fetch(stage);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "compat/work_lane.h"
 #include "memory/host_tensors.h"
 
 #include <reprise/recompute/chain.h>
@@ -77,8 +78,10 @@ class HostParameters final : public ExecutionObserver {
   /// Stages at which autograd graphs must be cut: all but the first.
   std::vector<int> cuts() const;
 
-  /// Begins a micro-batch whose operations visit stages in this order.
-  void begin(const std::vector<StageVisit>& visits);
+  /// Begins a micro-batch whose operations visit stages in this order. If parameters are
+  /// updated on a `lane`, copies of them wait for it; it must be valid until end().
+  void begin(const std::vector<StageVisit>& visits,
+             compat::WorkLane* lane = nullptr);
   void before(const Op& op) override;
   /// Without begin(): brings the parameters of a stage in, and drops those of others with their
   /// gradients.
@@ -150,6 +153,7 @@ class HostParameters final : public ExecutionObserver {
   std::shared_ptr<HostTensors> memory_;
   std::vector<StageMemory> stages_;
   std::vector<int64_t> stage_bytes_, stage_gradient_bytes_;
+  compat::WorkLane* lane_ = nullptr;
   std::vector<StageVisit> visits_;
   size_t visit_ = 0;      // next one
   bool running_ = false;  // between begin() and end()

@@ -181,6 +181,7 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   if (!ms) return std::nullopt;
   profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph,
                             /*comparison=*/0, update});
+  if (update != plan.update) measure_last_update(profile, plan, *ms);
   keep(profile);
   return ms;
 }

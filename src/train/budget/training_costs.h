@@ -85,6 +85,10 @@ class TrainingCosts final : public CostSource {
   int64_t bytes_held_by(const Optimizer& optimizer) const;  // on the device
   /// Measures the temporaries of updates in the backward.
   void measure_stage_updates(CostProfile& profile, Optimizer& optimizer);
+  /// Measures how much longer the last micro-batch of a window takes, which updates the
+  /// parameters, than others, which take `micro_ms`.
+  void measure_last_update(CostProfile& profile, const Plan& plan,
+                           double micro_ms);
   void measure_workspace(CostProfile& profile, const SizeCosts& size);
   /// Bytes of loss sums and metrics that a training holds on the device.
   int64_t held_by_training() const;

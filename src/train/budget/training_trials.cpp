@@ -60,6 +60,13 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
   size.single_graph_factor = joined.value_or(size.separate_graphs_factor);
 }
 
+void TrainingCosts::measure_last_update(CostProfile& profile, const Plan& plan,
+                                        double micro_ms) {
+  const auto ms = run_schedule(profile, profile.at(plan.micro_batch),
+                               plan.schedule, {plan.graph, plan.update}, {});
+  if (ms) profile.update_ms = std::max(0.0, *ms - micro_ms);
+}
+
 bool TrainingCosts::compare(const std::vector<Plan>& plans) {
   if (options_.memory_only) return false;
   const auto stream = trained_stream();

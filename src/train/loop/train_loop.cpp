@@ -81,7 +81,13 @@ TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
   const compat::GraphStreamScope stream(setup_.device,
                                         runner_.graphs().active());
   budget_.plan(std::move(options.planner), options.planning);
-  if (!budget_.planned()) runner_.set_state(setup_.options.state);
+  if (budget_.planned()) return;
+  if (runner_.moves_parameters() && setup_.options.state == StatePlace::kAuto) {
+    // They did not fit on the device.
+    setup_.options.state = StatePlace::kHostAll;
+    runner_.set_update(UpdateMode::kBackward);
+  }
+  runner_.set_state(setup_.options.state);
 }
 
 TrainResult TrainLoop::run(const TrainRun& run) {

@@ -108,13 +108,28 @@ void BackwardUpdate::final_from(int stage) {
   const bool first_part = !changed_;
   changed_ = true;
   try {
-    partial_.update_some(parameters, captured_);
+    update_some(parameters);
   } catch (const c10::Error& error) {
     if (first_part && is_out_of_memory(error)) changed_ = false;
     throw;
   }
   for (Tensor& parameter : parameters) parameter.mutable_grad().reset();
   updated_.insert(updated_.end(), parameters.begin(), parameters.end());
+}
+
+void BackwardUpdate::update_some(const std::vector<Tensor>& parameters) {
+  if (!lane_) return partial_.update_some(parameters, captured_);
+  std::vector<Tensor> used = parameters;
+  for (const Tensor& parameter : parameters) used.push_back(parameter.grad());
+  lane_->join(1);  // gradients of at most two sets are alive
+  lane_->run(std::move(used),
+             [&] { partial_.update_some(parameters, captured_); });
+}
+
+void BackwardUpdate::set_beside(bool beside) {
+  if (beside == (lane_ != nullptr)) return;
+  if (lane_) lane_->join(0);
+  lane_ = beside ? compat::make_work_lane(device_) : nullptr;
 }
 
 void BackwardUpdate::check_recorded() const {
@@ -145,6 +160,7 @@ void BackwardUpdate::note_replay() {
 }
 
 void BackwardUpdate::finish() {
+  if (lane_) lane_->join(0);
   partial_.end_update(std::exchange(updated_, {}));
   active_ = changed_ = false;
 }

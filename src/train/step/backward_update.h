@@ -1,5 +1,6 @@
 #pragma once
 
+#include "compat/work_lane.h"
 #include "train/optim/partial_optimizer.h"
 #include "train/step/train_setup.h"
 
@@ -9,6 +10,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -53,6 +55,12 @@ class BackwardUpdate {
   /// Begins an update with learning rate `lr`. `count_denormals`: for denormal_share().
   void begin(double lr, bool count_denormals);
 
+  /// Runs the updates beside the backward if the optimizer's state is in host memory, since
+  /// they wait for copies then. finish() waits for them.
+  void set_beside(bool beside);
+  /// Null: updates are part of the backward's work.
+  compat::WorkLane* lane() { return lane_.get(); }
+
   /// Makes the following micro-batches add to the gradients, until begin().
   void suspend() { active_ = false; }
 
@@ -94,9 +102,11 @@ class BackwardUpdate {
 
  private:
   void final_from(int stage);
+  void update_some(const std::vector<torch::Tensor>& parameters);
 
   torch::Device device_;
   PartialOptimizer& partial_;
+  std::unique_ptr<compat::WorkLane> lane_;
   std::vector<int> cuts_;
   std::vector<std::vector<torch::Tensor>> by_stage_;  // by the first use
   size_t stages_left_ = 0;               // stages whose gradients are not final

@@ -184,6 +184,7 @@ void StepRunner::run(const Batch& batch, const Run& how) {
   const compat::CaptureExpected capture(graphs_.active());
   const bool updates = update_ && how.update_lr;
   if (updates) {
+    update_->set_beside(moves_parameters());
     update_->begin(*how.update_lr, how.profile != nullptr);
   } else if (update_) {
     update_->suspend();
@@ -200,7 +201,9 @@ void StepRunner::run(const Batch& batch, const Run& how) {
   }
   const WindowExchange::MicroBatch scope(exchange_, how.last);
   const bool moves = moves_parameters();
-  if (moves) setup_.host_parameters->begin(visits_);
+  if (moves) {
+    setup_.host_parameters->begin(visits_, updates ? update_->lane() : nullptr);
+  }
   try {
     micro_step_.run(observed_ ? *observed_ : execution_, inputs,
                     {how.profile,

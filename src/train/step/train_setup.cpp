@@ -10,6 +10,7 @@
 #include "train/optim/partial_optimizer.h"
 #include "train/optim/registry.h"
 #include "train/step/model_checks.h"
+#include "train/step/oom_retry.h"
 
 #include <reprise/base/bytes.h>
 #include <reprise/data/stream.h>
@@ -118,8 +119,15 @@ PlacedOnHost place_model(Model& model, const TrainOptions& options,
                          torch::Device device) {
   PlacedOnHost host{.activations = host_store_of(options, device),
                     .state_memory = state_memory_of(options, device)};
-  const bool all = options.state == StatePlace::kHostAll;
-  if (!all) model.root->to(device);
+  const bool may_move =
+      host.state_memory && parameters_refusal(options).empty();
+  bool all = options.state == StatePlace::kHostAll;
+  if (!all) {
+    const auto failure = out_of_memory_in([&] { model.root->to(device); });
+    TORCH_CHECK_WITH(OutOfMemoryError, !failure || may_move, *failure);
+    // Those that were moved come back.
+    all = failure.has_value();
+  }
   apply_settings(model, options, device);
   if (device.is_cuda() && options.weight_copies != WeightCopiesMode::kOff &&
       model.packed_groups) {
@@ -129,7 +137,7 @@ PlacedOnHost place_model(Model& model, const TrainOptions& options,
   if (host.activations) {
     model.chain = with_host_variants(model.chain, host.activations);
   }
-  if (!host.state_memory || !parameters_refusal(options).empty()) return host;
+  if (!may_move) return host;
   host.parameters =
       std::make_shared<HostParameters>(model.chain, device, host.state_memory);
   model.chain = HostParameters::wrapped(model.chain, host.parameters);
