@@ -12,6 +12,7 @@
 // same point of every run.
 // Tested by tests/recompute/host_memory_cuda_test.cpp.
 #include "compat/stream_event.h"
+#include "memory/host_tensors.h"
 
 #include <reprise/memory/host_store.h>
 
@@ -44,8 +45,8 @@ struct Buffer {
 /// not used, because it rounds sizes up to a power of two.
 class PinnedPool {
  public:
-  PinnedPool(c10::DeviceIndex device, int64_t limit)
-      : limit_(limit),
+  PinnedPool(c10::DeviceIndex device, std::shared_ptr<detail::HostQuota> quota)
+      : quota_(std::move(quota)),
         stream_(
             c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {}
   ~PinnedPool() {
@@ -53,6 +54,7 @@ class PinnedPool {
     for (auto& [bytes, buffer] : free_) {
       (void)cudaFreeHost(buffer.data);
     }
+    quota_->give(held_);
     (void)cudaGetLastError();  // CUDA may be shut down at process exit
   }
   PinnedPool(const PinnedPool&) = delete;
@@ -65,13 +67,13 @@ class PinnedPool {
       buffer = found->second;
       free_.erase(found);
     } else {
-      if (!in_graph) make_room(bytes);
-      if (held_ + static_cast<int64_t>(bytes) > limit_) return std::nullopt;
+      if (!take_quota(bytes, in_graph)) return std::nullopt;
       const c10::cuda::CUDAStreamCaptureModeGuard relaxed(
           cudaStreamCaptureModeRelaxed);
       if (cudaHostAlloc(&buffer.data, bytes, cudaHostAllocDefault) !=
           cudaSuccess) {
         (void)cudaGetLastError();
+        quota_->give(static_cast<int64_t>(bytes));
         return std::nullopt;
       }
       buffer.bytes = bytes;
@@ -91,38 +93,45 @@ class PinnedPool {
     C10_CUDA_CHECK(cudaStreamSynchronize(stream_));
     for (auto& [bytes, buffer] : free_) {
       C10_CUDA_CHECK(cudaFreeHost(buffer.data));
-      held_ -= static_cast<int64_t>(bytes);
+      release(bytes);
     }
     free_.clear();
   }
 
   const CUDAStream& stream() const { return stream_; }
-  int64_t limit_bytes() const { return limit_; }
+  int64_t limit_bytes() const { return quota_->limit_bytes(); }
   int64_t held_bytes() const {
     const std::lock_guard lock(mutex_);
     return held_;
   }
 
  private:
-  /// Frees unused buffers of other sizes, left by an earlier micro-batch size.
-  void make_room(size_t bytes) {
-    const auto fits = [&] {
-      return held_ + static_cast<int64_t>(bytes) <= limit_;
-    };
-    if (fits()) return;
+  void release(size_t bytes) {
+    held_ -= static_cast<int64_t>(bytes);
+    quota_->give(static_cast<int64_t>(bytes));
+  }
+
+  /// Takes `bytes` from the quota. Outside of a capture, frees unused buffers of other sizes
+  /// for it, left by an earlier micro-batch size. Returns false if that is not enough.
+  bool take_quota(size_t bytes, bool in_graph) {
+    const auto wanted = static_cast<int64_t>(bytes);
+    if (quota_->take(wanted)) return true;
+    if (in_graph) return false;
     C10_CUDA_CHECK(cudaStreamSynchronize(stream_));
-    for (auto it = free_.begin(); it != free_.end() && !fits();) {
+    for (auto it = free_.begin(); it != free_.end();) {
       if (it->second.in_graph) {
         ++it;
         continue;
       }
       C10_CUDA_CHECK(cudaFreeHost(it->second.data));
-      held_ -= static_cast<int64_t>(it->first);
+      release(it->first);
       it = free_.erase(it);
+      if (quota_->take(wanted)) return true;
     }
+    return false;
   }
 
-  const int64_t limit_;
+  const std::shared_ptr<detail::HostQuota> quota_;
   const CUDAStream stream_;
   mutable std::mutex mutex_;
   std::multimap<size_t, Buffer> free_;
@@ -205,8 +214,10 @@ class CudaHostCopy final : public HostCopy {
 
 class CudaHostStore final : public HostStore {
  public:
-  CudaHostStore(c10::DeviceIndex device, int64_t limit)
-      : device_(device), pool_(std::make_shared<PinnedPool>(device, limit)) {}
+  CudaHostStore(c10::DeviceIndex device,
+                std::shared_ptr<detail::HostQuota> quota)
+      : device_(device),
+        pool_(std::make_shared<PinnedPool>(device, std::move(quota))) {}
 
   std::unique_ptr<HostCopy> send(const at::Tensor& bytes) override {
     const c10::cuda::CUDAGuard guard(device_);
@@ -239,9 +250,15 @@ class CudaHostStore final : public HostStore {
 
 }  // namespace
 
-std::shared_ptr<HostStore> make_host_store(int device, int64_t limit_bytes) {
+std::shared_ptr<HostStore> detail::make_host_store(
+    int device, std::shared_ptr<HostQuota> quota) {
   return std::make_shared<CudaHostStore>(static_cast<c10::DeviceIndex>(device),
-                                         limit_bytes);
+                                         std::move(quota));
+}
+
+std::shared_ptr<HostStore> make_host_store(int device, int64_t limit_bytes) {
+  return detail::make_host_store(
+      device, std::make_shared<detail::HostQuota>(limit_bytes));
 }
 
 }  // namespace reprise

@@ -13,7 +13,13 @@ std::shared_ptr<HostStore> make_host_store(int, int64_t) {
   TORCH_CHECK(false, "[host_store] this LibTorch was built without CUDA");
 }
 
-std::shared_ptr<detail::HostTensors> detail::make_pinned_tensors(int, int64_t) {
+std::shared_ptr<HostStore> detail::make_host_store(int,
+                                                   std::shared_ptr<HostQuota>) {
+  TORCH_CHECK(false, "[host_store] this LibTorch was built without CUDA");
+}
+
+std::shared_ptr<detail::HostTensors> detail::make_pinned_tensors(
+    int, std::shared_ptr<HostQuota>) {
   TORCH_CHECK(false, "[host_tensors] this LibTorch was built without CUDA");
 }
 

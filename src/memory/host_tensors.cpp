@@ -82,8 +82,11 @@ bool HostTensorsOnCpu::active() {
   return on_cpu().has_value();
 }
 
-std::shared_ptr<HostTensors> HostTensorsOnCpu::make() {
-  return on_cpu() ? std::make_shared<PlainTensors>(*on_cpu()) : nullptr;
+std::shared_ptr<HostTensors> HostTensorsOnCpu::make(int64_t limit_bytes) {
+  if (!on_cpu()) return nullptr;
+  OnCpu setting = *on_cpu();
+  setting.limit = std::min(setting.limit, limit_bytes);
+  return std::make_shared<PlainTensors>(setting);
 }
 
 }  // namespace reprise::detail

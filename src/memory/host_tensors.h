@@ -1,10 +1,15 @@
 #pragma once
 
+#include "memory/host_quota.h"
+
+#include <reprise/memory/host_store.h>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -49,15 +54,21 @@ class HostTensors {
   /// Blocks until all copies have ended.
   virtual void synchronize() = 0;
 
-  virtual int64_t limit_bytes() const = 0;  ///< maximum of held_bytes()
-  virtual int64_t held_bytes() const = 0;   ///< bytes of all blocks
+  /// Maximum of held_bytes(), if no other user of the quota holds any.
+  virtual int64_t limit_bytes() const = 0;
+  virtual int64_t held_bytes() const = 0;  ///< bytes of all blocks
   /// Bytes that callers should copy at a time.
   virtual int64_t chunk_bytes() const { return int64_t{64} << 20; }
 };
 
-/// Creates host memory for a CUDA device, pinned. Throws c10::Error in a build without CUDA.
-std::shared_ptr<HostTensors> make_pinned_tensors(int device,
-                                                 int64_t limit_bytes);
+/// Creates host memory for a CUDA device, pinned, within `quota`. Throws c10::Error in a build
+/// without CUDA.
+std::shared_ptr<HostTensors> make_pinned_tensors(
+    int device, std::shared_ptr<HostQuota> quota);
+
+/// make_host_store() within `quota`.
+std::shared_ptr<HostStore> make_host_store(int device,
+                                           std::shared_ptr<HostQuota> quota);
 
 /// For tests: while such an object exists, trainings on the CPU may keep tensors in "host"
 /// memory, which is ordinary memory that is excluded from memory counts, and copied
@@ -70,8 +81,9 @@ class HostTensorsOnCpu {
   HostTensorsOnCpu& operator=(const HostTensorsOnCpu&) = delete;
 
   static bool active();
-  /// Creates such memory; null if no object exists.
-  static std::shared_ptr<HostTensors> make();
+  /// Creates such memory, of up to `limit_bytes`; null if no object exists.
+  static std::shared_ptr<HostTensors> make(
+      int64_t limit_bytes = std::numeric_limits<int64_t>::max());
 };
 
 }  // namespace reprise::detail

@@ -20,8 +20,9 @@ using c10::cuda::CUDAStream;
 
 /// The streams of the copies. Blocks hold a reference, because freeing one waits for them.
 struct CopyStreams {
-  explicit CopyStreams(c10::DeviceIndex index)
-      : to_device(
+  CopyStreams(c10::DeviceIndex index, std::shared_ptr<HostQuota> shared)
+      : quota(std::move(shared)),
+        to_device(
             c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index)),
         to_host(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index)) {
   }
@@ -33,6 +34,7 @@ struct CopyStreams {
     (void)cudaGetLastError();
   }
 
+  std::shared_ptr<HostQuota> quota;
   CUDAStream to_device, to_host;
   std::atomic<int64_t> held{0};
 };
@@ -44,18 +46,18 @@ struct PinnedEvent final : HostTensors::Event {
 
 class PinnedTensors final : public HostTensors {
  public:
-  PinnedTensors(c10::DeviceIndex device, int64_t limit)
+  PinnedTensors(c10::DeviceIndex device, std::shared_ptr<HostQuota> quota)
       : device_(device),
-        limit_(limit),
-        streams_(std::make_shared<CopyStreams>(device)) {}
+        streams_(std::make_shared<CopyStreams>(device, std::move(quota))) {}
 
   at::Tensor allocate(int64_t bytes) override {
-    if (streams_->held + bytes > limit_) return {};
+    if (!streams_->quota->take(bytes)) return {};
     const c10::cuda::CUDAGuard guard(device_);
     void* data = nullptr;
     if (cudaHostAlloc(&data, static_cast<size_t>(bytes),
                       cudaHostAllocDefault) != cudaSuccess) {
       (void)cudaGetLastError();
+      streams_->quota->give(bytes);
       return {};
     }
     std::memset(data, 0, static_cast<size_t>(bytes));
@@ -67,6 +69,7 @@ class PinnedTensors final : public HostTensors {
           (void)cudaFreeHost(memory);
           (void)cudaGetLastError();
           streams->held -= bytes;
+          streams->quota->give(bytes);
         },
         at::kByte);
   }
@@ -100,21 +103,22 @@ class PinnedTensors final : public HostTensors {
     C10_CUDA_CHECK(cudaStreamSynchronize(streams_->to_host));
   }
 
-  int64_t limit_bytes() const override { return limit_; }
+  int64_t limit_bytes() const override {
+    return streams_->quota->limit_bytes();
+  }
   int64_t held_bytes() const override { return streams_->held; }
 
  private:
   c10::DeviceIndex device_;
-  int64_t limit_;
   std::shared_ptr<CopyStreams> streams_;
 };
 
 }  // namespace
 
-std::shared_ptr<HostTensors> make_pinned_tensors(int device,
-                                                 int64_t limit_bytes) {
+std::shared_ptr<HostTensors> make_pinned_tensors(
+    int device, std::shared_ptr<HostQuota> quota) {
   return std::make_shared<PinnedTensors>(static_cast<c10::DeviceIndex>(device),
-                                         limit_bytes);
+                                         std::move(quota));
 }
 
 }  // namespace reprise::detail

@@ -13,7 +13,9 @@ using testing::device;
 
 std::shared_ptr<HostTensors> host_of(std::optional<HostTensorsOnCpu>& on_cpu,
                                      int64_t limit) {
-  if (device().is_cuda()) return make_pinned_tensors(device().index(), limit);
+  if (device().is_cuda())
+    return make_pinned_tensors(device().index(),
+                               std::make_shared<HostQuota>(limit));
   on_cpu.emplace(limit, 1 << 20);
   return HostTensorsOnCpu::make();
 }
@@ -34,6 +36,17 @@ TEST(HostTensors, AreZerosWithinTheLimit) {
   }
   EXPECT_EQ(host->held_bytes(), 0);
   EXPECT_TRUE(host->allocate(5000).defined());
+}
+
+TEST(HostQuota, IsSharedByItsUsers) {
+  HostQuota quota(100);
+  EXPECT_TRUE(quota.take(60));
+  EXPECT_FALSE(quota.take(41));
+  EXPECT_TRUE(quota.take(40));
+  EXPECT_EQ(quota.used_bytes(), 100);
+  quota.give(60);
+  EXPECT_TRUE(quota.take(1));
+  EXPECT_EQ(quota.limit_bytes(), 100);
 }
 
 TEST(HostTensors, AreNotDeviceMemory) {

@@ -162,7 +162,7 @@ CASES: list[tuple] = [
     ("train --state hots", 2, "--state: expected one of auto, device, host", "did you mean host?"),
     ("train {small} --state host", 2, "--state: host: the device is the CPU", "use --state device"),
     ("train {small} --update backward --clip 1", 2, "--update: backward: --clip needs the norm"),
-    ("train --host-memory of", 2, "--host-memory: expected one of auto, off", "did you mean off?"),
+    ("train --host-memory of", 2, "--host-memory: expected auto, off or a size", "did you mean off?"),
     ("train --fp32-products libray", 2, "did you mean library?"),
     ("train --half-products fast", 2, "auto, library"),
     ("train --lr-schedule cosin", 2, "did you mean cosine?"),

@@ -9,15 +9,6 @@
 
 namespace reprise {
 
-/// Activations, and the optimizer's state, in pinned host memory. kAuto: allowed on
-/// CUDA, each up to half of the host's free memory.
-enum class HostMemoryMode { kAuto, kOff };
-
-template <>
-struct EnumText<HostMemoryMode> {
-  static constexpr std::array<std::string_view, 2> names{"auto", "off"};
-};
-
 /// State that is divided among the ranks instead of replicated.
 enum class Sharding { kNone, kOptimizer };
 
@@ -86,7 +77,9 @@ struct TrainOptions {
   int64_t memory_limit = 0;  ///< bytes that the peak must not exceed; 0: none
   GraphMode graph = GraphMode::kAuto;
   WeightCopiesMode weight_copies = WeightCopiesMode::kAuto;
-  HostMemoryMode host_memory = HostMemoryMode::kAuto;
+  /// Pinned host memory for activations and state, on CUDA: a size such as "64GiB" that is not
+  /// exceeded, "off", or "auto": three quarters of the host's free memory.
+  std::string host_memory = "auto";
   UpdateMode update = UpdateMode::kAuto;
   StatePlace state = StatePlace::kAuto;
 

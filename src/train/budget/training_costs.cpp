@@ -65,13 +65,15 @@ void make_dearer(KeptRunCosts& host, const KeptRunCosts& plain) {
 }
 
 /// Restricts offloading to the stages with the longest forward per offloaded
-/// byte whose activations together fit in the host store. For all other stages,
+/// byte whose activations together fit in the host store, beside `state_bytes` of
+/// state. For all other stages,
 /// and those that offload nothing, the variant gets the costs of the plain run.
-void limit_host_bytes(const TrainSetup& setup, ChainCosts& figures) {
+void limit_host_bytes(const TrainSetup& setup, int64_t state_bytes,
+                      ChainCosts& figures) {
   if (!setup.host) return;
   // Leave a reserve for micro-batches of other sizes, such as the last of a
   // window.
-  const int64_t limit = setup.host->limit_bytes() / 4 * 3;
+  const int64_t limit = (setup.host->limit_bytes() - state_bytes) / 4 * 3;
   const Chain& chain = setup.model.chain;
   struct Offer {
     StageCosts* stage;
@@ -475,7 +477,7 @@ SizeCosts TrainingCosts::trace_size(Precision precision, int64_t micro_batch,
   size.chain_costs =
       measure_stage_costs(setup_.model.chain, batch.tensors,
                           warm_up ? StageCostOptions{} : tracing(made.get()));
-  limit_host_bytes(setup_, size.chain_costs);
+  limit_host_bytes(setup_, entry(precision).host_state_bytes, size.chain_costs);
   return size;
 }
 
@@ -505,7 +507,7 @@ void TrainingCosts::load_kept(CostProfile& profile) const {
       profile = std::move(kept);
       // The host may have less free memory now than when this was written.
       for (SizeCosts& size : profile.sizes) {
-        limit_host_bytes(setup_, size.chain_costs);
+        limit_host_bytes(setup_, profile.host_state_bytes, size.chain_costs);
       }
     }
   } catch (const c10::Error&) {

@@ -156,7 +156,7 @@ void check_state(const TrainOptions& c) {
 }  // namespace
 
 std::string detail::state_refusal(const TrainOptions& c) {
-  if (c.host_memory == HostMemoryMode::kOff) {
+  if (c.host_memory == "off") {
     return "--host-memory off forbids it";
   }
   if (c.shard == Sharding::kOptimizer) {

@@ -1,5 +1,6 @@
 // The fields of TrainOptions.
 // Tested by tests/train/config/fields_test.cpp.
+#include "base/nearest.h"
 #include "base/text_check.h"
 
 #include <reprise/recompute/strategy.h>
@@ -9,8 +10,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <limits>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace reprise {
 namespace {
@@ -33,6 +38,18 @@ FieldCheck recompute_check() {
       [strategy = strategy_text({"optimal", "auto"})](const std::string& text) {
         return is_schedule_text(text) ? std::string() : strategy(text);
       };
+}
+
+/// One of `words`, or a size in bytes.
+FieldCheck size_or(std::vector<std::string> words) {
+  return [words = std::move(words)](const std::string& text) -> std::string {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return "";
+    const bool number = !text.empty() && std::isdigit(text.front()) != 0;
+    if (number) return byte_size(1)(text);
+    return fmt::format("expected {} or a size such as 8GiB, got {}{}",
+                       fmt::join(words, ", "), in_quotes(text),
+                       did_you_mean(text, words));
+  };
 }
 
 void add_loading(Options& table) {
@@ -101,13 +118,14 @@ void add_memory(Options& table) {
                    "per use, which takes none either; auto, on with CUDA, or "
                    "another if --memory requires it",
            .affects_costs = true})
-      .add(
-          &O::host_memory,
-          {.name = "host-memory",
-           .group = "Training",
-           .help = "Let plans keep activations in pinned host memory if moving "
-                   "them is faster than recomputing them: auto, on CUDA, up to "
-                   "half of the free memory"})
+      .add(&O::host_memory,
+           {.name = "host-memory",
+            .group = "Training",
+            .help = "Pinned host memory for activations and state that plans "
+                    "move there: a size such as 64GiB; off; auto, on CUDA, up "
+                    "to three quarters of the free memory",
+            .check = size_or({"auto", "off"}),
+            .metavar = "SIZE"})
       .add(&O::update,
            {.name = "update",
             .group = "Training",

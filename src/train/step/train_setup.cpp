@@ -76,29 +76,31 @@ bool is_stream(const Dataset& data) {
   return dynamic_cast<const StreamDataset*>(&data) != nullptr;
 }
 
-std::shared_ptr<HostStore> host_store_of(const TrainOptions& config,
-                                         torch::Device device) {
-  if (!device.is_cuda() || config.host_memory == HostMemoryMode::kOff)
-    return nullptr;
-  const int64_t free = free_host_bytes();
-  if (free <= 0) return nullptr;
-  return make_host_store(device.index(), free / 2);
-}
-
 namespace {
 
-/// Returns host memory for the optimizer's state and the parameters; null if the options or
-/// the device do not allow it.
-std::shared_ptr<HostTensors> state_memory_of(const TrainOptions& options,
-                                             torch::Device device) {
-  if (options.state == StatePlace::kDevice) return nullptr;
-  if (!state_refusal(options).empty()) return nullptr;
-  if (!device.is_cuda()) return HostTensorsOnCpu::make();
+/// Host memory that the options allow a training to take.
+int64_t host_limit_of(const TrainOptions& options) {
+  if (options.host_memory == "off") return 0;
+  if (options.host_memory != "auto") return parse_bytes(options.host_memory);
   // Ranks may share the host.
-  const int64_t limit =
-      free_host_bytes() / 2 / std::max<int64_t>(1, options.ranks);
-  if (limit <= 0) return nullptr;
-  return make_pinned_tensors(device.index(), limit);
+  return free_host_bytes() / 4 * 3 / std::max<int64_t>(1, options.ranks);
+}
+
+/// Returns host memory for activations, and for state if the options allow it.
+PlacedOnHost host_memory_of(const TrainOptions& options, torch::Device device) {
+  PlacedOnHost host;
+  const int64_t limit = host_limit_of(options);
+  if (limit <= 0) return host;
+  const bool state =
+      options.state != StatePlace::kDevice && state_refusal(options).empty();
+  if (!device.is_cuda()) {
+    if (state) host.state_memory = HostTensorsOnCpu::make(limit);
+    return host;
+  }
+  const auto quota = std::make_shared<HostQuota>(limit);
+  host.activations = make_host_store(device.index(), quota);
+  if (state) host.state_memory = make_pinned_tensors(device.index(), quota);
+  return host;
 }
 
 }  // namespace
@@ -117,8 +119,7 @@ void apply_settings(Model& model, const TrainOptions& options,
 
 PlacedOnHost place_model(Model& model, const TrainOptions& options,
                          torch::Device device) {
-  PlacedOnHost host{.activations = host_store_of(options, device),
-                    .state_memory = state_memory_of(options, device)};
+  PlacedOnHost host = host_memory_of(options, device);
   const bool may_move =
       host.state_memory && parameters_refusal(options).empty();
   bool all = options.state == StatePlace::kHostAll;

@@ -76,11 +76,6 @@ struct PlacedOnHost {
 TrainSetup assemble_setup(TrainInputs placed, const TrainOptions& options,
                           torch::Device device, PlacedOnHost host);
 
-/// Returns a store for activations in host memory; null if the options or the
-/// device do not allow it.
-std::shared_ptr<HostStore> host_store_of(const TrainOptions& options,
-                                         torch::Device device);
-
 /// Applies the options of the device's libraries, and the memory layout of convolution
 /// weights; kAuto leaves them as they are.
 void apply_settings(Model& model, const TrainOptions& options,

@@ -137,7 +137,7 @@ TEST(Planning, TheSmallestPlanKeepsItsBudget) {
 TEST(Planning, OffloadsNoMoreThanTheHostStoreHolds) {
   const OwnCache cache;
   TrainConfig config = config_of("gpt2");
-  config.host_memory = HostMemoryMode::kOff;  // the test has its own store
+  config.host_memory = "off";  // the test has its own store
   config.batch = 4;
   config.resolve();
   const detail::TrainSetup setup = detail::make_setup(config);

@@ -90,11 +90,11 @@ TEST(Config, AllowsExecutionOptionsToChangeOnResume) {
   config.resolve();
   EXPECT_EQ(config.graph, GraphMode::kAuto);
   EXPECT_EQ(config.weight_copies, WeightCopiesMode::kAuto);
-  EXPECT_EQ(config.host_memory, HostMemoryMode::kAuto);
+  EXPECT_EQ(config.host_memory, "auto");
   TrainConfig other = config;
   other.graph = GraphMode::kOff;
   other.weight_copies = WeightCopiesMode::kEach;
-  other.host_memory = HostMemoryMode::kOff;
+  other.host_memory = "off";
   other.state = StatePlace::kDevice;
   EXPECT_EQ(conflict(config, other), "");
   EXPECT_EQ(config_from_json(to_json(other)).state, StatePlace::kDevice);
@@ -235,8 +235,9 @@ TEST(Config, RejectsValuesOutOfRange) {
   expect("precision", "fp8",
          "[--precision] expected one of fp32, bf16, fp16, got 'fp8'");
   expect("graph", "yes", "[--graph] expected one of auto, on, off, got 'yes'");
-  expect("host-memory", "8GiB",
-         "[--host-memory] expected one of auto, off, got '8GiB'");
+  expect("host-memory", "some",
+         "[--host-memory] expected auto, off or a size such as 8GiB, got "
+         "'some'");
 }
 
 TEST(Config, RejectsInvalidJson) {

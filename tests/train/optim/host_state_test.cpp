@@ -28,7 +28,8 @@ using testing::set_random_gradients;
 struct HostMemory {
   explicit HostMemory(int64_t chunk, int64_t limit = int64_t{1} << 30) {
     if (device().is_cuda()) {
-      host = detail::make_pinned_tensors(device().index(), limit);
+      host = detail::make_pinned_tensors(
+          device().index(), std::make_shared<detail::HostQuota>(limit));
     } else {
       on_cpu.emplace(limit, chunk);
       host = HostTensorsOnCpu::make();

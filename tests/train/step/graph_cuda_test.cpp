@@ -166,7 +166,7 @@ TEST(GraphCuda, CapturesOffloadedStages) {
     EXPECT_EQ(moved.result.summary.graph, graph[0] == 'o' ? "off" : "on");
     expect_same(moved, plain, graph);
   }
-  config.host_memory = HostMemoryMode::kOff;
+  config.host_memory = "off";
   EXPECT_NE(error_of([&] { run(config); }).find("expected a variant up to"),
             std::string::npos);
 }

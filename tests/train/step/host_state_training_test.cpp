@@ -175,7 +175,7 @@ TEST(HostStateTraining, IsRefusedWithAReason) {
   }
   const Host host;
   auto off = config;
-  off.host_memory = HostMemoryMode::kOff;
+  off.host_memory = "off";
   expect(error_of([&] { off.resolve(); }), "--host-memory off");
   auto sharded = config;
   sharded.ranks = 2;
