@@ -76,45 +76,56 @@ PlanResult CostChoice::choose(const PlanRequest& request, const Plan* present) {
     set_copies(result, copies);
     return result;
   }
-  std::optional<PlanResult> usual;
-  const auto failure =
-      out_of_memory_in([&] { usual.emplace(plan_usual(request)); });
-  if (!usual) {
-    // The device has no room to measure an update with the state on it.
-    TORCH_CHECK_WITH(OutOfMemoryError, free_state_, *failure);
-    return plan_on_host(request);
-  }
-  PlanResult best = std::move(*usual);
-  const bool tight = !best.feasible || recomputes(best.plan);
-  choose_copies(request, tight, best);
   // A training does not move its state.
-  if (free_state_ && request.memory > 0 && present == nullptr) {
-    choose_state(request, tight || best.plan.update == UpdateMode::kBackward,
-                 best);
-    // As long as the optimizer's state fits on the device, moving parameters is slower.
-    if (!best.feasible || best.plan.state == StatePlace::kHost) {
-      choose_parameters(request, best);
-    }
+  const bool moves = free_state_ && request.memory > 0 && present == nullptr;
+  std::optional<PlanResult> best;
+  std::string failure;
+  if (!moves || !is_hopeless(*usual_, request)) {
+    const auto failed =
+        out_of_memory_in([&] { best.emplace(plan_usual(request)); });
+    // The device may have no room to measure an update with the state on it.
+    TORCH_CHECK_WITH(OutOfMemoryError, !failed || moves, *failed);
+    failure = failed.value_or("");
   }
-  return best;
+  bool tight = true;
+  if (best) {
+    tight = !best->feasible || recomputes(best->plan);
+    choose_copies(request, tight, *best);
+    tight = tight || best->plan.update == UpdateMode::kBackward;
+  }
+  if (moves) choose_state(request, tight, best);
+  if (best) return std::move(*best);
+  // Nothing fits: tell the smallest budget that works.
+  const StatePlace least =
+      setup_.host_parameters ? StatePlace::kHostAll : StatePlace::kHost;
+  // Without room in host memory there is no such plan.
+  (void)out_of_memory_in([&] {
+    best.emplace(plan_with(*costs_with({setup_.options.weight_copies, least},
+                                       /*create=*/true),
+                           request));
+  });
+  if (best && fits_in_host(*best)) return std::move(*best);
+  TORCH_CHECK_WITH(OutOfMemoryError, failure.empty(), failure);
+  return plan_usual(request);
 }
 
-PlanResult CostChoice::plan_on_host(const PlanRequest& request) {
-  std::optional<PlanResult> result;
-  for (const StatePlace place : {StatePlace::kHost, StatePlace::kHostAll}) {
-    if (place == StatePlace::kHostAll && !setup_.host_parameters) break;
-    if (setup_.device.is_cuda()) compat::empty_cuda_cache();
-    const auto failure = out_of_memory_in([&] {
-      result.emplace(plan_with(
-          *costs_with({setup_.options.weight_copies, place}, /*create=*/true),
-          request));
-    });
-    if (result && result->feasible) return std::move(*result);
-    const bool last = place == StatePlace::kHostAll || !setup_.host_parameters;
-    TORCH_CHECK_WITH(OutOfMemoryError, !failure || !last || result,
-                     failure.value_or(""));
-  }
-  return std::move(*result);
+bool CostChoice::fits_in_host(const PlanResult& result) const {
+  return result.plan.host_state_bytes <= setup_.state_memory->limit_bytes();
+}
+
+bool CostChoice::is_hopeless(TrainingCosts& costs,
+                             const PlanRequest& request) const {
+  // A lower bound that needs no measurement of micro-batches.
+  bool hopeless = true;
+  const auto failure = out_of_memory_in([&] {
+    for (const Precision precision : request.precisions) {
+      const FixedMemory& fixed = costs.profile(precision).fixed;
+      hopeless =
+          hopeless && fixed.parameters + fixed.optimizer > request.memory;
+    }
+  });
+  if (failure && setup_.device.is_cuda()) compat::empty_cuda_cache();
+  return hopeless;
 }
 
 void CostChoice::begin_training() {
@@ -159,42 +170,33 @@ void CostChoice::choose_copies(const PlanRequest& request, bool tight,
 }
 
 void CostChoice::choose_state(const PlanRequest& request, bool tight,
-                              PlanResult& best) {
-  const auto copies = best.plan.weight_copies;
-  TrainingCosts* costs = costs_with(
-      {copies.value_or(setup_.options.weight_copies), StatePlace::kHost},
-      /*create=*/tight);
-  if (costs == nullptr) return;
-  if (auto other = better_on_host(request, *costs, best)) {
-    set_copies(*other, copies);
-    best = std::move(*other);
+                              std::optional<PlanResult>& best) {
+  const WeightCopiesMode given = setup_.options.weight_copies;
+  const auto consider = [&](const Way& way) {
+    TrainingCosts* costs = costs_with(way, /*create=*/tight);
+    if (costs == nullptr || is_hopeless(*costs, request)) return;
+    std::optional<PlanResult> other;
+    const auto failure =
+        out_of_memory_in([&] { other.emplace(plan_with(*costs, request)); });
+    // Without room in host memory there is no such plan.
+    if (failure || !fits_in_host(*other)) return;
+    if (best && rank_of(*best) <= rank_of(*other)) return;
+    if (way.first != given) set_copies(*other, way.first);
+    best = std::move(other);
+  };
+  const auto copies = best ? best->plan.weight_copies : std::nullopt;
+  consider({copies.value_or(given), StatePlace::kHost});
+  const bool recomputed = !best || !best->feasible || recomputes(best->plan);
+  if (!copies && recomputed && free_copies_ &&
+      request.precisions == std::vector{Precision::kBf16}) {
+    consider({WeightCopiesMode::kSplit, StatePlace::kHost});
   }
-}
-
-void CostChoice::choose_parameters(const PlanRequest& request,
-                                   PlanResult& best) {
-  if (!setup_.host_parameters) return;
-  TrainingCosts* costs =
-      costs_with({setup_.options.weight_copies, StatePlace::kHostAll},
-                 /*create=*/true);
-  if (auto other = better_on_host(request, *costs, best)) {
-    best = std::move(*other);
+  // As long as the optimizer's state fits on the device, moving parameters is slower.
+  const bool on_host =
+      !best || !best->feasible || best->plan.state == StatePlace::kHost;
+  if (setup_.host_parameters && on_host) {
+    consider({given, StatePlace::kHostAll});
   }
-}
-
-std::optional<PlanResult> CostChoice::better_on_host(
-    const PlanRequest& request, TrainingCosts& costs,
-    const PlanResult& best) const {
-  std::optional<PlanResult> other;
-  try {
-    other = plan_with(costs, request);
-  } catch (const c10::OutOfMemoryError&) {
-    return std::nullopt;  // the host has no room
-  }
-  const bool fits =
-      other->plan.host_state_bytes <= setup_.state_memory->limit_bytes();
-  if (!fits || rank_of(best) <= rank_of(*other)) return std::nullopt;
-  return other;
 }
 
 TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {
@@ -205,12 +207,12 @@ TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {
     setup.options.weight_copies = way.first;
     setup.options.state = way.second;
     TrainingCosts::Options options = options_;
-    // The optimizer's state makes no difference to micro-batches.
-    if (way.second == StatePlace::kHost) {
-      options.same_steps = way.first == setup_.options.weight_copies
-                               ? &*usual_
-                               : costs_with({way.first, setup_.options.state},
-                                            /*create=*/false);
+    // The optimizer's state makes no difference to micro-batches, nor does it whether copies
+    // are inside the weights.
+    const bool same_copies = way.first == setup_.options.weight_copies ||
+                             way.first == WeightCopiesMode::kSplit;
+    if (way.second != StatePlace::kHostAll && same_copies) {
+      options.same_steps = &*usual_;
     }
     options.same_update = &*usual_;
     found = others_

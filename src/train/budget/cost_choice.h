@@ -33,16 +33,12 @@ class CostChoice {
   /// optimizer's state stays on the device from now on.
   PlanResult plan_usual(const PlanRequest& request);
   void choose_copies(const PlanRequest& request, bool tight, PlanResult& best);
-  /// Compares `best` with the same weight copies and the optimizer's state in host memory.
-  void choose_state(const PlanRequest& request, bool tight, PlanResult& best);
-  /// Compares `best` with the parameters in host memory as well.
-  void choose_parameters(const PlanRequest& request, PlanResult& best);
-  /// Plans with `costs`; nullopt if `best` is better or the host has no room.
-  std::optional<PlanResult> better_on_host(const PlanRequest& request,
-                                           TrainingCosts& costs,
-                                           const PlanResult& best) const;
-  /// Plans for a device that has no room for the optimizer's state.
-  PlanResult plan_on_host(const PlanRequest& request);
+  /// Compares `best`, if there is one, with plans that have state in host memory.
+  void choose_state(const PlanRequest& request, bool tight,
+                    std::optional<PlanResult>& best);
+  bool fits_in_host(const PlanResult& result) const;
+  /// Whether parameters and the optimizer's state alone exceed the budget.
+  bool is_hopeless(TrainingCosts& costs, const PlanRequest& request) const;
   /// From now on a training has its state; see TrainingCosts::begin_training().
   void begin_training();
   /// Null if there are none and `create` is false.

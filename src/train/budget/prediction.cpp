@@ -79,10 +79,10 @@ class Group {
                            .value_or(evaluator.smallest())
                      : evaluator.smallest();
     };
-    const UpdateMode update = config.update == UpdateMode::kBackward ||
-                                      profile.moves_parameters()
-                                  ? UpdateMode::kBackward
-                                  : UpdateMode::kAfter;
+    const UpdateMode update =
+        config.update == UpdateMode::kBackward || profile.moves_parameters()
+            ? UpdateMode::kBackward
+            : UpdateMode::kAfter;
     Plan plan = plan_with(mode != GraphMode::kOff, update);
     const auto exceeds = [&] {
       return config.memory_limit > 0 && plan.peak_bytes > config.memory_limit;

@@ -443,7 +443,8 @@ StageCostOptions TrainingCosts::tracing(const WeightCopies* copies) const {
     };
   }
   if (options_.memory_only) return options;
-  options.repeats = setup_.device.is_cuda() ? 5 : 2;
+  // Short stages are repeated until the total is reached.
+  options.repeats = 2;
   options.min_total_ms = 40;
   options.max_repeats = 15;
   return options;

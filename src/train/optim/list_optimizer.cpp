@@ -232,10 +232,19 @@ void ListOptimizer::update_all(const std::vector<List>& lists, bool fused,
   const compat::ReservedScope reserved;
   try {
     for (const List& list : lists) {
+      std::vector<int64_t> versions;
+      for (const auto& p : list.parameters) versions.push_back(p._version());
       if (fused) {
         update_fused(list, lr);
       } else {
         update(list, lr);
+      }
+      // Operators on lists need not count a change, by which others recognise it.
+      for (size_t i = 0; i < versions.size(); ++i) {
+        const auto& p = list.parameters[i];
+        if (p._version() == versions[i]) {
+          p.unsafeGetTensorImpl()->bump_version();
+        }
       }
     }
   } catch (const c10::Error& error) {

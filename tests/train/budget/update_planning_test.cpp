@@ -77,6 +77,7 @@ TEST(UpdatePlanning, UpdatesInTheBackwardIfOnlyThatFits) {
   // Workspaces of libraries must not be most of the memory.
   if (testing::device().is_cuda()) config.model_options.width = 1536;
   config.optimizer.name = "sgd";
+  config.state = StatePlace::kDevice;
   TrainConfig open = config;
   open.update = UpdateMode::kAfter;
   open.resolve();

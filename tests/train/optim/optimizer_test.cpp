@@ -202,6 +202,25 @@ TEST(Optimizer, DoesNotChangeGradientsAndOtherParameters) {
   }
 }
 
+/// Copies of weights, and parameters in host memory, depend on it.
+TEST(Optimizer, CountsChangesOfParameters) {
+  for (const std::string& name : optimizer_names()) {
+    OptimizerOptions options;
+    options.name = name;
+    NamedTensors parameters = start();
+    const auto optimizer = make_optimizer(options, parameters);
+    std::vector<int64_t> versions;
+    for (auto& [key, parameter] : parameters) {
+      parameter.mutable_grad() = torch::ones_like(parameter);
+      versions.push_back(parameter._version());
+    }
+    optimizer->step(0.1);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_GT(parameters[i].second._version(), versions[i]) << name;
+    }
+  }
+}
+
 TEST(Optimizer, AcceptsGradientsWithOtherStrides) {
   for (const auto& name : optimizer_names()) {
     OptimizerOptions options;
