@@ -95,7 +95,8 @@ struct CostProfile {
   /// Whether a CUDA graph can contain the update; otherwise plans with kBackward
   /// have none.
   bool captures_update = false;
-  int64_t host_state_bytes = 0;  ///< parameters, gradients and optimizer state in host memory
+  /// Optimizer state, parameters and gradients in host memory.
+  int64_t host_state_bytes = 0;
   /// Parameters in host memory and their gradients, by the stage that uses them, in bytes of
   /// device memory while they are there; see StatePlace::kHostAll. Empty: none. They are not
   /// part of `fixed`, `gradient_bytes` and `final_gradient_bytes`. All updates are then in the

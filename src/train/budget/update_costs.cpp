@@ -38,22 +38,20 @@ int64_t TrainingCosts::bytes_held_by(const Optimizer& optimizer) const {
 }
 
 void TrainingCosts::reuse_update(CostProfile& profile) const {
-  const CostProfile* other = nullptr;
-  if (const auto* source = options_.same_update;
-      source != nullptr && source->state() == state()) {
-    const auto found = source->profiles_.find(profile.precision);
-    if (found != source->profiles_.end()) other = &found->second;
-  }
-  TORCH_CHECK_WITH(OutOfMemoryError, other != nullptr,
+  const TrainingCosts* source = options_.same_update;
+  const bool same = source != nullptr && source->state() == state() &&
+                    source->profiles_.count(profile.precision) > 0;
+  TORCH_CHECK_WITH(OutOfMemoryError, same,
                    "there is no room to measure an update beside the "
                    "training's own state");
-  profile.update_ms = other->update_ms;
-  profile.update_bytes = other->update_bytes;
-  profile.fixed.optimizer = other->fixed.optimizer;
-  profile.host_state_bytes = other->host_state_bytes;
-  profile.final_gradient_bytes = other->final_gradient_bytes;
-  profile.stage_update_bytes = other->stage_update_bytes;
-  profile.captures_update = other->captures_update;
+  const CostProfile& other = source->profiles_.at(profile.precision);
+  profile.update_ms = other.update_ms;
+  profile.update_bytes = other.update_bytes;
+  profile.fixed.optimizer = other.fixed.optimizer;
+  profile.host_state_bytes = other.host_state_bytes;
+  profile.final_gradient_bytes = other.final_gradient_bytes;
+  profile.stage_update_bytes = other.stage_update_bytes;
+  profile.captures_update = other.captures_update;
 }
 
 void TrainingCosts::measure_update(CostProfile& profile) {
