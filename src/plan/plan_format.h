@@ -25,4 +25,13 @@ std::string format_sufficient_bytes(int64_t bytes);
 /// Returns the strategy of `point`, or "optimal".
 std::string recompute_text(const FrontierPoint& point);
 
+/// What of a training's state is in host memory; empty: nothing.
+inline std::string_view state_on_host_text(StatePlace place) {
+  if (place == StatePlace::kHost) return "optimizer state";
+  if (place == StatePlace::kHostAll) {
+    return "parameters, gradients and optimizer state";
+  }
+  return "";
+}
+
 }  // namespace reprise::detail

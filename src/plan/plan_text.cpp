@@ -13,15 +13,6 @@
 namespace reprise {
 namespace {
 
-/// What of a training's state is in host memory; empty: nothing.
-std::string_view state_on_host_text(StatePlace place) {
-  if (place == StatePlace::kHost) return "optimizer state";
-  if (place == StatePlace::kHostAll) {
-    return "parameters, gradients and optimizer state";
-  }
-  return "";
-}
-
 using detail::columns_of;
 using detail::describe_batches;
 using detail::describe_schedule;
@@ -32,6 +23,7 @@ using detail::format_ms;
 using detail::format_sufficient_bytes;
 using detail::recompute_text;
 using detail::shorten;
+using detail::state_on_host_text;
 
 constexpr int kNameColumns = 32;
 constexpr int kMaxRows = 10;  // of the chain; longer chains share cells

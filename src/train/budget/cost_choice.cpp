@@ -12,17 +12,6 @@
 namespace reprise::detail {
 namespace {
 
-PlanResult plan_with(TrainingCosts& costs, const PlanRequest& request) {
-  PlanResult result = make_plan(request, costs);
-  const auto complete = [&](Plan& plan) {
-    plan.state = costs.state();
-    plan.host_state_bytes = costs.profile(plan.precision).host_state_bytes;
-  };
-  complete(result.plan);
-  for (Plan& plan : result.alternatives) complete(plan);
-  return result;
-}
-
 void set_copies(PlanResult& result, std::optional<WeightCopiesMode> copies) {
   result.plan.weight_copies = copies;
   for (Plan& plan : result.alternatives) plan.weight_copies = copies;
@@ -40,6 +29,23 @@ bool recomputes(const Plan& plan) {
 }
 
 }  // namespace
+
+PlanResult plan_with(TrainingCosts& costs, const PlanRequest& request) {
+  PlanResult result = make_plan(request, costs);
+  const auto complete = [&](Plan& plan) {
+    const CostProfile& profile = costs.profile(plan.precision);
+    plan.state = costs.state();
+    plan.host_state_bytes = profile.host_state_bytes;
+    if (plan.accumulate > 1) return;
+    // A single micro-batch leaves no gradients.
+    for (const int64_t bytes : profile.moved_gradient_bytes) {
+      plan.host_state_bytes -= bytes;
+    }
+  };
+  complete(result.plan);
+  for (Plan& plan : result.alternatives) complete(plan);
+  return result;
+}
 
 CostChoice::CostChoice(TrainSetup setup, TrainingCosts::Options options)
     : free_copies_(setup.options.weight_copies == WeightCopiesMode::kAuto &&

@@ -11,6 +11,9 @@
 
 namespace reprise::detail {
 
+/// make_plan() with the place of the state that `costs` was measured with.
+PlanResult plan_with(TrainingCosts& costs, const PlanRequest& request);
+
 /// Costs of a training in the ways that its options leave open. Weight copies are used, and the
 /// optimizer's state is on the device, as far as the options allow it. If the budget is tight,
 /// also costs with copies that take no memory, and with the optimizer's state or the parameters

@@ -3,6 +3,7 @@
 #include "train/budget/cost_choice.h"
 #include "train/budget/device_settings.h"
 #include "train/budget/training_costs.h"
+#include "train/config/update_refusal.h"
 
 #include <reprise/base/bytes.h>
 #include <reprise/train/planning.h>
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -188,13 +190,19 @@ Axis axis_of(LargestAxis axis, const TrainConfig& config) {
   TORCH_INTERNAL_ASSERT(false, "unknown axis");
 }
 
-/// Measures memory at one value of an axis.
+/// Measures memory at one value of an axis, with all state on the device or, if `moved`, as
+/// much of it as possible in host memory.
 class Trial {
  public:
-  Trial(const TrainConfig& config, const PlanningOptions& options) {
+  Trial(TrainConfig config, const PlanningOptions& options, bool moved) {
     TrainingCosts::Options measuring;
     PlanningOptions quick = options;
     quick.quick = true;
+    if (moved) {
+      config.state = StatePlace::kHostAll;
+    } else if (config.state == StatePlace::kAuto) {
+      config.state = StatePlace::kDevice;
+    }
     TrainSetup setup = settled(make_setup(plain(config)), quick);
     // A training within a budget would choose the same.
     if (setup.options.weight_copies == WeightCopiesMode::kAuto &&
@@ -207,7 +215,7 @@ class Trial {
   }
 
   PlanResult plan(const PlanRequest& request) {
-    return make_plan(request, *costs_);
+    return detail::plan_with(*costs_, request);
   }
 
  private:
@@ -228,12 +236,35 @@ class LargestSearch {
 
   Largest run() {
     result_.plain = search(axis_, [&](int64_t v) { return fits(v, true); });
+    moved_ = moving_saves();
     result_.value = search(axis_, [&](int64_t v) { return fits(v, false); });
     return result_;
   }
 
  private:
-  bool fits(int64_t value, bool plainly) {
+  /// Whether plans need less memory with state in host memory, at the size that fits without
+  /// any technique.
+  bool moving_saves() {
+    if (config_.state != StatePlace::kAuto ||
+        !detail::parameters_refusal(config_).empty()) {
+      return false;
+    }
+    const int64_t value = std::max(result_.plain, axis_.first);
+    const auto smallest = [&](bool moved) {
+      moved_ = moved;
+      auto [config, request] = at(value, /*plainly=*/false);
+      request.memory = 1;
+      try {
+        return trial(config, value).plan(request).smallest_bytes;
+      } catch (const c10::OutOfMemoryError&) {
+        return std::numeric_limits<int64_t>::max();
+      }
+    };
+    const int64_t resident = smallest(false);
+    return smallest(true) < resident;
+  }
+
+  std::pair<TrainConfig, PlanRequest> at(int64_t value, bool plainly) const {
     PlanRequest request = request_;
     TrainConfig config = config_;
     if (axis_.option == nullptr) {
@@ -243,6 +274,11 @@ class LargestSearch {
       if (plainly) request.micro_batch = request.global_batch;
     }
     request.strategy = plainly ? "none" : "";
+    return {std::move(config), std::move(request)};
+  }
+
+  bool fits(int64_t value, bool plainly) {
+    const auto [config, request] = at(value, plainly);
     if (options_.progress) {
       options_.progress(fmt::format("{} {}, {}", to_text(result_.axis), value,
                                     plainly ? "no technique" : "planned"));
@@ -283,10 +319,10 @@ class LargestSearch {
 
   /// Returns the trial for `value`. All batch sizes share one model.
   Trial& trial(const TrainConfig& config, int64_t value) {
-    const int64_t key = axis_.option == nullptr ? 0 : value;
+    const std::pair key(axis_.option == nullptr ? 0 : value, moved_);
     if (!trial_ || trial_key_ != key) {
       trial_.reset();  // free its memory before the next trial
-      trial_.emplace(config, options_);
+      trial_.emplace(config, options_, moved_);
       trial_key_ = key;
     }
     return *trial_;
@@ -297,7 +333,8 @@ class LargestSearch {
   PlanRequest request_;
   PlanningOptions options_;
   std::optional<Trial> trial_;
-  int64_t trial_key_ = -1;
+  std::pair<int64_t, bool> trial_key_{-1, false};
+  bool moved_ = false;  // state is in host memory
   Largest result_;
 };
 

@@ -83,5 +83,33 @@ TEST(ParametersPlanning, UsesTheHostIfOnlyThatFits) {
   }
 }
 
+TEST(ParametersPlanning, FindsLargerModels) {
+  if (device().is_cuda()) GTEST_SKIP() << "chunks are larger there";
+  const OwnCache cache;
+  const HostTensorsOnCpu host(/*limit_bytes=*/int64_t{64} << 20, kHostChunk);
+  const TrainConfig config = movable_mlp(1);
+  const int64_t memory =
+      quick_plan(config, StatePlace::kDevice, 1).smallest_bytes;
+  const auto largest = [&](StatePlace place) {
+    TrainConfig given = config;
+    given.state = place;
+    given.resolve();
+    PlanningOptions quick;
+    quick.quick = true;
+    return find_largest(given, LargestAxis::kDepth,
+                        testing::request_for(given, memory), quick);
+  };
+  const Largest resident = largest(StatePlace::kDevice);
+  const Largest moved = largest(StatePlace::kAuto);
+  EXPECT_EQ(moved.plain, resident.plain);
+  EXPECT_GE(resident.value, config.model_options.depth);
+  // The host has room for 12 bytes per parameter of so many layers of 256 × 256.
+  EXPECT_GE(moved.value, 3 * resident.value);
+  EXPECT_LE(moved.value * 256 * 256 * 12, int64_t{64} << 20);
+  ASSERT_TRUE(moved.plan.has_value());
+  EXPECT_EQ(moved.plan->state, StatePlace::kHostAll);
+  EXPECT_NE(to_text(moved).find("in host memory"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace reprise
