@@ -307,6 +307,24 @@ bool Evaluator::is_floor(const Plan& plan) const {
          base_bytes() + solver().smallest_bytes() + plan.peak_bytes / 1000;
 }
 
+TimeBound Evaluator::bound_of(const Plan& plan) const {
+  const auto ms_of = [&](ChainCosts chain_costs, bool launches) {
+    for (StageCosts& stage : chain_costs.stages) {
+      const auto change = [&](KeptRunCosts& run) {
+        if (!launches) run.forward_launch_ms = run.backward_launch_ms = 0;
+      };
+      change(stage);
+      for (auto& variant : stage.variants) change(variant);
+    }
+    return simulate(plan.schedule, chain_costs).time_ms;
+  };
+  const double device = ms_of(costs_.chain_costs, /*launches=*/false);
+  if (ms_of(with_gradients(), false) > device * 1.01) return TimeBound::kLink;
+  const double both = ms_of(costs_.chain_costs, /*launches=*/true);
+  return !graph_ && both > device * 1.01 ? TimeBound::kHost
+                                         : TimeBound::kArithmetic;
+}
+
 std::optional<Plan> Evaluator::everything_kept(int64_t budget) const {
   const int stages = static_cast<int>(profile_.stages.size());
   std::optional<Plan> best;

@@ -67,6 +67,8 @@ class Evaluator {
   Plan with_time(Plan plan, double micro_ms) const;
   /// Returns whether no schedule lowers the plan's peak by more than 0.1 %.
   bool is_floor(const Plan& plan) const;
+  /// Returns what the predicted time of the plan's micro-batches depends on.
+  TimeBound bound_of(const Plan& plan) const;
 
   bool solved() const { return solver_ != nullptr; }
   /// Memory of the solver's tables in bytes; 0 if there is no solver.

@@ -39,6 +39,9 @@ class EvaluatorCache {
   const Plan& smallest(const CandidateKey& key);
   std::vector<Plan> frontier(const CandidateKey& key, int points);
   bool is_floor(const Plan& plan);
+  TimeBound bound_of(const Plan& plan) {
+    return entry(key_of(plan)).evaluator->bound_of(plan);
+  }
   /// Returns the predicted plan for a schedule given as Schedule::to_text().
   const Plan& plan_of(const CandidateKey& key, const std::string& schedule);
 

@@ -36,9 +36,13 @@ ordered_json plan_object(const Plan& plan) {
       {"peak_bytes", plan.peak_bytes},
       {"kept_bytes", plan.kept_bytes},
       {"host_bytes", plan.host_bytes},
-      {"host_state_bytes", plan.host_state_bytes},
+      {"host_state",
+       {{"parameters", plan.host_state.parameters},
+        {"gradients", plan.host_state.gradients},
+        {"optimizer", plan.host_state.optimizer}}},
       {"step_ms", plan.step_ms},
       {"micro_ms", plan.micro_ms},
+      {"bound", to_text(plan.bound)},
       {"samples_per_s",
        seconds > 0 ? static_cast<double>(plan.global_batch) / seconds : 0}};
   return result;
@@ -103,7 +107,11 @@ Plan plan_from(const json& object, int stages) {
   const json& predicted = object.at("predicted");
   if (object.contains("state")) {
     plan.state = from_text<StatePlace>(object.at("state").get<std::string>());
-    predicted.at("host_state_bytes").get_to(plan.host_state_bytes);
+    const json& host = predicted.at("host_state");
+    host.at("parameters").get_to(plan.host_state.parameters);
+    host.at("gradients").get_to(plan.host_state.gradients);
+    host.at("optimizer").get_to(plan.host_state.optimizer);
+    plan.bound = from_text<TimeBound>(predicted.at("bound").get<std::string>());
   }
   predicted.at("peak_bytes").get_to(plan.peak_bytes);
   predicted.at("kept_bytes").get_to(plan.kept_bytes);

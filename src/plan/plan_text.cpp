@@ -80,7 +80,7 @@ std::string settings_section(const PlanResult& result,
   }
   if (const auto what = state_on_host_text(plan.state); !what.empty()) {
     text += fmt::format("host       {} of {} in host memory\n",
-                        format_bytes(plan.host_state_bytes), what);
+                        format_bytes(plan.host_state.total()), what);
   }
   if (!measured) return text;
   return text +
@@ -104,6 +104,38 @@ std::string memory_section(const PlanResult& result) {
                              {"gradients in flight", peak.in_flight},
                              {"workspace", peak.workspace}},
                             result.request.memory);
+}
+
+/// Returns a table of what is on the device at the peak, in host memory, and recomputed.
+std::string places_section(const PlanResult& result) {
+  const Plan& plan = result.plan;
+  const auto bytes = [](int64_t count) {
+    return count > 0 ? format_bytes(count) : std::string("-");
+  };
+  std::string text =
+      fmt::format("\nWhere it is{:>24}{:>12}\n", "device", "host");
+  const auto row = [&](const char* name, int64_t device, int64_t host) {
+    text +=
+        fmt::format("  {:<20}{:>13}{:>12}\n", name, bytes(device), bytes(host));
+  };
+  row("parameters", plan.peak.parameters, plan.host_state.parameters);
+  row("gradients", plan.peak.gradients, plan.host_state.gradients);
+  row("optimizer", plan.peak.optimizer, plan.host_state.optimizer);
+  row("activations", plan.peak.kept, plan.host_bytes);
+  int again = 0;
+  for (int i = 0; i < plan.schedule.stages(); ++i) {
+    again += plan.schedule.runs(i) > 1 ? 1 : 0;
+  }
+  if (again > 0) {
+    text += fmt::format("  activations of {} of {} stages are recomputed\n",
+                        again, plan.schedule.stages());
+  }
+  const char* what = plan.bound == TimeBound::kArithmetic
+                         ? "the device's arithmetic"
+                     : plan.bound == TimeBound::kLink
+                         ? "copies between device and host"
+                         : "the host, which submits the device's work";
+  return text + fmt::format("  what sets the time: {}\n", what);
 }
 
 /// Returns "largest kept: 'stem' 512 MiB, 'layer1.0' 256 MiB, 3 others 96 MiB".
@@ -394,7 +426,7 @@ std::string describe(const Plan& plan) {
           : std::string();
   if (const auto what = state_on_host_text(plan.state); !what.empty()) {
     host += fmt::format(", {} of {} on the host",
-                        format_bytes(plan.host_state_bytes), what);
+                        format_bytes(plan.host_state.total()), what);
   }
   return fmt::format(
       "micro-batch {} × {}, {} stage run{} recomputed{}, {} of memory{}",
@@ -412,7 +444,7 @@ std::string to_text(const PlanResult& result,
                        format_sufficient_bytes(result.smallest_bytes));
   }
   return text + settings_section(result, measured) + memory_section(result) +
-         peak_section(result) + chain_section(result) +
+         peak_section(result) + places_section(result) + chain_section(result) +
          frontier_section(result) + alternatives_table(result);
 }
 

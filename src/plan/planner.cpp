@@ -416,6 +416,7 @@ class Planner {
     for (const Candidate& candidate : candidates_)
       keys.push_back(candidate.key);
     result.plan.peak.is_floor = evaluators_.is_floor(result.plan);
+    result.plan.bound = evaluators_.bound_of(result.plan);
     result.frontier = detail::frontier_of(result, keys, budget_, evaluators_);
     result.references = detail::references_of(result, evaluators_);
     result.peak_reductions = detail::peak_reductions_of(

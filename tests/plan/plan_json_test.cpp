@@ -57,7 +57,8 @@ TEST(PlanJson, ReadsPlansBackUnchanged) {
       .graph = true,
       .update = UpdateMode::kBackward,
       .state = StatePlace::kHost,
-      .host_state_bytes = 7,
+      .host_state = {5, 6, 7},
+      .bound = TimeBound::kLink,
       .weight_copies = WeightCopiesMode::kEach,
       .settings = DeviceSettings{ImageLayout::kChannelsLast, Autotune::kOn}};
   EXPECT_TRUE(plan_from_json(to_json(plan), 4) == plan);

@@ -52,6 +52,16 @@ struct EnumText<StatePlace> {
                                                          "host", "host-all"};
 };
 
+/// What the time of a micro-batch depends on: the device's arithmetic and memory, copies between
+/// device and host, or the host, which submits the device's work.
+enum class TimeBound { kArithmetic, kLink, kHost };
+
+template <>
+struct EnumText<TimeBound> {
+  static constexpr std::array<std::string_view, 3> names{"arithmetic", "link",
+                                                         "host"};
+};
+
 /// Half-precision copies of the linear layers' weights (WeightCopies). kOn: one
 /// copy per window. kSplit: bfloat16 copies inside the weights, which take no memory.
 /// kEach: a conversion at each use, which takes none either. kAuto: kOn on CUDA, or one of

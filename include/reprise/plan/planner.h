@@ -82,6 +82,14 @@ struct PeakReport {
   bool operator==(const PeakReport&) const = default;
 };
 
+/// Bytes of a training's state in host memory.
+struct HostState {
+  int64_t parameters = 0, gradients = 0, optimizer = 0;
+
+  int64_t total() const { return parameters + gradients + optimizer; }
+  bool operator==(const HostState&) const = default;
+};
+
 /// Settings for training, and their predicted costs. The trainer adopts a plan
 /// unchanged, and ranks send it to each other as JSON.
 struct Plan {
@@ -102,9 +110,10 @@ struct Plan {
   /// When parameters are updated: kAfter or kBackward. With kBackward the time of a
   /// micro-batch includes the update.
   UpdateMode update = UpdateMode::kAfter;
-  /// Memory of the optimizer's state: kDevice or kHost.
-  StatePlace state = StatePlace::kDevice;
-  int64_t host_state_bytes = 0;  ///< optimizer state in host memory
+  StatePlace state = StatePlace::kDevice;  ///< not kAuto
+  HostState host_state{};
+  /// Known only with PlanRequest::explain.
+  TimeBound bound = TimeBound::kArithmetic;
   /// Weight copies that the plan assumes; nullopt for the configured mode.
   std::optional<WeightCopiesMode> weight_copies{};
   /// Settings that the plan was measured with; nullopt for the configured ones.
@@ -193,8 +202,9 @@ std::string describe(const Plan& plan);
 ///     recompute (a strategy or "optimal"), schedule
 ///     weight_copies, layout, autotune (only if the plan assumes a value)
 ///     graph, update, state, runs_again
-///     predicted {peak_bytes, kept_bytes, host_bytes, host_state_bytes, step_ms,
-///                micro_ms, samples_per_s}
+///     predicted {peak_bytes, kept_bytes, host_bytes,
+///                host_state {parameters, gradients, optimizer}, step_ms,
+///                micro_ms, bound, samples_per_s}
 ///     memory {parameters, gradients, optimizer, data, activations,
 ///             gradients_in_flight, workspace}
 ///     peak_at {phase, stage, stage_name, kept_by_stage, is_floor}

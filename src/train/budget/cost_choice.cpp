@@ -5,6 +5,7 @@
 #include "train/config/update_refusal.h"
 #include "train/step/oom_retry.h"
 
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -35,12 +36,15 @@ PlanResult plan_with(TrainingCosts& costs, const PlanRequest& request) {
   const auto complete = [&](Plan& plan) {
     const CostProfile& profile = costs.profile(plan.precision);
     plan.state = costs.state();
-    plan.host_state_bytes = profile.host_state_bytes;
-    if (plan.accumulate > 1) return;
+    const auto sum = [](const std::vector<int64_t>& bytes) {
+      return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+    };
+    const int64_t gradients = sum(profile.moved_gradient_bytes);
+    HostState& host = plan.host_state;
+    host.parameters = sum(profile.moved_bytes);
+    host.optimizer = profile.host_state_bytes - host.parameters - gradients;
     // A single micro-batch leaves no gradients.
-    for (const int64_t bytes : profile.moved_gradient_bytes) {
-      plan.host_state_bytes -= bytes;
-    }
+    host.gradients = plan.accumulate > 1 ? gradients : 0;
   };
   complete(result.plan);
   for (Plan& plan : result.alternatives) complete(plan);
@@ -116,7 +120,7 @@ PlanResult CostChoice::choose(const PlanRequest& request, const Plan* present) {
 }
 
 bool CostChoice::fits_in_host(const PlanResult& result) const {
-  return result.plan.host_state_bytes <= setup_.state_memory->limit_bytes();
+  return result.plan.host_state.total() <= setup_.state_memory->limit_bytes();
 }
 
 bool CostChoice::is_hopeless(TrainingCosts& costs,

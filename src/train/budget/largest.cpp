@@ -51,7 +51,7 @@ std::string to_text(const Largest& largest) {
   const Plan& plan = *largest.plan;
   if (const auto what = detail::state_on_host_text(plan.state); !what.empty()) {
     text += fmt::format("{} of {} in host memory\n",
-                        format_bytes(plan.host_state_bytes), what);
+                        format_bytes(plan.host_state.total()), what);
   }
   return text + fmt::format("{}, {}\nrecompute {}: {}\n",
                             detail::describe_batches(plan),

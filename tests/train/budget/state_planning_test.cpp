@@ -33,7 +33,7 @@ TEST(StatePlanning, PredictsPeaks) {
       const PlanResult result = quick_plan(config, StatePlace::kHost, 0, "all");
       const std::string what = optimizer + to_text(update);
       EXPECT_EQ(result.plan.state, StatePlace::kHost) << what;
-      EXPECT_GT(result.plan.host_state_bytes, 0) << what;
+      EXPECT_GT(result.plan.host_state.optimizer, 0) << what;
       EXPECT_LT(result.plan.peak.optimizer, 200'000) << what;  // tables
       config.resolve();
       const PlanMeasurement measured =
