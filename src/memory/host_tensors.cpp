@@ -16,6 +16,7 @@ namespace {
 struct OnCpu {
   int64_t limit = 0;
   int64_t chunk = 0;
+  std::optional<int> left{};  // allocations that succeed; nullopt: all
 };
 
 std::optional<OnCpu>& on_cpu() {
@@ -30,6 +31,7 @@ class PlainTensors final : public HostTensors {
 
   at::Tensor allocate(int64_t bytes) override {
     if (*held_ + bytes > setting_.limit) return {};
+    if (on_cpu() && on_cpu()->left && (*on_cpu()->left)-- <= 0) return {};
     // Not of LibTorch's allocator, whose memory is counted.
     constexpr size_t kAlign = 64;
     const size_t whole =
@@ -76,6 +78,10 @@ HostTensorsOnCpu::HostTensorsOnCpu(int64_t limit_bytes, int64_t chunk_bytes) {
 
 HostTensorsOnCpu::~HostTensorsOnCpu() {
   on_cpu().reset();
+}
+
+void HostTensorsOnCpu::fail_after(int count) {
+  on_cpu()->left = count;
 }
 
 bool HostTensorsOnCpu::active() {

@@ -80,6 +80,8 @@ class HostTensorsOnCpu {
   HostTensorsOnCpu(const HostTensorsOnCpu&) = delete;
   HostTensorsOnCpu& operator=(const HostTensorsOnCpu&) = delete;
 
+  /// Makes allocations fail, as with a limit for locked memory, after `count` more of them.
+  static void fail_after(int count);
   static bool active();
   /// Creates such memory, of up to `limit_bytes`; null if no object exists.
   static std::shared_ptr<HostTensors> make(

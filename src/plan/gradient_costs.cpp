@@ -45,11 +45,13 @@ void add_moved(ChainCosts& chain_costs, const CostProfile& profile,
     const int64_t sum_before = first || i == 0 ? 0 : sums[i - 1];
     const int64_t here = weights[i] + sum;
     const int64_t next = before + sum_before;
-    // Gradients live until the update of the next stage, which runs beside the backward.
+    // Gradients live until the update of the next stage begins.
     const int64_t left = weights[i] + sums[i];
+    // The update follows that of the stage after, whose gradients are freed.
     const int64_t update = stage.input_gradient_bytes + here + next +
                            (first ? sums[i] : 0) +
-                           profile.stage_update_bytes.at(i) - output_gradient;
+                           profile.stage_update_bytes.at(i) - output_gradient -
+                           (i + 1 < n ? sums[i + 1] : 0);
     stage.drop_extra_bytes += here + std::max(after, next);
     for_each_run(stage, [&](KeptRunCosts& run) {
       run.keep_extra_bytes += here + std::max(after, next);

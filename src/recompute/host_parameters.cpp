@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <utility>
@@ -243,11 +244,15 @@ void HostParameters::move_to_device() {
   std::vector<std::vector<Tensor>> values;  // by stage and parameter
   for (StageMemory& stage : stages_) {
     auto& list = values.emplace_back();
-    if (stage.bytes == 0) continue;
-    const Tensor copy = stage.block.to(device_, /*non_blocking=*/false,
-                                       /*copy=*/true);
+    std::map<int64_t, Tensor> storages;  // by place
     for (const Moved& moved : stage.parameters) {
-      list.push_back(view_in(copy, moved.place, moved.shell));
+      Tensor& storage = storages[moved.place];
+      if (!storage.defined()) {
+        storage =
+            stage.block.narrow(0, moved.place, storage_bytes_of(moved.shell))
+                .to(device_, /*non_blocking=*/false, /*copy=*/true);
+      }
+      list.push_back(view_in(storage, 0, moved.shell));
     }
   }
   for (size_t i = 0; i < stages_.size(); ++i) {
@@ -288,7 +293,10 @@ void HostParameters::before(const Op& op) {
   free_left(1);
   start_fetch(visit.stage, visit.backward);
   finish_fetch(at(visit.stage));
-  if (next != nullptr) start_fetch(next->stage, next->backward);
+  // Plans count neighbours only; others are fetched when they are needed.
+  if (next != nullptr && std::abs(next->stage - visit.stage) == 1) {
+    start_fetch(next->stage, next->backward);
+  }
 }
 
 void HostParameters::bring(int stage) {
@@ -360,7 +368,7 @@ void HostParameters::leave(StageMemory& stage) {
     updated = updated || p._version() != moved.version;
     Tensor gradient = std::exchange(p.mutable_grad(), {});
     if (!gradient.defined() || !running_) continue;
-    allocate_gradients();
+    check_gradients_reserved();
     const Tensor to = gradient_of(stage, moved);
     if (gradient.strides() != p.strides()) {
       gradient =
@@ -386,20 +394,25 @@ void HostParameters::leave(StageMemory& stage) {
   leaving_.push_back(std::move(left));
 }
 
-void HostParameters::allocate_gradients() {
+bool HostParameters::reserve_gradients() {
   int64_t total = 0;
   for (const StageMemory& stage : stages_) {
-    if (stage.gradient_block.defined()) return;
+    if (stage.gradient_block.defined()) return true;
     total += stage.gradient_bytes;
   }
   const Tensor all = memory_->allocate(total);
-  TORCH_CHECK_WITH(OutOfMemoryError, all.defined(),
-                   "the host gives no memory for gradients");
+  if (!all.defined()) return false;
   int64_t place = 0;
   for (StageMemory& stage : stages_) {
     stage.gradient_block = all.narrow(0, place, stage.gradient_bytes);
     place += stage.gradient_bytes;
   }
+  return true;
+}
+
+void HostParameters::check_gradients_reserved() {
+  TORCH_CHECK_WITH(OutOfMemoryError, reserve_gradients(),
+                   "the host gives no memory for gradients");
 }
 
 void HostParameters::free_left(size_t remaining) {
@@ -437,10 +450,13 @@ void HostParameters::forget_gradients() {
 }
 
 void HostParameters::open() {
-  if (readable_++ > 0) return;
-  running_ = true;  // gradients leave as well
-  end();
+  if (readable_ > 0) {
+    ++readable_;
+    return;
+  }
+  abandon();  // between micro-batches nothing but unchanged parameters is there
   memory_->synchronize();
+  ++readable_;
   const torch::NoGradGuard no_grad;
   for (StageMemory& stage : stages_) {
     for (Moved& moved : stage.parameters) {
@@ -468,9 +484,12 @@ void HostParameters::close() {
         moved.gradient = false;
         continue;
       }
-      moved.gradient = gradient.defined();
-      if (!gradient.defined()) continue;
-      allocate_gradients();
+      moved.gradient = gradient.defined() && reserve_gradients();
+      if (gradient.defined() && !moved.gradient) {
+        TORCH_WARN(
+            "[HostParameters] no host memory for gradients: they are lost");
+      }
+      if (!moved.gradient) continue;
       const Tensor kept = gradient_of(stage, moved);
       if (kept.data_ptr() != gradient.data_ptr()) kept.copy_(gradient);
     }

@@ -60,6 +60,9 @@ class HostParameters final : public ExecutionObserver {
   /// Moves the parameters to host memory, from the device or from the CPU. Returns false, with
   /// nothing changed, if it has no room.
   bool move_to_host();
+  /// Allocates host memory for gradients that stay from one micro-batch to the next. Returns
+  /// false if there is none; the first backward allocates it otherwise.
+  bool reserve_gradients();
   /// Moves the parameters to the device. Throws c10::Error, with nothing changed, if it has no
   /// room.
   void move_to_device();
@@ -94,7 +97,8 @@ class HostParameters final : public ExecutionObserver {
   void forget_gradients();
 
   /// While it exists, parameters and gradients in host memory are tensors of the CPU, which
-  /// can be read and written, and gradients be set. For use between micro-batches.
+  /// can be read and written, and gradients be set after reserve_gradients(). For use between
+  /// micro-batches.
   class Readable {
    public:
     explicit Readable(HostParameters* host);  ///< may be null
@@ -134,7 +138,8 @@ class HostParameters final : public ExecutionObserver {
   void finish_fetch(StageMemory& stage);
   void leave(StageMemory& stage);
   void free_left(size_t remaining);
-  void allocate_gradients();
+  /// Throws c10::OutOfMemoryError if there is no host memory for gradients.
+  void check_gradients_reserved();
   /// Part of a block of memory as a tensor like `parameter`, whose storage begins at `place`.
   static torch::Tensor view_in(const torch::Tensor& block, int64_t place,
                                const torch::Tensor& parameter);

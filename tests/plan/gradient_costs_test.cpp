@@ -29,11 +29,11 @@ int64_t peak_of(const ChainCosts& costs) {
 }
 
 TEST(GradientCosts, CountsMovedParametersThatAreUpdated) {
-  // After the backward of 'a': its weights, its gradients and that of its input, 100 + 100 + 10;
-  // the weights and gradients of 'b' on their way out; the chain's output, which the caller has; and the output of 'a', which counts
-  // as long as its backward.
+  // In the backward of 'a': its weights; the weights and gradients of 'b', on their way out; both
+  // outputs, and the gradients of the output and the input of 'a'. Its own gradients come later,
+  // since the costs of the stage have none.
   EXPECT_EQ(peak_of(detail::updating_costs(two_stages(), moved_profile())),
-            210 + 400 + 10 + 10);
+            100 + 400 + 40);
   CostProfile with_temporaries = moved_profile();
   with_temporaries.stage_update_bytes = {5, 1000};
   // The update of 'b' with its weights, gradients and temporaries; the weights of 'a', the

@@ -5,6 +5,7 @@
 #include "train/budget/budget_planner.h"
 #include "train/budget/device_settings.h"
 #include "train/budget/schedule_timer.h"
+#include "train/config/update_refusal.h"
 
 #include <reprise/base/bytes.h>
 #include <reprise/recompute/strategy.h>
@@ -171,7 +172,12 @@ void BudgetKeeper::adopt(Plan plan) {
   }
   options.batch = plan.micro_batch;
   options.accumulate = plan.accumulate;
-  parts_.runner.set_state(plan.state);
+  const bool placed = parts_.runner.set_state(plan.state, plan.accumulate > 1);
+  if (!placed && state_on_host(plan.state) &&
+      options.state == StatePlace::kAuto) {
+    return adopt_without_host();
+  }
+  check_room_on_device(plan.state);
   parts_.runner.set_update(plan.update);
   parts_.runner.set_schedule(plan.schedule);
   // Trials may have allocated more host memory than the plan needs.
@@ -179,6 +185,28 @@ void BudgetKeeper::adopt(Plan plan) {
   current_.emplace(std::move(plan));
   if (options.graph != GraphMode::kOn) fit_graphs();
   parts_.adopted(sizes);
+}
+
+void BudgetKeeper::check_room_on_device(StatePlace place) const {
+  TORCH_CHECK_WITH(
+      OutOfMemoryError,
+      place == StatePlace::kHostAll || !parts_.runner.moves_parameters(),
+      "[--state] ", to_text(place),
+      ": the device has no room for the parameters; use --state host-all or a "
+      "larger --host-memory");
+}
+
+void BudgetKeeper::adopt_without_host() {
+  parts_.setup.options.state = StatePlace::kDevice;
+  parts_.runner.set_state(StatePlace::kDevice, /*accumulate=*/false);
+  check_room_on_device(StatePlace::kDevice);
+  std::optional<Plan> other;
+  if (parts_.ranks.first()) {
+    planner_ = make_budget_planner(parts_.setup, request(), planning_);
+    parts_.runner.drop_weight_copies();  // the planner creates its own
+    measuring([&] { other.emplace(planner_->decide()); });
+  }
+  adopt(*broadcast(std::move(other)));
 }
 
 void BudgetKeeper::fit_graphs() {

@@ -79,6 +79,10 @@ class BudgetKeeper {
   /// Returns the plan of rank 0 on all ranks; nullopt if it has none.
   std::optional<Plan> broadcast(std::optional<Plan> own) const;
   void adopt(Plan plan);
+  /// Throws c10::OutOfMemoryError if parameters could not leave host memory.
+  void check_room_on_device(StatePlace place) const;
+  /// Plans again with all state on the device, because the host has no room for it.
+  void adopt_without_host();
   /// Disables CUDA graphs if they do not fit in the plan.
   void fit_graphs();
   /// Adopts a plan that needs less memory. Returns false if there is none.

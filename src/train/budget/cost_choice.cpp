@@ -5,6 +5,7 @@
 #include "train/config/update_refusal.h"
 #include "train/step/oom_retry.h"
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <tuple>
@@ -107,7 +108,7 @@ PlanResult CostChoice::choose(const PlanRequest& request, const Plan* present) {
   if (best) return std::move(*best);
   // Nothing fits: tell the smallest budget that works.
   const StatePlace least =
-      setup_.host_parameters ? StatePlace::kHostAll : StatePlace::kHost;
+      may_move_parameters(request) ? StatePlace::kHostAll : StatePlace::kHost;
   // Without room in host memory there is no such plan.
   (void)out_of_memory_in([&] {
     best.emplace(plan_with(*costs_with({setup_.options.weight_copies, least},
@@ -117,6 +118,16 @@ PlanResult CostChoice::choose(const PlanRequest& request, const Plan* present) {
   if (best && fits_in_host(*best)) return std::move(*best);
   TORCH_CHECK_WITH(OutOfMemoryError, failure.empty(), failure);
   return plan_usual(request);
+}
+
+bool CostChoice::may_move_parameters(const PlanRequest& request) const {
+  if (!setup_.host_parameters) return false;
+  TrainOptions options = setup_.options;
+  return std::all_of(request.precisions.begin(), request.precisions.end(),
+                     [&](Precision precision) {
+                       options.precision = precision;
+                       return parameters_refusal(options).empty();
+                     });
 }
 
 bool CostChoice::fits_in_host(const PlanResult& result) const {
@@ -160,7 +171,10 @@ PlanResult CostChoice::plan_usual(const PlanRequest& request) {
 void CostChoice::choose_copies(const PlanRequest& request, bool tight,
                                PlanResult& best) {
   const Precision precision = best.plan.precision;
-  if (!free_copies_ || precision == Precision::kFp32 || request.memory == 0) {
+  // Parameters in host memory are converted at each use.
+  const bool moved = setup_.options.state == StatePlace::kHostAll;
+  if (!free_copies_ || precision == Precision::kFp32 || request.memory == 0 ||
+      moved) {
     return;
   }
   // A loop or an optimizer of the caller may read weights at any time.
@@ -204,7 +218,7 @@ void CostChoice::choose_state(const PlanRequest& request, bool tight,
   // As long as the optimizer's state fits on the device, moving parameters is slower.
   const bool on_host =
       !best || !best->feasible || best->plan.state == StatePlace::kHost;
-  if (setup_.host_parameters && on_host) {
+  if (on_host && may_move_parameters(request)) {
     consider({given, StatePlace::kHostAll});
   }
 }

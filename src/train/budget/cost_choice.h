@@ -17,8 +17,9 @@ PlanResult plan_with(TrainingCosts& costs, const PlanRequest& request);
 /// Costs of a training in the ways that its options leave open. Weight copies are used, and the
 /// optimizer's state is on the device, as far as the options allow it. If the budget is tight,
 /// also costs with copies that take no memory, and with the optimizer's state or the parameters
-/// as well in host memory, which may save more time elsewhere. Tested by tests/train/budget/state_planning_test.cpp and
-/// tests/train/budget/planning_test.cpp.
+/// as well in host memory, which may save more time elsewhere. Tested by
+/// tests/train/budget/state_planning_test.cpp, parameters_planning_test.cpp and
+/// planning_test.cpp there.
 class CostChoice {
  public:
   CostChoice(TrainSetup setup, TrainingCosts::Options options);
@@ -40,6 +41,7 @@ class CostChoice {
   void choose_state(const PlanRequest& request, bool tight,
                     std::optional<PlanResult>& best);
   bool fits_in_host(const PlanResult& result) const;
+  bool may_move_parameters(const PlanRequest& request) const;
   /// Whether parameters and the optimizer's state alone exceed the budget.
   bool is_hopeless(TrainingCosts& costs, const PlanRequest& request) const;
   /// From now on a training has its state; see TrainingCosts::begin_training().

@@ -211,14 +211,18 @@ class Trial {
     }
     measuring.memory_only = true;
     measuring.progress = options.progress;
+    if (setup.state_memory) host_limit_ = setup.state_memory->limit_bytes();
     costs_.emplace(std::move(setup), measuring);
   }
 
   PlanResult plan(const PlanRequest& request) {
-    return detail::plan_with(*costs_, request);
+    PlanResult result = detail::plan_with(*costs_, request);
+    if (result.plan.host_state.total() > host_limit_) result.feasible = false;
+    return result;
   }
 
  private:
+  int64_t host_limit_ = 0;
   std::optional<TrainingCosts> costs_;
 };
 

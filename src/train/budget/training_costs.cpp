@@ -342,6 +342,9 @@ void TrainingCosts::reuse_steps(CostProfile& profile) const {
   const auto found = others.find(profile.precision);
   if (found == others.end()) return;
   profile.sizes = found->second.sizes;
+  for (SizeCosts& size : profile.sizes) {
+    limit_host_bytes(setup_, profile.host_state_bytes, size.chain_costs);
+  }
   profile.fixed.workspace = found->second.fixed.workspace;
   for (const TriedSchedule& tried : found->second.tried) {
     if (tried.update == UpdateMode::kAfter) profile.add(tried);

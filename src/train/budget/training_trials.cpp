@@ -2,6 +2,7 @@
 // Tested by tests/train/budget/planning_test.cpp.
 #include "compat/cuda.h"
 #include "plan/evaluator.h"
+#include "plan/gradient_costs.h"
 #include "train/budget/model_state_guard.h"
 #include "train/budget/schedule_timer.h"
 #include "train/budget/training_costs.h"
@@ -52,7 +53,10 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
     // Other work may overlap with the chain, so at least half of the time
     // counts.
     const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
-    return chain_ms / simulate(schedule, size.chain_costs).time_ms;
+    return chain_ms /
+           simulate(schedule, accumulating_costs(size.chain_costs, profile,
+                                                 /*first=*/false))
+               .time_ms;
   };
   const auto cut = factor("all");
   const auto joined = factor("none");

@@ -23,8 +23,8 @@ UpdateMode TrainingCosts::update(const CostProfile& profile) const {
   options.precision = profile.precision;
   const bool can =
       !profile.final_gradient_bytes.empty() && update_refusal(options).empty();
-  if (!can) return UpdateMode::kAfter;
-  return moves_parameters() ? UpdateMode::kBackward : options.update;
+  if (moves_parameters()) return UpdateMode::kBackward;
+  return can ? options.update : UpdateMode::kAfter;
 }
 
 int64_t TrainingCosts::bytes_held_by(const Optimizer& optimizer) const {

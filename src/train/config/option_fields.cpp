@@ -125,7 +125,8 @@ void add_memory(Options& table) {
                     "move there: a size such as 64GiB; off; auto, on CUDA, up "
                     "to three quarters of the free memory",
             .check = size_or({"auto", "off"}),
-            .metavar = "SIZE"})
+            .metavar = "SIZE",
+            .affects_costs = true})
       .add(&O::update,
            {.name = "update",
             .group = "Training",

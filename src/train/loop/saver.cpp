@@ -108,7 +108,13 @@ std::optional<SavedState> Saver::newest() {
 void Saver::restore(const SavedState& saved, RunState& state,
                     int64_t& window_samples) {
   TrainSetup& setup = parts_.setup;
-  const HostParameters::Readable readable(setup.host_parameters.get());
+  HostParameters* const host = setup.host_parameters.get();
+  if (host != nullptr && host->on_host() && saved.state.micro > 0) {
+    TORCH_CHECK_WITH(OutOfMemoryError, host->reserve_gradients(),
+                     "[resume] the host gives no memory for the gradients of "
+                     "the window that the state was saved in");
+  }
+  const HostParameters::Readable readable(host);
   state = saved.state;
   torch::nn::Module& root = *setup.model.root;
   copy_into(root.named_parameters(), take(saved.tensors, "parameter."),

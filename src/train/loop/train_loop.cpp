@@ -87,7 +87,7 @@ TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
     setup_.options.state = StatePlace::kHostAll;
     runner_.set_update(UpdateMode::kBackward);
   }
-  runner_.set_state(setup_.options.state);
+  runner_.set_state(setup_.options.state, setup_.options.accumulate > 1);
 }
 
 TrainResult TrainLoop::run(const TrainRun& run) {
@@ -409,6 +409,7 @@ void TrainLoop::update() {
     meter.emplace(setup_.device);
   }
   const bool updated = window_.updated_in_backward;
+  TORCH_INTERNAL_ASSERT(updated || !runner_.moves_parameters());
   if (!updated) runner_.expire_weight_copies();
   const double lr = learning_rate(setup_, lr_schedule_, state_.step);
   const auto guarded = [this](const std::function<void()>& part) {

@@ -12,8 +12,8 @@
 namespace reprise::detail {
 
 /// An optimizer that can divide an update into parts, so that parameters are updated in the
-/// backward, and keep its state in host memory. The results are those of Optimizer::step(). Tested by
-/// tests/train/step/backward_update_test.cpp.
+/// backward, and keep its state in host memory. The results are those of Optimizer::step().
+/// Tested by tests/train/step/backward_update_test.cpp.
 ///
 ///     optimizer.begin_update(lr);
 ///     for each set of parameters with final gradients:

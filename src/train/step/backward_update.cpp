@@ -75,6 +75,7 @@ void BackwardUpdate::attach(ExecutionOptions& options) {
 
 void BackwardUpdate::begin(double lr, bool count_denormals) {
   TORCH_INTERNAL_ASSERT(!changed_);
+  if (lane_) lane_->join(0);  // of a failed attempt
   partial_.begin_update(lr);
   updated_.clear();
   stages_left_ = by_stage_.size();
@@ -121,7 +122,7 @@ void BackwardUpdate::update_some(const std::vector<Tensor>& parameters) {
   if (!lane_) return partial_.update_some(parameters, captured_);
   std::vector<Tensor> used = parameters;
   for (const Tensor& parameter : parameters) used.push_back(parameter.grad());
-  lane_->join(1);  // gradients of at most two sets are alive
+  lane_->join(0);  // its gradients are freed
   lane_->run(std::move(used),
              [&] { partial_.update_some(parameters, captured_); });
 }

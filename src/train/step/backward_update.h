@@ -55,8 +55,8 @@ class BackwardUpdate {
   /// Begins an update with learning rate `lr`. `count_denormals`: for denormal_share().
   void begin(double lr, bool count_denormals);
 
-  /// Runs the updates beside the backward if the optimizer's state is in host memory, since
-  /// they wait for copies then. finish() waits for them.
+  /// Runs updates beside the backward, for state in host memory, since they wait for copies
+  /// then. finish() waits for them.
   void set_beside(bool beside);
   /// Null: updates are part of the backward's work.
   compat::WorkLane* lane() { return lane_.get(); }

@@ -35,6 +35,7 @@ StepRunner::StepRunner(const TrainSetup& setup, WindowExchange& exchange,
                .warn = std::move(options.warn)}),
       execution_(make_execution()) {
   set_update(options.update);
+  graphs_.set_refusal(capture_refusal());
 }
 
 Execution StepRunner::make_execution() const {
@@ -76,38 +77,53 @@ std::string StepRunner::capture_refusal() const {
   return update_ ? update_->capture_refusal() : "";
 }
 
-void StepRunner::set_state(StatePlace place) {
-  move_parameters(place == StatePlace::kHostAll);
-  move_optimizer_state(state_on_host(place));
+bool StepRunner::set_state(StatePlace place, bool accumulate) {
+  const bool all = place == StatePlace::kHostAll;
+  bool done = move_parameters(all);
+  if (done && all && accumulate && setup_.host_parameters &&
+      !setup_.host_parameters->reserve_gradients()) {
+    warn_of_place("gradients", /*host=*/true, "the host gives no memory");
+    done = false;
+  }
+  done = move_optimizer_state(state_on_host(place)) && done;
   graphs_.set_refusal(capture_refusal());
+  return done;
 }
 
-void StepRunner::move_parameters(bool host) {
+void StepRunner::warn_of_place(const char* what, bool host,
+                               const std::string& why) const {
+  if (!warn_) return;
+  warn_(fmt::format("the {} stay{} {}: {}", what,
+                    std::string_view(what).ends_with('s') ? "" : "s",
+                    host ? "on the device" : "in host memory", why));
+}
+
+bool StepRunner::move_parameters(bool host) {
+  bool done = true;
   if (moves_parameters() != host && setup_.host_parameters) {
     drop_weight_copies();
     HostParameters& parameters = *setup_.host_parameters;
-    bool moved = true;
     const auto failure = out_of_memory_in([&] {
       if (host) {
-        moved = parameters.move_to_host();
+        done = parameters.move_to_host();
       } else {
         parameters.move_to_device();
       }
     });
-    if ((failure || !moved) && warn_) {
-      warn_(fmt::format("the parameters stay {}: {}",
-                        host ? "on the device" : "in host memory",
-                        failure.value_or("the host gives no memory for them")));
+    done = done && !failure;
+    if (!done) {
+      warn_of_place("parameters", host,
+                    failure.value_or("the host gives no memory for them"));
     }
     graphs_.drop();
   }
-  // Copies and graphs of stages depend on the place.
-  visits_ = stage_visits(schedule_);
+  // The cuts of the autograd graph depend on the place.
   execution_ = make_execution();
+  return done;
 }
 
-void StepRunner::move_optimizer_state(bool host) {
-  if (host == (host_state_bytes() > 0)) return;
+bool StepRunner::move_optimizer_state(bool host) {
+  if (host == (host_state_bytes() > 0)) return true;
   TORCH_INTERNAL_ASSERT(optimizer_ != nullptr);
   const auto failure =
       host ? move_state_to_host(*optimizer_, setup_)
@@ -115,13 +131,11 @@ void StepRunner::move_optimizer_state(bool host) {
                dynamic_cast<PartialOptimizer&>(*optimizer_).move_state(nullptr);
              }).value_or("");
   if (!failure.empty()) {
-    if (warn_) {
-      warn_(fmt::format("the optimizer's state stays {}: {}",
-                        host ? "on the device" : "in host memory", failure));
-    }
-    return;
+    warn_of_place("optimizer's state", host, failure);
+    return false;
   }
   graphs_.drop();
+  return true;
 }
 
 int64_t StepRunner::host_state_bytes() const {

@@ -46,9 +46,10 @@ class StepRunner {
   void set_update(UpdateMode update);
   bool updates_in_backward() const { return update_ != nullptr; }
   /// Moves the optimizer's state and the parameters; kAuto stands for kDevice. If there is no
-  /// room, warns and leaves them where they are. Drops all CUDA graphs if something is moved.
-  /// kHostAll needs UpdateMode::kBackward.
-  void set_state(StatePlace place);
+  /// room, warns, leaves them where they are and returns false. Drops all CUDA graphs if
+  /// something is moved. kHostAll needs UpdateMode::kBackward. `accumulate`: whether windows
+  /// have several micro-batches.
+  bool set_state(StatePlace place, bool accumulate);
   /// Whether the parameters are in host memory.
   bool moves_parameters() const;
   /// Bytes of the optimizer's state in host memory.
@@ -109,8 +110,10 @@ class StepRunner {
   /// Why the step cannot be captured; empty if it can.
   std::string capture_refusal() const;
   void attach(ExecutionOptions& options, bool cuts) const;
-  void move_parameters(bool host);
-  void move_optimizer_state(bool host);
+  void warn_of_place(const char* what, bool host, const std::string& why) const;
+  /// Both return false if there is no room.
+  bool move_parameters(bool host);
+  bool move_optimizer_state(bool host);
   void run_recorded(const Tensors& batch);
   /// Decides which gradients operators add and which are accumulated together;
   /// see Gradients. Called when weight copies are created or freed.

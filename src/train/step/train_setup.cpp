@@ -125,8 +125,9 @@ PlacedOnHost place_model(Model& model, const TrainOptions& options,
   bool all = options.state == StatePlace::kHostAll;
   if (!all) {
     const auto failure = out_of_memory_in([&] { model.root->to(device); });
-    TORCH_CHECK_WITH(OutOfMemoryError, !failure || may_move, *failure);
-    // Those that were moved come back.
+    const bool falls_back = may_move && options.state == StatePlace::kAuto;
+    TORCH_CHECK_WITH(OutOfMemoryError, !failure || falls_back, *failure);
+    if (failure) model.root->to(torch::kCPU);  // with those that were moved
     all = failure.has_value();
   }
   apply_settings(model, options, device);
@@ -138,6 +139,8 @@ PlacedOnHost place_model(Model& model, const TrainOptions& options,
   if (host.activations) {
     model.chain = with_host_variants(model.chain, host.activations);
   }
+  TORCH_CHECK_WITH(OutOfMemoryError, !all || may_move,
+                   "[--state] host-all: the host has no free memory");
   if (!may_move) return host;
   host.parameters =
       std::make_shared<HostParameters>(model.chain, device, host.state_memory);

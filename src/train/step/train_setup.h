@@ -82,8 +82,9 @@ void apply_settings(Model& model, const TrainOptions& options,
                     torch::Device device);
 
 /// Moves `model` to `device`, in training mode, with the settings of the options. Its stages
-/// get a variant that offloads activations if the options allow it. Parameters go to host memory instead if the options ask for it; throws
-/// c10::OutOfMemoryError if that has no room.
+/// get a variant that offloads activations if the options allow it. Parameters go to host
+/// memory instead if the options ask for it, or leave it open and the device has no room;
+/// throws c10::OutOfMemoryError if the host has none either.
 PlacedOnHost place_model(Model& model, const TrainOptions& options,
                          torch::Device device);
 

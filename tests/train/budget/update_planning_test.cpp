@@ -7,11 +7,10 @@
 namespace reprise {
 namespace {
 
-using testing::expect_same;
+using testing::expect_trains_within;
 using testing::OwnCache;
 using testing::request_for;
 using testing::run;
-using testing::Warnings;
 
 TrainConfig whole_window_of(const std::string& model) {
   TrainConfig config = testing::small(model);
@@ -92,17 +91,7 @@ TEST(UpdatePlanning, UpdatesInTheBackwardIfOnlyThatFits) {
   EXPECT_EQ(smallest(UpdateMode::kAuto), std::min(after, backward));
   ASSERT_LT(backward, after * 3 / 4);
 
-  TrainConfig limited = config;
-  limited.memory_limit = (after + backward) / 2;
-  Warnings warnings;
-  const auto tight = run(limited, {}, &warnings);
-  expect_same(tight, run(config), "within a budget");
-  EXPECT_LE(tight.result.summary.peak_bytes, limited.memory_limit);
-  EXPECT_TRUE(warnings.list.empty());
-  ASSERT_TRUE(tight.result.summary.predicted.has_value());
-  EXPECT_NEAR(double(tight.result.summary.predicted->peak_bytes) /
-                  double(tight.result.summary.peak_bytes),
-              1, 0.03);
+  expect_trains_within(config, (after + backward) / 2);
 
   // Nothing is gained if the same schedule fits otherwise.
   open.update = UpdateMode::kAuto;
