@@ -278,7 +278,10 @@ PeakReport Evaluator::report(const Schedule& schedule,
   report.stage_name = profile_.stages.at(static_cast<size_t>(op.stage));
   report.kept_by_stage = simulation.at_peak.kept_by_stage;
   report.kept = sum(report.kept_by_stage);
-  report.workspace += simulation.at_peak.workspace_bytes;
+  const int64_t moved =
+      std::min(moved_at(op.stage, back), simulation.at_peak.workspace_bytes);
+  report.parameters += moved;
+  report.workspace += simulation.at_peak.workspace_bytes - moved;
   // Gradients of parameters that the backward has reached.
   int64_t parameters = 0;
   if (!first_pass) {
@@ -298,6 +301,18 @@ PeakReport Evaluator::report(const Schedule& schedule,
       parameters + (gradients_allocated() ? fixed_.gradients : 0);
   report.in_flight = simulation.at_peak.gradient_bytes - parameters;
   return report;
+}
+
+int64_t Evaluator::moved_at(int stage, bool backward) const {
+  if (!profile_.moves_parameters()) return 0;
+  const auto bytes_of = [&](int i) {
+    return i >= 0 && i < static_cast<int>(profile_.moved_bytes.size())
+               ? profile_.moved_bytes[static_cast<size_t>(i)]
+               : 0;
+  };
+  const int64_t before = bytes_of(stage - 1);
+  return bytes_of(stage) +
+         (backward ? before : std::max(before, bytes_of(stage + 1)));
 }
 
 bool Evaluator::is_floor(const Plan& plan) const {

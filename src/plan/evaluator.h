@@ -78,6 +78,9 @@ class Evaluator {
   void take_solver(Evaluator& other) { solver_ = std::move(other.solver_); }
 
  private:
+  /// Parameters in host memory that are on the device while `stage` runs, with those of the
+  /// next one.
+  int64_t moved_at(int stage, bool backward) const;
   PeakReport report(const Schedule& schedule, const Simulation& simulation,
                     int64_t peak_bytes) const;
   /// Whether the parameters' gradients are allocated before the backward pass.
