@@ -8,12 +8,12 @@
 /// by tests/plan/gradient_costs_test.cpp.
 namespace reprise::detail {
 
-/// For a micro-batch that adds to the gradients. `first`: the first one of a window, which
-/// allocates them; others find them allocated, except for those that are held twice.
+/// Costs of a micro-batch that adds to the gradients. The first one of a window allocates them.
+/// The others find them allocated and hold a second copy of some.
 ChainCosts accumulating_costs(ChainCosts chain_costs,
                               const CostProfile& profile, bool first);
 
-/// For a micro-batch whose backward updates the parameters and frees their gradients. Those
+/// Costs of a micro-batch whose backward updates the parameters and frees their gradients. Those
 /// between two cuts of the autograd graph are alive at once, with the temporaries of their
 /// update, and others until the first stage that uses their parameter.
 ChainCosts updating_costs(ChainCosts chain_costs, const CostProfile& profile);

@@ -72,18 +72,6 @@ std::map<const void*, int> stage_by_storage(const Chain& chain) {
 
 }  // namespace
 
-std::vector<StageVisit> stage_visits(const Schedule& schedule) {
-  std::vector<StageVisit> visits;
-  for (const Op& op : schedule.ops()) {
-    if (op.kind == OpKind::kDiscard || op.kind == OpKind::kFetch) continue;
-    if (visits.empty() || visits.back().stage != op.stage) {
-      visits.push_back({op.stage, false});
-    }
-    if (op.kind == OpKind::kBackward) visits.back().backward = true;
-  }
-  return visits;
-}
-
 HostParameters::HostParameters(const Chain& chain, torch::Device device,
                                std::shared_ptr<HostTensors> memory)
     : device_(device),

@@ -2,10 +2,10 @@
 
 #include "compat/work_lane.h"
 #include "memory/host_tensors.h"
+#include "recompute/stage_visits.h"
 
 #include <reprise/recompute/chain.h>
 #include <reprise/recompute/execution.h>
-#include <reprise/recompute/schedule.h>
 
 #include <torch/types.h>
 
@@ -15,16 +15,6 @@
 #include <vector>
 
 namespace reprise::detail {
-
-/// Consecutive operations of a schedule on one stage.
-struct StageVisit {
-  int stage = 0;
-  bool backward = false;  ///< whether one of them is the backward
-  bool operator==(const StageVisit&) const = default;
-};
-
-/// Returns the visits of a schedule, in order.
-std::vector<StageVisit> stage_visits(const Schedule& schedule);
 
 /// Parameters of a chain in host memory. Those of a stage are on the device only while the
 /// stage runs: they are copied in ahead of its forward and its backward and dropped

@@ -224,15 +224,6 @@ std::vector<std::string> TrainingCosts::stage_names() const {
   return names;
 }
 
-void TrainingCosts::place_parameters() const {
-  const auto& host = setup_.host_parameters;
-  if (!host || host->on_host() == moves_parameters()) return;
-  if (!moves_parameters()) return host->move_to_device();
-  TORCH_CHECK_WITH(OutOfMemoryError, host->move_to_host(),
-                   "[--state] host-all: the host gives no memory for the "
-                   "parameters");
-}
-
 void TrainingCosts::measure_fixed(CostProfile& profile) {
   place_parameters();
   const Chain& chain = setup_.model.chain;
@@ -293,47 +284,6 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     measure_link(profile);
     profile.graph = GraphMode::kOff;
   }
-}
-
-void TrainingCosts::separate_moved(CostProfile& profile) const {
-  if (!moves_parameters()) return;
-  const HostParameters& host = *setup_.host_parameters;
-  profile.moved_bytes = host.stage_bytes();
-  profile.moved_gradient_bytes = host.stage_gradient_bytes();
-  const Chain& chain = setup_.model.chain;
-  for (int i = 0; i < chain.size(); ++i) {
-    for (const auto& module : chain[i].modules()) {
-      for (const auto& p : module->parameters()) {
-        if (!host.moves(p)) continue;
-        const int64_t bytes = bytes_on(p, setup_.device);
-        profile.fixed.parameters -= bytes;
-        if (!p.requires_grad()) continue;
-        profile.fixed.gradients -= bytes;
-        profile.gradient_bytes[static_cast<size_t>(i)] -= bytes;
-      }
-    }
-  }
-}
-
-void TrainingCosts::measure_link(CostProfile& profile) const {
-  constexpr int64_t kBytes = int64_t{64} << 20;
-  HostTensors& memory = *setup_.state_memory;
-  const torch::Tensor there = memory.allocate(kBytes);
-  if (!there.defined()) return;
-  const torch::Tensor here = torch::empty(
-      {kBytes}, torch::TensorOptions(torch::kByte).device(setup_.device));
-  const auto rate = [&](HostTensors::Direction direction) {
-    const bool in = direction == HostTensors::Direction::kToDevice;
-    const std::vector<HostTensors::Copy> copies = {
-        {in ? here.data_ptr() : there.data_ptr(),
-         in ? there.data_ptr() : here.data_ptr(), size_t{kBytes}}};
-    const double ms = time_of(setup_.device, 5, [&] {
-      memory.wait(*memory.start(copies, direction, nullptr));
-    });
-    return static_cast<double>(kBytes) / std::max(ms, 1e-3);
-  };
-  profile.to_device_bytes_per_ms = rate(HostTensors::Direction::kToDevice);
-  profile.to_host_bytes_per_ms = rate(HostTensors::Direction::kToHost);
 }
 
 void TrainingCosts::reuse_steps(CostProfile& profile) const {

@@ -40,4 +40,15 @@ inline PlanResult quick_plan(TrainConfig config, StatePlace place,
   return plan_training(config, request, quick);
 }
 
+/// Expects a training with `plan` to have the predicted peak.
+inline void expect_predicted_peak(TrainConfig config, const Plan& plan,
+                                  const std::string& what) {
+  config.resolve();
+  const auto measured = measure_plan(config, plan, 0, /*windows=*/2);
+  EXPECT_NEAR(static_cast<double>(plan.peak_bytes) /
+                  static_cast<double>(measured.peak_bytes),
+              1, 0.03)
+      << what;
+}
+
 }  // namespace reprise::testing
