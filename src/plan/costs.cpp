@@ -365,7 +365,8 @@ std::string to_json(const CostProfile& profile) {
                               {"ms", timing.ms},
                               {"graph", timing.graph},
                               {"comparison", timing.comparison},
-                              {"update", to_text(timing.update)}});
+                              {"update", to_text(timing.update)},
+                              {"extra_bytes", timing.extra_bytes}});
   }
   return value.dump();
 }
@@ -394,7 +395,8 @@ CostProfile profile_from_json(std::string_view text) {
                                timing.at("graph").get<bool>(),
                                timing.value("comparison", int64_t{0}),
                                from_text<UpdateMode>(timing.value(
-                                   "update", to_text(UpdateMode::kAfter)))});
+                                   "update", to_text(UpdateMode::kAfter))),
+                               timing.value("extra_bytes", int64_t{0})});
     }
   } catch (const std::exception& error) {  // of the parser, or of a name in it
     TORCH_CHECK(false,

@@ -91,6 +91,18 @@ Schedule keep_fastest(const ChainCosts& chain_costs) {
   return {"optimal", n, std::move(ops)};
 }
 
+/// Adds what was not predicted to the workspaces. If it is negative and they have less, it is
+/// taken from what follows, which was predicted too large.
+void add_extra(PeakReport& report, int64_t extra_bytes) {
+  report.workspace += extra_bytes;
+  for (int64_t* part : {&report.gradients, &report.in_flight, &report.kept}) {
+    if (report.workspace >= 0) return;
+    const int64_t taken = std::min(*part, -report.workspace);
+    *part -= taken;
+    report.workspace += taken;
+  }
+}
+
 /// The profile without what depends on the micro-batch.
 CostProfile without_sizes(CostProfile profile) {
   profile.sizes.clear();
@@ -206,7 +218,7 @@ int64_t Evaluator::other_peak_bytes() const {
   return std::max(update_peak_bytes(), prepare_peak_bytes());
 }
 
-Plan Evaluator::plan_of(const Schedule& schedule) const {
+Plan Evaluator::plan_of(const Schedule& schedule, int64_t extra_bytes) const {
   const Simulation full = simulate(schedule, with_gradients());
   const Simulation last = simulate(
       schedule, profile_.moves_parameters()
@@ -231,18 +243,28 @@ Plan Evaluator::plan_of(const Schedule& schedule) const {
                  last.time_ms * time_factor(last_costs_, schedule, min_graphs) +
                  last_costs_.other_ms + profile_.update_ms;
   const int64_t step_peak = base_bytes() + full.peak_bytes;
-  plan.peak_bytes = std::max(step_peak, other_peak_bytes());
-  plan.peak = report(schedule, full, plan.peak_bytes);
+  const int64_t measured_peak = step_peak + extra_bytes;
+  if (measured_peak >= other_peak_bytes()) {
+    plan.peak_bytes = measured_peak;
+    plan.extra_bytes = extra_bytes;
+    plan.peak = report(schedule, full, step_peak);
+    add_extra(plan.peak, extra_bytes);
+  } else {
+    plan.peak_bytes = other_peak_bytes();
+    plan.peak = report(schedule, full, plan.peak_bytes);
+  }
   return plan;
 }
 
-Plan Evaluator::with_time(Plan plan, double micro_ms) const {
+Plan Evaluator::measured(const Plan& plan, double micro_ms,
+                         int64_t extra_bytes) const {
+  Plan changed = plan_of(plan.schedule, extra_bytes);
   // Scale a smaller last micro-batch by the same ratio.
-  const double ratio = micro_ms / plan.micro_ms;
+  const double ratio = micro_ms / changed.micro_ms;
   const double after_ms = in_backward() ? 0 : profile_.update_ms;
-  plan.step_ms = (plan.step_ms - after_ms) * ratio + after_ms;
-  plan.micro_ms = micro_ms;
-  return plan;
+  changed.step_ms = (changed.step_ms - after_ms) * ratio + after_ms;
+  changed.micro_ms = micro_ms;
+  return changed;
 }
 
 PeakReport Evaluator::report(const Schedule& schedule,
@@ -340,7 +362,8 @@ TimeBound Evaluator::bound_of(const Plan& plan) const {
                                          : TimeBound::kArithmetic;
 }
 
-std::optional<Plan> Evaluator::everything_kept(int64_t budget) const {
+std::optional<Plan> Evaluator::everything_kept(int64_t budget,
+                                               int64_t extra_bytes) const {
   const int stages = static_cast<int>(profile_.stages.size());
   std::optional<Plan> best;
   for (const Schedule& schedule :
@@ -348,7 +371,7 @@ std::optional<Plan> Evaluator::everything_kept(int64_t budget) const {
     // Tolerates sums in a different order.
     const double ms = simulate(schedule, costs_.chain_costs).time_ms;
     if (ms > min_stages_ms_ * (1 + 1e-9)) continue;
-    Plan plan = plan_of(schedule);
+    Plan plan = plan_of(schedule, extra_bytes);
     if (plan.peak_bytes > budget) continue;
     if (!best || plan.peak_bytes < best->peak_bytes) {
       best.emplace(std::move(plan));
@@ -357,13 +380,20 @@ std::optional<Plan> Evaluator::everything_kept(int64_t budget) const {
   return best;
 }
 
-std::optional<Plan> Evaluator::fastest(int64_t budget) const {
-  if (min_peak_bytes_ > budget) return std::nullopt;
-  if (!strategy_.empty()) return of_strategy(strategy_);
-  if (auto plan = everything_kept(budget)) return plan;
-  const auto solution = solver().solve(budget - base_bytes());
+std::optional<Plan> Evaluator::fastest(int64_t budget,
+                                       int64_t extra_bytes) const {
+  if (min_peak_bytes_ + std::min<int64_t>(extra_bytes, 0) > budget) {
+    return std::nullopt;
+  }
+  if (!strategy_.empty()) {
+    Plan plan = plan_of(of_strategy(strategy_).schedule, extra_bytes);
+    if (plan.peak_bytes > budget) return std::nullopt;
+    return plan;
+  }
+  if (auto plan = everything_kept(budget, extra_bytes)) return plan;
+  const auto solution = solver().solve(budget - base_bytes() - extra_bytes);
   if (!solution) return std::nullopt;
-  Plan plan = plan_of(solution->schedule);
+  Plan plan = plan_of(solution->schedule, extra_bytes);
   if (plan.peak_bytes > budget)
     return std::nullopt;  // peak outside of the chain
   return plan;

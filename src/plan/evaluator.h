@@ -54,17 +54,18 @@ class Evaluator {
   double min_step_ms() const { return min_step_ms_; }
 
   /// Returns the fastest plan whose peak is at most `budget`, or nothing if
-  /// none is.
-  std::optional<Plan> fastest(int64_t budget) const;
+  /// none is. For `extra_bytes` see Plan.
+  std::optional<Plan> fastest(int64_t budget, int64_t extra_bytes = 0) const;
   /// Returns the plan with the lowest peak.
   Plan smallest() const;
   /// Returns Pareto-optimal plans by ascending peak and descending time.
   std::vector<Plan> frontier(int points) const;
   /// Returns the plan with the schedule of `strategy`.
   Plan of_strategy(const std::string& strategy) const;
-  Plan plan_of(const Schedule& schedule) const;
-  /// Returns `plan` with `micro_ms` as the time of a micro-batch.
-  Plan with_time(Plan plan, double micro_ms) const;
+  Plan plan_of(const Schedule& schedule, int64_t extra_bytes = 0) const;
+  /// Returns `plan` with `micro_ms` as the time of a micro-batch, and with these bytes beyond
+  /// the prediction.
+  Plan measured(const Plan& plan, double micro_ms, int64_t extra_bytes) const;
   /// Returns whether no schedule lowers the plan's peak by more than 0.1 %.
   bool is_floor(const Plan& plan) const;
   /// Returns what the predicted time of the plan's micro-batches depends on.
@@ -102,7 +103,8 @@ class Evaluator {
   void set_bounds();
   /// Returns the plan that keeps all stages, if it fits and no other one is
   /// faster.
-  std::optional<Plan> everything_kept(int64_t budget) const;
+  std::optional<Plan> everything_kept(int64_t budget,
+                                      int64_t extra_bytes) const;
 
   CostProfile profile_;  // without sizes and timings
   FixedMemory fixed_;    // with the workspaces of the micro-batch

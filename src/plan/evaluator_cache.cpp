@@ -10,6 +10,17 @@ namespace {
 // Limit for the tables of all solvers together. Solvers that were dropped are
 // recreated when needed.
 constexpr int64_t kMaxSolverBytes = int64_t{256} << 20;
+// Errors of predicted peaks below these shares are not corrected: the margin of the budget
+// covers them, and each correction has to be tried.
+constexpr int64_t kLeastMore = 200;  // 0.5 %
+constexpr int64_t kLeastLess = 100;  // 1 %
+
+/// Returns the bytes beyond a predicted peak, or 0 if they hardly matter.
+int64_t relevant(int64_t extra_bytes, int64_t peak_bytes) {
+  const bool more = extra_bytes > peak_bytes / kLeastMore;
+  const bool less = extra_bytes < -(peak_bytes / kLeastLess);
+  return more || less ? extra_bytes : 0;
+}
 
 }  // namespace
 
@@ -42,9 +53,11 @@ EvaluatorCache::Entry& EvaluatorCache::entry(const CandidateKey& key) {
 }
 
 const std::optional<Plan>& EvaluatorCache::fastest(const CandidateKey& key) {
+  const int64_t extra_bytes = extra_near(key, budget_);
   Entry& cached = entry(key);
-  if (!cached.fastest) {
-    cached.fastest.emplace(cached.evaluator->fastest(budget_));
+  if (!cached.fastest || cached.fastest_extra_bytes != extra_bytes) {
+    cached.fastest.emplace(cached.evaluator->fastest(budget_, extra_bytes));
+    cached.fastest_extra_bytes = extra_bytes;
     limit_solvers(cached);
   }
   return *cached.fastest;
@@ -90,38 +103,91 @@ bool EvaluatorCache::measured(const CandidateKey& key) const {
   return costs_.profile(std::get<0>(key)).measured(std::get<1>(key));
 }
 
-EvaluatorCache::Times EvaluatorCache::times_of(const CandidateKey& key) const {
+EvaluatorCache::Trials EvaluatorCache::trials(const CandidateKey& key) const {
   const auto& [precision, size, graph, update] = key;
-  Times times;
+  Trials trials;
   const CostProfile& profile = costs_.profile(precision);
   const UpdateMode timed =
       timed_update(profile, update, size, request_.global_batch);
   for (const TriedSchedule& timing : profile.tried) {
     if (timing.micro_batch == size && timing.graph == graph &&
         timing.update == timed) {
-      times[timing.schedule] = timing.ms;
+      trials[timing.schedule] = {timing.ms, timing.extra_bytes};
     }
   }
-  return times;
+  return trials;
+}
+
+std::vector<Plan> EvaluatorCache::tried(const CandidateKey& key) {
+  std::vector<Plan> plans;
+  for (const auto& [schedule, trial] : trials(key)) {
+    const Plan& predicted = plan_of(key, schedule);
+    plans.push_back(evaluator(key).measured(
+        predicted, trial.ms,
+        relevant(trial.extra_bytes, predicted.peak_bytes)));
+  }
+  return plans;
+}
+
+int64_t EvaluatorCache::extra_near(const CandidateKey& key,
+                                   int64_t peak_bytes) {
+  const Trials own = trials(key);
+  if (own.empty()) return extra_of_other_sizes(key);
+  int64_t nearest = std::numeric_limits<int64_t>::max();
+  int64_t extra_bytes = 0;
+  for (const auto& [schedule, trial] : own) {
+    const int64_t predicted = plan_of(key, schedule).peak_bytes;
+    const int64_t distance =
+        std::abs(predicted + trial.extra_bytes - peak_bytes);
+    if (distance >= nearest) continue;
+    nearest = distance;
+    extra_bytes = relevant(trial.extra_bytes, predicted);
+  }
+  return extra_bytes;
+}
+
+int64_t EvaluatorCache::extra_of_other_sizes(const CandidateKey& key) {
+  const auto& [precision, size, graph, update] = key;
+  std::optional<int64_t> most;
+  int64_t nearest = std::numeric_limits<int64_t>::max();
+  for (const SizeCosts& other : costs_.profile(precision).sizes) {
+    const CandidateKey there{precision, other.micro_batch, graph, update};
+    const int64_t distance = std::abs(other.micro_batch - size);
+    if (distance == 0 || distance >= nearest) continue;
+    std::optional<int64_t> extra;
+    for (const auto& [schedule, trial] : trials(there)) {
+      const int64_t predicted = plan_of(there, schedule).peak_bytes;
+      const int64_t bytes = relevant(trial.extra_bytes, predicted);
+      extra = std::max(extra.value_or(bytes), bytes);
+    }
+    if (!extra) continue;
+    most = extra;
+    nearest = distance;
+  }
+  return most.value_or(0);
 }
 
 Plan EvaluatorCache::calibrated(const Plan& plan) {
   const CandidateKey key = key_of(plan);
-  const Times times = times_of(key);
-  if (times.empty()) return plan;
-  const auto known = times.find(plan.schedule.to_text());
-  if (known != times.end())
-    return evaluator(key).with_time(plan, known->second);
+  const Trials known = trials(key);
+  if (known.empty()) return plan;
+  const Plan predicted = evaluator(key).plan_of(plan.schedule);
+  const auto own = known.find(plan.schedule.to_text());
   int64_t nearest = std::numeric_limits<int64_t>::max();
   double ratio = 1;
-  for (const auto& [schedule, ms] : times) {
+  int64_t extra_bytes = 0;
+  for (const auto& [schedule, trial] : known) {
     const Plan& other = plan_of(key, schedule);
-    const int64_t distance = std::abs(other.peak_bytes - plan.peak_bytes);
+    const bool is_own = own != known.end() && own->first == schedule;
+    const int64_t distance =
+        is_own ? -1 : std::abs(other.peak_bytes - predicted.peak_bytes);
     if (distance >= nearest) continue;
     nearest = distance;
-    ratio = ms / other.micro_ms;
+    ratio = trial.ms / other.micro_ms;
+    extra_bytes = relevant(trial.extra_bytes, other.peak_bytes);
   }
-  return evaluator(key).with_time(plan, plan.micro_ms * ratio);
+  return evaluator(key).measured(predicted, predicted.micro_ms * ratio,
+                                 extra_bytes);
 }
 
 void EvaluatorCache::limit_solvers(const Entry& current) {

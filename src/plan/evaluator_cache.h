@@ -52,12 +52,11 @@ class EvaluatorCache {
     return entry(key).evaluator->solved();
   }
 
-  using Times = std::map<std::string, double>;  // ms, by Schedule::to_text()
-  /// Returns the measured times of all schedules that were tried, for any
-  /// request.
-  Times times_of(const CandidateKey& key) const;
-  /// Returns `plan` with its measured time. If it was not tried, scales its
-  /// predicted time by the error of the tried plan of the same size whose peak
+  /// Returns all plans that were tried, for any request, with what was measured.
+  std::vector<Plan> tried(const CandidateKey& key);
+  bool has_tried(const CandidateKey& key) const { return !trials(key).empty(); }
+  /// Returns `plan` as it was measured. If it was not tried, corrects its
+  /// prediction by the errors for the tried plan of the same size whose peak
   /// is nearest.
   Plan calibrated(const Plan& plan);
 
@@ -68,11 +67,24 @@ class EvaluatorCache {
     double update_ms = 0;  // when it was created
     std::unique_ptr<Evaluator> evaluator;
     std::optional<std::optional<Plan>> fastest;
+    int64_t fastest_extra_bytes = 0;  // that it was computed with
     std::optional<Plan> smallest;
     std::map<std::string, Plan> plans;
     int64_t last_use = 0;
   };
+  struct Trial {
+    double ms = 0;            // of a micro-batch
+    int64_t extra_bytes = 0;  // see TriedSchedule
+  };
+  using Trials = std::map<std::string, Trial>;  // by Schedule::to_text()
+
   Entry& entry(const CandidateKey& key);
+  Trials trials(const CandidateKey& key) const;
+  /// Bytes beyond the prediction of the tried plan whose peak is nearest to `peak_bytes`; 0 if
+  /// they hardly matter.
+  int64_t extra_near(const CandidateKey& key, int64_t peak_bytes);
+  /// The most bytes beyond predictions at the nearest size that was tried.
+  int64_t extra_of_other_sizes(const CandidateKey& key);
   /// Destroys the least recently used solvers, except that of `current`, if all
   /// solvers together take too much memory.
   void limit_solvers(const Entry& current);

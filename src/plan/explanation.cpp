@@ -31,12 +31,9 @@ std::vector<FrontierPoint> frontier_of(const PlanResult& result,
   const CandidateKey own = key_of(result.plan);
   for (const CandidateKey& key : keys) {
     if (!evaluators.measured(key)) continue;
-    const auto times = evaluators.times_of(key);
-    for (const auto& [schedule, ms] : times) {
+    for (const Plan& plan : evaluators.tried(key)) {
       tried = true;
-      if (!result.request.strategy.empty()) continue;
-      add(evaluators.evaluator(key).with_time(evaluators.plan_of(key, schedule),
-                                              ms));
+      if (result.request.strategy.empty()) add(plan);
     }
     if (result.stages.size() > kManyStages && key != own &&
         !evaluators.solved(key)) {

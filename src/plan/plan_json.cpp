@@ -42,6 +42,7 @@ ordered_json plan_object(const Plan& plan) {
         {"optimizer", plan.host_state.optimizer}}},
       {"step_ms", plan.step_ms},
       {"micro_ms", plan.micro_ms},
+      {"extra_bytes", plan.extra_bytes},
       {"bound", to_text(plan.bound)},
       {"samples_per_s",
        seconds > 0 ? static_cast<double>(plan.global_batch) / seconds : 0}};
@@ -118,6 +119,7 @@ Plan plan_from(const json& object, int stages) {
   predicted.at("host_bytes").get_to(plan.host_bytes);
   predicted.at("step_ms").get_to(plan.step_ms);
   predicted.at("micro_ms").get_to(plan.micro_ms);
+  plan.extra_bytes = predicted.value("extra_bytes", int64_t{0});
   plan.peak = peak_from(object.at("memory"), object.at("peak_at"));
   return plan;
 }

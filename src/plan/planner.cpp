@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -28,6 +29,9 @@ constexpr int kMaxMeasurements = 6;
 // Only the sizes with the shortest predicted times are timed: at most this
 // many.
 constexpr size_t kMaxTriedSizes = 4;
+// Maximum number of trials of one size in one mode, if one of them fits and if none does.
+constexpr int kEnoughTries = 3;
+constexpr int kMaxTries = 8;
 // Before the result is returned, its plan is timed alternately with at most
 // kMaxRivals other plans that took at most kRivalRatio times as long, at most
 // kMaxComparisons times.
@@ -167,19 +171,14 @@ class Planner {
   /// so that a result for a larger budget is never slower than one for a
   /// smaller budget.
   std::vector<Plan> tried_plans(const CandidateKey& key) {
-    std::vector<Plan> plans;
-    const Evaluator& evaluator = evaluators_.evaluator(key);
-    for (const auto& [schedule, ms] : evaluators_.times_of(key)) {
-      if (!request_.strategy.empty()) {
-        const Plan plan = evaluator.of_strategy(request_.strategy);
-        if (plan.schedule.to_text() == schedule) {
-          plans.push_back(evaluator.with_time(plan, ms));
-        }
-        continue;
-      }
-      plans.push_back(
-          evaluator.with_time(evaluators_.plan_of(key, schedule), ms));
-    }
+    std::vector<Plan> plans = evaluators_.tried(key);
+    if (request_.strategy.empty()) return plans;
+    const Schedule schedule =
+        evaluators_.evaluator(key).of_strategy(request_.strategy).schedule;
+    std::erase_if(plans, [text = schedule.to_text()](const Plan& plan) {
+      return plan.schedule.to_text() != text;
+    });
+    for (Plan& plan : plans) plan.schedule = schedule;  // with its name
     return plans;
   }
 
@@ -261,6 +260,10 @@ class Planner {
       const bool cannot = cannot_be_tried(plan);
       if (!cannot && sizes.size() > kMaxTriedSizes) continue;
       if (candidate.plan && candidate.plan->step_ms <= plan.step_ms) continue;
+      // Trials correct predicted peaks, which may go on for a while.
+      const int tries = tries_[candidate.key];
+      const int enough = candidate.plan ? kEnoughTries : kMaxTries;
+      if (!cannot && tries >= enough) continue;
       candidate.plan = plan;
       candidate.to_be_tried = !cannot;
     }
@@ -279,6 +282,7 @@ class Planner {
   }
 
   void try_plan(const Plan& plan) {
+    ++tries_[key_of(plan)];
     if (!costs_.try_plan(plan)) {
       cannot_be_tried_.insert({key_of(plan), plan.schedule.to_text()});
     }
@@ -472,6 +476,7 @@ class Planner {
   EvaluatorCache evaluators_;
   std::vector<Candidate> candidates_;
   std::set<std::pair<CandidateKey, std::string>> cannot_be_tried_;
+  std::map<CandidateKey, int> tries_;
   int comparisons_ = 0;
 };
 

@@ -70,7 +70,8 @@ class FakeCostSource final : public CostSource {
     const auto ms = time_of(plan);
     if (!ms) return std::nullopt;
     ++tries;
-    profile.add(TriedSchedule{b, text, *ms, plan.graph});
+    profile.add(TriedSchedule{b, text, *ms, plan.graph, /*comparison=*/0,
+                              UpdateMode::kAfter, extra_of(plan)});
     return ms;
   }
 
@@ -80,7 +81,8 @@ class FakeCostSource final : public CostSource {
     for (const Plan& plan : plans) {
       profiles_.at(plan.precision)
           .add(TriedSchedule{plan.micro_batch, plan.schedule.to_text(),
-                             *time_of(plan), plan.graph, comparisons});
+                             *time_of(plan), plan.graph, comparisons,
+                             UpdateMode::kAfter, extra_of(plan)});
     }
     return true;
   }
@@ -119,6 +121,8 @@ class FakeCostSource final : public CostSource {
   /// Returns the time of a micro-batch that is tried. If empty, plans cannot be
   /// tried.
   std::function<std::optional<double>(int64_t, const Schedule&)> truth;
+  /// Returns the bytes of a plan that are measured and not predicted; 0 if empty.
+  std::function<int64_t(const Schedule&)> extra;
   double faster_with_graph = 1;
   double load = 1;        ///< load of the machine: factor of all measured times
   bool compares = false;  ///< whether it times plans alternately
@@ -131,6 +135,10 @@ class FakeCostSource final : public CostSource {
     if (!ms) return std::nullopt;
     if (plan.graph) *ms /= faster_with_graph;
     return *ms * load;
+  }
+
+  int64_t extra_of(const Plan& plan) const {
+    return extra ? extra(plan.schedule) : 0;
   }
 
   std::map<Precision, CostProfile> profiles_;

@@ -59,6 +59,9 @@ struct TriedSchedule {
   int64_t comparison = 0;
   /// With kBackward, the time includes the update.
   UpdateMode update = UpdateMode::kAfter;
+  /// Measured peak less the predicted one. Neither the caching of CUDA's allocator nor
+  /// memory that a library allocates for a while is part of a prediction.
+  int64_t extra_bytes = 0;
 };
 
 /// Costs of training at one precision, measured at several micro-batch sizes.

@@ -101,6 +101,9 @@ struct Plan {
   Schedule schedule;
 
   int64_t peak_bytes = 0;
+  /// Part of the peak that was not predicted but measured when this or a similar plan was
+  /// tried; may be negative. See TriedSchedule.
+  int64_t extra_bytes = 0;
   int64_t kept_bytes = 0;  ///< kept after the forward pass
   int64_t host_bytes = 0;  ///< maximum of activations in host memory
   double micro_ms = 0;     ///< one micro-batch; measured if the plan was tried

@@ -94,7 +94,8 @@ bool BudgetKeeper::worth_planning() {
                      .time(
                          trial,
                          largest_batch(*parts_.setup.data.train, options.batch),
-                         {.warm_up = true, .rows = 1});
+                         {.warm_up = true, .rows = 1})
+                     .ms;
           }).has_value();
       worth = failed || ms * static_cast<double>(count) >= kLongMs;
     });

@@ -49,6 +49,7 @@ PlanResult plan_with(TrainingCosts& costs, const PlanRequest& request) {
   };
   complete(result.plan);
   for (Plan& plan : result.alternatives) complete(plan);
+  costs.release_optimizer();
   return result;
 }
 
@@ -146,6 +147,7 @@ bool CostChoice::is_hopeless(TrainingCosts& costs,
     }
   });
   if (failure && setup_.device.is_cuda()) compat::empty_cuda_cache();
+  if (hopeless) costs.release_optimizer();
   return hopeless;
 }
 

@@ -139,9 +139,10 @@ class SettingsTrial {
                                .schedule = schedule,
                                .accumulate = given_.accumulate > 1,
                                .graph = graph};
-    return ScheduleTimer(setup_).time(
-        trial, largest_batch(*setup_.data.train, micro_batch),
-        {.warm_up = true, .rows = rows});
+    return ScheduleTimer(setup_)
+        .time(trial, largest_batch(*setup_.data.train, micro_batch),
+              {.warm_up = true, .rows = rows})
+        .ms;
   }
 
   TrainSetup& setup_;

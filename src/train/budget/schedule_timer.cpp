@@ -5,6 +5,8 @@
 #include "train/step/step_runner.h"
 #include "train/step/window_exchange.h"
 
+#include <reprise/memory/meter.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -70,16 +72,16 @@ double median_of(std::vector<double> values) {
   return *middle;
 }
 
-double ScheduleTimer::time(const Trial& trial, Batch any,
-                           const Timing& timing) const {
+ScheduleTimer::Result ScheduleTimer::time(const Trial& trial, Batch any,
+                                          const Timing& timing) const {
   const TrainSetup setup = with_precision(setup_, trial.precision);
   const auto ranks = make_ranks(nullptr);
   const auto exchange = make_window_exchange(*ranks, setup);
   const bool updates = trial.update == UpdateMode::kBackward;
-  const auto optimizer = updates ? measured_optimizer_of(setup) : nullptr;
+  const MemoryMeter meter(setup.device);
   StepRunner runner(setup, *exchange, trial.schedule,
                     {.graph = trial.graph ? GraphMode::kAuto : GraphMode::kOff,
-                     .optimizer = optimizer.get(),
+                     .optimizer = trial.optimizer,
                      .update = trial.update});
   runner.refresh_weight_copies();
   Batches batches(setup, trial.micro_batch, std::move(any));
@@ -87,7 +89,7 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
   std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
   HostParameters* const host =
       runner.moves_parameters() ? setup.host_parameters.get() : nullptr;
-  if (trial.accumulate) {
+  if (trial.accumulate && !updates) {
     for (auto& p : parameters) {
       // Others are in host memory after the first micro-batch.
       if (host == nullptr || !host->moves(p)) {
@@ -96,22 +98,26 @@ double ScheduleTimer::time(const Trial& trial, Batch any,
     }
   }
   Batch batch;
-  return time_rows(setup.device, timing, [&] {
+  const auto next_batch = [&] {
+    batch = batches.next();
+    move_to(batch, setup.device);
+    prepare_batch(setup, batch);
+  };
+  const bool both = updates && trial.accumulate;
+  const double ms = time_rows(setup.device, timing, [&] {
     if (!trial.accumulate) {
       for (auto& p : parameters) p.mutable_grad().reset();
       if (host != nullptr) host->forget_gradients();
     }
-    batch = batches.next();
-    move_to(batch, setup.device);
-    prepare_batch(setup, batch);
-    if (!updates) {
-      runner.run(batch, {.weight = 1e-6});
-      return;
-    }
-    runner.refresh_weight_copies();
+    next_batch();
+    if (updates) runner.refresh_weight_copies();
+    if (!updates || both) runner.run(batch, {.weight = 1e-6});
+    if (!updates) return;
+    if (both) next_batch();
     runner.run(batch, {.weight = 1e-6, .update_lr = 0.0});
     runner.finish_update();
   });
+  return {both ? ms / 2 : ms, meter.peak_bytes()};
 }
 
 }  // namespace reprise::detail

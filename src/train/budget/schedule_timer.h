@@ -3,6 +3,7 @@
 #include "train/step/train_setup.h"
 
 #include <reprise/recompute/schedule.h>
+#include <reprise/train/optimizer.h>
 
 #include <cstdint>
 #include <vector>
@@ -26,16 +27,21 @@ class ScheduleTimer {
     bool accumulate = true;  ///< add to existing gradients
     bool graph = false;      ///< run as a CUDA graph
     /// With kBackward, the micro-batches also update the parameters, with a learning rate of
-    /// 0, which does not change them.
+    /// 0, which does not change them. With `accumulate` as well, every other one does.
     UpdateMode update = UpdateMode::kAfter;
+    Optimizer* optimizer = nullptr;  ///< for kBackward
+  };
+  struct Result {
+    double ms = 0;           ///< per micro-batch
+    int64_t peak_bytes = 0;  ///< of the device's memory
   };
 
   explicit ScheduleTimer(const TrainSetup& setup) : setup_(setup) {}
 
-  /// Returns the milliseconds per micro-batch. The caller must restore the
-  /// state of the model: gradients stay allocated and random numbers are drawn.
-  /// `any` is used if the data has fewer samples than a micro-batch.
-  double time(const Trial& trial, Batch any, const Timing& timing) const;
+  /// Runs micro-batches. The caller must restore the state of the model: gradients stay
+  /// allocated and random numbers are drawn. `any` is used if the data has fewer samples
+  /// than a micro-batch.
+  Result time(const Trial& trial, Batch any, const Timing& timing) const;
 
  private:
   const TrainSetup& setup_;

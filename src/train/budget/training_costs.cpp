@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 19;
+constexpr int kFormat = 20;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -178,14 +178,15 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
   if (known || options_.memory_only) return known;
   say(fmt::format("trying a micro-batch of {} in {}", micro_batch,
                   to_text(plan.precision)));
-  const auto ms = run_schedule(profile, profile.at(micro_batch), plan.schedule,
-                               {plan.graph, update}, {});
-  if (!ms) return std::nullopt;
-  profile.add(TriedSchedule{micro_batch, text, *ms, plan.graph,
-                            /*comparison=*/0, update});
-  if (update != plan.update) measure_last_update(profile, plan, *ms);
+  const auto trial = run_schedule(profile, profile.at(micro_batch),
+                                  plan.schedule, mode_of(plan, update), {});
+  if (!trial) return std::nullopt;
+  TriedSchedule tried{micro_batch,      text,   trial->ms,         plan.graph,
+                      /*comparison=*/0, update, trial->extra_bytes};
+  if (update != plan.update) measure_last_update(profile, plan, tried);
+  profile.add(std::move(tried));
   keep(profile);
-  return ms;
+  return trial->ms;
 }
 
 std::string TrainingCosts::key_of(Precision precision) const {

@@ -7,6 +7,7 @@
 #include <reprise/plan/planner.h>
 #include <reprise/recompute/stage_costs.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -54,6 +55,8 @@ class TrainingCosts final : public CostSource {
 
   /// Frees library workspaces that were allocated by measurements.
   void release_workspaces();
+  /// Frees the optimizer's state in host memory that measurements share.
+  void release_optimizer() { trial_optimizer_.reset(); }
 
  private:
   CostProfile& entry(Precision precision);
@@ -86,9 +89,9 @@ class TrainingCosts final : public CostSource {
   /// Measures the temporaries of updates in the backward.
   void measure_stage_updates(CostProfile& profile, Optimizer& optimizer);
   /// Measures how much longer the last micro-batch of a window takes, which updates the
-  /// parameters, than others, which take `micro_ms`.
+  /// parameters, than others, which were `tried`, and completes the trial with its memory.
   void measure_last_update(CostProfile& profile, const Plan& plan,
-                           double micro_ms);
+                           TriedSchedule& tried);
   void measure_workspace(CostProfile& profile, const SizeCosts& size);
   /// Bytes of loss sums and metrics that a training holds on the device.
   int64_t held_by_training() const;
@@ -99,25 +102,42 @@ class TrainingCosts final : public CostSource {
   SizeCosts trace_size(Precision precision, int64_t micro_batch,
                        bool warm_up = false);
   void measure_factors(CostProfile& profile, SizeCosts& size);
-  /// Whether a trial fits in `options_.memory`; for `first` see
-  /// micro_batch_peak().
-  bool fits(const CostProfile& profile, const SizeCosts& size,
-            const Schedule& schedule, bool first) const;
-  bool fits_graph(const CostProfile& profile, const SizeCosts& size,
-                  const Schedule& schedule) const;
-  bool fits_updating(const CostProfile& profile, const SizeCosts& size,
-                     const Schedule& schedule, bool graph) const;
   /// How a schedule is run.
   struct Mode {
     bool graph = false;
     UpdateMode update = UpdateMode::kAfter;
+    // Several micro-batches, of which the last one updates.
+    bool window = false;
+    // That the peak is known to be below its prediction.
+    int64_t less_bytes = 0;
   };
-  /// Returns the milliseconds per micro-batch in a row of micro-batches;
-  /// nullopt if it does not fit in memory.
-  std::optional<double> run_schedule(const CostProfile& profile,
-                                     const SizeCosts& size,
-                                     const Schedule& schedule, Mode mode,
-                                     const ScheduleTimer::Timing& timing);
+  static Mode mode_of(const Plan& plan, UpdateMode update) {
+    return {plan.graph, update, false, std::max<int64_t>(0, -plan.extra_bytes)};
+  }
+  /// Whether a trial fits in `options_.memory`; for `first` see
+  /// micro_batch_peak().
+  bool fits(const CostProfile& profile, const SizeCosts& size,
+            const Schedule& schedule, bool first, const Mode& mode) const;
+  bool fits_graph(const CostProfile& profile, const SizeCosts& size,
+                  const Schedule& schedule, const Mode& mode) const;
+  bool fits_updating(const CostProfile& profile, const SizeCosts& size,
+                     const Schedule& schedule, const Mode& mode) const;
+  bool is_allowed(int64_t peak_bytes, const Mode& mode) const {
+    return options_.memory == 0 ||
+           peak_bytes - mode.less_bytes <= options_.memory;
+  }
+  struct Trial {
+    double ms = 0;            // per micro-batch in a row of micro-batches
+    int64_t extra_bytes = 0;  // see TriedSchedule
+  };
+  /// Returns nullopt if it does not fit in memory.
+  std::optional<Trial> run_schedule(const CostProfile& profile,
+                                    const SizeCosts& size,
+                                    const Schedule& schedule, Mode mode,
+                                    const ScheduleTimer::Timing& timing);
+  /// The optimizer of a measurement. One with state in host memory is kept until
+  /// release_optimizer(), because allocating pinned memory takes seconds.
+  std::shared_ptr<Optimizer> trial_optimizer(Precision precision);
   Batch make_batch(int64_t samples) const;
   int64_t bytes_of(const Batch& batch) const;  // on the device
   /// Whether worker threads prepare batches in memory that is counted.
@@ -132,6 +152,8 @@ class TrainingCosts final : public CostSource {
   TrainSetup setup_;
   Options options_;
   std::map<Precision, CostProfile> profiles_;
+  std::shared_ptr<Optimizer> trial_optimizer_;
+  Precision trial_precision_ = Precision::kFp32;
 };
 
 }  // namespace reprise::detail

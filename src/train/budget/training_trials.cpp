@@ -43,16 +43,22 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
         make_schedule(strategy, setup_.model.chain.size());
     const bool graph =
         mode == GraphMode::kOn ||
-        (mode == GraphMode::kAuto && fits_graph(profile, size, schedule));
+        (mode == GraphMode::kAuto && fits_graph(profile, size, schedule, {}));
     say(fmt::format("trying a micro-batch of {} in {}", size.micro_batch,
                     to_text(profile.precision)));
-    const auto ms = run_schedule(profile, size, schedule, {.graph = graph}, {});
-    if (!ms) return std::nullopt;
-    profile.add(
-        TriedSchedule{size.micro_batch, schedule.to_text(), *ms, graph});
+    const auto trial =
+        run_schedule(profile, size, schedule, {.graph = graph}, {});
+    if (!trial) return std::nullopt;
+    const double ms = trial->ms;
+    // With parameters in host memory, a trial is complete only with an update.
+    if (!profile.moves_parameters()) {
+      profile.add(TriedSchedule{size.micro_batch, schedule.to_text(), ms, graph,
+                                /*comparison=*/0, UpdateMode::kAfter,
+                                trial->extra_bytes});
+    }
     // Other work may overlap with the chain, so at least half of the time
     // counts.
-    const double chain_ms = std::max(*ms - size.other_ms, *ms / 2);
+    const double chain_ms = std::max(ms - size.other_ms, ms / 2);
     return chain_ms /
            simulate(schedule, accumulating_costs(size.chain_costs, profile,
                                                  /*first=*/false))
@@ -65,10 +71,13 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
 }
 
 void TrainingCosts::measure_last_update(CostProfile& profile, const Plan& plan,
-                                        double micro_ms) {
-  const auto ms = run_schedule(profile, profile.at(plan.micro_batch),
-                               plan.schedule, {plan.graph, plan.update}, {});
-  if (ms) profile.update_ms = std::max(0.0, *ms - micro_ms);
+                                        TriedSchedule& tried) {
+  Mode mode = mode_of(plan, plan.update);
+  mode.window = true;
+  const auto pair = run_schedule(profile, profile.at(plan.micro_batch),
+                                 plan.schedule, mode, {});
+  tried.extra_bytes = pair ? pair->extra_bytes : 0;
+  if (pair) profile.update_ms = std::max(0.0, 2 * (pair->ms - tried.ms));
 }
 
 bool TrainingCosts::compare(const std::vector<Plan>& plans) {
@@ -85,80 +94,117 @@ bool TrainingCosts::compare(const std::vector<Plan>& plans) {
                         plan.global_batch);
   };
   std::vector<std::vector<double>> times(plans.size());
+  std::vector<int64_t> extra(plans.size(), 0);
   for (int round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < plans.size(); ++i) {
       const Plan& plan = plans[i];
       const CostProfile& profile = entry(plan.precision);
       const ScheduleTimer::Timing timing{.warm_up = round == 0, .rows = 1};
-      const auto ms =
+      const auto trial =
           run_schedule(profile, profile.at(plan.micro_batch), plan.schedule,
-                       {plan.graph, update_of(plan)}, timing);
-      if (!ms) return false;
-      times[i].push_back(*ms);
+                       mode_of(plan, update_of(plan)), timing);
+      if (!trial) return false;
+      times[i].push_back(trial->ms);
+      extra[i] = std::max(round > 0 ? extra[i] : trial->extra_bytes,
+                          trial->extra_bytes);
     }
   }
   const int64_t row = new_row();
   for (size_t i = 0; i < plans.size(); ++i) {
     const Plan& plan = plans[i];
     CostProfile& profile = entry(plan.precision);
-    profile.add(TriedSchedule{plan.micro_batch, plan.schedule.to_text(),
+    const std::string text = plan.schedule.to_text();
+    // With an update it may be larger.
+    if (const auto* earlier = profile.find_tried(plan.micro_batch, text,
+                                                 plan.graph, update_of(plan))) {
+      extra[i] = std::max(extra[i], earlier->extra_bytes);
+    }
+    profile.add(TriedSchedule{plan.micro_batch, text,
                               median_of(std::move(times[i])), plan.graph, row,
-                              update_of(plan)});
+                              update_of(plan), extra[i]});
     keep(profile);
   }
   return true;
 }
 
 bool TrainingCosts::fits(const CostProfile& profile, const SizeCosts& size,
-                         const Schedule& schedule, bool first) const {
-  return options_.memory == 0 ||
-         detail::micro_batch_peak(profile, size, schedule, first) <=
-             options_.memory;
+                         const Schedule& schedule, bool first,
+                         const Mode& mode) const {
+  return is_allowed(micro_batch_peak(profile, size, schedule, first), mode);
 }
 
 bool TrainingCosts::fits_graph(const CostProfile& profile,
-                               const SizeCosts& size,
-                               const Schedule& schedule) const {
-  const int64_t peak =
-      detail::micro_batch_peak(profile, size, schedule, false) +
-      detail::cuda_graph_extra_bytes(profile, size);
-  return options_.memory == 0 || peak <= options_.memory;
+                               const SizeCosts& size, const Schedule& schedule,
+                               const Mode& mode) const {
+  return is_allowed(micro_batch_peak(profile, size, schedule, false) +
+                        cuda_graph_extra_bytes(profile, size),
+                    mode);
 }
 
 bool TrainingCosts::fits_updating(const CostProfile& profile,
                                   const SizeCosts& size,
-                                  const Schedule& schedule, bool graph) const {
+                                  const Schedule& schedule,
+                                  const Mode& mode) const {
   const int64_t extra =
-      graph ? cuda_graph_extra_bytes(profile, size, UpdateMode::kBackward) : 0;
-  return options_.memory == 0 ||
-         updating_peak(profile, size, schedule) + extra <= options_.memory;
+      mode.graph ? cuda_graph_extra_bytes(profile, size, UpdateMode::kBackward)
+                 : 0;
+  return is_allowed(updating_peak(profile, size, schedule) + extra, mode);
 }
 
-std::optional<double> TrainingCosts::run_schedule(
+std::shared_ptr<Optimizer> TrainingCosts::trial_optimizer(Precision precision) {
+  TrainSetup setup = setup_;
+  setup.options.precision = precision;
+  if (!state_on_host(setup.options.state)) return measured_optimizer_of(setup);
+  if (!trial_optimizer_ || trial_precision_ != precision) {
+    trial_optimizer_.reset();  // before the next one is allocated
+    trial_optimizer_ = measured_optimizer_of(setup);
+    trial_precision_ = precision;
+  }
+  return trial_optimizer_;
+}
+
+std::optional<TrainingCosts::Trial> TrainingCosts::run_schedule(
     const CostProfile& profile, const SizeCosts& size, const Schedule& schedule,
     Mode mode, const ScheduleTimer::Timing& timing) {
   const bool updates = mode.update == UpdateMode::kBackward;
   // The trial has an optimizer of its own.
   if (updates && options_.training) return std::nullopt;
-  if (updates && !fits_updating(profile, size, schedule, mode.graph)) {
+  if (updates && !fits_updating(profile, size, schedule, mode)) {
     return std::nullopt;
   }
   // Add to existing gradients, as all micro-batches of a window but the first
   // do. They may not fit if the window has one micro-batch.
   const bool accumulate =
-      !updates && (mode.graph ? fits_graph(profile, size, schedule)
-                              : fits(profile, size, schedule, false));
+      mode.window ||
+      (!updates && (mode.graph ? fits_graph(profile, size, schedule, mode)
+                               : fits(profile, size, schedule, false, mode)));
   if (!accumulate && !updates &&
-      (mode.graph || !fits(profile, size, schedule, true))) {
+      (mode.graph || !fits(profile, size, schedule, true, mode))) {
     return std::nullopt;
   }
   try {
     place_parameters();
     const ModelStateGuard guard(setup_, /*parameters=*/false);
-    return ScheduleTimer(setup_).time(
+    const auto optimizer =
+        updates ? trial_optimizer(profile.precision) : nullptr;
+    const auto result = ScheduleTimer(setup_).time(
         {profile.precision, size.micro_batch, schedule, accumulate, mode.graph,
-         mode.update},
+         mode.update, optimizer.get()},
         make_batch(size.micro_batch), timing);
+    Trial trial{result.ms};
+    // Beside a training, its gradients and its optimizer's state are on the device as well.
+    if (options_.training) return trial;
+    int64_t expected =
+        updates && !mode.window
+            ? updating_peak(profile, size, schedule)
+            : micro_batch_peak(profile, size, schedule, !accumulate);
+    if (mode.graph) {
+      expected += cuda_graph_extra_bytes(profile, size, mode.update);
+      if (!updates) expected -= profile.update_bytes;
+    }
+    if (!updates) expected -= profile.fixed.optimizer;
+    trial.extra_bytes = result.peak_bytes - expected;
+    return trial;
   } catch (const c10::Error& error) {
     if (!is_out_of_memory(error)) throw;
     if (setup_.device.is_cuda()) compat::empty_cuda_cache();

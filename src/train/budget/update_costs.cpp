@@ -57,7 +57,7 @@ void TrainingCosts::reuse_update(CostProfile& profile) const {
 void TrainingCosts::measure_update(CostProfile& profile) {
   if (options_.training) return reuse_update(profile);
   const ModelStateGuard guard(setup_, /*parameters=*/true);
-  const auto optimizer = measured_optimizer_of(setup_);
+  const auto optimizer = trial_optimizer(profile.precision);
   std::optional<std::string> failure;
   if (!moves_parameters()) {
     failure =
