@@ -4,13 +4,18 @@
 #include "compat/stream_event.h"
 #include "memory/host_tensors.h"
 
+#include <reprise/memory/meter.h>
+
+#include <ATen/Parallel.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <sys/mman.h>
 #include <utility>
 
 namespace reprise::detail {
@@ -44,6 +49,64 @@ struct PinnedEvent final : HostTensors::Event {
   compat::StreamEvent event;
 };
 
+/// Pinned memory. cudaHostAlloc() fills it with zeros in one thread and in small pages, which
+/// takes seconds for the state of a large model. Ordinary memory that all threads have filled,
+/// in large pages, is registered much faster.
+struct PinnedMemory {
+  void* data = nullptr;
+  size_t bytes = 0;
+  bool registered = false;
+
+  /// Returns memory filled with zeros; without data if the system does not allow it.
+  static PinnedMemory allocate(size_t bytes) {
+    PinnedMemory memory{nullptr, bytes, true};
+    if (static_cast<int64_t>(bytes) > available_memory()) return memory;
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data != MAP_FAILED) {
+      (void)madvise(data, bytes, MADV_HUGEPAGE);
+      fill_with_zeros(data, bytes);
+      if (cudaHostRegister(data, bytes, cudaHostRegisterDefault) ==
+          cudaSuccess) {
+        memory.data = data;
+        return memory;
+      }
+      (void)cudaGetLastError();
+      (void)munmap(data, bytes);
+    }
+    memory.registered = false;
+    if (cudaHostAlloc(&memory.data, bytes, cudaHostAllocDefault) !=
+        cudaSuccess) {
+      (void)cudaGetLastError();
+      memory.data = nullptr;
+      return memory;
+    }
+    fill_with_zeros(memory.data, bytes);
+    return memory;
+  }
+
+  void free() const {
+    if (registered) {
+      (void)cudaHostUnregister(data);
+      (void)munmap(data, bytes);
+    } else {
+      (void)cudaFreeHost(data);
+    }
+    (void)cudaGetLastError();
+  }
+
+ private:
+  static void fill_with_zeros(void* data, size_t bytes) {
+    constexpr size_t kPart = size_t{32} << 20;
+    const auto parts = static_cast<int64_t>((bytes + kPart - 1) / kPart);
+    at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+      const size_t from = static_cast<size_t>(begin) * kPart;
+      const size_t to = std::min(static_cast<size_t>(end) * kPart, bytes);
+      std::memset(static_cast<char*>(data) + from, 0, to - from);
+    });
+  }
+};
+
 class PinnedTensors final : public HostTensors {
  public:
   PinnedTensors(c10::DeviceIndex device, std::shared_ptr<HostQuota> quota)
@@ -53,21 +116,17 @@ class PinnedTensors final : public HostTensors {
   at::Tensor allocate(int64_t bytes) override {
     if (!streams_->quota->take(bytes)) return {};
     const c10::cuda::CUDAGuard guard(device_);
-    void* data = nullptr;
-    if (cudaHostAlloc(&data, static_cast<size_t>(bytes),
-                      cudaHostAllocDefault) != cudaSuccess) {
-      (void)cudaGetLastError();
+    const auto memory = PinnedMemory::allocate(static_cast<size_t>(bytes));
+    if (memory.data == nullptr) {
       streams_->quota->give(bytes);
       return {};
     }
-    std::memset(data, 0, static_cast<size_t>(bytes));
     streams_->held += bytes;
     return at::from_blob(
-        data, {bytes},
-        [bytes, streams = streams_](void* memory) {
+        memory.data, {bytes},
+        [bytes, memory, streams = streams_](void*) {
           streams->synchronize_quietly();
-          (void)cudaFreeHost(memory);
-          (void)cudaGetLastError();
+          memory.free();
           streams->held -= bytes;
           streams->quota->give(bytes);
         },
