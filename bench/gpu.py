@@ -197,9 +197,10 @@ def ask_peers(bench, line):
             print(f"{line.name:24} {technique:18} {failure(error)}", flush=True)
 
 
-def keep_line(path, line, technique, ours, theirs):
+def keep_line(path, line, technique, ours, theirs, share):
     """Writes both results to the entry of `line` and `technique` in the file `path`, from
-    which scripts/figures.py generates the tables. Adds the entry if necessary."""
+    which scripts/figures.py generates the tables. Adds the entry if necessary. `share`: of the
+    floor, or 0."""
     data = json.loads(path.read_text()) if path.exists() else {"lines": []}
     data.update(device=ours["device_name"], libtorch=ours["libtorch"],
                 reprise=ours["version"], measured=datetime.date.today().isoformat())
@@ -213,6 +214,8 @@ def keep_line(path, line, technique, ours, theirs):
     for key, one in (("ours", ours), ("theirs", theirs)):
         entry[key] = {"rate": float(f"{one['rate']:.6g}"),
                       "peak_gib": float(f"{one['peak_bytes'] / GIB:.3g}")}
+    if share:
+        entry["floor_share"] = float(f"{share:.2g}")
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -241,6 +244,11 @@ def show_line(bench, line, repeats, json_path=None):
     first, peak = ours[0], max(one["peak_bytes"] for one in ours)
     tolerance = bench.arguments.tolerance or line.tolerance
     rows, good = [], True
+    try:
+        share = speed * bench.floor_seconds(line) / (line.window * line.scale)
+    except RuntimeError as error:
+        share = 0
+        rows.append(f"{line.name:24} {'floor':18} {failure(error)}")
     for technique in line.techniques:
         head = f"{line.name:24} {technique:18} "
         try:
@@ -258,19 +266,14 @@ def show_line(bench, line, repeats, json_path=None):
         if json_path:
             keep_line(json_path, line, technique,
                       {"rate": speed, "peak_bytes": peak, **bench.versions()},
-                      {"rate": rate, "peak_bytes": theirs["peak_bytes"]})
+                      {"rate": rate, "peak_bytes": theirs["peak_bytes"]}, share)
         rows.append(f"{head}{shown(rate):>12} {speed / rate:7.2f} "
                     f"{theirs['peak_bytes'] / GIB:8.2f}          " +
                     (f"losses within {worst:.1e}" if theirs["losses"] else ""))
     if good:
-        try:
-            floor = bench.floor_seconds(line)
-        except RuntimeError as error:
-            floor = 0
-            rows.append(f"{line.name:24} {'floor':18} {failure(error)}")
-        share = f"{speed * floor / (line.window * line.scale):8.0%}" if floor else " " * 8
+        of_floor = f"{share:8.0%}" if share else " " * 8
         print(f"{line.name:24} {'reprise':18} {shown(speed):>12} {'':7} "
-              f"{peak / GIB:8.2f} {share} graph {first.get('graph')}, "
+              f"{peak / GIB:8.2f} {of_floor} graph {first.get('graph')}, "
               f"{first['micro_batch']} × {first['accumulate']}, {first['recompute']}")
     print("\n".join(rows), flush=True)
     return good

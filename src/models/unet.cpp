@@ -2,6 +2,7 @@
 #include "models/layers.h"
 #include "models/loss.h"
 
+#include <reprise/ops/concat.h>
 #include <reprise/ops/norm.h>
 #include <reprise/ops/pool.h>
 
@@ -37,6 +38,17 @@ class ConvBlockImpl : public torch::nn::Module {
   SyncBatchNorm2d norm_;
 };
 TORCH_MODULE(ConvBlock);
+
+/// The skip tensor and the enlarged image. On a GPU, the layer's bias is added while they are
+/// joined; on the CPU, oneDNN adds it.
+Tensor join(const Tensor& skip, ConvTranspose2d enlarge, const Tensor& x) {
+  if (!x.is_cuda()) {
+    return ops::concat_channels(skip, enlarge->forward(x));
+  }
+  return ops::concat_channels(
+      skip, torch::conv_transpose2d(x, enlarge->weight, {}, /*stride=*/2),
+      enlarge->bias);
+}
 
 // Stages pass on the image, the targets, and the skip tensors that are open, the deepest
 // last.
@@ -74,7 +86,9 @@ BuiltModel build_unet(const std::string& name, const ModelOptions& options) {
     };
     built.stages.push_back(
         Stage(stage + ".second", with_pool([](const Tensor& x) {
-                return torch::max_pool2d(x, 2);
+                ops::MaxPoolOptions fastest;
+                fastest.compact = false;
+                return ops::max_pool2d(x, fastest);
               }),
               {second})
             .with_variant("compact pool", with_pool([](const Tensor& x) {
@@ -100,8 +114,7 @@ BuiltModel build_unet(const std::string& name, const ModelOptions& options) {
         make_stage(stage + ".first",
                    [enlarge, first](const Tensors& in) mutable {
                      Tensors out(in.begin(), in.end() - 1);
-                     out[0] = first->forward(
-                         torch::cat({in.back(), enlarge->forward(in[0])}, 1));
+                     out[0] = first->forward(join(in.back(), enlarge, in[0]));
                      return out;
                    },
                    {enlarge, first}));

@@ -116,6 +116,42 @@ TEST(Pool, OtherMemoryFormats) {
   }
 }
 
+// Numbers of channels that the kernels support. Sums of overlapping windows may be rounded
+// in another order.
+TEST(Pool, ChannelsLastKernels) {
+  torch::manual_seed(12);
+  const std::tuple<Shape, ops::MaxPoolOptions> cases[] = {
+      {{3, 16, 8, 8}, {}},
+      {{2, 8, 9, 7}, {}},
+      {{1, 64, 30, 34}, {}},
+      {{2, 24, 11, 13}, {.kernel = 3, .stride = 2, .padding = 1}},
+  };
+  for (const auto type : {torch::kFloat, torch::kBFloat16}) {
+    for (const auto& [shape, given] : cases) {
+      for (const bool compact_only : {false, true}) {
+        for (const bool relu : {false, true}) {
+          ops::MaxPoolOptions options = given;
+          options.compact = compact_only;
+          const Tensor x = torch::randn(shape, on_device(type))
+                               .contiguous(at::MemoryFormat::ChannelsLast)
+                               .requires_grad_();
+          const Tensor expected = plain(x, options, relu);
+          const Tensor y = compact(x, options, relu);
+          EXPECT_TRUE(torch::equal(expected, y));
+          EXPECT_EQ(expected.strides(), y.strides());
+          const Tensor weights = torch::randn_like(y);
+          expected.backward(weights);
+          const Tensor gradient = testing::take_gradients({x})[0];
+          y.backward(weights);
+          EXPECT_LE(testing::relative_error(x.grad(), gradient),
+                    type == torch::kFloat ? 1e-6 : 4e-3);
+          x.mutable_grad().reset();
+        }
+      }
+    }
+  }
+}
+
 TEST(Pool, HalfPrecision) {
   torch::manual_seed(6);
   expect_same(torch::randn({2, 3, 8, 8}, on_device(torch::kBFloat16)), {});

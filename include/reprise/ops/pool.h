@@ -10,6 +10,9 @@ struct MaxPoolOptions {
   int64_t kernel = 2;  ///< side of the window
   int64_t stride = 0;  ///< 0: equal to the kernel
   int64_t padding = 0;
+  /// Save one byte per output for the backward. Otherwise torch::max_pool2d() runs, unless
+  /// there is a faster kernel, which saves bytes as well.
+  bool compact = true;
 
   int64_t step() const { return stride == 0 ? kernel : stride; }
 };
@@ -21,6 +24,8 @@ struct MaxPoolOptions {
 ///     saved per output, kernel 2    torch::max_pool2d     this operator
 ///     float32                       4·4 (x) + 8 bytes     1 byte
 ///
+/// On a GPU with kernels, windows of 2 × 2 and 3 × 3 elements, two apart, of channels-last
+/// images are computed in one pass; maxima that are NaN then have no gradient. Otherwise
 /// 8-byte indices exist for a few samples at a time only. The fallback runs if a window has
 /// more than 256 elements or is wider than x. No second derivative. Throws c10::Error on
 /// other shapes than (N, C, H, W), and on a kernel or stride below 1.

@@ -40,7 +40,8 @@ struct Lines {
       scale[j] = v.mean == nullptr
                      ? 1
                      : v.inverse_deviation[statistic] * v.weight[channel];
-      bias[j] = v.bias[channel];
+      // Adding −0 changes nothing, not even the sign of a zero.
+      bias[j] = v.bias == nullptr ? -0.f : v.bias[channel];
     }
   }
   __device__ float at(int j, float x) const {
