@@ -13,6 +13,7 @@
 #include <reprise/memory/meter.h>
 #include <reprise/ops/attention.h>
 #include <reprise/ops/batch_norm.h>
+#include <reprise/ops/concat.h>
 #include <reprise/ops/conv.h>
 #include <reprise/ops/dropout.h>
 #include <reprise/ops/embedding.h>
