@@ -26,6 +26,20 @@ NormLayout norm_layout(const Tensor& x, const Tensor& weight,
              : NormLayout::kUnsupported;
 }
 
+/// x, or x in channels-last order if only that has kernels, as for images in half precision:
+/// LibTorch's norms of planes take several times as long as the conversion.
+Tensor in_supported_layout(const Tensor& x, const Tensor& weight,
+                           const Tensor& bias, const NormActOptions& options) {
+  if (x.dim() != 4 || x.size(1) % 8 != 0 || !is_half(x) ||
+      !kernels_available(x.device()) ||
+      norm_layout(x, weight, bias, options) != NormLayout::kUnsupported) {
+    return x;
+  }
+  const Tensor rows = x.contiguous(at::MemoryFormat::ChannelsLast);
+  return norm_layout(rows, weight, bias, options) == NormLayout::kRows ? rows
+                                                                       : x;
+}
+
 Tensor run_norm(NormLayout layout, const Tensor& x, const Tensor& weight,
                 const Tensor& bias, const NormSettings& settings,
                 const NormActOptions& options) {
@@ -70,8 +84,9 @@ Tensor activate_normalized(Tensor normalized, const NormActOptions& options) {
                     activate(normalized, options.activation), *options.pool);
 }
 
-Tensor batch_norm_act(const BatchNormState& norm, const Tensor& x,
+Tensor batch_norm_act(const BatchNormState& norm, const Tensor& given,
                       const NormActOptions& options) {
+  const Tensor x = in_supported_layout(given, norm.weight, norm.bias, options);
   const NormLayout layout = norm_layout(x, norm.weight, norm.bias, options);
   // LibTorch rejects one value per channel with an error.
   if (layout == NormLayout::kUnsupported || !norm.momentum ||
@@ -90,8 +105,9 @@ Tensor batch_norm_act(const BatchNormState& norm, const Tensor& x,
   return run_norm(layout, x, norm.weight, norm.bias, settings, options);
 }
 
-Tensor group_norm_act(const torch::nn::GroupNormImpl& norm, const Tensor& x,
+Tensor group_norm_act(const torch::nn::GroupNormImpl& norm, const Tensor& given,
                       const NormActOptions& options) {
+  const Tensor x = in_supported_layout(given, norm.weight, norm.bias, options);
   const NormLayout layout = norm_layout(x, norm.weight, norm.bias, options);
   if (layout == NormLayout::kUnsupported) return {};
   NormSettings settings;

@@ -268,6 +268,7 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("moved_bytes", p.moved_bytes);
   visit("moved_gradient_bytes", p.moved_gradient_bytes);
   visit("to_device_bytes_per_ms", p.to_device_bytes_per_ms);
+  visit("half_gradients", p.half_gradients);
   visit("to_host_bytes_per_ms", p.to_host_bytes_per_ms);
 }
 

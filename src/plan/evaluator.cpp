@@ -136,7 +136,7 @@ int64_t cuda_graph_extra_bytes(const CostProfile& profile,
 
 UpdateMode timed_update(const CostProfile& profile, UpdateMode update,
                         int64_t micro_batch, int64_t global_batch) {
-  const bool several = profile.moves_parameters() && micro_batch < global_batch;
+  const bool several = profile.updates_in_last() && micro_batch < global_batch;
   return several ? UpdateMode::kAfter : update;
 }
 
@@ -154,7 +154,7 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
           graph ? cuda_graph_extra_bytes(profile, costs_, update) : 0),
       strategy_(std::move(strategy)) {
   TORCH_INTERNAL_ASSERT(update == UpdateMode::kAfter || accumulate_ == 1 ||
-                        profile.moves_parameters());
+                        profile.updates_in_last());
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
   fixed_.workspace +=

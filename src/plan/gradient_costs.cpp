@@ -72,6 +72,10 @@ void add_moved(ChainCosts& chain_costs, const CostProfile& profile,
 
 ChainCosts accumulating_costs(ChainCosts chain_costs,
                               const CostProfile& profile, bool first) {
+  // Gradients are rounded and freed as in an update, which the last micro-batch has.
+  if (profile.half_gradients) {
+    return updating_costs(std::move(chain_costs), profile);
+  }
   const auto& added = first ? profile.gradient_bytes : profile.held_twice_bytes;
   // They are added to the gradients of activations, because both depend only on the
   // backward's progress.

@@ -161,7 +161,7 @@ class Planner {
       updates.push_back(UpdateMode::kAfter);
     }
     if (profile.update != UpdateMode::kAfter &&
-        (size >= request_.global_batch || profile.moves_parameters())) {
+        (size >= request_.global_batch || profile.updates_in_last())) {
       updates.push_back(UpdateMode::kBackward);
     }
     return updates;

@@ -109,6 +109,11 @@ struct CostProfile {
   double to_device_bytes_per_ms = 0;  ///< speed of copies from host memory
   double to_host_bytes_per_ms = 0;
   bool moves_parameters() const { return !moved_bytes.empty(); }
+  /// Gradients are added up as GradientSums::kBf16: `fixed.gradients` are the sums, and those
+  /// of a micro-batch exist as in an update in the backward, which the last one has.
+  bool half_gradients = false;
+  /// Whether the last micro-batch of a window updates in its backward, however many there are.
+  bool updates_in_last() const { return moves_parameters() || half_gradients; }
   std::vector<SizeCosts> sizes;  ///< measured sizes in ascending order
   std::vector<TriedSchedule> tried{};
 

@@ -52,6 +52,16 @@ struct EnumText<StatePlace> {
                                                          "host", "host-all"};
 };
 
+/// Sums of gradients over the micro-batches of a window. kBf16: rounded stochastically to
+/// bfloat16 after each micro-batch but the last, which takes half of the memory and changes
+/// results; parameters are updated in the backward of the last micro-batch.
+enum class GradientSums { kFp32, kBf16 };
+
+template <>
+struct EnumText<GradientSums> {
+  static constexpr std::array<std::string_view, 2> names{"fp32", "bf16"};
+};
+
 /// What the time of a micro-batch depends on: the device's arithmetic and memory, copies between
 /// device and host, or the host, which submits the device's work.
 enum class TimeBound { kArithmetic, kLink, kHost };

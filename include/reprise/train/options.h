@@ -82,6 +82,7 @@ struct TrainOptions {
   std::string host_memory = "auto";
   UpdateMode update = UpdateMode::kAuto;
   StatePlace state = StatePlace::kAuto;
+  GradientSums gradients = GradientSums::kFp32;
 
   // Arithmetic.
 

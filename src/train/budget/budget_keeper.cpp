@@ -129,8 +129,7 @@ PlanRequest BudgetKeeper::request() const {
               format_bytes(limit_), "; see --bucket");
   request.precisions = {options.precision};
   request.micro_batch = options.batch;  // 0: to be chosen
-  if (options.update == UpdateMode::kBackward &&
-      options.state != StatePlace::kHostAll) {
+  if (options.update == UpdateMode::kBackward && !updates_in_last(options)) {
     request.micro_batch = request.global_batch;
   }
   request.explain = false;

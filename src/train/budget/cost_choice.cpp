@@ -26,6 +26,27 @@ std::tuple<bool, double> rank_of(const PlanResult& result) {
                                 : static_cast<double>(result.smallest_bytes)};
 }
 
+/// Adds what settings would give that change results, and are therefore never chosen.
+void add_inexact_reductions(const TrainingCosts& costs,
+                            const FixedMemory& fixed, PlanResult& result) {
+  const auto add = [&](std::string what, int64_t saved_bytes) {
+    const int64_t peak_bytes = result.plan.peak_bytes - saved_bytes;
+    if (saved_bytes <= 0 || peak_bytes <= 0) return;
+    result.peak_reductions.push_back({std::move(what), peak_bytes, 0});
+  };
+  const TrainOptions& options = costs.options();
+  const std::string& optimizer = options.optimizer.name;
+  if (optimizer == "adam" || optimizer == "adamw") {
+    // Two bytes per parameter and a scale per block instead of eight bytes.
+    add(optimizer + "8bit: 8-bit moments, changes results",
+        fixed.optimizer * 3 / 4);
+  }
+  const bool sums = result.plan.accumulate > 1 &&
+                    options.state != StatePlace::kHostAll &&
+                    options.gradients == GradientSums::kFp32;
+  if (sums) add("--gradients bf16, changes results", fixed.gradients / 2);
+}
+
 bool recomputes(const Plan& plan) {
   return plan.schedule.total_runs() > plan.schedule.stages();
 }
@@ -49,6 +70,10 @@ PlanResult plan_with(TrainingCosts& costs, const PlanRequest& request) {
   };
   complete(result.plan);
   for (Plan& plan : result.alternatives) complete(plan);
+  if (request.explain) {
+    add_inexact_reductions(costs, costs.profile(result.plan.precision).fixed,
+                           result);
+  }
   costs.release_optimizer();
   return result;
 }
@@ -180,7 +205,8 @@ void CostChoice::choose_copies(const PlanRequest& request, bool tight,
     return;
   }
   // A loop or an optimizer of the caller may read weights at any time.
-  const bool splits = precision == Precision::kBf16 && !setup_.own_optimizer;
+  const bool splits = precision == Precision::kBf16 && !setup_.own_optimizer &&
+                      setup_.options.gradients == GradientSums::kFp32;
   for (const auto mode : {WeightCopiesMode::kSplit, WeightCopiesMode::kEach}) {
     if (mode == WeightCopiesMode::kSplit && !splits) continue;
     // Conversions need hardly less memory than split weights, and more time.
@@ -214,7 +240,8 @@ void CostChoice::choose_state(const PlanRequest& request, bool tight,
   consider({copies.value_or(given), StatePlace::kHost});
   const bool recomputed = !best || !best->feasible || recomputes(best->plan);
   if (!copies && recomputed && free_copies_ &&
-      request.precisions == std::vector{Precision::kBf16}) {
+      request.precisions == std::vector{Precision::kBf16} &&
+      setup_.options.gradients == GradientSums::kFp32) {
     consider({WeightCopiesMode::kSplit, StatePlace::kHost});
   }
   // As long as the optimizer's state fits on the device, moving parameters is slower.

@@ -80,7 +80,7 @@ class Group {
                      : evaluator.smallest();
     };
     const UpdateMode update =
-        config.update == UpdateMode::kBackward || profile.moves_parameters()
+        config.update == UpdateMode::kBackward || profile.updates_in_last()
             ? UpdateMode::kBackward
             : UpdateMode::kAfter;
     Plan plan = plan_with(mode != GraphMode::kOff, update);

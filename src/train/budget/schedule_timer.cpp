@@ -89,7 +89,8 @@ ScheduleTimer::Result ScheduleTimer::time(const Trial& trial, Batch any,
   std::erase_if(parameters, [](const auto& p) { return !p.requires_grad(); });
   HostParameters* const host =
       runner.moves_parameters() ? setup.host_parameters.get() : nullptr;
-  if (trial.accumulate && !updates) {
+  HalfGradients* const half = runner.half_gradients();
+  if (trial.accumulate && !updates && half == nullptr) {
     for (auto& p : parameters) {
       // Others are in host memory after the first micro-batch.
       if (host == nullptr || !host->moves(p)) {
@@ -108,6 +109,7 @@ ScheduleTimer::Result ScheduleTimer::time(const Trial& trial, Batch any,
     if (!trial.accumulate) {
       for (auto& p : parameters) p.mutable_grad().reset();
       if (host != nullptr) host->forget_gradients();
+      if (half != nullptr) half->forget();
     }
     next_batch();
     if (updates) runner.refresh_weight_copies();

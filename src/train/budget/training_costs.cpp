@@ -233,6 +233,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   profile.held_twice_bytes.assign(n, 0);
   profile.stages = stage_names();
   profile.graph = graph();
+  profile.half_gradients = setup_.options.gradients == GradientSums::kBf16;
   std::map<const void*, int> uses;
   for (int i = 0; i < chain.size(); ++i) {
     std::set<const void*> here;
@@ -267,7 +268,11 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   for (const auto& p : setup_.model.root->parameters()) {
     const int64_t bytes = bytes_on(p, setup_.device);
     profile.fixed.parameters += bytes;
-    if (p.requires_grad()) profile.fixed.gradients += bytes;
+    if (!p.requires_grad()) continue;
+    const bool half =
+        profile.half_gradients && p.scalar_type() == torch::kFloat;
+    profile.fixed.gradients +=
+        half ? allocated_bytes(p.numel() * 2, setup_.device) : bytes;
   }
   for (const auto& b : setup_.model.root->buffers()) {
     // Count them twice, because a training has a snapshot of the buffers.
@@ -281,10 +286,8 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   made.reset();
   separate_moved(profile);
   measure_update(profile);
-  if (moves_parameters()) {
-    measure_link(profile);
-    profile.graph = GraphMode::kOff;
-  }
+  if (moves_parameters()) measure_link(profile);
+  if (profile.updates_in_last()) profile.graph = GraphMode::kOff;
 }
 
 void TrainingCosts::reuse_steps(CostProfile& profile) const {

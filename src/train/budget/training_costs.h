@@ -44,6 +44,8 @@ class TrainingCosts final : public CostSource {
   std::optional<double> try_plan(const Plan& plan) override;
   bool compare(const std::vector<Plan>& plans) override;
 
+  const TrainOptions& options() const { return setup_.options; }
+
   /// Memory of the training's state in these measurements.
   StatePlace state() const {
     return setup_.options.state == StatePlace::kAuto ? StatePlace::kDevice

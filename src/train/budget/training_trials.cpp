@@ -50,8 +50,8 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
         run_schedule(profile, size, schedule, {.graph = graph}, {});
     if (!trial) return std::nullopt;
     const double ms = trial->ms;
-    // With parameters in host memory, a trial is complete only with an update.
-    if (!profile.moves_parameters()) {
+    // If the last micro-batch of a window updates, a trial is complete only with it.
+    if (!profile.updates_in_last()) {
       profile.add(TriedSchedule{size.micro_batch, schedule.to_text(), ms, graph,
                                 /*comparison=*/0, UpdateMode::kAfter,
                                 trial->extra_bytes});

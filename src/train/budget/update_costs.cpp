@@ -23,7 +23,7 @@ UpdateMode TrainingCosts::update(const CostProfile& profile) const {
   options.precision = profile.precision;
   const bool can =
       !profile.final_gradient_bytes.empty() && update_refusal(options).empty();
-  if (moves_parameters()) return UpdateMode::kBackward;
+  if (profile.updates_in_last()) return UpdateMode::kBackward;
   return can ? options.update : UpdateMode::kAfter;
 }
 

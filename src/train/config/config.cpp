@@ -139,7 +139,7 @@ void check_update(const TrainOptions& c) {
   const std::string reason = detail::update_refusal(c);
   TORCH_CHECK(reason.empty(), "[--update] backward: ", reason,
               "; use --update after");
-  TORCH_CHECK(c.accumulate <= 1 || c.state == StatePlace::kHostAll,
+  TORCH_CHECK(c.accumulate <= 1 || detail::updates_in_last(c),
               "[--update] backward needs one micro-batch per update, got ",
               c.accumulate, "; use --update after or --accumulate 1");
 }
@@ -151,6 +151,13 @@ void check_state(const TrainOptions& c) {
                                  : detail::parameters_refusal(c);
   TORCH_CHECK(reason.empty(), "[--state] ", to_text(c.state), ": ", reason,
               "; use --state device");
+}
+
+void check_gradients(const TrainOptions& c) {
+  if (c.gradients == GradientSums::kFp32) return;
+  const std::string reason = detail::gradients_refusal(c);
+  TORCH_CHECK(reason.empty(), "[--gradients] ", to_text(c.gradients), ": ",
+              reason, "; use --gradients fp32");
 }
 
 }  // namespace
@@ -182,8 +189,21 @@ std::string detail::update_refusal(const TrainOptions& c) {
   return "";
 }
 
+std::string detail::gradients_refusal(const TrainOptions& c) {
+  if (c.update == UpdateMode::kAfter) {
+    return "--update after needs all gradients in full precision";
+  }
+  if (c.state == StatePlace::kHostAll) {
+    return "--state host-all adds up gradients in host memory";
+  }
+  return update_refusal(c);
+}
+
 std::string detail::parameters_refusal(const TrainOptions& c) {
   if (const auto reason = state_refusal(c); !reason.empty()) return reason;
+  if (c.gradients == GradientSums::kBf16) {
+    return "--gradients bf16 adds up gradients on the device";
+  }
   if (c.update == UpdateMode::kAfter) {
     return "--update after needs all gradients on the device";
   }
@@ -227,6 +247,7 @@ void TrainOptions::resolve() {
   resolve_sizes(*this);
   check_update(*this);
   check_state(*this);
+  check_gradients(*this);
   TORCH_CHECK(steps == 0 || epochs == 0,
               "[--steps] expected either --steps or --epochs, got both");
   // A run that is limited by time alone must not end earlier.

@@ -144,6 +144,14 @@ void add_memory(Options& table) {
                     "which a stage's are on the device while it runs; auto, "
                     "device, or what is best within --memory",
             .affects_costs = true})
+      .add(&O::gradients,
+           {.name = "gradients",
+            .group = "Training",
+            .help = "Sums of gradients over several micro-batches: fp32, "
+                    "exact; bf16, with stochastic rounding, which takes half "
+                    "of the memory and changes results",
+            .same_on_resume = true,
+            .affects_costs = true})
       .add(&O::loss_scale, {.name = "loss-scale",
                             .group = "Training",
                             .help = "Initial scale of the loss, for fp16",

@@ -72,10 +72,11 @@ NamedTensors Saver::tensors(const RunState& state, int64_t window_samples) {
   append(list, "optimizer.",
          parts_.exchange.whole_state(parts_.optimizer.state()));
   if (state.micro > 0) {
+    const HalfGradients* const half = parts_.runner.half_gradients();
     for (const auto& [name, parameter] : setup.parameters) {
-      if (parameter.grad().defined()) {
-        list.emplace_back("gradient." + name, parameter.grad());
-      }
+      const torch::Tensor gradient =
+          half != nullptr ? half->sum(parameter) : parameter.grad();
+      if (gradient.defined()) list.emplace_back("gradient." + name, gradient);
     }
     append(list, "window.", {{"loss", parts_.runner.loss()}});
     list.emplace_back("window.samples", torch::tensor(window_samples));
@@ -136,10 +137,16 @@ void Saver::restore(const SavedState& saved, RunState& state,
       return std::map<std::string, torch::Tensor>(list.begin(), list.end());
     };
     const auto gradients = by_name("gradient.");
+    HalfGradients* const half = parts_.runner.half_gradients();
     for (auto& [name, parameter] : setup.parameters) {
       const auto found = gradients.find(name);
       if (found != gradients.end()) {
-        parameter.mutable_grad() = found->second.to(parameter.device());
+        torch::Tensor gradient = found->second.to(parameter.device());
+        if (half != nullptr) {
+          half->set_sum(parameter, std::move(gradient));
+        } else {
+          parameter.mutable_grad() = std::move(gradient);
+        }
       }
     }
     const auto window = by_name("window.");

@@ -5,6 +5,7 @@
 #include "compat/cuda_graph.h"
 #include "compat/denormals.h"
 #include "train/budget/device_settings.h"
+#include "train/config/update_refusal.h"
 #include "train/store/export_model.h"
 
 #include <reprise/memory/meter.h>
@@ -30,6 +31,9 @@ std::unique_ptr<Ranks> make_settled_ranks(TrainSetup& setup,
     TORCH_CHECK(setup.options.update != UpdateMode::kBackward,
                 "[--update] backward: ranks add up their gradients "
                 "first; use --update after");
+    TORCH_CHECK(setup.options.gradients == GradientSums::kFp32,
+                "[--gradients] bf16: ranks add up their gradients first; use "
+                "--gradients fp32");
     setup.options.update = UpdateMode::kAfter;
   }
   settle_device_settings(
@@ -55,7 +59,7 @@ TrainLoop::TrainLoop(TrainSetup setup, TrainerOptions options)
                [this](const std::string& text) { reporter_.warn(text); },
                optimizer_.get(),
                setup_.options.update == UpdateMode::kBackward ||
-                       setup_.options.state == StatePlace::kHostAll
+                       updates_in_last(setup_.options)
                    ? UpdateMode::kBackward
                    : UpdateMode::kAfter}),
       retry_(
@@ -138,6 +142,9 @@ void TrainLoop::start() {
     TORCH_CHECK(options.update != UpdateMode::kBackward,
                 "[--update] backward: the listener needs complete gradients; "
                 "use after, or override TrainListener::needs_gradients()");
+    TORCH_CHECK(options.gradients == GradientSums::kFp32,
+                "[--gradients] bf16: the listener needs complete gradients; "
+                "use fp32, or override TrainListener::needs_gradients()");
     TORCH_CHECK(options.state != StatePlace::kHostAll,
                 "[--state] host-all: the listener needs complete gradients; "
                 "use device or host, or override "
@@ -267,7 +274,10 @@ bool TrainLoop::attempt_window() {
   try {
     exchange_->begin_attempt();
     runner_.refresh_weight_copies();
-    profiler_.begin_window(clock_.windows(), total_steps_ - state_.step);
+    // The plan may use memory that separate graphs would need.
+    const bool tight = budget_.planned() && budget_.current()->extra_bytes < 0;
+    profiler_.begin_window(clock_.windows(), total_steps_ - state_.step,
+                           /*separate_graphs=*/!tight);
     begin_window();
     if (!run_micro_batches()) {
       runner_.expire_weight_copies();  // the state is saved next
@@ -356,9 +366,13 @@ void TrainLoop::train_micro_batch() {
     // The profiled window and those before it run without CUDA graphs.
     how.profile = profiler_.active();
     how.allow_graph = how.profile == nullptr && profiler_.seen();
-    // A window that was resumed in the middle has gradients on the device, unless parameters
-    // and gradients are in host memory.
-    const bool whole = state_.micro == 0 || runner_.moves_parameters();
+    how.seed = splitmix(
+        splitmix(~setup_.options.seed, static_cast<uint64_t>(state_.step)),
+        static_cast<uint64_t>(state_.micro));
+    // A window that was resumed in the middle has exact gradients on the device, unless the
+    // last micro-batch of every window updates.
+    const bool whole = state_.micro == 0 || updates_in_last(setup_.options) ||
+                       runner_.moves_parameters();
     if (runner_.updates_in_backward() && whole && how.last) {
       how.update_lr = learning_rate(setup_, lr_schedule_, state_.step);
       window_.updated_in_backward = true;
@@ -376,6 +390,7 @@ void TrainLoop::train_micro_batch() {
 
 void TrainLoop::drop_window() {
   gradients_.abandon();
+  if (auto* half = runner_.half_gradients()) half->forget();
   source_.release();
   runner_.micro_step().clear_loss();
   profiler_.drop_window();

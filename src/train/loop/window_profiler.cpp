@@ -14,11 +14,12 @@ WindowProfiler::WindowProfiler(const TrainSetup& setup,
   claim_memory(ledger_, setup, source, runner, optimizer, kept_);
 }
 
-void WindowProfiler::begin_window(int64_t windows, int64_t left) {
+void WindowProfiler::begin_window(int64_t windows, int64_t left,
+                                  bool separate_graphs) {
   active_ = !profile_ && (windows >= 1 || left == 1);
   if (!active_) return;
   profile_.emplace(setup_.device, ledger_, kept_);
-  runner_.observe(*profile_, &kept_, /*separate_graphs=*/true);
+  runner_.observe(*profile_, &kept_, separate_graphs);
 }
 
 void WindowProfiler::end_window(bool updated) {

@@ -25,8 +25,9 @@ class WindowProfiler {
                  StepRunner& runner, const Optimizer& optimizer);
 
   /// Called when a window begins. `windows` is the number of windows done in
-  /// this run, `left` the number still to come, including this one.
-  void begin_window(int64_t windows, int64_t left);
+  /// this run, `left` the number still to come, including this one. `separate_graphs`: give
+  /// each stage an autograd graph, for the peak of each; this may need more memory.
+  void begin_window(int64_t windows, int64_t left, bool separate_graphs);
   /// Returns the profile of the current window; null if it is not profiled.
   WindowProfile* active() { return active_ ? &*profile_ : nullptr; }
   /// Whether a window has been profiled, or is being profiled.

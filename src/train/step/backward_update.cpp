@@ -15,7 +15,17 @@ namespace {
 
 using torch::Tensor;
 
-/// Returns the parameters that require a gradient, by the first stage that uses them.
+PartialOptimizer& partial_of(Optimizer& optimizer) {
+  auto* partial = dynamic_cast<PartialOptimizer*>(&optimizer);
+  TORCH_CHECK(partial != nullptr,
+              "[--update] backward needs an optimizer that can update single "
+              "parameters, got one of the caller that cannot; use --update "
+              "after, or an optimizer of make_optimizer()");
+  return *partial;
+}
+
+}  // namespace
+
 std::vector<std::vector<Tensor>> trained_by_first_stage(const Model& model) {
   const Chain& chain = model.chain;
   std::vector<std::vector<Tensor>> by_stage(static_cast<size_t>(chain.size()));
@@ -32,17 +42,6 @@ std::vector<std::vector<Tensor>> trained_by_first_stage(const Model& model) {
   }
   return by_stage;
 }
-
-PartialOptimizer& partial_of(Optimizer& optimizer) {
-  auto* partial = dynamic_cast<PartialOptimizer*>(&optimizer);
-  TORCH_CHECK(partial != nullptr,
-              "[--update] backward needs an optimizer that can update single "
-              "parameters, got one of the caller that cannot; use --update "
-              "after, or an optimizer of make_optimizer()");
-  return *partial;
-}
-
-}  // namespace
 
 std::vector<int64_t> final_gradient_bytes(const Model& model,
                                           torch::Device device) {

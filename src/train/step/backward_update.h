@@ -21,6 +21,10 @@ namespace reprise::detail {
 std::vector<int64_t> final_gradient_bytes(const Model& model,
                                           torch::Device device);
 
+/// Returns the parameters that require a gradient, by the first stage that uses them.
+std::vector<std::vector<torch::Tensor>> trained_by_first_stage(
+    const Model& model);
+
 /// Updates parameters in the backward of a window that has one micro-batch: each as soon as
 /// its gradient is final, and frees the gradient. The weights of a stage are not used after
 /// its backward, neither by recomputations, which precede it, nor by other stages, since a

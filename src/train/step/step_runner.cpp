@@ -1,6 +1,7 @@
 #include "train/step/step_runner.h"
 
 #include "compat/side_stream.h"
+#include "plan/update_cuts.h"
 #include "train/config/update_refusal.h"
 #include "train/step/oom_retry.h"
 
@@ -34,6 +35,11 @@ StepRunner::StepRunner(const TrainSetup& setup, WindowExchange& exchange,
                .buffers = setup.model.root->buffers(),
                .warn = std::move(options.warn)}),
       execution_(make_execution()) {
+  if (setup.options.gradients == GradientSums::kBf16) {
+    half_gradients_ =
+        std::make_unique<HalfGradients>(trained_by_first_stage(setup.model));
+    execution_ = make_execution();
+  }
   set_update(options.update);
   graphs_.set_refusal(capture_refusal());
 }
@@ -47,6 +53,16 @@ Execution StepRunner::make_execution() const {
 void StepRunner::attach(ExecutionOptions& options, bool cuts) const {
   exchange_.attach(options, cuts);
   if (update_) update_->attach(options);
+  if (half_gradients_) {
+    // Before an update, sums are added to the gradients.
+    options.cuts =
+        update_cuts(final_gradient_bytes(setup_.model, setup_.device));
+    options.final_from = [this,
+                          update = std::move(options.final_from)](int stage) {
+      half_gradients_->final_from(stage);
+      if (update) update(stage);
+    };
+  }
   if (!moves_parameters()) return;
   options.memory = setup_.host_parameters.get();
   options.cuts = setup_.host_parameters->cuts();
@@ -73,6 +89,9 @@ std::string StepRunner::capture_refusal() const {
   if (moves_parameters()) {
     return "with --state host-all, parameters are copied to the device while "
            "stages run";
+  }
+  if (half_gradients_) {
+    return "with --gradients bf16, gradients are rounded in each micro-batch";
   }
   return update_ ? update_->capture_refusal() : "";
 }
@@ -203,6 +222,7 @@ void StepRunner::run(const Batch& batch, const Run& how) {
   } else if (update_) {
     update_->suspend();
   }
+  if (half_gradients_) half_gradients_->begin(how.seed, updates);
   if (observed_ || !how.allow_graph || (update_ && !updates)) {
     graphs_.see(inputs);
   } else if (graphs_.run(inputs, [this](const Tensors& recorded) {
@@ -221,7 +241,8 @@ void StepRunner::run(const Batch& batch, const Run& how) {
   try {
     micro_step_.run(observed_ ? *observed_ : execution_, inputs,
                     {how.profile,
-                     /*final_on_the_way=*/scope.reduces() || updates || moves});
+                     /*final_on_the_way=*/scope.reduces() || updates || moves ||
+                         half_gradients_ != nullptr});
     if (moves) setup_.host_parameters->end();
   } catch (...) {
     if (moves) setup_.host_parameters->abandon();

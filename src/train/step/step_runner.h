@@ -1,5 +1,6 @@
 #pragma once
 
+#include "accumulate/half_gradients.h"
 #include "train/profile/window_profile.h"
 #include "train/step/backward_update.h"
 #include "train/step/micro_step.h"
@@ -61,6 +62,8 @@ class StepRunner {
   void finish_update();
   /// See BackwardUpdate.
   const BackwardUpdate* backward_update() const { return update_.get(); }
+  /// Sums of gradients with GradientSums::kBf16; otherwise null.
+  HalfGradients* half_gradients() { return half_gradients_.get(); }
 
   /// Creates or updates the half-precision copies of the weights.
   void refresh_weight_copies();
@@ -83,6 +86,7 @@ class StepRunner {
     /// If false, notes the shape but runs without a CUDA graph.
     bool allow_graph = true;
     WindowProfile* profile = nullptr;
+    uint64_t seed = 0;  ///< of the rounding with GradientSums::kBf16
     /// With UpdateMode::kBackward: the learning rate of the update that the backward makes.
     /// Without one it makes none and adds to the gradients, without a CUDA graph.
     std::optional<double> update_lr{};
@@ -125,7 +129,8 @@ class StepRunner {
   std::vector<StageVisit> visits_;  // of the schedule
   Optimizer* optimizer_;
   std::function<void(const std::string&)> warn_;
-  std::unique_ptr<BackwardUpdate> update_;  // null: the caller updates
+  std::unique_ptr<BackwardUpdate> update_;         // null: the caller updates
+  std::unique_ptr<HalfGradients> half_gradients_;  // null: exact ones
   MicroStep micro_step_;
   StepGraphs graphs_;
   Execution execution_;

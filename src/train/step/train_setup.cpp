@@ -47,17 +47,6 @@ void set_weight_layout(Model& model, ImageLayout layout) {
   }
 }
 
-/// The images in channels-last order. Images with one channel have both orders; LibTorch's
-/// convolutions then look at the strides.
-torch::Tensor channels_last(const torch::Tensor& images) {
-  const auto format = at::MemoryFormat::ChannelsLast;
-  const torch::Tensor ordered = images.contiguous(format);
-  if (ordered.suggest_memory_format() == format) return ordered;
-  const int64_t channels = images.size(1), width = images.size(3);
-  return ordered.as_strided(ordered.sizes(), {channels * images.size(2) * width,
-                                              1, channels * width, channels});
-}
-
 void check_data(const TrainData& data, const TrainOptions& options) {
   TORCH_CHECK(data.train->size() > 0 && data.train->epoch_size() > 0,
               "[Trainer] expected training data with samples, got a size of ",
@@ -297,7 +286,7 @@ void prepare_batch(const TrainSetup& setup, Batch& batch) {
   if (setup.options.layout != ImageLayout::kChannelsLast) return;
   for (auto& tensor : batch.tensors) {
     if (tensor.defined() && tensor.dim() == 4 && tensor.is_floating_point()) {
-      tensor = channels_last(tensor);
+      tensor = tensor.contiguous(at::MemoryFormat::ChannelsLast);
     }
   }
 }
