@@ -59,11 +59,12 @@ class Case:
 
     @property
     def tied(self):
-        return self.preset not in ("llama-3-8b", "qwen2.5-7b")
+        return self.preset not in ("llama-2-7b", "llama-3-8b", "qwen2.5-7b")
 
     @property
     def theta(self):
-        return {"llama-small": 1e4}.get(self.preset, 1e6 if self.qwen else 5e5)
+        return {"llama-small": 1e4, "llama-2-7b": 1e4}.get(
+            self.preset, 1e6 if self.qwen else 5e5)
 
     @property
     def stretch(self):

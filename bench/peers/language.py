@@ -139,20 +139,23 @@ ROPE_3_2 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
+UNTIED = ("llama-2-7b", "llama-3-8b", "qwen2.5-7b")  # their output layers have a weight
+
+
 def make_llama(name, options, dropout):
     qwen = name.startswith("qwen")
     try:
         import transformers as library
     except ImportError:
         return make_reference_llama(name, options)
-    theta = 1e4 if name == "llama-small" else 1e6 if qwen else 5e5
+    theta = 1e4 if name in ("llama-small", "llama-2-7b") else 1e6 if qwen else 5e5
     scaling = ROPE_3_2 if name.startswith("llama-3.2") else None
     sizes = dict(
         hidden_size=options["width"], intermediate_size=options["mlp_width"],
         num_hidden_layers=options["depth"], num_attention_heads=options["heads"],
         num_key_value_heads=options["kv_heads"], vocab_size=options["vocab"],
         rms_norm_eps=1e-6 if qwen else 1e-5, use_cache=False, bos_token_id=0, eos_token_id=1,
-        tie_word_embeddings=name not in ("llama-3-8b", "qwen2.5-7b"),
+        tie_word_embeddings=name not in UNTIED,
         max_position_embeddings=131072)
     if int(library.__version__.split(".")[0]) >= 5:
         sizes["rope_parameters"] = {"rope_type": "default", **(scaling or {}),

@@ -314,6 +314,7 @@ const std::vector<LlamaPreset>& llama_presets() {
                                 .high_freq_factor = 4,
                                 .original_positions = 8192};
     const LlamaConfig small{.theta = 10'000};
+    const LlamaConfig llama2{.theta = 10'000, .tied = false};
     const LlamaConfig llama32{.scaling = stretched};
     const LlamaConfig llama3{.tied = false};
     const LlamaConfig qwen{
@@ -323,6 +324,8 @@ const std::vector<LlamaPreset>& llama_presets() {
     return std::vector<LlamaPreset>{
         {"llama-small", "language model, 3.1M",
          llama_options(4, 256, 768, 8, 2, 256, 256), small},
+        {"llama-2-7b", "language model, 6738M",
+         llama_options(32, 4096, 11008, 32, 32, 32000), llama2},
         {"llama-3.2-1b", "language model, 1236M",
          llama_options(16, 2048, 8192, 32, 8, 128256), llama32},
         {"llama-3.2-3b", "language model, 3213M",

@@ -74,6 +74,7 @@ class ConcatOperator : public torch::autograd::Function<ConcatOperator> {
     kernels::ConcatBackward launch;
     launch.shape = {dy.numel() / dy.size(1), channels, dy.size(1) - channels,
                     detail::kernel_dtype(dy)};
+    launch.dy = dy.data_ptr();
     const bool biased = context->saved_data["bias"].toBool();
     Tensor da, db;
     if (context->needs_input_grad(0)) {

@@ -31,6 +31,7 @@ ordered_json plan_object(const Plan& plan) {
   result["graph"] = plan.graph;
   result["update"] = to_text(plan.update);
   result["state"] = to_text(plan.state);
+  if (plan.host_share < 1) result["host_share"] = plan.host_share;
   result["runs_again"] = plan.schedule.total_runs() - plan.schedule.stages();
   result["predicted"] = {
       {"peak_bytes", plan.peak_bytes},
@@ -108,6 +109,7 @@ Plan plan_from(const json& object, int stages) {
   const json& predicted = object.at("predicted");
   if (object.contains("state")) {
     plan.state = from_text<StatePlace>(object.at("state").get<std::string>());
+    plan.host_share = object.value("host_share", 1.0);
     const json& host = predicted.at("host_state");
     host.at("parameters").get_to(plan.host_state.parameters);
     host.at("gradients").get_to(plan.host_state.gradients);

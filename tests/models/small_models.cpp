@@ -65,6 +65,7 @@ const std::vector<SmallModel>& small_models() {
         {"gpt2-large", language},
         {"gpt2-xl", language},
         {"llama-small", llama},
+        {"llama-2-7b", llama},
         {"llama-3.2-1b", llama},
         {"llama-3.2-3b", llama},
         {"llama-3-8b", llama},

@@ -114,6 +114,8 @@ struct Plan {
   /// micro-batch includes the update.
   UpdateMode update = UpdateMode::kAfter;
   StatePlace state = StatePlace::kDevice;  ///< not kAuto
+  /// With kHost, the share of the optimizer's state in host memory.
+  double host_share = 1;
   HostState host_state{};
   /// Known only with PlanRequest::explain.
   TimeBound bound = TimeBound::kArithmetic;

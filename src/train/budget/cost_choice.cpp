@@ -58,6 +58,7 @@ PlanResult plan_with(TrainingCosts& costs, const PlanRequest& request) {
   const auto complete = [&](Plan& plan) {
     const CostProfile& profile = costs.profile(plan.precision);
     plan.state = costs.state();
+    plan.host_share = costs.host_share();
     const auto sum = [](const std::vector<int64_t>& bytes) {
       return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
     };
@@ -105,11 +106,11 @@ PlanResult CostChoice::choose(const PlanRequest& request, const Plan* present) {
   if (present != nullptr && free_state_ && state_on_host(present->state)) {
     // The state stays where it is.
     const auto copies = present->weight_copies;
-    PlanResult result = plan_with(
-        *costs_with(
-            {copies.value_or(setup_.options.weight_copies), present->state},
-            /*create=*/true),
-        request);
+    PlanResult result =
+        plan_with(*costs_with({copies.value_or(setup_.options.weight_copies),
+                               present->state, present->host_share},
+                              /*create=*/true),
+                  request);
     set_copies(result, copies);
     return result;
   }
@@ -233,7 +234,7 @@ void CostChoice::choose_state(const PlanRequest& request, bool tight,
     // Without room in host memory there is no such plan.
     if (failure || !fits_in_host(*other)) return;
     if (best && rank_of(*best) <= rank_of(*other)) return;
-    if (way.first != given) set_copies(*other, way.first);
+    if (way.copies != given) set_copies(*other, way.copies);
     best = std::move(other);
   };
   const auto copies = best ? best->plan.weight_copies : std::nullopt;
@@ -244,6 +245,7 @@ void CostChoice::choose_state(const PlanRequest& request, bool tight,
       setup_.options.gradients == GradientSums::kFp32) {
     consider({WeightCopiesMode::kSplit, StatePlace::kHost});
   }
+  choose_share(consider, best);
   // As long as the optimizer's state fits on the device, moving parameters is slower.
   const bool on_host =
       !best || !best->feasible || best->plan.state == StatePlace::kHost;
@@ -252,19 +254,30 @@ void CostChoice::choose_state(const PlanRequest& request, bool tight,
   }
 }
 
+void CostChoice::choose_share(const std::function<void(const Way&)>& consider,
+                              const std::optional<PlanResult>& best) const {
+  if (!best || !best->feasible || best->plan.state != StatePlace::kHost) return;
+  const WeightCopiesMode copies =
+      best->plan.weight_copies.value_or(setup_.options.weight_copies);
+  consider({copies, StatePlace::kHost, 0.5});
+  const bool less = best->plan.host_share == 0.5;
+  consider({copies, StatePlace::kHost, less ? 0.25 : 0.75});
+}
+
 TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {
   auto found = others_.find(way);
   if (found == others_.end()) {
     if (!create) return nullptr;
     TrainSetup setup = setup_;
-    setup.options.weight_copies = way.first;
-    setup.options.state = way.second;
+    setup.options.weight_copies = way.copies;
+    setup.options.state = way.state;
+    setup.host_share = way.host_share;
     TrainingCosts::Options options = options_;
     // The optimizer's state makes no difference to micro-batches, nor does it whether copies
     // are inside the weights.
-    const bool same_copies = way.first == setup_.options.weight_copies ||
-                             way.first == WeightCopiesMode::kSplit;
-    if (way.second != StatePlace::kHostAll && same_copies) {
+    const bool same_copies = way.copies == setup_.options.weight_copies ||
+                             way.copies == WeightCopiesMode::kSplit;
+    if (way.state != StatePlace::kHostAll && same_copies) {
       options.same_steps = &*usual_;
     }
     options.same_update = &*usual_;

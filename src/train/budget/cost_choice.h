@@ -4,6 +4,8 @@
 
 #include <reprise/plan/planner.h>
 
+#include <compare>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,13 +32,23 @@ class CostChoice {
   PlanResult plan(const PlanRequest& request, const Plan* present = nullptr);
 
  private:
-  using Way = std::pair<WeightCopiesMode, StatePlace>;
+  struct Way {
+    WeightCopiesMode copies;
+    StatePlace state;
+    double host_share = 1;  // see Plan
+
+    auto operator<=>(const Way&) const = default;
+  };
 
   PlanResult choose(const PlanRequest& request, const Plan* present);
   /// Plans with the options as they are. If they ask for host memory and it has no room, the
   /// optimizer's state stays on the device from now on.
   PlanResult plan_usual(const PlanRequest& request);
   void choose_copies(const PlanRequest& request, bool tight, PlanResult& best);
+  /// Compares `best`, if there is one, with plans that keep a part of the optimizer's state on
+  /// the device, if it is in host memory.
+  void choose_share(const std::function<void(const Way&)>& consider,
+                    const std::optional<PlanResult>& best) const;
   /// Compares `best`, if there is one, with plans that have state in host memory.
   void choose_state(const PlanRequest& request, bool tight,
                     std::optional<PlanResult>& best);

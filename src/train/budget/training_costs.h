@@ -52,6 +52,9 @@ class TrainingCosts final : public CostSource {
                                                      : setup_.options.state;
   }
 
+  /// Share of the optimizer's state in host memory; see Plan.
+  double host_share() const { return setup_.host_share; }
+
   /// From now on a training holds its state: nothing is measured that needs a second one.
   void begin_training() { options_.training = true; }
 

@@ -48,10 +48,10 @@ class GroupedOptimizer final : public Optimizer, public PartialOptimizer {
     return "";
   }
 
-  bool move_state(std::shared_ptr<HostTensors> host) override {
+  bool move_state(std::shared_ptr<HostTensors> host, double share) override {
     for (size_t i = 0; i < parts_.size(); ++i) {
-      if (partial(parts_[i]).move_state(host)) continue;
-      for (size_t j = 0; j < i; ++j) partial(parts_[j]).move_state(nullptr);
+      if (partial(parts_[i]).move_state(host, share)) continue;
+      for (size_t j = 0; j < i; ++j) partial(parts_[j]).move_state(nullptr, 1);
       return false;
     }
     return true;

@@ -40,7 +40,8 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   void end_update(const std::vector<torch::Tensor>& updated) final;
   std::string capture_refusal() const final;
 
-  bool move_state(std::shared_ptr<detail::HostTensors> host) final;
+  bool move_state(std::shared_ptr<detail::HostTensors> host,
+                  double share) final;
   int64_t host_state_bytes() const final;
 
  protected:

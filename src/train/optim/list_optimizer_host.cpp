@@ -80,19 +80,27 @@ torch::Tensor ListOptimizer::state_in(const torch::Tensor& bytes, size_t kind,
               : values.view(*shape);
 }
 
-bool ListOptimizer::move_state(std::shared_ptr<detail::HostTensors> host) {
+bool ListOptimizer::move_state(std::shared_ptr<detail::HostTensors> host,
+                               double share) {
   const torch::NoGradGuard no_grad;
   if ((host_ == nullptr) == (host == nullptr)) return true;
   if (!host) {
     move_to_device();
     return true;
   }
-  int64_t total = 0;
+  // A part is spread over all parameters, so that updates of a stage have some of both.
+  int64_t total = 0, seen = 0;
   std::vector<Entry*> moved;
   for (Entry& entry : entries_) {
-    if (!entry.parameter.requires_grad() || block_bytes(entry) == 0) continue;
+    const int64_t bytes = block_bytes(entry);
+    if (!entry.parameter.requires_grad() || bytes == 0) continue;
+    seen += bytes;
+    const double wanted = share * static_cast<double>(seen);
+    if (static_cast<double>(total) + static_cast<double>(bytes) / 2 > wanted) {
+      continue;
+    }
     moved.push_back(&entry);
-    total += block_bytes(entry);
+    total += bytes;
   }
   if (total == 0) return true;
   const torch::Tensor all = host->allocate(total);

@@ -45,9 +45,11 @@ class PartialOptimizer {
 
   /// Moves the state to `host`, or to the device if it is null. State in host memory exists
   /// for all parameters that require a gradient now, and passes through the device in chunks
-  /// during an update. Results do not depend on the place. Returns false, with nothing changed,
+  /// during an update. `share`: of its bytes, by whole parameters; the rest stays on the
+  /// device. Results do not depend on the place. Returns false, with nothing changed,
   /// if `host` has no room. Throws c10::Error, with nothing changed, if the device has none.
-  virtual bool move_state(std::shared_ptr<HostTensors> host) = 0;
+  virtual bool move_state(std::shared_ptr<HostTensors> host,
+                          double share = 1) = 0;
 
   /// Bytes of state in host memory.
   virtual int64_t host_state_bytes() const = 0;

@@ -144,11 +144,11 @@ bool StepRunner::move_parameters(bool host) {
 bool StepRunner::move_optimizer_state(bool host) {
   if (host == (host_state_bytes() > 0)) return true;
   TORCH_INTERNAL_ASSERT(optimizer_ != nullptr);
-  const auto failure =
-      host ? move_state_to_host(*optimizer_, setup_)
-           : out_of_memory_in([this] {
-               dynamic_cast<PartialOptimizer&>(*optimizer_).move_state(nullptr);
-             }).value_or("");
+  const auto failure = host ? move_state_to_host(*optimizer_, setup_)
+                            : out_of_memory_in([this] {
+                                dynamic_cast<PartialOptimizer&>(*optimizer_)
+                                    .move_state(nullptr, 1);
+                              }).value_or("");
   if (!failure.empty()) {
     warn_of_place("optimizer's state", host, failure);
     return false;

@@ -69,6 +69,8 @@ TrainSetup make_setup(const TrainConfig& config);
 struct PlacedOnHost {
   std::shared_ptr<HostStore> activations{};
   std::shared_ptr<HostTensors> state_memory{};
+  /// Share of the optimizer's state that StatePlace::kHost moves to host memory.
+  double host_share = 1;
   std::shared_ptr<HostParameters> parameters{};
 };
 

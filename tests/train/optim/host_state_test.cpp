@@ -112,7 +112,8 @@ void set_gradients(NamedTensors& parameters, int update) {
 }
 
 TEST(HostState, DoesNotChangeResults) {
-  for (const int64_t chunk : {5000, 1 << 20}) {
+  for (const auto& [chunk, share] : std::vector<std::pair<int64_t, double>>{
+           {5000, 1}, {1 << 20, 1}, {5000, 0.5}}) {
     const HostMemory memory(chunk);
     for (const OptimizerOptions& options : all_optimizers()) {
       const std::string what =
@@ -121,7 +122,7 @@ TEST(HostState, DoesNotChangeResults) {
       NamedTensors got = mixed_parameters();
       const auto resident = make_optimizer(options, expected);
       const auto streamed = make_optimizer(options, got);
-      ASSERT_TRUE(partial_of(*streamed).move_state(memory.host));
+      ASSERT_TRUE(partial_of(*streamed).move_state(memory.host, share));
       for (int i = 0; i < 4; ++i) {
         set_gradients(expected, i);
         set_gradients(got, i);
@@ -144,6 +145,27 @@ TEST(HostState, DoesNotChangeResults) {
       expect_equal(got, expected, what);
     }
   }
+}
+
+/// By whole parameters.
+TEST(HostState, AShareStaysOnTheDevice) {
+  const HostMemory memory(5000);
+  NamedTensors parameters;
+  for (int i = 0; i < 20; ++i) {
+    parameters.emplace_back(
+        std::to_string(i),
+        torch::randn({1000 + 10 * i}, on_device()).requires_grad_());
+  }
+  const auto bytes_of = [&](double share) {
+    const auto optimizer = make_optimizer({.name = "adamw"}, parameters);
+    EXPECT_TRUE(partial_of(*optimizer).move_state(memory.host, share));
+    return static_cast<double>(partial_of(*optimizer).host_state_bytes());
+  };
+  const double all = bytes_of(1);
+  for (const double share : {0.25, 0.5, 0.75}) {
+    EXPECT_NEAR(bytes_of(share) / all, share, 0.04);
+  }
+  EXPECT_EQ(bytes_of(0), 0);
 }
 
 TEST(HostState, MovesWithItsValues) {

@@ -2,6 +2,7 @@
 // state on the device.
 #include "train/step/host_state_runs.h"
 
+#include <reprise/recompute/strategy.h>
 #include <reprise/train/planning.h>
 
 #include <torch/optim/sgd.h>
@@ -159,6 +160,55 @@ TEST(HostStateTraining, TakesNoDeviceMemory) {
   if (device().is_cpu()) {
     EXPECT_LE(streamed.peak_bytes, resident.peak_bytes - state + (256 << 10));
   }
+}
+
+/// A plan with a part of the optimizer's state in host memory.
+class PartOnHost final : public BudgetPlanner {
+ public:
+  PartOnHost(TrainConfig config, double share)
+      : config_(std::move(config)), share_(share) {}
+  Plan decide() override {
+    const int stages =
+        make_model(config_.model, config_.model_options).chain.size();
+    return {.micro_batch = config_.batch,
+            .accumulate = config_.accumulate,
+            .schedule = make_schedule("all", stages),
+            .peak_bytes = 1,
+            .step_ms = 1,
+            .state = StatePlace::kHost,
+            .host_share = share_};
+  }
+  std::optional<Plan> tighten(const Plan&, int64_t) override { return {}; }
+
+ private:
+  TrainConfig config_;
+  double share_;
+};
+
+TEST(HostStateTraining, APartStaysOnTheDevice) {
+  const Host host;
+  auto config = testing::tokens();
+  config.memory_limit = int64_t{1} << 40;
+  config.save_every = 1;
+  config.resolve();
+  const auto with_share = [&](double share, std::vector<int> stops) {
+    return testing::run(config, stops, nullptr, {}, [&] {
+      return std::make_unique<PartOnHost>(config, share);
+    });
+  };
+  auto resident = config;
+  resident.memory_limit = 0;
+  resident.recompute = "all";
+  const Ended plain = run_in(resident, StatePlace::kDevice);
+  const Ended all = with_share(1, {});
+  const Ended part = with_share(0.5, {});
+  expect_same(all, plain, "all of the state");
+  expect_same(part, plain, "a part of the state");
+  expect_same(with_share(0.5, {1, 2}), plain, "a part, resumed");
+  const auto bytes = [](const Ended& ended) {
+    return static_cast<double>(ended.result.summary.host_state_bytes);
+  };
+  EXPECT_NEAR(bytes(part) / bytes(all), 0.5, 0.2);
 }
 
 TEST(HostStateTraining, IsRefusedWithAReason) {
