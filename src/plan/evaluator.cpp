@@ -140,6 +140,17 @@ UpdateMode timed_update(const CostProfile& profile, UpdateMode update,
   return several ? UpdateMode::kAfter : update;
 }
 
+double least_step_ms(const CostProfile& profile, int64_t global_batch) {
+  double least = 0;
+  for (const SizeCosts& size : profile.sizes) {
+    const Evaluator evaluator(profile, size.micro_batch, global_batch,
+                              /*strategy=*/"", /*graph=*/false);
+    const double ms = evaluator.min_step_ms();
+    least = least == 0 ? ms : std::min(least, ms);
+  }
+  return least;
+}
+
 Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
                      int64_t global_batch, std::string strategy, bool graph,
                      UpdateMode update)

@@ -36,6 +36,10 @@ int64_t cuda_graph_extra_bytes(const CostProfile& profile,
 UpdateMode timed_update(const CostProfile& profile, UpdateMode update,
                         int64_t micro_batch, int64_t global_batch);
 
+/// Returns the shortest predicted time of a window of `global_batch` samples, at any measured
+/// size of micro-batches, if nothing is recomputed; 0 if nothing was measured.
+double least_step_ms(const CostProfile& profile, int64_t global_batch);
+
 /// Predicts memory and time of plans for one precision and micro-batch size,
 /// with a CUDA graph or without. Solving is slow for long chains, so the solver
 /// is created when it is first needed; the lower bounds do not need it. Tested

@@ -36,6 +36,8 @@ constexpr int kMaxTries = 8;
 // kMaxRivals other plans that took at most kRivalRatio times as long, at most
 // kMaxComparisons times.
 constexpr size_t kMaxRivals = 2;
+// Predictions may be too long by this factor.
+constexpr double kBeatenRatio = 1.25;
 constexpr double kRivalRatio = 1.25;
 constexpr int kMaxComparisons = 2;
 
@@ -103,6 +105,8 @@ class Planner {
         if (sizes_.measure(chosen.precision(), chosen.micro_batch())) {
           ++measurements;
         }
+      } else if (is_beaten(chosen)) {
+        break;
       } else if (chosen.to_be_tried) {
         try_plan(*chosen.plan);
       } else if (const Candidate* other = untried_graph(chosen)) {
@@ -279,6 +283,12 @@ class Planner {
   bool was_tried(const Plan& plan) const { return find_tried(plan) != nullptr; }
   bool cannot_be_tried(const Plan& plan) const {
     return cannot_be_tried_.count({key_of(plan), plan.schedule.to_text()}) > 0;
+  }
+
+  /// Whether another plan is faster in all likelihood.
+  bool is_beaten(const Candidate& chosen) const {
+    return request_.rival_ms > 0 && chosen.plan &&
+           chosen.plan->step_ms > kBeatenRatio * request_.rival_ms;
   }
 
   void try_plan(const Plan& plan) {

@@ -66,6 +66,23 @@ TEST(PlannerTrials, PlansFitAsMeasured) {
   EXPECT_GT(corrected, 10);
 }
 
+TEST(PlannerTrials, PlansThatAreBeatenAreNotTried) {
+  const auto tries_with = [](double rival_ms) {
+    FakeCostSource costs;
+    costs.truth = FakeCostSource::sum_ms;
+    PlanRequest request = request_for(kGlobal, 100 * kMiB);
+    request.rival_ms = rival_ms;
+    EXPECT_TRUE(make_plan(request, costs).feasible);
+    return costs.tries;
+  };
+  FakeCostSource costs;
+  const double fastest = plan_within(100 * kMiB, costs).plan.step_ms;
+  EXPECT_GT(costs.tries, 0);
+  EXPECT_EQ(tries_with(0), costs.tries);
+  EXPECT_EQ(tries_with(fastest), costs.tries);
+  EXPECT_EQ(tries_with(fastest / 2), 0);
+}
+
 /// Errors are remembered with the trials.
 TEST(PlannerTrials, TriesNothingOnASecondRequest) {
   FakeCostSource costs;

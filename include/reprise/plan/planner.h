@@ -57,6 +57,9 @@ struct PlanRequest {
   /// Fraction of the budget to leave free for errors of the prediction. Of the budget without
   /// weights and optimizer state, whose size is known.
   double margin = 0.02;
+  /// Time of a window with another plan that fits: plans that are predicted to take much longer
+  /// are not tried. 0: there is none.
+  double rival_ms = 0;
   /// Whether to compute the frontier, the references and the peak reductions of
   /// the result, which only displays need.
   bool explain = true;

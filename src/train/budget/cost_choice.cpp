@@ -2,6 +2,7 @@
 
 #include "compat/cuda.h"
 #include "compat/denormals.h"
+#include "plan/evaluator.h"
 #include "train/config/update_refusal.h"
 #include "train/step/oom_retry.h"
 
@@ -18,6 +19,11 @@ void set_copies(PlanResult& result, std::optional<WeightCopiesMode> copies) {
   result.plan.weight_copies = copies;
   for (Plan& plan : result.alternatives) plan.weight_copies = copies;
 }
+
+// The least share of the optimizer's state that a plan may move; see choose_share().
+constexpr double kLeastHostShare = 0.25;
+// The part of a predicted time that even a plan without recomputation needs.
+constexpr double kLeastShare = 0.9;
 
 /// Less is better.
 std::tuple<bool, double> rank_of(const PlanResult& result) {
@@ -215,7 +221,9 @@ void CostChoice::choose_copies(const PlanRequest& request, bool tight,
     TrainingCosts* costs =
         costs_with({mode, setup_.options.state}, /*create=*/tight);
     if (costs == nullptr) continue;
-    PlanResult other = plan_with(*costs, request);
+    PlanRequest with_rival = request;
+    if (best.feasible) with_rival.rival_ms = best.plan.step_ms;
+    PlanResult other = plan_with(*costs, with_rival);
     if (rank_of(best) <= rank_of(other)) continue;
     set_copies(other, mode);
     best = std::move(other);
@@ -228,15 +236,20 @@ void CostChoice::choose_state(const PlanRequest& request, bool tight,
   const auto consider = [&](const Way& way) {
     TrainingCosts* costs = costs_with(way, /*create=*/tight);
     if (costs == nullptr || is_hopeless(*costs, request)) return;
+    PlanRequest with_rival = request;
+    if (best && best->feasible) with_rival.rival_ms = best->plan.step_ms;
     std::optional<PlanResult> other;
     const auto failure =
-        out_of_memory_in([&] { other.emplace(plan_with(*costs, request)); });
+        out_of_memory_in([&] { other.emplace(plan_with(*costs, with_rival)); });
     // Without room in host memory there is no such plan.
     if (failure || !fits_in_host(*other)) return;
     if (best && rank_of(*best) <= rank_of(*other)) return;
     if (way.copies != given) set_copies(*other, way.copies);
     best = std::move(other);
   };
+  if (best && best->feasible && best->plan.step_ms < least_host_ms(request)) {
+    return;
+  }
   const auto copies = best ? best->plan.weight_copies : std::nullopt;
   consider({copies.value_or(given), StatePlace::kHost});
   const bool recomputed = !best || !best->feasible || recomputes(best->plan);
@@ -254,14 +267,34 @@ void CostChoice::choose_state(const PlanRequest& request, bool tight,
   }
 }
 
+double CostChoice::least_host_ms(const PlanRequest& request) {
+  if (link_.to_device == 0) link_ = usual_->link();
+  if (link_.to_device == 0) return 0;
+  double least = 0;
+  for (const Precision precision : request.precisions) {
+    const CostProfile& profile = usual_->profile(precision);
+    const double copies_ms = static_cast<double>(profile.fixed.optimizer) *
+                             kLeastHostShare /
+                             std::max(link_.to_device, link_.to_host);
+    const double ms =
+        kLeastShare * least_step_ms(profile, request.global_batch) + copies_ms;
+    least = least == 0 ? ms : std::min(least, ms);
+  }
+  return least;
+}
+
 void CostChoice::choose_share(const std::function<void(const Way&)>& consider,
                               const std::optional<PlanResult>& best) const {
-  if (!best || !best->feasible || best->plan.state != StatePlace::kHost) return;
+  if (!best || !best->feasible) return;
   const WeightCopiesMode copies =
       best->plan.weight_copies.value_or(setup_.options.weight_copies);
+  if (best->plan.state != StatePlace::kHost) {
+    // All of it takes too long; a small part may not.
+    return consider({copies, StatePlace::kHost, kLeastHostShare});
+  }
   consider({copies, StatePlace::kHost, 0.5});
   const bool less = best->plan.host_share == 0.5;
-  consider({copies, StatePlace::kHost, less ? 0.25 : 0.75});
+  consider({copies, StatePlace::kHost, less ? kLeastHostShare : 0.75});
 }
 
 TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {

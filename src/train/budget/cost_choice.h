@@ -52,6 +52,9 @@ class CostChoice {
   /// Compares `best`, if there is one, with plans that have state in host memory.
   void choose_state(const PlanRequest& request, bool tight,
                     std::optional<PlanResult>& best);
+  /// Lower bound of the time of a window with the optimizer's state in host memory: without
+  /// recomputation, and a part of it copied one way. 0 if it is not known.
+  double least_host_ms(const PlanRequest& request);
   bool fits_in_host(const PlanResult& result) const;
   bool may_move_parameters(const PlanRequest& request) const;
   /// Whether parameters and the optimizer's state alone exceed the budget.
@@ -67,6 +70,7 @@ class CostChoice {
   TrainingCosts::Options options_;
   std::optional<TrainingCosts> usual_;
   std::map<Way, std::unique_ptr<TrainingCosts>> others_;
+  LinkSpeed link_;  // 0: not measured yet
 };
 
 }  // namespace reprise::detail

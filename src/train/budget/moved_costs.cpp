@@ -40,11 +40,11 @@ void TrainingCosts::separate_moved(CostProfile& profile) const {
   }
 }
 
-void TrainingCosts::measure_link(CostProfile& profile) const {
+LinkSpeed TrainingCosts::link() const {
   constexpr int64_t kBytes = int64_t{64} << 20;
   HostTensors& memory = *setup_.state_memory;
   const torch::Tensor there = memory.allocate(kBytes);
-  if (!there.defined()) return;
+  if (!there.defined()) return {};
   const torch::Tensor here = torch::empty(
       {kBytes}, torch::TensorOptions(torch::kByte).device(setup_.device));
   const auto rate = [&](HostTensors::Direction direction) {
@@ -57,8 +57,8 @@ void TrainingCosts::measure_link(CostProfile& profile) const {
     });
     return static_cast<double>(kBytes) / std::max(ms, 1e-3);
   };
-  profile.to_device_bytes_per_ms = rate(HostTensors::Direction::kToDevice);
-  profile.to_host_bytes_per_ms = rate(HostTensors::Direction::kToHost);
+  return {rate(HostTensors::Direction::kToDevice),
+          rate(HostTensors::Direction::kToHost)};
 }
 
 }  // namespace reprise::detail

@@ -15,9 +15,10 @@ namespace reprise::detail {
 namespace {
 
 constexpr double kRowMs = 30;         // least duration of a row
+constexpr double kOneMs = 60;         // micro-batches that are a row on CUDA
 constexpr double kLongMs = 500;       // micro-batches to time in two rows only
 constexpr double kVeryLongMs = 1500;  // micro-batches to time in one row only
-constexpr double kWarmUpMs = 300;     // enough time for a warm-up on CUDA
+constexpr double kWarmUpMs = 150;     // enough time for a warm-up on CUDA
 
 /// Returns the setup with another precision. It shares the model.
 TrainSetup with_precision(const TrainSetup& setup, Precision precision) {
@@ -34,17 +35,16 @@ double time_rows(torch::Device device, const ScheduleTimer::Timing& timing,
   const bool cuda = device.is_cuda();
   // The caching allocator needs a few steps until it reuses its blocks; for long ones that
   // takes less time than a step.
-  const int warm_up = cuda ? 3 : timing.warm_up ? 1 : 0;
+  const int warm_up = cuda ? (timing.warm_up ? 3 : 1) : timing.warm_up ? 1 : 0;
   double warm_ms = 0;
   for (int i = 0; i < warm_up && warm_ms < kWarmUpMs; ++i) {
     warm_ms += time_of(device, 1, step);
   }
   // A row is long enough for the host to run ahead of the device as in
-  // training. On the CPU a long micro-batch is a row of its own, and one or two
-  // are enough.
+  // training. A long micro-batch is a row of its own, and one or two are enough.
   const double about_ms = std::max(time_of(device, 1, step), 0.1);
   const int enough = static_cast<int>(std::ceil(kRowMs / about_ms));
-  const bool is_long = about_ms >= kWarmUpMs;
+  const bool is_long = about_ms >= kOneMs;
   const int in_a_row = std::max(enough, !cuda || is_long ? 1
                                         : enough > 1     ? 5
                                                          : 2);

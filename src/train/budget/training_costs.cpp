@@ -286,7 +286,11 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   made.reset();
   separate_moved(profile);
   measure_update(profile);
-  if (moves_parameters()) measure_link(profile);
+  if (moves_parameters()) {
+    const LinkSpeed speed = link();
+    profile.to_device_bytes_per_ms = speed.to_device;
+    profile.to_host_bytes_per_ms = speed.to_host;
+  }
   if (profile.updates_in_last()) profile.graph = GraphMode::kOff;
 }
 

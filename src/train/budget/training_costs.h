@@ -16,6 +16,11 @@
 
 namespace reprise::detail {
 
+/// Bytes per millisecond.
+struct LinkSpeed {
+  double to_device = 0, to_host = 0;
+};
+
 /// Measures the costs of a training and caches them on disk. Tested by
 /// tests/train/budget/planning_test.cpp.
 class TrainingCosts final : public CostSource {
@@ -55,6 +60,9 @@ class TrainingCosts final : public CostSource {
   /// Share of the optimizer's state in host memory; see Plan.
   double host_share() const { return setup_.host_share; }
 
+  /// Measures copies between host and device; zeros if the host gives no memory.
+  LinkSpeed link() const;
+
   /// From now on a training holds its state: nothing is measured that needs a second one.
   void begin_training() { options_.training = true; }
 
@@ -82,7 +90,6 @@ class TrainingCosts final : public CostSource {
   void measure_fixed(CostProfile& profile);
   /// Takes the parameters in host memory out of the fixed memory.
   void separate_moved(CostProfile& profile) const;
-  void measure_link(CostProfile& profile) const;
   /// Copies the measurements of Options::same_steps.
   void reuse_steps(CostProfile& profile) const;
   void measure_update(CostProfile& profile);
