@@ -70,10 +70,13 @@ def speed_table():
     for line in speed()["lines"]:
         ours, theirs = line["ours"], line["theirs"]
         rows.append([line["training"], rate_text(ours["rate"]), gib_text(ours["peak_gib"]),
+                     f"{line['floor_share']:.0%}".replace("%", " %")
+                     if "floor_share" in line else "",
                      line["peer"], rate_text(theirs["rate"]), gib_text(theirs["peak_gib"]),
                      ratio_text(ours["rate"] / theirs["rate"])])
-    return table((["training", "Reprise", "peak", "peer", "speed", "peak", "ratio"],
-                  ["---", "--:", "--:", "---", "--:", "--:", "--:"]), rows)
+    return table((["training", "Reprise", "peak", "of the limit", "peer", "speed", "peak",
+                   "ratio"],
+                  ["---", "--:", "--:", "--:", "---", "--:", "--:", "--:"]), rows)
 
 
 # Cases and their labels. The first row of each unit names the unit.
