@@ -70,4 +70,40 @@ Tensor as_rows(const Tensor& gradient, torch::ScalarType type) {
                                 : rows.clone(at::MemoryFormat::ChannelsLast);
 }
 
+PooledRows pool_rows(const Tensor& x, const Tensor& bias,
+                     kernels::Activation activation,
+                     const kernels::PoolWindow& window) {
+  const PooledRows pooled{empty_pooled(x, window, x.scalar_type()),
+                          empty_pooled(x, window, torch::kUInt8)};
+  kernels::NormActPoolForward launch;
+  launch.shape = rows_shape(x, 0, true);
+  launch.activation = activation;
+  launch.norm.x = x.data_ptr();
+  launch.norm.bias = float_data(bias);
+  launch.window = window;
+  launch.y = pooled.y.data_ptr();
+  launch.positions = pooled.positions.data_ptr<uint8_t>();
+  kernels::norm_act_pool_forward(launch, kernel_stream(x));
+  return pooled;
+}
+
+UnpooledRows unpool_rows(const Tensor& gradient, const Tensor& positions,
+                         at::IntArrayRef sizes,
+                         const kernels::PoolWindow& window) {
+  const Tensor dy = as_rows(gradient, gradient.scalar_type());
+  const Tensor dx =
+      torch::empty(sizes, dy.options(), at::MemoryFormat::ChannelsLast);
+  kernels::NormActPoolSums launch;
+  launch.shape = rows_shape(dx, 0, true);
+  const Tensor scratch = torch::empty({launch.shape.scratch_size()},
+                                      dy.options().dtype(torch::kFloat));
+  launch.window = window;
+  launch.dy = dy.data_ptr();
+  launch.positions = positions.data_ptr<uint8_t>();
+  launch.dx = dx.data_ptr();
+  launch.scratch = scratch.data_ptr<float>();
+  kernels::norm_act_pool_sums(launch, kernel_stream(dx));
+  return {dx, scratch};
+}
+
 }  // namespace reprise::detail

@@ -35,4 +35,22 @@ torch::Tensor empty_pooled(const torch::Tensor& x,
 /// `gradient`, or another tensor, as a channels-last tensor that the kernels can read.
 torch::Tensor as_rows(const torch::Tensor& gradient, torch::ScalarType type);
 
+struct PooledRows {
+  torch::Tensor y;
+  torch::Tensor positions;  ///< of the maxima in their windows
+};
+/// Max pool of activation(x + bias); `bias` may be undefined.
+PooledRows pool_rows(const torch::Tensor& x, const torch::Tensor& bias,
+                     kernels::Activation activation,
+                     const kernels::PoolWindow& window);
+
+struct UnpooledRows {
+  torch::Tensor dx;
+  torch::Tensor scratch;  ///< partial sums of dx over rows, for norm_sums()
+};
+/// Gradient of the input of a max pool, which had these sizes.
+UnpooledRows unpool_rows(const torch::Tensor& gradient,
+                         const torch::Tensor& positions, at::IntArrayRef sizes,
+                         const kernels::PoolWindow& window);
+
 }  // namespace reprise::detail

@@ -85,44 +85,28 @@ class BiasReluPoolOperator
   static Tensor forward(AutogradContext* context, const Tensor& x,
                         const Tensor& bias, const MaxPoolOptions& pool) {
     const PoolWindow window = detail::pool_window(pool);
-    const Tensor y = detail::empty_pooled(x, window, x.scalar_type());
-    const Tensor positions = detail::empty_pooled(x, window, torch::kUInt8);
-    kernels::NormActPoolForward launch;
-    describe_bias(launch, detail::rows_shape(x, 0, true), bias);
-    launch.activation = kernels::Activation::kRelu;
-    launch.norm.x = x.data_ptr();
-    launch.window = window;
-    launch.y = y.data_ptr();
-    launch.positions = positions.data_ptr<uint8_t>();
-    kernels::norm_act_pool_forward(launch, detail::kernel_stream(x));
-    context->save_for_backward({positions, bias});
+    const auto pooled =
+        detail::pool_rows(x, bias, kernels::Activation::kRelu, window);
+    context->save_for_backward({pooled.positions, bias});
     auto& data = context->saved_data;
     data["sizes"] = x.sizes().vec();
     data["window"] = std::vector<int64_t>{window.kernel, window.padding};
-    return y;
+    return pooled.y;
   }
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
     detail::check_first_order("conv_relu");
     const auto saved = context->get_saved_variables();
-    const Tensor &positions = saved[0], &bias = saved[1];
     auto& data = context->saved_data;
     const auto window = data["window"].toIntVector();
-    const Tensor dy = detail::as_rows(gradients[0], gradients[0].scalar_type());
-    const Tensor dx = torch::empty(data["sizes"].toIntVector(), dy.options(),
-                                   at::MemoryFormat::ChannelsLast);
-    const RowsShape shape = detail::rows_shape(dx, 0, true);
-    const Tensor scratch = torch::empty({shape.scratch_size()}, bias.options());
-    kernels::NormActPoolSums launch;
-    describe_bias(launch, shape, bias);
-    launch.window = {window[0], window[1]};
-    launch.dy = dy.data_ptr();
-    launch.positions = positions.data_ptr<uint8_t>();
-    launch.dx = dx.data_ptr();
-    launch.scratch = scratch.data_ptr<float>();
-    kernels::norm_act_pool_sums(launch, detail::kernel_stream(dx));
-    return {dx, merge_bias_gradient(shape, scratch, bias), {}};
+    const auto unpooled =
+        detail::unpool_rows(gradients[0], saved[0], data["sizes"].toIntVector(),
+                            {window[0], window[1]});
+    const RowsShape shape = detail::rows_shape(unpooled.dx, 0, true);
+    return {unpooled.dx,
+            merge_bias_gradient(shape, unpooled.scratch, saved[1]),
+            {}};
   }
 };
 

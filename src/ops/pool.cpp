@@ -1,7 +1,6 @@
 #include "ops/channels_last.h"
 #include "ops/cuda/norm_act_pool.h"
 #include "ops/function.h"
-#include "ops/kernels.h"
 
 #include <reprise/ops/pool.h>
 
@@ -175,44 +174,25 @@ class RowsPoolOperator : public torch::autograd::Function<RowsPoolOperator> {
                         const MaxPoolOptions& options, bool relu) {
     const Tensor x = detail::as_rows(given, given.scalar_type());
     const kernels::PoolWindow window = detail::pool_window(options);
-    const Tensor y = detail::empty_pooled(x, window, x.scalar_type());
-    const Tensor positions = detail::empty_pooled(x, window, torch::kUInt8);
-    kernels::NormActPoolForward launch;
-    launch.shape = detail::rows_shape(x, 0, true);
-    launch.activation =
-        relu ? kernels::Activation::kRelu : kernels::Activation::kNone;
-    launch.norm.x = x.data_ptr();
-    launch.window = window;
-    launch.y = y.data_ptr();
-    launch.positions = positions.data_ptr<uint8_t>();
-    kernels::norm_act_pool_forward(launch, detail::kernel_stream(x));
-    context->save_for_backward({positions});
+    const auto pooled = detail::pool_rows(
+        x, {}, relu ? kernels::Activation::kRelu : kernels::Activation::kNone,
+        window);
+    context->save_for_backward({pooled.positions});
     auto& data = context->saved_data;
     data["sizes"] = x.sizes().vec();
     data["window"] = std::vector<int64_t>{window.kernel, window.padding};
-    return y;
+    return pooled.y;
   }
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
     detail::check_first_order("max_pool2d", "torch::max_pool2d");
-    const auto saved = context->get_saved_variables();
     auto& data = context->saved_data;
     const auto window = data["window"].toIntVector();
-    const Tensor dy = detail::as_rows(gradients[0], gradients[0].scalar_type());
-    const Tensor dx = torch::empty(data["sizes"].toIntVector(), dy.options(),
-                                   at::MemoryFormat::ChannelsLast);
-    kernels::NormActPoolSums launch;
-    launch.shape = detail::rows_shape(dx, 0, true);
-    const Tensor scratch = torch::empty({launch.shape.scratch_size()},
-                                        dy.options().dtype(torch::kFloat));
-    launch.window = {window[0], window[1]};
-    launch.dy = dy.data_ptr();
-    launch.positions = saved[0].data_ptr<uint8_t>();
-    launch.dx = dx.data_ptr();
-    launch.scratch = scratch.data_ptr<float>();
-    kernels::norm_act_pool_sums(launch, detail::kernel_stream(dx));
-    return {dx, {}, {}};
+    const auto unpooled = detail::unpool_rows(
+        gradients[0], context->get_saved_variables()[0],
+        data["sizes"].toIntVector(), {window[0], window[1]});
+    return {unpooled.dx, {}, {}};
   }
 };
 

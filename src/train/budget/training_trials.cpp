@@ -20,7 +20,6 @@
 namespace reprise::detail {
 namespace {
 
-constexpr double kShortestRowMs = 30;
 // Time for a comparison, in which plans are timed in turn, and bounds for the
 // number of rounds.
 constexpr double kCompareMs = 2000;
@@ -84,18 +83,20 @@ bool TrainingCosts::compare(const std::vector<Plan>& plans) {
   if (options_.memory_only) return false;
   const auto stream = trained_stream();
   say(fmt::format("timing {} plans in turn", plans.size()));
-  double pass_ms = 0;
-  for (const Plan& plan : plans)
-    pass_ms += std::max(plan.micro_ms, kShortestRowMs);
-  const int rounds = std::clamp(static_cast<int>(kCompareMs / pass_ms),
-                                kFewestRounds, kMostRounds);
+  // Including what precedes the timed micro-batches of a round, such as a capture.
+  const auto start = std::chrono::steady_clock::now();
+  const auto is_enough = [&](int rounds) {
+    const std::chrono::duration<double, std::milli> spent =
+        std::chrono::steady_clock::now() - start;
+    return rounds >= kFewestRounds && spent.count() >= kCompareMs;
+  };
   const auto update_of = [this](const Plan& plan) {
     return timed_update(entry(plan.precision), plan.update, plan.micro_batch,
                         plan.global_batch);
   };
   std::vector<std::vector<double>> times(plans.size());
   std::vector<int64_t> extra(plans.size(), 0);
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; round < kMostRounds && !is_enough(round); ++round) {
     for (size_t i = 0; i < plans.size(); ++i) {
       const Plan& plan = plans[i];
       const CostProfile& profile = entry(plan.precision);
