@@ -46,6 +46,7 @@ TEST(HalfGradientsTraining, IsCloseToTheExactTraining) {
 /// Half of the gradients, without those of a stage, which exist in full precision.
 TEST(HalfGradientsTraining, NeedsLessMemory) {
   auto config = with_half_gradients(4);
+  config.model_options.depth = 32;
   config.recompute = "all";
   const int64_t full = run(exact(config)).result.summary.peak_bytes;
   const int64_t half = run(config).result.summary.peak_bytes;
