@@ -1,20 +1,25 @@
 """Checks that every invalid input is reported quickly, with the right exit status, in one
 short paragraph that names the flag and the nearest name, without internal names.
 
-    wrong_inputs_test.py REPRISE [FILTER]
+    wrong_inputs_test.py REPRISE COMMAND_SERVER [FILTER]
+
+Most cases run in COMMAND_SERVER, a process that forks for each of them, some in REPRISE.
 """
 import concurrent.futures
 import os
 import pathlib
+import queue
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 
 from wrong_inputs import CASES, UNREADABLE, make_files
 
 MAX_SECONDS = 60  # per case, on a busy machine
+ALONE = 25  # one of so many cases has a process of its own
 MOST_LINES = 3
 MOST_LETTERS = 500
 # Texts that must not reach users: names of C++ functions and types, messages of libraries.
@@ -26,20 +31,52 @@ FORBIDDEN = re.compile(
 )
 
 
-def wrong_with(command, case, files, folder):
-    """The problems with the output of a case; empty if there are none."""
-    text, status, *parts = case
-    text = re.sub(r"\{([^}]+)\}", lambda name: files[name[1]], text)
-    words = [command, *shlex.split(text)]
+class Server:
+    """Runs commands in forks of one process."""
+
+    def __init__(self, program, folder):
+        self.process = subprocess.Popen([program], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, cwd=folder)
+
+    def run(self, words):
+        """Returns the exit status and what was written to standard error."""
+        coded = [word.encode() for word in words]
+        request = f"{len(coded)}\n".encode()
+        request += b"".join(f"{len(word)} ".encode() + word for word in coded)
+        timer = threading.Timer(MAX_SECONDS, self.process.kill)
+        timer.start()
+        self.process.stdin.write(request + b"\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().split()
+        if not answer:
+            raise subprocess.TimeoutExpired(words, MAX_SECONDS)
+        text = self.process.stdout.read(int(answer[1]))
+        timer.cancel()
+        return int(answer[0]), text.decode(errors="replace")
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def run_alone(words, folder):
+    ran = subprocess.run(words, capture_output=True, text=True, errors="replace",
+                         timeout=MAX_SECONDS, cwd=folder, stdin=subprocess.DEVNULL,
+                         check=False)
+    return ran.returncode, ran.stderr
+
+
+def wrong_with(case, words, run):
+    """The problems with the output of a case; empty if there are none. `run` returns its exit
+    status and its standard error."""
+    _, status, *parts = case
     try:
-        ran = subprocess.run(words, capture_output=True, text=True, errors="replace",
-                             timeout=MAX_SECONDS, cwd=folder, stdin=subprocess.DEVNULL)
+        returned, answer = run(words)
     except subprocess.TimeoutExpired:
         return [f"not answered within {MAX_SECONDS} s"]
-    answer = ran.stderr
     problems = []
-    if ran.returncode != status:
-        problems.append(f"status {ran.returncode}, expected {status}")
+    if returned != status:
+        problems.append(f"status {returned}, expected {status}")
     if len(answer.splitlines()) > MOST_LINES or len(answer) > MOST_LETTERS:
         problems.append("not a short paragraph")
     if not answer.startswith("reprise: "):
@@ -66,8 +103,8 @@ def check_statuses(command, folder):
 
 
 def main():
-    command = os.path.abspath(sys.argv[1])
-    only = sys.argv[2] if len(sys.argv) > 2 else ""
+    command, program = map(os.path.abspath, sys.argv[1:3])
+    only = sys.argv[3] if len(sys.argv) > 3 else ""
     cases = CASES + ([] if os.geteuid() == 0 else UNREADABLE)
     cases = [case for case in cases if only in case[0]]
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -81,12 +118,29 @@ def main():
         folder.mkdir()
         files = make_files(files_at)
         before = sorted(files_at.rglob("*"))
+        servers = queue.SimpleQueue()
+        for _ in range(2):
+            servers.put(Server(program, folder))
+
+        def check(number):
+            case = cases[number]
+            text = re.sub(r"\{([^}]+)\}", lambda name: files[name[1]], case[0])
+            words = [command, *shlex.split(text)]
+            if number % ALONE == 0:
+                return wrong_with(case, words, lambda words: run_alone(words, folder))
+            server = servers.get()
+            try:
+                return wrong_with(case, words, server.run)
+            finally:
+                servers.put(server)
+
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            answers = pool.map(lambda case: wrong_with(command, case, files, folder), cases)
-            for case, problems in zip(cases, answers):
+            for case, problems in zip(cases, pool.map(check, range(len(cases)))):
                 failures += bool(problems)
                 for problem in problems:
                     print(f"FAILED: reprise {case[0]}: {problem}")
+        while not servers.empty():
+            servers.get().close()
         for problem in [] if only else check_statuses(command, folder):
             failures += 1
             print(f"FAILED: {problem}")

@@ -1,5 +1,6 @@
 #include "train/step/backward_update.h"
 
+#include "compat/cuda.h"
 #include "compat/denormals.h"
 #include "ops/adam_update.h"
 #include "plan/update_cuts.h"
@@ -14,6 +15,8 @@ namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
+
+constexpr int kMaxAttempts = 3;  // of a part of an update
 
 PartialOptimizer& partial_of(Optimizer& optimizer) {
   auto* partial = dynamic_cast<PartialOptimizer*>(&optimizer);
@@ -103,15 +106,21 @@ void BackwardUpdate::final_from(int stage) {
     values_ += values;
   }
   WeightCopies::mark_outdated(parameters);
-  // An allocation may fail in it before the first value changes, but then the copies and the
-  // parameters of earlier calls do not tell whether the micro-batch can be repeated.
+  // A part allocates everything before its first value changes. If that fails in the first one,
+  // the micro-batch is repeated. Later ones are repeated here, with unused memory freed.
   const bool first_part = !changed_;
   changed_ = true;
-  try {
-    update_some(parameters);
-  } catch (const c10::Error& error) {
-    if (first_part && is_out_of_memory(error)) changed_ = false;
-    throw;
+  for (int attempt = 1;; ++attempt) {
+    try {
+      update_some(parameters);
+      break;
+    } catch (const c10::Error& error) {
+      if (!is_out_of_memory(error)) throw;
+      if (first_part) changed_ = false;
+      if (first_part || captured_ || attempt == kMaxAttempts) throw;
+    }
+    if (lane_) lane_->join(0);
+    if (device_.is_cuda()) compat::empty_cuda_cache();
   }
   for (Tensor& parameter : parameters) parameter.mutable_grad().reset();
   updated_.insert(updated_.end(), parameters.begin(), parameters.end());
