@@ -8,6 +8,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -114,6 +115,7 @@ class PinnedTensors final : public HostTensors {
         streams_(std::make_shared<CopyStreams>(device, std::move(quota))) {}
 
   at::Tensor allocate(int64_t bytes) override {
+    if (bytes == 0) return at::empty({0}, at::kByte);
     if (!streams_->quota->take(bytes)) return {};
     const c10::cuda::CUDAGuard guard(device_);
     const auto memory = PinnedMemory::allocate(static_cast<size_t>(bytes));

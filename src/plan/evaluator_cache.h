@@ -54,7 +54,6 @@ class EvaluatorCache {
 
   /// Returns all plans that were tried, for any request, with what was measured.
   std::vector<Plan> tried(const CandidateKey& key);
-  bool has_tried(const CandidateKey& key) const { return !trials(key).empty(); }
   /// Returns `plan` as it was measured. If it was not tried, corrects its
   /// prediction by the errors for the tried plan of the same size whose peak
   /// is nearest.

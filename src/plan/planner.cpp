@@ -1,5 +1,6 @@
 #include "plan/evaluator_cache.h"
 #include "plan/explanation.h"
+#include "plan/plan_budget.h"
 #include "plan/size_search.h"
 
 #include <reprise/plan/planner.h>
@@ -7,8 +8,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -20,9 +19,9 @@ using detail::CandidateKey;
 using detail::Evaluator;
 using detail::EvaluatorCache;
 using detail::key_of;
+using detail::kNoLimit;
 using detail::SizeSearch;
 
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
 // Maximum number of additional measurements of sizes that were chosen by
 // interpolation.
 constexpr int kMaxMeasurements = 6;
@@ -36,10 +35,11 @@ constexpr int kMaxTries = 8;
 // kMaxRivals other plans that took at most kRivalRatio times as long, at most
 // kMaxComparisons times.
 constexpr size_t kMaxRivals = 2;
-// Predictions may be too long by this factor.
-constexpr double kBeatenRatio = 1.25;
 constexpr double kRivalRatio = 1.25;
 constexpr int kMaxComparisons = 2;
+// Plans that are predicted to take so many times as long as PlanRequest::rival_ms are not
+// tried. Predictions may be too long.
+constexpr double kBeatenRatio = 1.25;
 
 /// The best plans for one precision and micro-batch size, with a CUDA graph or
 /// without, and one way to update.
@@ -66,26 +66,13 @@ struct Candidate {
   }
 };
 
-/// Memory that needs no margin, because its size is known: that of the weights, their copies
-/// and the optimizer's state, in the precision that has least of it.
-int64_t exact_bytes(const PlanRequest& request, CostSource& costs) {
-  if (request.memory == 0) return 0;
-  int64_t least = kNoLimit;
-  for (const Precision precision : request.precisions) {
-    const FixedMemory& fixed = costs.profile(precision).fixed;
-    least = std::min(least, fixed.parameters + fixed.optimizer);
-  }
-  return std::min(least, request.memory);
-}
-
 class Planner {
  public:
   Planner(const PlanRequest& request, CostSource& costs)
       : request_(request),
         costs_(costs),
-        exact_bytes_(exact_bytes(request, costs)),
-        budget_(request.memory > 0 ? request.memory - left_free(request.memory)
-                                   : kNoLimit),
+        plan_budget_(request, costs),
+        budget_(plan_budget_.bytes()),
         sizes_(request, costs, budget_),
         evaluators_(request, costs, budget_) {}
 
@@ -422,9 +409,9 @@ class Planner {
         {},
         {},
         costs_.profile(chosen.precision()).stages,
-        least == nullptr
-            ? 0
-            : with_margin(evaluators_.smallest(least->key).peak_bytes)};
+        least == nullptr ? 0
+                         : plan_budget_.with_margin(
+                               evaluators_.smallest(least->key).peak_bytes)};
     if (!request_.explain) return result;
     std::vector<CandidateKey> keys;
     for (const Candidate& candidate : candidates_)
@@ -464,24 +451,10 @@ class Planner {
     return list;
   }
 
-  /// The part of a budget that the margin leaves free.
-  int64_t left_free(int64_t budget) const {
-    return static_cast<int64_t>(std::ceil(
-        static_cast<double>(budget - exact_bytes_) * request_.margin));
-  }
-
-  /// Returns the budget that a plan with this peak fits into.
-  int64_t with_margin(int64_t peak_bytes) const {
-    const auto exact = static_cast<double>(std::min(exact_bytes_, peak_bytes));
-    const double rest = static_cast<double>(peak_bytes) + 1 - exact;
-    return static_cast<int64_t>(
-        std::ceil(exact + rest / (1 - request_.margin)));
-  }
-
   const PlanRequest& request_;
   CostSource& costs_;
-  int64_t exact_bytes_;
-  int64_t budget_;
+  detail::PlanBudget plan_budget_;
+  int64_t budget_;  // maximum of a plan's peak
   SizeSearch sizes_;
   EvaluatorCache evaluators_;
   std::vector<Candidate> candidates_;

@@ -22,8 +22,8 @@ void set_copies(PlanResult& result, std::optional<WeightCopiesMode> copies) {
 
 // The least share of the optimizer's state that a plan may move; see choose_share().
 constexpr double kLeastHostShare = 0.25;
-// The part of a predicted time that even a plan without recomputation needs.
-constexpr double kLeastShare = 0.9;
+// Predicted times may be too long; a training takes at least this share of them.
+constexpr double kLeastOfPrediction = 0.9;
 
 /// Less is better.
 std::tuple<bool, double> rank_of(const PlanResult& result) {
@@ -43,14 +43,13 @@ void add_inexact_reductions(const TrainingCosts& costs,
   const TrainOptions& options = costs.options();
   const std::string& optimizer = options.optimizer.name;
   if (optimizer == "adam" || optimizer == "adamw") {
-    // Two bytes per parameter and a scale per block instead of eight bytes.
-    add(optimizer + "8bit: 8-bit moments, changes results",
-        fixed.optimizer * 3 / 4);
+    // Two bytes per parameter instead of eight, except for embeddings.
+    add(optimizer + "8bit, at most; changes results", fixed.optimizer * 3 / 4);
   }
   const bool sums = result.plan.accumulate > 1 &&
                     options.state != StatePlace::kHostAll &&
                     options.gradients == GradientSums::kFp32;
-  if (sums) add("--gradients bf16, changes results", fixed.gradients / 2);
+  if (sums) add("--gradients bf16; changes results", fixed.gradients / 2);
 }
 
 bool recomputes(const Plan& plan) {
@@ -277,7 +276,8 @@ double CostChoice::least_host_ms(const PlanRequest& request) {
                              kLeastHostShare /
                              std::max(link_.to_device, link_.to_host);
     const double ms =
-        kLeastShare * least_step_ms(profile, request.global_batch) + copies_ms;
+        kLeastOfPrediction * least_step_ms(profile, request.global_batch) +
+        copies_ms;
     least = least == 0 ? ms : std::min(least, ms);
   }
   return least;

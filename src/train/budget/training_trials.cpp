@@ -170,7 +170,9 @@ std::optional<TrainingCosts::Trial> TrainingCosts::run_schedule(
   const bool updates = mode.update == UpdateMode::kBackward;
   // The trial has an optimizer of its own.
   if (updates && options_.training) return std::nullopt;
-  if (updates && !fits_updating(profile, size, schedule, mode)) {
+  if (updates &&
+      !(mode.window ? fits(profile, size, schedule, false, mode)
+                    : fits_updating(profile, size, schedule, mode))) {
     return std::nullopt;
   }
   // Add to existing gradients, as all micro-batches of a window but the first
