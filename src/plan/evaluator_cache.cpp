@@ -1,5 +1,6 @@
 #include "plan/evaluator_cache.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -14,11 +15,15 @@ constexpr int64_t kMaxSolverBytes = int64_t{256} << 20;
 // covers them, and each correction has to be tried.
 constexpr int64_t kLeastMore = 200;  // 0.5 %
 constexpr int64_t kLeastLess = 100;  // 1 %
+// Nor are those of a few small tensors.
+constexpr int64_t kLeastBytes = 2048;
 
 /// Returns the bytes beyond a predicted peak, or 0 if they hardly matter.
 int64_t relevant(int64_t extra_bytes, int64_t peak_bytes) {
-  const bool more = extra_bytes > peak_bytes / kLeastMore;
-  const bool less = extra_bytes < -(peak_bytes / kLeastLess);
+  const bool more =
+      extra_bytes > std::max(kLeastBytes, peak_bytes / kLeastMore);
+  const bool less =
+      extra_bytes < -std::max(kLeastBytes, peak_bytes / kLeastLess);
   return more || less ? extra_bytes : 0;
 }
 

@@ -41,6 +41,11 @@ constexpr int kMaxComparisons = 2;
 // tried. Predictions may be too long.
 constexpr double kBeatenRatio = 1.25;
 
+// Beside plans that were timed, predictions count so many times as long: a size that was not
+// measured yet, or a plan that was not tried, must promise more than noise.
+constexpr double kUnmeasuredRatio = 1.02;
+constexpr double kUntriedRatio = 1.005;
+
 /// The best plans for one precision and micro-batch size, with a CUDA graph or
 /// without, and one way to update.
 struct Candidate {
@@ -338,14 +343,25 @@ class Planner {
   }
 
   const Candidate* best() const {
+    const bool measures =
+        std::any_of(candidates_.begin(), candidates_.end(),
+                    [](const Candidate& one) { return one.tried.has_value(); });
     const Candidate* best = nullptr;
+    double least_ms = 0;
     for (const Candidate& candidate : candidates_) {
       if (!candidate.plan) continue;
-      if (best == nullptr || candidate.plan->step_ms < best->plan->step_ms) {
-        best = &candidate;
-      }
+      const double ms =
+          candidate.plan->step_ms * (measures ? caution(candidate) : 1);
+      if (best != nullptr && ms >= least_ms) continue;
+      best = &candidate;
+      least_ms = ms;
     }
     return best;
+  }
+
+  double caution(const Candidate& candidate) const {
+    if (!evaluators_.measured(candidate.key)) return kUnmeasuredRatio;
+    return candidate.to_be_tried ? kUntriedRatio : 1;
   }
 
   /// Returns the candidate of the same size with a CUDA graph, if it is still
@@ -409,9 +425,11 @@ class Planner {
         {},
         {},
         costs_.profile(chosen.precision()).stages,
-        least == nullptr ? 0
-                         : plan_budget_.with_margin(
-                               evaluators_.smallest(least->key).peak_bytes)};
+        least == nullptr
+            ? 0
+            : plan_budget_.with_margin(
+                  evaluators_.calibrated(evaluators_.smallest(least->key))
+                      .peak_bytes)};
     if (!request_.explain) return result;
     std::vector<CandidateKey> keys;
     for (const Candidate& candidate : candidates_)

@@ -297,6 +297,24 @@ void CostChoice::choose_share(const std::function<void(const Way&)>& consider,
   consider({copies, StatePlace::kHost, less ? kLeastHostShare : 0.75});
 }
 
+bool CostChoice::has_usual_steps(const Way& way) const {
+  // The optimizer's state makes no difference, nor does it whether copies are inside the
+  // weights.
+  return way.state != StatePlace::kHostAll &&
+         (way.copies == setup_.options.weight_copies ||
+          way.copies == WeightCopiesMode::kSplit);
+}
+
+const TrainingCosts* CostChoice::most_measured() const {
+  const TrainingCosts* most = &*usual_;
+  for (const auto& [way, costs] : others_) {
+    if (has_usual_steps(way) && costs->measurements() > most->measurements()) {
+      most = costs.get();
+    }
+  }
+  return most;
+}
+
 TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {
   auto found = others_.find(way);
   if (found == others_.end()) {
@@ -306,13 +324,7 @@ TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {
     setup.options.state = way.state;
     setup.host_share = way.host_share;
     TrainingCosts::Options options = options_;
-    // The optimizer's state makes no difference to micro-batches, nor does it whether copies
-    // are inside the weights.
-    const bool same_copies = way.copies == setup_.options.weight_copies ||
-                             way.copies == WeightCopiesMode::kSplit;
-    if (way.state != StatePlace::kHostAll && same_copies) {
-      options.same_steps = &*usual_;
-    }
+    if (has_usual_steps(way)) options.same_steps = most_measured();
     options.same_update = &*usual_;
     found = others_
                 .emplace(way, std::make_unique<TrainingCosts>(std::move(setup),

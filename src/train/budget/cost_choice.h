@@ -61,6 +61,10 @@ class CostChoice {
   bool is_hopeless(TrainingCosts& costs, const PlanRequest& request) const;
   /// From now on a training has its state; see TrainingCosts::begin_training().
   void begin_training();
+  /// Whether micro-batches take the same time as usual.
+  bool has_usual_steps(const Way& way) const;
+  /// Of the costs with usual micro-batches, those with most measurements.
+  const TrainingCosts* most_measured() const;
   /// Null if there are none and `create` is false.
   TrainingCosts* costs_with(const Way& way, bool create);
 

@@ -14,11 +14,12 @@
 namespace reprise::detail {
 namespace {
 
-constexpr double kRowMs = 30;         // least duration of a row
-constexpr double kOneMs = 60;         // micro-batches that are a row on CUDA
-constexpr double kLongMs = 500;       // micro-batches to time in two rows only
-constexpr double kVeryLongMs = 1500;  // micro-batches to time in one row only
-constexpr double kWarmUpMs = 150;     // enough time for a warm-up on CUDA
+constexpr double kRowMs = 30;  // least duration of a row
+constexpr double kOneMs = 60;  // micro-batches that are a row on CUDA
+// Micro-batches to time in two rows only, and in one row only. A CPU has other work as well.
+constexpr double kLongMs = 500, kLongCudaMs = 100;
+constexpr double kVeryLongMs = 1500, kVeryLongCudaMs = 400;
+constexpr double kWarmUpMs = 150;  // enough time for a warm-up on CUDA
 
 /// Returns the setup with another precision. It shares the model.
 TrainSetup with_precision(const TrainSetup& setup, Precision precision) {
@@ -48,9 +49,9 @@ double time_rows(torch::Device device, const ScheduleTimer::Timing& timing,
   const int in_a_row = std::max(enough, !cuda || is_long ? 1
                                         : enough > 1     ? 5
                                                          : 2);
-  const int most_rows = about_ms >= kVeryLongMs ? 1
-                        : about_ms >= kLongMs   ? 2
-                                                : 3;
+  const int most_rows = about_ms >= (cuda ? kVeryLongCudaMs : kVeryLongMs) ? 1
+                        : about_ms >= (cuda ? kLongCudaMs : kLongMs)       ? 2
+                                                                           : 3;
   const auto rows = static_cast<size_t>(std::min(timing.rows, most_rows));
   std::vector<double> row_ms;
   if (in_a_row == 1) row_ms.push_back(about_ms);

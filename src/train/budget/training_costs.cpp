@@ -310,6 +310,12 @@ void TrainingCosts::reuse_steps(CostProfile& profile) const {
   if (!options_.memory_only) keep(profile);
 }
 
+size_t TrainingCosts::measurements() const {
+  size_t count = 0;
+  for (const auto& item : profiles_) count += item.second.sizes.size();
+  return count;
+}
+
 int64_t TrainingCosts::held_by_training() const {
   return MicroStep::held_bytes(setup_.device) + Metrics::kDeviceBytes;
 }

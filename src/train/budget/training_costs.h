@@ -66,6 +66,9 @@ class TrainingCosts final : public CostSource {
   /// From now on a training holds its state: nothing is measured that needs a second one.
   void begin_training() { options_.training = true; }
 
+  /// Number of micro-batch sizes that were measured.
+  size_t measurements() const;
+
   /// Frees library workspaces that were allocated by measurements.
   void release_workspaces();
   /// Frees the optimizer's state in host memory that measurements share.
