@@ -23,7 +23,7 @@
 namespace reprise::compat {
 namespace {
 
-constexpr int kCandidates = 4;
+constexpr int kCandidates = 8;
 constexpr int64_t kMinMultiplications = int64_t{1} << 28;
 constexpr size_t kMaxWorkspaceBytes = size_t{32} << 20;
 /// An algorithm may need this much workspace even if cublasLt's own choice needs less.

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <memory>
+#include <vector>
 
 /// Saved-tensor hooks for C++.
 ///
@@ -28,6 +29,11 @@ class SavedTensorPolicy {
   /// dropped, and recomputed if there is a backward: operators need not compute them then,
   /// but must save tensors of the same sizes and types.
   virtual bool keeps() const { return true; }
+
+  /// Called by operators that know what they will save before they compute their output.
+  /// Throws if the output is not needed: a recomputation ends with the last tensor that the
+  /// backward uses.
+  virtual void before_output(const std::vector<at::Tensor>& /*to_save*/) {}
 };
 
 /// Applies `policy` to the tensors saved on this thread during the lifetime of the scope.
@@ -48,6 +54,12 @@ class SavedTensorScope {
   static bool keeps() {
     const auto policy = current();
     return !policy || policy->keeps();
+  }
+
+  /// SavedTensorPolicy::before_output() of the current policy.
+  static void before_output(const std::vector<at::Tensor>& to_save) {
+    const auto policy = current();
+    if (policy) policy->before_output(to_save);
   }
 };
 

@@ -105,8 +105,8 @@ class BertLayerImpl : public torch::nn::Module {
     const Tensor mixed = mixed_->drop(attend(x, recompute), recompute);
     const auto [y, up] =
         recompute.pointwise ? checkpoint(expand, mixed + x) : expand(x, mixed);
-    const Tensor down =
-        down_->drop(run_down(feed, up, recompute.pointwise), recompute);
+    const Tensor down = down_->drop(
+        run_down(feed, up, {.pointwise = recompute.pointwise}), recompute);
     return ops::post_norm(y, down, down_->norm(), /*round=*/false).stream;
   }
 

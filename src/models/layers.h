@@ -54,11 +54,11 @@ inline torch::Tensor run_linear(const LoraLinear& layer,
 }
 /// residual + run_linear(layer, x); in one matrix product if the layer has no adapter.
 inline torch::Tensor add_linear(const torch::Tensor& residual,
-                                const LoraLinear& layer,
-                                const torch::Tensor& x) {
+                                const LoraLinear& layer, const torch::Tensor& x,
+                                bool output_needed = true) {
   if (layer->has_adapter()) return residual + run_linear(layer, x);
   return ops::linear(x, layer->weight, layer->bias, ops::WeightLayout::kOutIn,
-                     residual);
+                     residual, output_needed);
 }
 
 /// ops::packed_linear() of two or three layers, with their adapters. All or none of them

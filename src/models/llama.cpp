@@ -148,10 +148,10 @@ class LlamaMlpImpl : public torch::nn::Module {
     parts.push_back(x);
     return checkpoint_list_if(
         recompute.pointwise,
-        [this](const Tensors& in) {
+        [this, needed = !recompute.skip_output](const Tensors& in) {
           const Tensor y = in.size() == 2 ? ops::packed_swiglu(in[0])
                                           : ops::swiglu(in[0], in[1]);
-          return Tensors{add_linear(in.back(), down_proj_, y)};
+          return Tensors{add_linear(in.back(), down_proj_, y, needed)};
         },
         parts)[0];
   }

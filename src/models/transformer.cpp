@@ -49,14 +49,15 @@ Tensor run_up(const FeedForward& feed, const Tensor& x) {
                                        : feed.up(x);
 }
 
-Tensor run_down(const FeedForward& feed, const Tensor& x, bool recompute,
-                const Tensor& residual) {
+Tensor run_down(const FeedForward& feed, const Tensor& x,
+                RecomputeChoice recompute, const Tensor& residual) {
   if (ops::has_fused_feed_forward(x, feed.layers)) {
-    return ops::feed_forward_down(x, feed.layers, feed.activation, recompute,
-                                  residual);
+    return ops::feed_forward_down(x, feed.layers, feed.activation,
+                                  recompute.pointwise, residual,
+                                  !recompute.skip_output);
   }
   const Tensor y = checkpoint_if(
-      recompute,
+      recompute.pointwise,
       [down = feed.down, activation = feed.activation](const Tensor& t) {
         return down(ops::activate(t, activation));
       },
@@ -67,8 +68,8 @@ Tensor run_down(const FeedForward& feed, const Tensor& x, bool recompute,
 Tensor add_feed_forward(const FeedForward& feed, const Tensor& residual,
                         const Tensor& x, double dropout,
                         RecomputeChoice recompute) {
-  if (dropout == 0) return run_down(feed, x, recompute.pointwise, residual);
-  return residual + drop_out(run_down(feed, x, recompute.pointwise), dropout,
+  if (dropout == 0) return run_down(feed, x, recompute, residual);
+  return residual + drop_out(run_down(feed, x, recompute), dropout,
                              /*train=*/true, recompute);
 }
 

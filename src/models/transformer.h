@@ -37,6 +37,8 @@ struct RecomputeChoice {
   /// Attention from queries, keys and values up to its output layer: two small matrix
   /// products. Without fused attention in LibTorch, attention saves most of all.
   bool attention = false;
+  /// Nothing reads the result: its values may be undefined.
+  bool skip_output = false;
 };
 
 /// torch::dropout(), or ops::dropout() if `recompute.pointwise` is set.
@@ -55,10 +57,10 @@ struct FeedForward {
 /// First layer of `feed`. Its result must be passed to run_down().
 torch::Tensor run_up(const FeedForward& feed, const torch::Tensor& x);
 
-/// Activation and second layer of `feed`, plus `residual` if it is defined. `recompute`:
-/// save only x.
+/// Activation and second layer of `feed`, plus `residual` if it is defined.
 torch::Tensor run_down(const FeedForward& feed, const torch::Tensor& x,
-                       bool recompute, const torch::Tensor& residual = {});
+                       RecomputeChoice recompute,
+                       const torch::Tensor& residual = {});
 
 /// residual + dropout(run_down(x)). `dropout` must be 0 outside of training.
 torch::Tensor add_feed_forward(const FeedForward& feed,
@@ -124,10 +126,11 @@ template <class Block>
 Stage make_block_stage(const std::string& name, const Block& block) {
   const auto with = [&block](RecomputeChoice recompute) -> Stage::Function {
     return [block, recompute](const Tensors& inputs) mutable {
+      recompute.skip_output = outputs_unused();
       return Tensors{block->forward(inputs.at(0), recompute)};
     };
   };
-  return make_stage(name, block)
+  return Stage(name, with({}), {block})
       .with_variant("recompute pointwise", with({.pointwise = true}))
       .with_variant("recompute attention",
                     with({.pointwise = true, .attention = true}))
@@ -142,6 +145,7 @@ Stage make_language_block_stage(const std::string& name,
                                 const std::shared_ptr<Block>& block) {
   const auto with = [&block](RecomputeChoice recompute) -> Stage::Function {
     return [block, recompute](const Tensors& inputs) mutable {
+      recompute.skip_output = outputs_unused();
       Tensors outputs = inputs;
       outputs.at(0) =
           block->forward(inputs[0], recompute, segment_tensors(inputs));

@@ -40,6 +40,7 @@ class ImageConvOperator : public torch::autograd::Function<ImageConvOperator> {
   static Tensor forward(AutogradContext* context, const Tensor& x,
                         const Tensor& weight, const Tensor& bias,
                         int64_t stride, int64_t padding) {
+    detail::save_before_output(*context, {x, weight});
     const ImageConvShape shape = conv_shape(x, weight, stride, padding);
     const Tensor y = torch::empty(
         {shape.samples, shape.filters, shape.out_height(), shape.out_width()},
@@ -51,7 +52,6 @@ class ImageConvOperator : public torch::autograd::Function<ImageConvOperator> {
     launch.bias = float_data(bias);
     launch.y = y.data_ptr<float>();
     kernels::image_conv_forward(launch, detail::kernel_stream(x));
-    context->save_for_backward({x, weight});
     context->saved_data["stride"] = stride;
     context->saved_data["padding"] = padding;
     context->saved_data["bias"] = bias.numel() > 0;

@@ -103,15 +103,19 @@ class FeedForwardDownOperator
   static Tensor forward(AutogradContext* context, const Tensor& up,
                         const Tensor& bias1, const Tensor& weight,
                         const Tensor& bias2, const Tensor& copy, bool in_out,
-                        int64_t kind, bool recompute, const Tensor& residual) {
+                        int64_t kind, bool recompute, const Tensor& residual,
+                        bool output_needed) {
     const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = for_kernel(detail::as_matrix(up));
-    const Tensor hidden =
-        run_activation(rows, static_cast<kernels::ActivationKind>(kind));
     if (recompute) {
-      context->save_for_backward({detail::as_saved(rows)});
-    } else {
-      context->save_for_backward({detail::as_saved(rows), hidden});
+      detail::save_before_output(*context, {detail::as_saved(rows)});
+    }
+    Tensor hidden = rows;  // of the same shape, if nothing reads it
+    if (output_needed || !recompute) {
+      hidden = run_activation(rows, static_cast<kernels::ActivationKind>(kind));
+    }
+    if (!recompute) {
+      detail::save_before_output(*context, {detail::as_saved(rows), hidden});
     }
     // Not as saved variables: the backward needs the tensors that own the gradients.
     auto& data = context->saved_data;
@@ -129,7 +133,8 @@ class FeedForwardDownOperator
                             : Tensor();
     const Tensor matrix = in_out ? copy : copy.t();
     const Tensor y =
-        residual.numel() > 0
+        !output_needed ? detail::unused_product(hidden, matrix, residual)
+        : residual.numel() > 0
             ? detail::gemm_plus(detail::as_matrix(residual), hidden, matrix,
                                 detail::undefined_if_empty(bias2), bias)
             : detail::gemm(hidden, matrix, bias);
@@ -164,7 +169,7 @@ class FeedForwardDownOperator
     // Counted without the arguments that are not tensors.
     const bool residual = context->needs_input_grad(5);
     return {dup.view(data["sizes"].toIntVector()), {}, {}, {}, {}, {}, {}, {},
-            residual ? gradients[0] : Tensor()};
+            residual ? gradients[0] : Tensor(),    {}};
   }
 
  private:
@@ -233,11 +238,11 @@ Tensor feed_forward_up(const Tensor& x, const FeedForwardLayers& layers) {
 
 Tensor feed_forward_down(const Tensor& up, const FeedForwardLayers& layers,
                          Activation activation, bool recompute_activation,
-                         const Tensor& residual) {
+                         const Tensor& residual, bool output_needed) {
   const Tensor& weight = layers.weight2;
   if (!has_fused_feed_forward(up, layers)) {
     return linear(activate(up, activation), weight, layers.bias2, layers.layout,
-                  residual);
+                  residual, output_needed);
   }
   const auto type = compat::autocast_type(up);
   const Tensor copy = WeightCopies::find(weight, type);
@@ -246,7 +251,7 @@ Tensor feed_forward_down(const Tensor& up, const FeedForwardLayers& layers,
       detail::defined_or_empty(layers.bias2, copy), copy,
       layers.layout == WeightLayout::kInOut,
       static_cast<int64_t>(kind_of(activation)), recompute_activation,
-      detail::defined_or_empty(residual, copy));
+      detail::defined_or_empty(residual, copy), output_needed);
 }
 
 Tensor feed_forward(const Tensor& x, const FeedForwardLayers& layers,

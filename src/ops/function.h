@@ -1,7 +1,12 @@
 #pragma once
 
+#include "compat/saved_tensors.h"
+
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
+
+#include <utility>
 
 /// Helpers for operators that derive from torch::autograd::Function.
 /// Tested by tests/ops/linear_test.cpp.
@@ -15,6 +20,14 @@ inline torch::Tensor defined_or_empty(const torch::Tensor& tensor,
 }
 inline torch::Tensor undefined_if_empty(const torch::Tensor& tensor) {
   return tensor.numel() == 0 ? torch::Tensor() : tensor;
+}
+
+/// For operators that save nothing that depends on their output, before they compute it, which
+/// a recomputation may not need. All tensors must be defined.
+inline void save_before_output(torch::autograd::AutogradContext& context,
+                               torch::autograd::variable_list tensors) {
+  compat::SavedTensorScope::before_output(tensors);
+  context.save_for_backward(std::move(tensors));
 }
 
 /// For the start of a backward. Throws c10::Error if it is differentiated itself; `op` is

@@ -126,6 +126,15 @@ Tensor gemm_plus(const Tensor& residual, const Tensor& a, const Tensor& b,
   return residual + gemm(a, b, rounded_bias);
 }
 
+Tensor unused_product(const Tensor& a, const Tensor& b,
+                      const Tensor& residual) {
+  const auto type =
+      residual.numel() > 0
+          ? c10::promoteTypes(a.scalar_type(), residual.scalar_type())
+          : a.scalar_type();
+  return torch::empty({a.size(0), b.size(1)}, a.options().dtype(type));
+}
+
 Tensor gemm_as(const Tensor& a, const Tensor& b, torch::ScalarType type) {
   const bool single = type == torch::kFloat && a.scalar_type() == type;
   return single ? gemm(a, b) : compat::gemm_as(a, b, type);

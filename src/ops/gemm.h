@@ -18,6 +18,11 @@ torch::Tensor gemm_plus(const torch::Tensor& residual, const torch::Tensor& a,
                         const torch::Tensor& b, const torch::Tensor& bias,
                         const torch::Tensor& rounded_bias);
 
+/// A tensor in the place of a b, or of gemm_plus() if `residual` is not empty, whose values are
+/// undefined.
+torch::Tensor unused_product(const torch::Tensor& a, const torch::Tensor& b,
+                             const torch::Tensor& residual);
+
 /// a b as a tensor of `type`; see compat::gemm_as().
 torch::Tensor gemm_as(const torch::Tensor& a, const torch::Tensor& b,
                       torch::ScalarType type);

@@ -71,11 +71,11 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
   /// `bias`, `residual`: empty if there are none.
   static Tensor forward(AutogradContext* context, const Tensor& x,
                         const Tensor& weight, const Tensor& bias,
-                        const Tensor& copy, bool in_out,
-                        const Tensor& residual) {
+                        const Tensor& copy, bool in_out, const Tensor& residual,
+                        bool output_needed) {
     const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = as_matrix(x.to(copy.scalar_type()));
-    context->save_for_backward({as_saved(rows)});
+    detail::save_before_output(*context, {as_saved(rows)});
     // Not as saved variables: these are no activations, and the backward needs the tensor
     // that owns the gradient.
     auto& data = context->saved_data;
@@ -91,7 +91,8 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
         bias_copy.defined() ? bias_copy : bias.to(copy.scalar_type());
     const Tensor rounded = bias.numel() > 0 ? added : Tensor();
     const Tensor y =
-        residual.numel() > 0
+        !output_needed ? detail::unused_product(rows, matrix, residual)
+        : residual.numel() > 0
             ? detail::gemm_plus(as_matrix(residual), rows, matrix,
                                 detail::undefined_if_empty(bias), rounded)
             : detail::gemm(rows, matrix, rounded);
@@ -137,7 +138,7 @@ class LinearOperator : public torch::autograd::Function<LinearOperator> {
     }
     // Counted without `in_out`, which is not a tensor.
     const bool residual = context->needs_input_grad(4);
-    return {dx, {}, db, {}, {}, residual ? gradients[0] : Tensor()};
+    return {dx, {}, db, {}, {}, residual ? gradients[0] : Tensor(), {}};
   }
 };
 
@@ -153,7 +154,7 @@ class PackedLinearOperator
                         const Tensor& copy, const Tensor& bias_copy) {
     const compat::AutocastGuard no_autocast(compat::AutocastState{});
     const Tensor rows = as_matrix(x.to(copy.scalar_type()));
-    context->save_for_backward({as_saved(rows)});
+    detail::save_before_output(*context, {as_saved(rows)});
     auto& data = context->saved_data;
     data["weights"] = not_empty({weight0, weight1, weight2});
     data["biases"] = not_empty({bias0, bias1, bias2});
@@ -280,7 +281,7 @@ Tensor fallback::linear(const Tensor& x, const Tensor& weight,
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-              WeightLayout layout, const Tensor& residual) {
+              WeightLayout layout, const Tensor& residual, bool output_needed) {
   const Tensor copy = WeightCopies::find(weight, compat::autocast_type(x));
   if (!copy.defined()) {
     const Tensor y = fallback::linear(x, weight, bias, layout);
@@ -288,7 +289,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   }
   return LinearOperator::apply(x, weight, detail::defined_or_empty(bias, copy),
                                copy, layout == WeightLayout::kInOut,
-                               detail::defined_or_empty(residual, copy));
+                               detail::defined_or_empty(residual, copy),
+                               output_needed);
 }
 
 std::vector<Tensor> fallback::packed_linear(const Tensor& x,

@@ -99,7 +99,7 @@ class SwigluOperator : public torch::autograd::Function<SwigluOperator> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& gate,
                         const Tensor& up) {
-    context->save_for_backward({gate, up});
+    detail::save_before_output(*context, {gate, up});
     if (is_kernel_rows(gate) && is_kernel_rows(up)) {
       return run_swiglu_kernel(gate, up);
     }
@@ -140,7 +140,7 @@ class PackedSwigluOperator
     : public torch::autograd::Function<PackedSwigluOperator> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& packed) {
-    context->save_for_backward({packed});
+    detail::save_before_output(*context, {packed});
     const auto [gate, up] = gate_and_up(packed);
     return run_swiglu_kernel(gate, up);
   }

@@ -16,7 +16,7 @@ constexpr int64_t kMaxSolverBytes = int64_t{256} << 20;
 constexpr int64_t kLeastMore = 200;  // 0.5 %
 constexpr int64_t kLeastLess = 100;  // 1 %
 // Nor are those of a few small tensors.
-constexpr int64_t kLeastBytes = 2048;
+constexpr int64_t kLeastBytes = 8192;
 
 /// Returns the bytes beyond a predicted peak, or 0 if they hardly matter.
 int64_t relevant(int64_t extra_bytes, int64_t peak_bytes) {

@@ -131,6 +131,11 @@ void CheckpointFrame::store_value(const torch::Tensor& tensor) {
   if (early_stop_ && index == last_needed_) throw StopRecomputation{};
 }
 
+void CheckpointFrame::end_with(const Tensors& tensors) {
+  if (!early_stop_ || stored_ + tensors.size() <= last_needed_) return;
+  for (const auto& tensor : tensors) store_value(tensor);
+}
+
 void CheckpointFrame::drop_values() {
   for (const auto& weak : slots_) {
     if (const auto slot = weak.lock()) {

@@ -44,6 +44,10 @@ class CheckpointFrame : public std::enable_shared_from_this<CheckpointFrame> {
   /// saving. Throws to end the recomputation if it was the last one needed.
   void store_value(const torch::Tensor& tensor);
 
+  /// Stores the next tensors that the recomputation will save, if the last one needed is among
+  /// them, and throws to end the recomputation.
+  void end_with(const std::vector<torch::Tensor>& tensors);
+
   /// The calls of keep() in the function.
   KeptCalls& kept_calls() { return kept_calls_; }
 
@@ -75,6 +79,9 @@ class FramePolicy final : public compat::SavedTensorPolicy {
       : frame_(&frame), recomputing_(recomputing) {}
   std::unique_ptr<compat::SavedTensorHooks> make_hooks() override;
   bool keeps() const override { return recomputing_; }
+  void before_output(const std::vector<torch::Tensor>& to_save) override {
+    if (recomputing_) frame_->end_with(to_save);
+  }
 
   CheckpointFrame& frame() const { return *frame_; }
   bool recomputing() const { return recomputing_; }

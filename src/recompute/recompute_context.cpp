@@ -7,11 +7,13 @@
 #include <array>
 #include <atomic>
 #include <unordered_set>
+#include <utility>
 
 namespace reprise {
 namespace {
 
 thread_local bool t_recomputing = false;
+thread_local bool t_outputs_unused = false;
 thread_local const Modules* t_modules = nullptr;
 
 /// Runs on one device.
@@ -59,6 +61,17 @@ RunScope::~RunScope() {
 
 bool RunScope::overlapped() {
   return t_run_depth > 0 && t_runs->overlaps.load() != t_overlaps_before;
+}
+
+bool outputs_unused() {
+  return t_outputs_unused;
+}
+
+OutputsUnused::OutputsUnused(bool unused)
+    : before_(std::exchange(t_outputs_unused, unused)) {}
+
+OutputsUnused::~OutputsUnused() {
+  t_outputs_unused = before_;
 }
 
 bool is_recomputing() {

@@ -93,6 +93,18 @@ class RecomputeGuard {
   bool was_recomputing_;
 };
 
+/// Sets the value of outputs_unused() on this thread.
+class OutputsUnused {
+ public:
+  explicit OutputsUnused(bool unused);
+  ~OutputsUnused();
+  OutputsUnused(const OutputsUnused&) = delete;
+  OutputsUnused& operator=(const OutputsUnused&) = delete;
+
+ private:
+  bool before_;
+};
+
 /// Sets the modules of the stage that this thread is running. checkpoint() uses
 /// them if no modules are given in its options.
 class CurrentModules {

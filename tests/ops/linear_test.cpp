@@ -1,3 +1,4 @@
+#include "compat/saved_tensors.h"
 #include "half_gemm_error.h"
 #include "linear_layer.h"
 
@@ -175,6 +176,62 @@ TEST(Linear, InPlaceOperatorsAndCheckpoints) {
   const Tensors got = run_block(true);
   for (size_t i = 0; i < wanted.size(); ++i) {
     EXPECT_TRUE(same(got[i], wanted[i])) << i;
+  }
+}
+
+/// Ends a run before the output of an operator is computed.
+class EndBeforeOutput final : public compat::SavedTensorPolicy {
+ public:
+  struct Ended {
+    std::vector<int64_t> sizes;  // of the tensors to be saved
+  };
+  std::unique_ptr<compat::SavedTensorHooks> make_hooks() override {
+    return nullptr;
+  }
+  void before_output(const std::vector<Tensor>& to_save) override {
+    Ended ended;
+    for (const auto& tensor : to_save) ended.sizes.push_back(tensor.numel());
+    throw ended;
+  }
+};
+
+/// A recomputation that needs the input of the last layer only does not multiply.
+TEST(Linear, RecomputationEndsBeforeTheProduct) {
+  const Layer layer = make_layer(ops::WeightLayout::kOutIn);
+  const WeightCopies copies({layer.weight}, torch::kBFloat16);
+  const compat::AutocastGuard guard(half());
+  const compat::SavedTensorScope scope(std::make_shared<EndBeforeOutput>());
+  try {
+    ops::linear(layer.x, layer.weight, layer.bias);
+    FAIL() << "the product was computed";
+  } catch (const EndBeforeOutput::Ended& ended) {
+    EXPECT_EQ(ended.sizes, std::vector<int64_t>{layer.x.numel()});
+  }
+}
+
+TEST(Linear, OutputThatNothingReads) {
+  for (const bool residual : {false, true}) {
+    const Layer layer = make_layer(ops::WeightLayout::kOutIn);
+    const WeightCopies copies({layer.weight}, torch::kBFloat16);
+    const auto added =
+        residual ? torch::randn({3, 7, 24}, on_device()) : Tensor();
+    const auto run = [&](bool needed) {
+      const compat::AutocastGuard guard(half());
+      return ops::linear(layer.x, layer.weight, layer.bias, layer.layout, added,
+                         needed);
+    };
+    const auto gradients = [&](const Tensor& y) {
+      y.backward(torch::ones_like(y));
+      return take_gradients({layer.x, layer.weight, layer.bias});
+    };
+    const Tensor y = run(true), unused = run(false);
+    EXPECT_EQ(unused.sizes(), y.sizes());
+    EXPECT_EQ(unused.strides(), y.strides());
+    EXPECT_EQ(unused.scalar_type(), y.scalar_type());
+    const Tensors wanted = gradients(y), got = gradients(unused);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_TRUE(same(got[i], wanted[i])) << i;
+    }
   }
 }
 

@@ -8,6 +8,8 @@
 
 #include <torch/nn/modules/dropout.h>
 
+#include <cmath>
+
 namespace reprise {
 namespace {
 
@@ -168,6 +170,51 @@ TEST(Execution, DroppedRunsUseTheStageItself) {
   execution.backward({torch::ones_like(execution.forward({x})[0])});
   EXPECT_EQ(own, 1);
   EXPECT_EQ(variant, 1);
+}
+
+/// Outputs of a run right before its backward are not read: wrong values change nothing.
+TEST(Execution, TellsWhichOutputsAreNotUsed) {
+  std::vector<std::pair<int, bool>>
+      runs;  // stage, whether its outputs are unused
+  std::vector<Stage> stages;
+  for (int i = 0; i < 3; ++i) {
+    torch::nn::Linear layer(8, 8);
+    layer->to(device());
+    stages.push_back(
+        make_stage("linear",
+                   [&runs, layer, i](const torch::Tensor& x) mutable {
+                     runs.emplace_back(i, outputs_unused());
+                     const auto y = layer(x.tanh());
+                     if (outputs_unused()) y.detach().fill_(NAN);
+                     return y;
+                   },
+                   {layer.ptr()}));
+  }
+  const Chain chain(std::move(stages));
+  const auto x = torch::randn({4, 8}, on_device());
+  const auto step = [&](const std::string& text) {
+    runs.clear();
+    Execution execution(chain, Schedule::parse(text, 3, text));
+    const auto y = execution.forward({x});
+    execution.backward({torch::ones_like(y[0])});
+    auto values = take_gradients(chain.parameters());
+    values.push_back(y[0]);
+    return values;
+  };
+  const auto expected = step("K0 K1 K2 B2 B1 B0");
+  EXPECT_EQ(runs, (decltype(runs){{0, false}, {1, false}, {2, false}}));
+  using Runs = decltype(runs);
+  for (const auto& [text, again] : std::vector<std::pair<std::string, Runs>>{
+           {"I0 D1 K2 B2 K0 K1 X2 B1 B0", {{0, false}, {1, true}}},
+           {"I0 I1 K2 B2 K1 X2 B1 K0 X1 B0", {{1, true}, {0, true}}},
+           {"I0 D1 K2 B2 I0 K1 X2 B1 K0 X1 B0",
+            {{0, false}, {1, true}, {0, true}}}}) {
+    const auto values = step(text);
+    EXPECT_EQ(Runs(runs.begin() + 3, runs.end()), again) << text;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(same(values[i], expected[i])) << text << ", value " << i;
+    }
+  }
 }
 
 TEST(Execution, RejectsUnknownVariants) {

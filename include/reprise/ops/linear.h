@@ -24,10 +24,14 @@ enum class WeightLayout {
 /// `residual` (…, out), for the end of a residual branch, is added to the result, which has
 /// its type if that is the wider one. With a copy on CUDA, large matrix products add bias
 /// and residual without a pass over memory and round once.
+///
+/// `output_needed`: false if nothing reads the values of the result, as in the last layer of a
+/// stage while outputs_unused() is true. With a copy they are not computed then.
 torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight,
                      const torch::Tensor& bias = {},
                      WeightLayout layout = WeightLayout::kOutIn,
-                     const torch::Tensor& residual = {});
+                     const torch::Tensor& residual = {},
+                     bool output_needed = true);
 
 /// Two or three linear layers of one input x (…, in), such as the projections to queries,
 /// keys and values. Weights have layout kOutIn and may have different numbers of outputs.
@@ -104,12 +108,13 @@ torch::Tensor feed_forward_up(const torch::Tensor& x,
                               const FeedForwardLayers& layers);
 
 /// Activation and second linear layer of feed_forward(), for the result of
-/// feed_forward_up() (…, hidden). `residual`: as in linear().
+/// feed_forward_up() (…, hidden). `residual`, `output_needed`: as in linear().
 torch::Tensor feed_forward_down(const torch::Tensor& up,
                                 const FeedForwardLayers& layers,
                                 Activation activation,
                                 bool recompute_activation = false,
-                                const torch::Tensor& residual = {});
+                                const torch::Tensor& residual = {},
+                                bool output_needed = true);
 
 /// Whether feed_forward() of x does not use the fallback. `x` may also be the result of
 /// feed_forward_up(). False if a weight is undefined.

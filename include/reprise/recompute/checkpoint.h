@@ -40,6 +40,12 @@ struct CheckpointOptions {
 /// logging or counters.
 bool is_recomputing();
 
+/// Returns whether this thread is recomputing a stage right before its backward: nothing reads
+/// the values of the stage's outputs then. A stage may leave them undefined, and save a last
+/// matrix product, as long as their shapes, types and autograd graph are the same. To be asked
+/// in the stage's own function: within a function that several stages share it may be wrong.
+bool outputs_unused();
+
 /// Runs `function(inputs)` and saves only its inputs for the backward pass,
 /// which recomputes everything else. The result is part of the caller's
 /// autograd graph. It supports `backward()`, `autograd::grad`, several inputs

@@ -82,6 +82,9 @@ struct TrainOptions {
   std::string host_memory = "auto";
   UpdateMode update = UpdateMode::kAuto;
   StatePlace state = StatePlace::kAuto;
+  /// Share of the optimizer's state that StatePlace::kHost moves to host memory. Plans choose
+  /// it.
+  double host_share = 1;
   GradientSums gradients = GradientSums::kFp32;
 
   // Arithmetic.

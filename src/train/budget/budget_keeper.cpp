@@ -172,7 +172,7 @@ void BudgetKeeper::adopt(Plan plan) {
   }
   options.batch = plan.micro_batch;
   options.accumulate = plan.accumulate;
-  parts_.setup.host_share = plan.host_share;
+  options.host_share = plan.host_share;
   const bool placed = parts_.runner.set_state(plan.state, plan.accumulate > 1);
   if (!placed && state_on_host(plan.state) &&
       options.state == StatePlace::kAuto) {

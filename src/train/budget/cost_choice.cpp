@@ -322,7 +322,7 @@ TrainingCosts* CostChoice::costs_with(const Way& way, bool create) {
     TrainSetup setup = setup_;
     setup.options.weight_copies = way.copies;
     setup.options.state = way.state;
-    setup.host_share = way.host_share;
+    setup.options.host_share = way.host_share;
     TrainingCosts::Options options = options_;
     if (has_usual_steps(way)) options.same_steps = most_measured();
     options.same_update = &*usual_;

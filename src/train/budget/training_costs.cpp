@@ -207,7 +207,7 @@ std::string TrainingCosts::key_of(Precision precision) const {
       "{} | LibTorch {}",
       kFormat, setup_.model.cost_key, option_fields().cost_key(options),
       setup_.data.name, shape_text(*setup_.data.train), setup_.dataset_bytes,
-      variants, setup_.host_share,
+      variants, setup_.options.host_share,
       setup_.device.is_cuda() ? compat::cuda_device_name(setup_.device.index())
                               : "cpu",
       at::get_num_threads(), libtorch_version());

@@ -58,7 +58,7 @@ class TrainingCosts final : public CostSource {
   }
 
   /// Share of the optimizer's state in host memory; see Plan.
-  double host_share() const { return setup_.host_share; }
+  double host_share() const { return setup_.options.host_share; }
 
   /// Measures copies between host and device; zeros if the host gives no memory.
   LinkSpeed link() const;

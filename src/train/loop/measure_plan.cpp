@@ -24,6 +24,7 @@ PlanMeasurement measure_plan(const TrainConfig& config, const Plan& plan,
   fixed.recompute = plan.schedule.to_text();
   fixed.update = plan.update;
   fixed.state = plan.state;
+  fixed.host_share = plan.host_share;
   if (plan.weight_copies) fixed.weight_copies = *plan.weight_copies;
   if (plan.settings) {
     fixed.layout = plan.settings->layout;

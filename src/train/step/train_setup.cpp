@@ -261,7 +261,7 @@ std::string move_state_to_host(Optimizer& optimizer, const TrainSetup& setup) {
               "; use --state device");
   const auto& host = setup.state_memory;
   if (!host) return "the host has no free memory";
-  if (partial->move_state(host, setup.host_share)) return "";
+  if (partial->move_state(host, setup.options.host_share)) return "";
   return fmt::format("the host gives no memory for it, with a limit of {}",
                      format_bytes(host->limit_bytes()));
 }

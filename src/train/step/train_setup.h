@@ -37,8 +37,6 @@ struct TrainSetup {
   std::shared_ptr<HostStore> host{};  ///< for offloaded activations; null: none
   /// For the optimizer's state and the parameters; null: none.
   std::shared_ptr<HostTensors> state_memory{};
-  /// Share of the optimizer's state that StatePlace::kHost moves to host memory.
-  double host_share = 1;
   /// The parameters, which it can move; null if it never does.
   std::shared_ptr<HostParameters> host_parameters{};
   Model model;  ///< in training mode
