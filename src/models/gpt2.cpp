@@ -44,20 +44,6 @@ class Conv1DImpl : public torch::nn::Module, public LoraLayer {
 };
 TORCH_MODULE(Conv1D);
 
-/// layer(normal) if `normal` is defined; otherwise layer(norm(x)), recomputed in the
-/// backward.
-template <class Layer>
-Tensor run_on_normal(Layer layer, const Tensor& x, const Tensor& normal,
-                     LayerNorm norm) {
-  if (normal.defined()) return layer(normal);
-  return checkpoint_if(
-      true,
-      [layer, norm](const Tensor& t) mutable {
-        return layer(ops::add_norm(t, {}, norm).normalized);
-      },
-      x);
-}
-
 class Gpt2AttentionImpl : public torch::nn::Module {
  public:
   Gpt2AttentionImpl(const ModelOptions& options, double out_deviation)
@@ -68,12 +54,14 @@ class Gpt2AttentionImpl : public torch::nn::Module {
         c_proj_(register_module(
             "c_proj", Conv1D(options.width, options.width, out_deviation))) {}
 
-  /// `normal`: norm(x); if it is undefined, norm(x) is computed, and again in the backward.
   /// `more`: {mask} of the segments, or nothing.
-  Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
-                 RecomputeChoice recompute, const Tensors& more) {
-    const auto [q, k, v] = ops::split_heads(
-        run_on_normal(c_attn_, x, normal, norm), heads_, heads_);
+  Tensor forward(const NormedInput& input, RecomputeChoice recompute,
+                 const Tensors& more) {
+    const Tensor projected =
+        input.feed([layer = c_attn_](const Tensors& in) mutable {
+          return Tensors{layer(in[0])};
+        })[0];
+    const auto [q, k, v] = ops::split_heads(projected, heads_, heads_);
     const auto mix = [this](const Tensor& a, const Tensor& b, const Tensor& c,
                             const auto&... mask) {
       MultiHeadOptions options;
@@ -106,14 +94,13 @@ class Gpt2FeedForwardImpl : public torch::nn::Module {
             "c_proj",
             Conv1D(4 * options.width, options.width, out_deviation))) {}
 
-  /// x plus the feed-forward layer of norm(x). Arguments as in Gpt2Attention.
-  Tensor forward(const Tensor& x, const Tensor& normal, const LayerNorm& norm,
-                 RecomputeChoice recompute) {
+  /// The stream plus the feed-forward layer of its norm.
+  Tensor forward(const NormedInput& input, RecomputeChoice recompute) {
     const FeedForward feed = layers();
-    const Tensor up = run_on_normal(
-        [feed](const Tensor& t) { return run_up(feed, t); }, x, normal, norm);
-    return add_feed_forward(feed, x, up, is_training() ? dropout_ : 0,
-                            recompute);
+    const Tensor up = input.feed(
+        [feed](const Tensors& in) { return Tensors{run_up(feed, in[0])}; })[0];
+    return add_feed_forward(feed, input.stream(), up,
+                            is_training() ? dropout_ : 0, recompute);
   }
 
  private:
@@ -145,15 +132,15 @@ class Gpt2BlockImpl : public torch::nn::Module {
 
   Tensor forward(const Tensor& x, RecomputeChoice recompute,
                  const Tensors& more) {
-    if (recompute.pointwise) {
-      const Tensor y = x + attn_->forward(x, {}, ln_1_, recompute, more);
-      return mlp_->forward(y, {}, ln_2_, recompute);
-    }
-    const auto [stream, first] = ops::add_norm(x, {}, ln_1_);
-    const Tensor attended =
-        attn_->forward(stream, first, ln_1_, recompute, more);
-    const auto [y, second] = ops::add_norm(stream, attended, ln_2_);
-    return mlp_->forward(y, second, ln_2_, recompute);
+    const auto norm = [](const LayerNorm& layer) -> NormedInput::Norm {
+      return [layer](const Tensor& t, const Tensor& branch) {
+        return ops::add_norm(t, branch, layer);
+      };
+    };
+    const NormedInput first(x, {}, norm(ln_1_), recompute);
+    const Tensor attended = attn_->forward(first, recompute, more);
+    const NormedInput second(first.stream(), attended, norm(ln_2_), recompute);
+    return mlp_->forward(second, recompute);
   }
 
  private:

@@ -42,7 +42,7 @@ class RmsNormImpl : public torch::nn::Module {
         weight_(register_parameter("weight", torch::ones({width}))) {}
 
   Tensor forward(const Tensor& x) { return add(x, {}).normalized; }
-  ops::AddNormResult add(const Tensor& x, const Tensor& branch) {
+  ops::AddNormResult add(const Tensor& x, const Tensor& branch) const {
     return ops::add_rms_norm(x, branch, weight_, epsilon_);
   }
 
@@ -75,20 +75,14 @@ class LlamaAttentionImpl : public torch::nn::Module {
         o_proj_(register_module(
             "o_proj", make_projection(options.width, options.width))) {}
 
-  /// The attention of norm(x). `normal`: norm(x); if it is undefined, norm(x) is computed,
-  /// and again in the backward. `more`: {mask, cos, sin} of the segments, or nothing.
-  Tensor forward(const Tensor& x, const Tensor& normal, RmsNorm norm,
-                 RecomputeChoice recompute, const Tensors& more) {
-    Tensors inputs = {normal.defined() ? normal : x};
+  /// `more`: {mask, cos, sin} of the segments, or nothing.
+  Tensor forward(const NormedInput& input, RecomputeChoice recompute,
+                 const Tensors& more) {
     // All that is used and saved is passed in, so that it is counted. Tables that all
     // layers share are not.
-    if (!more.empty()) inputs.insert(inputs.end(), {more.at(1), more.at(2)});
-    const Tensors heads = checkpoint_list_if(
-        !normal.defined(),
-        [this, norm, ready = normal.defined()](const Tensors& in) mutable {
-          return project(ready ? in[0] : norm(in[0]), in);
-        },
-        inputs);
+    const Tensors heads =
+        input.feed([this](const Tensors& in) { return project(in[0], in); },
+                   more.empty() ? Tensors{} : Tensors{more.at(1), more.at(2)});
     const auto mix = [this](const Tensor& q, const Tensor& k, const Tensor& v,
                             const auto&... mask) {
       MultiHeadOptions options;
@@ -136,16 +130,11 @@ class LlamaMlpImpl : public torch::nn::Module {
         down_proj_(register_module(
             "down_proj", make_projection(options.mlp_width, options.width))) {}
 
-  /// x plus the feed-forward layer of norm(x). `normal`: as in LlamaAttention.
-  Tensor forward(const Tensor& x, const Tensor& normal, RmsNorm norm,
-                 RecomputeChoice recompute) {
-    Tensors parts = checkpoint_list_if(
-        !normal.defined(),
-        [this, norm, ready = normal.defined()](const Tensors& in) mutable {
-          return expand(ready ? in[0] : norm(in[0]));
-        },
-        {normal.defined() ? normal : x});
-    parts.push_back(x);
+  /// The stream plus the feed-forward layer of its norm.
+  Tensor forward(const NormedInput& input, RecomputeChoice recompute) {
+    Tensors parts =
+        input.feed([this](const Tensors& in) { return expand(in[0]); });
+    parts.push_back(input.stream());
     return checkpoint_list_if(
         recompute.pointwise,
         [this, needed = !recompute.skip_output](const Tensors& in) {
@@ -186,16 +175,16 @@ class LlamaBlockImpl : public torch::nn::Module {
 
   Tensor forward(const Tensor& x, RecomputeChoice recompute,
                  const Tensors& more) {  // x (N, T, C)
-    if (recompute.pointwise) {
-      const Tensor y =
-          x + self_attn_->forward(x, {}, input_norm_, recompute, more);
-      return mlp_->forward(y, {}, mlp_norm_, recompute);
-    }
-    const auto [stream, first] = input_norm_->add(x, {});
-    const Tensor attended =
-        self_attn_->forward(stream, first, input_norm_, recompute, more);
-    const auto [y, second] = mlp_norm_->add(stream, attended);
-    return mlp_->forward(y, second, mlp_norm_, recompute);
+    const auto norm = [](const RmsNorm& layer) -> NormedInput::Norm {
+      return [layer](const Tensor& t, const Tensor& branch) {
+        return layer->add(t, branch);
+      };
+    };
+    const NormedInput first(x, {}, norm(input_norm_), recompute);
+    const Tensor attended = self_attn_->forward(first, recompute, more);
+    const NormedInput second(first.stream(), attended, norm(mlp_norm_),
+                             recompute);
+    return mlp_->forward(second, recompute);
   }
 
   std::vector<std::vector<Tensor>> packed_groups() const {

@@ -7,6 +7,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 namespace reprise::detail {
 
 using torch::Tensor;
@@ -36,6 +38,40 @@ Embedding make_embedding(int64_t count, int64_t width) {
   const Tensor weight = torch::empty({count, width});
   normal_init(weight, kWeightDeviation);
   return Embedding(torch::nn::EmbeddingOptions(count, width)._weight(weight));
+}
+
+NormedInput::NormedInput(const Tensor& x, const Tensor& branch, Norm norm,
+                         RecomputeChoice recompute)
+    : norm_(std::move(norm)), recompute_(recompute.pointwise) {
+  if (recompute_ && !x.is_cuda()) {
+    stream_ = branch.defined() ? x + branch : x;
+    return;
+  }
+  const auto made = norm_(x, branch);
+  stream_ = made.sum;
+  normal_ = made.normalized;
+}
+
+Tensors NormedInput::feed(Layers layers, Tensors more) const {
+  // Otherwise layers save it in another type.
+  const bool as_saved = normal_.defined() && normal_.is_contiguous() &&
+                        compat::autocast_type(normal_) == normal_.scalar_type();
+  if (recompute_ && !as_saved) {
+    more.insert(more.begin(), stream_);
+    return checkpoint_list(
+        [layers = std::move(layers), norm = norm_](const Tensors& in) {
+          Tensors inputs = in;
+          inputs[0] = norm(in[0], {}).normalized;
+          return layers(inputs);
+        },
+        more);
+  }
+  more.insert(more.begin(), normal_);
+  if (!recompute_) return layers(more);
+  const RecomputeSaved scope(
+      normal_, {stream_},
+      [norm = norm_](const Tensors& in) { return norm(in[0], {}).normalized; });
+  return layers(more);
 }
 
 Tensor drop_out(const Tensor& x, double p, bool train,

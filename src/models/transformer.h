@@ -4,6 +4,7 @@
 #include "models/segments.h"
 
 #include <reprise/ops/attention.h>
+#include <reprise/ops/norm.h>
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -39,6 +40,30 @@ struct RecomputeChoice {
   bool attention = false;
   /// Nothing reads the result: its values may be undefined.
   bool skip_output = false;
+};
+
+/// The norm at the beginning of a residual branch, and the layers that follow it.
+class NormedInput {
+ public:
+  using Norm = std::function<ops::AddNormResult(const torch::Tensor& x,
+                                                const torch::Tensor& branch)>;
+  using Layers = std::function<Tensors(const Tensors&)>;
+
+  /// Of x + branch, or x if `branch` is undefined.
+  NormedInput(const torch::Tensor& x, const torch::Tensor& branch, Norm norm,
+              RecomputeChoice recompute);
+
+  /// x + branch.
+  const torch::Tensor& stream() const { return stream_; }
+
+  /// layers({norm(stream), more…}). With `recompute.pointwise`, the output of the norm is not
+  /// saved but computed again in the backward.
+  Tensors feed(Layers layers, Tensors more = {}) const;
+
+ private:
+  Norm norm_;
+  bool recompute_;
+  torch::Tensor stream_, normal_;  // `normal_`: undefined if not computed yet
 };
 
 /// torch::dropout(), or ops::dropout() if `recompute.pointwise` is set.

@@ -80,47 +80,39 @@ class VitLayerImpl : public torch::nn::Module {
 
   Tensor forward(const Tensor& x,
                  RecomputeChoice recompute = {}) {  // (N, T, C)
-    if (recompute.pointwise) {
-      const Tensor y = x + attend(x, {}, recompute);
-      return feed(y, {}, recompute);
-    }
-    const auto [stream, first] = ops::add_norm(x, {}, before_);
-    const auto [y, second] =
-        ops::add_norm(stream, attend(stream, first, recompute), after_);
-    return feed(y, second, recompute);
+    const auto norm = [](const LayerNorm& layer) -> NormedInput::Norm {
+      return [layer](const Tensor& t, const Tensor& branch) {
+        return ops::add_norm(t, branch, layer);
+      };
+    };
+    const NormedInput first(x, {}, norm(before_), recompute);
+    const Tensor attended = attend(first, recompute);
+    return feed({first.stream(), attended, norm(after_), recompute}, recompute);
   }
 
  private:
-  /// `normal`: before_(x); if it is undefined, the norm is computed, and again in the
-  /// backward.
-  Tensor attend(const Tensor& x, const Tensor& normal,
-                RecomputeChoice recompute) {
-    const auto project = [this](const Tensor& t) {
-      return self_->project(ops::add_norm(t, {}, before_).normalized);
-    };
-    const auto [q, k, v] =
-        normal.defined() ? self_->project(normal) : checkpoint(project, x);
+  Tensor attend(const NormedInput& input, RecomputeChoice recompute) {
+    const Tensors heads = input.feed([this](const Tensors& in) {
+      const auto [q, k, v] = self_->project(in[0]);
+      return Tensors{q, k, v};
+    });
     const Tensor mixed = checkpoint_if(
         recompute.attention,
         [this](const Tensor& a, const Tensor& b, const Tensor& c) {
           return run_linear(mixed_, self_->attend(a, b, c));
         },
-        q, k, v);
+        heads[0], heads[1], heads[2]);
     return drop(mixed, recompute);
   }
 
-  /// y plus the feed-forward layer of after_(y). `normal`: after_(y), as in attend().
-  Tensor feed(const Tensor& y, const Tensor& normal,
-              RecomputeChoice recompute) {
+  /// The stream plus the feed-forward layer of its norm.
+  Tensor feed(const NormedInput& input, RecomputeChoice recompute) {
     const FeedForward feed =
         make_feed_forward(up_, down_, ops::Activation::kGelu);
-    const auto expand = [this, feed](const Tensor& t) {
-      return run_up(feed, ops::add_norm(t, {}, after_).normalized);
-    };
-    const Tensor up =
-        normal.defined() ? run_up(feed, normal) : checkpoint(expand, y);
-    return add_feed_forward(feed, y, up, is_training() ? dropout_ : 0,
-                            recompute);
+    const Tensor up = input.feed(
+        [feed](const Tensors& in) { return Tensors{run_up(feed, in[0])}; })[0];
+    return add_feed_forward(feed, input.stream(), up,
+                            is_training() ? dropout_ : 0, recompute);
   }
 
   Tensor drop(const Tensor& x, RecomputeChoice recompute) {

@@ -2,6 +2,7 @@
 
 #include "base/nearest.h"
 #include "recompute/checkpoint_frame.h"
+#include "recompute/holding_hooks.h"
 #include "recompute/stage_checks.h"
 #include "recompute/stage_graph.h"
 
@@ -9,29 +10,6 @@
 
 namespace reprise::detail {
 namespace {
-
-/// Holds a tensor if no other hooks do.
-class HoldingHooks final : public compat::SavedTensorHooks {
- public:
-  void call_pack_hook(const at::Tensor& tensor) override {
-    // Detached, because an operator's own output refers to its node, and the
-    // node to this hook: a reference cycle.
-    tensor_ = tensor.detach();
-    version_ = version_of(tensor_);
-  }
-  at::Tensor call_unpack_hook() override {
-    // Autograd does not check the version of tensors saved through hooks.
-    TORCH_CHECK(version_of(tensor_) == version_, "[keep] a tensor of shape ",
-                tensor_.sizes(),
-                " that was saved for backward was modified in place "
-                "afterwards; use an out-of-place operator");
-    return tensor_;
-  }
-
- private:
-  at::Tensor tensor_;
-  int64_t version_ = 0;
-};
 
 /// Returns the first of `inputs` of which `tensor` is a view; -1 if none.
 int input_of(const at::Tensor& tensor, const Tensors& inputs) {

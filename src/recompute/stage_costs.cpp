@@ -216,7 +216,7 @@ class StageMeter {
       record_gradients_ = true;
       run_forward_backward(stage, variant, context, costs);
       record_gradients_ = false;
-      spin_ms_ = times_.last_ms();
+      spin_ms_ = std::min(times_.last_ms(), kLongestSpinMs);
     }
     for (const auto& module : stage.modules()) {
       for (auto& parameter : module->parameters()) {
@@ -233,7 +233,7 @@ class StageMeter {
          ++run) {
       run_forward_backward(stage, variant, context, costs);
       spent_ms += times_.last_ms();
-      spin_ms_ = std::min(spin_ms_, 2 * times_.last_ms());
+      spin_ms_ = std::min(spin_ms_, 2 * times_.last_launch_ms());
     }
     costs.forward_ms = median(std::move(times_.forward));
     costs.backward_ms = median(std::move(times_.backward));
@@ -410,7 +410,10 @@ class StageMeter {
   // different stage, but all after the second one are alike.
   static constexpr int kMeasuredPerKind = 2;
   std::map<std::string, Measured> measured_;
-  double spin_ms_ = 0;  // how long the device is kept busy before a run
+  // How long the device is kept busy before a run: until the host has launched it. The first run
+  // may take much longer, since it loads kernels.
+  double spin_ms_ = 0;
+  static constexpr double kLongestSpinMs = 30;
 };
 
 }  // namespace

@@ -58,6 +58,10 @@ struct StageTimes {
     if (forward_launch.empty()) return device;
     return std::max(device, forward_launch.back() + backward_launch.back());
   }
+  double last_launch_ms() const {
+    if (forward_launch.empty()) return 0;
+    return forward_launch.back() + backward_launch.back();
+  }
   void clear() { *this = {}; }
 };
 

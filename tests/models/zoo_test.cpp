@@ -5,6 +5,8 @@
 #include <reprise/models/model.h>
 #include <reprise/recompute/strategy.h>
 
+#include <ATen/Parallel.h>
+
 #include <cmath>
 #include <set>
 #include <tuple>
@@ -412,6 +414,32 @@ TEST(Zoo, LlamasMatchPublishedSizes) {
               p.parameters)
         << p.name;
   }
+}
+
+/// Large weights are filled by all threads, each block from a generator of its own.
+TEST(Zoo, InitialWeightsDoNotDependOnTheThreads) {
+  ModelOptions options;
+  options.depth = 1;
+  options.width = 64;
+  options.heads = 2;
+  options.seq = 8;
+  options.vocab = 40'000;
+  const auto table = [&](int threads, uint64_t seed) {
+    const int before = at::get_num_threads();
+    at::set_num_threads(threads);
+    torch::manual_seed(seed);
+    const auto model = make_model("gpt2", options);
+    at::set_num_threads(before);
+    return model.root->named_parameters()["transformer.wte.weight"].detach();
+  };
+  const Tensor one = table(1, 3);
+  EXPECT_TRUE(same(table(2, 3), one));
+  EXPECT_FALSE(same(table(1, 4), one));
+  const int64_t block = int64_t{1} << 16;
+  const Tensor flat = one.view(-1);
+  EXPECT_FALSE(same(flat.narrow(0, 0, block), flat.narrow(0, block, block)));
+  EXPECT_NEAR(flat.mean().item<double>(), 0, 1e-4);
+  EXPECT_NEAR(flat.std().item<double>(), 0.02, 1e-4);
 }
 
 }  // namespace

@@ -121,6 +121,36 @@ auto checkpoint_with(CheckpointOptions options, F function,
   }
 }
 
+/// While it exists, tensors that autograd saves on this thread and that share the memory of
+/// `value` are not kept: the backward computes `again(inputs)`, which must have the same values,
+/// and uses them instead. For values that are cheap to compute from others that are saved
+/// anyway, such as the output of a norm. Unlike checkpoint(), the forward may compute `value`
+/// together with its inputs:
+///
+///     const auto [sum, normalized] = ops::add_norm(x, branch, norm);
+///     const RecomputeSaved scope(normalized, {sum}, [norm](const Tensors& in) {
+///       return ops::add_norm(in[0], {}, norm).normalized;
+///     });
+///     return ops::linear(normalized, weight);
+///
+/// `again` runs without gradients and with the autocast mode of now; it must not use random
+/// numbers. `value` must be contiguous. Other tensors, views of a part and tensors of another
+/// type are saved as usual.
+class RecomputeSaved {
+ public:
+  using Function = std::function<torch::Tensor(const Tensors&)>;
+
+  RecomputeSaved(const torch::Tensor& value, const Tensors& inputs,
+                 Function again);
+  ~RecomputeSaved();
+  RecomputeSaved(const RecomputeSaved&) = delete;
+  RecomputeSaved& operator=(const RecomputeSaved&) = delete;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 /// checkpoint_with() with default options.
 template <class F, detail::IsTensor... T>
 auto checkpoint(F function, const T&... inputs) {

@@ -25,8 +25,8 @@ namespace {
 constexpr double kCompareMs = 2000;
 constexpr int kFewestRounds = 3;
 constexpr int kMostRounds = 9;
-// One round is enough if micro-batches take so long on a CUDA device.
-constexpr double kOneRoundMs = 60;
+// Trials of micro-batches that take so long on a CUDA device need no comparison.
+constexpr double kReliableMs = 60;
 
 /// Returns a unique number for a comparison.
 int64_t new_row() {
@@ -82,21 +82,20 @@ void TrainingCosts::measure_last_update(CostProfile& profile, const Plan& plan,
 }
 
 bool TrainingCosts::compare(const std::vector<Plan>& plans) {
-  if (options_.memory_only) return false;
+  const bool are_long =
+      setup_.device.is_cuda() &&
+      std::all_of(plans.begin(), plans.end(), [](const Plan& plan) {
+        return plan.micro_ms >= kReliableMs;
+      });
+  if (options_.memory_only || are_long) return false;
   const auto stream = trained_stream();
   say(fmt::format("timing {} plans in turn", plans.size()));
   // Including what precedes the timed micro-batches of a round, such as a capture.
   const auto start = std::chrono::steady_clock::now();
-  const bool are_long =
-      setup_.device.is_cuda() &&
-      std::all_of(plans.begin(), plans.end(), [](const Plan& plan) {
-        return plan.micro_ms >= kOneRoundMs;
-      });
   const auto is_enough = [&](int rounds) {
     const std::chrono::duration<double, std::milli> spent =
         std::chrono::steady_clock::now() - start;
-    return rounds >= (are_long ? 1 : kFewestRounds) &&
-           spent.count() >= kCompareMs;
+    return rounds >= kFewestRounds && spent.count() >= kCompareMs;
   };
   const auto update_of = [this](const Plan& plan) {
     return timed_update(entry(plan.precision), plan.update, plan.micro_batch,
