@@ -28,6 +28,7 @@ void visit_kept_run(Costs& f, Visit&& visit) {
   visit("backward_ms", f.backward_ms);
   visit("forward_launch_ms", f.forward_launch_ms);
   visit("backward_launch_ms", f.backward_launch_ms);
+  visit("unused_output_ms", f.unused_output_ms);
 }
 
 template <class Costs, class Visit>
@@ -77,6 +78,7 @@ void interpolate_kept_run(const KeptRunCosts& a, const KeptRunCosts& b,
   set(&KeptRunCosts::backward_ms);
   set(&KeptRunCosts::forward_launch_ms);
   set(&KeptRunCosts::backward_launch_ms);
+  set(&KeptRunCosts::unused_output_ms);
 }
 
 /// Takes fields that are not numbers, such as which tensors are saved, from

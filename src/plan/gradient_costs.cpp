@@ -57,8 +57,10 @@ void add_moved(ChainCosts& chain_costs, const CostProfile& profile,
       run.keep_extra_bytes += here + std::max(after, next);
       run.backward_extra_bytes = std::max(
           run.backward_extra_bytes + here + next, update - run.saved_bytes);
-      run.forward_ms = std::max(run.forward_ms,
-                                ms_of(after, profile.to_device_bytes_per_ms));
+      const double copy_ms = ms_of(after, profile.to_device_bytes_per_ms);
+      run.forward_ms = std::max(run.forward_ms, copy_ms);
+      run.unused_output_ms =
+          std::min(run.unused_output_ms, run.forward_ms - copy_ms);
       run.backward_ms = std::max({run.backward_ms,
                                   ms_of(next, profile.to_device_bytes_per_ms),
                                   ms_of(left, profile.to_host_bytes_per_ms)});

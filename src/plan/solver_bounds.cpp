@@ -20,7 +20,7 @@ MemoryBounds::MemoryBounds(const ChainModel& model)
     const size_t position = model.position(s, c, t);
     int64_t bytes = kUnbounded;
     int64_t kept_bytes = kUnbounded;
-    const float fastest = model.context(s, c).fastest_ms();
+    const float fastest = model.fastest_ms(s, c, t);
     for_each_reversal(model, s, c, t, [&](const Reversal& reversal) {
       bytes = std::min(bytes, min_bytes(reversal));
       if (reversal.kept_run < 0 || reversal.ms > fastest) return;
@@ -81,7 +81,7 @@ std::vector<Op> MemoryBounds::fastest_ops() const {
   const auto choose = [&](int s, int c, int t, int64_t) {
     Reversal best;
     int64_t bytes = kUnbounded;
-    const float fastest = model_->context(s, c).fastest_ms();
+    const float fastest = model_->fastest_ms(s, c, t);
     for_each_reversal(*model_, s, c, t, [&](const Reversal& reversal) {
       if (reversal.kept_run < 0 || reversal.ms > fastest ||
           keep_all_bytes(reversal) >= bytes)

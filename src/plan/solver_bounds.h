@@ -51,7 +51,7 @@ void for_each_reversal(const ChainModel& model, int s, int c, int t,
     const KeptRun& run = context.kept_runs[k];
     Reversal reversal;
     reversal.kept_run = static_cast<int>(k);
-    reversal.ms = run.ms;
+    reversal.ms = model.kept_ms(s, run, t);
     reversal.own_bytes = std::max(run.forward_bytes + model.gradient(t),
                                   model.backward_bytes(s, run, t));
     if (s + 1 < t) {

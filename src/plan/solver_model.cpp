@@ -115,6 +115,20 @@ class ModelBuilder {
     return launch_bound_ ? run.backward_launch_ms : run.backward_ms;
   }
 
+  /// At most what makes a second run of the stage, to save it, useless.
+  double unused_ms(int s, const KeptRunCosts& run) const {
+    if (launch_bound_) return 0;
+    const auto ms = [&](const KeptRunCosts& one) {
+      return forward_ms(one) + backward_ms(one);
+    };
+    double fastest = ms(stage(s));
+    for (const auto& variant : stage(s).variants) {
+      fastest = std::min(fastest, ms(variant));
+    }
+    return std::min(run.unused_output_ms,
+                    ms(run) - fastest + forward_ms(stage(s)));
+  }
+
   void choose_ends(const ModelLimits& limits) {
     const bool all = n_ <= limits.all;
     model_.near = all ? n_ : limits.near;
@@ -234,6 +248,7 @@ class ModelBuilder {
     KeptRun run;
     run.variant = variant;
     run.ms = static_cast<float>(forward_ms(costs) + backward_ms(costs));
+    run.unused_ms = static_cast<float>(unused_ms(s, costs));
     run.held_bytes = costs.saved_bytes;
     for (const int id : held) run.held_bytes += buffer(id).bytes;
     run.forward_bytes = context.own_bytes + boundary(s + 1).made_bytes +

@@ -21,6 +21,7 @@ struct KeptRun {
   int64_t backward_bytes = 0;  ///< peak of its backward, with gradients
   int next = 0;                ///< context of stage s + 1 after it
   float ms = 0;                ///< forward and backward
+  float unused_ms = 0;         ///< less if the backward follows the forward
 };
 
 /// Which buffers of the boundary at the start of an interval are held outside
@@ -30,13 +31,6 @@ struct Context {
   uint64_t pinned = 0;    ///< bit mask of buffers held outside
   int64_t own_bytes = 0;  ///< bytes of the other buffers
   std::vector<KeptRun> kept_runs;
-
-  /// Time of the fastest kept run, including its backward.
-  float fastest_ms() const {
-    float ms = kept_runs.front().ms;
-    for (const KeptRun& run : kept_runs) ms = std::min(ms, run.ms);
-    return ms;
-  }
 };
 
 /// The runs from boundary s to boundary t that drop their autograd graphs.
@@ -82,6 +76,18 @@ struct ChainModel {
   float forward(int s, int t) const {
     return static_cast<float>(forward_ms[static_cast<size_t>(t)] -
                               forward_ms[static_cast<size_t>(s)]);
+  }
+  /// Time of a kept run of stage s in an interval that ends at t. The backward of the interval's
+  /// last stage follows its forward, and except at the end of the chain nothing reads its output.
+  float kept_ms(int s, const KeptRun& run, int t) const {
+    return run.ms - (s + 1 == t && t < stages ? run.unused_ms : 0);
+  }
+  /// Time of the fastest kept run.
+  float fastest_ms(int s, int c, int t) const {
+    const auto& runs = context(s, c).kept_runs;
+    float ms = kept_ms(s, runs.front(), t);
+    for (const KeptRun& run : runs) ms = std::min(ms, kept_ms(s, run, t));
+    return ms;
   }
   /// Peak of the backward of stage s in an interval that ends at t.
   int64_t backward_bytes(int s, const KeptRun& run, int t) const {

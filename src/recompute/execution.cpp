@@ -325,8 +325,7 @@ class Execution::Impl {
     {
       std::optional<RecomputeGuard> guard;
       if (recomputing) guard.emplace(*contexts_[i]);
-      const OutputsUnused unused(recomputing && keep &&
-                                 is_backward_next(op.stage));
+      const OutputsUnused unused(schedule_.leaves_outputs_unused(cursor_));
       if (!shares_graph_[i] || !keep) open_.emplace();
       outputs = call(stage, op,
                      shares_graph_[i] && keep
@@ -354,18 +353,6 @@ class Execution::Impl {
     }
     open_.reset();
     hold(i + 1, Boundary(detach_all(outputs), std::move(needs_grad)));
-  }
-
-  /// Whether the backward of `stage` follows, with no run in between.
-  bool is_backward_next(int stage) const {
-    const auto& ops = schedule_.ops();
-    size_t next = cursor_ + 1;
-    while (next < ops.size() && (ops[next].kind == OpKind::kFetch ||
-                                 ops[next].kind == OpKind::kDiscard)) {
-      ++next;
-    }
-    return next < ops.size() && ops[next].kind == OpKind::kBackward &&
-           ops[next].stage == stage;
   }
 
   Tensors call(const Stage& stage, const Op& op, const Tensors& inputs) {

@@ -101,6 +101,9 @@ class OutputsUnused {
   OutputsUnused(const OutputsUnused&) = delete;
   OutputsUnused& operator=(const OutputsUnused&) = delete;
 
+  /// Number of calls of outputs_unused() on this thread.
+  static int64_t asked();
+
  private:
   bool before_;
 };

@@ -180,6 +180,20 @@ Schedule Schedule::parse(std::string name, int stages, std::string_view text) {
   return Schedule(std::move(name), stages, std::move(ops));
 }
 
+bool Schedule::leaves_outputs_unused(size_t index) const {
+  const int stage = ops_.at(index).stage;
+  if (index < forward_ops_ || ops_[index].kind != OpKind::kForwardKeep ||
+      stage + 1 == stages_) {
+    return false;
+  }
+  for (size_t next = index + 1; next < ops_.size(); ++next) {
+    const Op& op = ops_[next];
+    if (op.kind == OpKind::kBackward) return op.stage == stage;
+    if (op.kind != OpKind::kFetch && op.kind != OpKind::kDiscard) return false;
+  }
+  return false;
+}
+
 int Schedule::total_runs() const {
   return std::accumulate(runs_.begin(), runs_.end(), 0);
 }

@@ -226,6 +226,24 @@ class StageMeter {
     run_forward_backward(stage, variant, context, costs);
     costs.first_backward_extra_bytes = costs.backward_extra_bytes;
     times_.clear();
+    const int64_t asked_before = OutputsUnused::asked();
+    repeat(stage, variant, context, costs);
+    const bool asked = OutputsUnused::asked() > asked_before;
+    costs.forward_ms = median(std::move(times_.forward));
+    costs.backward_ms = median(std::move(times_.backward));
+    costs.forward_launch_ms = median(std::move(times_.forward_launch));
+    costs.backward_launch_ms = median(std::move(times_.backward_launch));
+    times_.clear();
+    if (!asked || options_.repeats < 2) return;
+    const OutputsUnused unused(true);
+    repeat(stage, variant, context, costs);
+    costs.unused_output_ms =
+        std::max(0.0, costs.forward_ms - median(std::move(times_.forward)));
+    times_.clear();
+  }
+
+  void repeat(const Stage& stage, int variant, const RecomputeContext& context,
+              StageCosts& costs) {
     double spent_ms = 0;
     for (int run = 0;
          run < options_.repeats ||
@@ -235,11 +253,6 @@ class StageMeter {
       spent_ms += times_.last_ms();
       spin_ms_ = std::min(spin_ms_, 2 * times_.last_launch_ms());
     }
-    costs.forward_ms = median(std::move(times_.forward));
-    costs.backward_ms = median(std::move(times_.backward));
-    costs.forward_launch_ms = median(std::move(times_.forward_launch));
-    costs.backward_launch_ms = median(std::move(times_.backward_launch));
-    times_.clear();
   }
 
   void run_forward_backward(const Stage& stage, int variant,

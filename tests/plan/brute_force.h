@@ -232,7 +232,13 @@ class BruteForce {
       }
     }
     state.key();
-    push(state, from.time_ms + run.forward_ms, peak, op, at);
+    // Nothing reads the output: the backward of this stage is the next one.
+    const bool unused = from.state.reached == n_ && i + 1 < n_ &&
+                        i + 1 == from.state.due &&
+                        op.kind == OpKind::kForwardKeep;
+    push(state,
+         from.time_ms + run.forward_ms - (unused ? run.unused_output_ms : 0),
+         peak, op, at);
   }
 
   void backward(const Label& from, int at, int i) {

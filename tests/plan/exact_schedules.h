@@ -216,6 +216,8 @@ class ExactSchedules {
     }
     Way way{whole_ms(run.forward_ms) + whole_ms(run.backward_ms),
             std::max(forward, backward)};
+    // Nothing reads the output of a stage whose backward follows.
+    if (s + 1 == t && t < stages_) way.ms -= whole_ms(run.unused_output_ms);
     if (s + 1 < t) {
       way.first = &starts_[at(s) + 1][at(next)].reversed[at(t)];
       way.first_less = graph_bytes;

@@ -75,7 +75,28 @@ class RandomChain {
     for (int v = up_to(4) - 2; wanted_.variants && v > 0; --v) {
       fill(stage.variants.emplace_back(), inputs, outputs);
     }
+    fill_unused(stage);
     return stage;
+  }
+
+  /// Less than a second run of the stage takes.
+  void fill_unused(StageCosts& stage) {
+    const auto ms = [](const KeptRunCosts& run) {
+      return run.forward_ms + run.backward_ms;
+    };
+    double fastest = ms(stage);
+    for (const auto& variant : stage.variants) {
+      fastest = std::min(fastest, ms(variant));
+    }
+    const double forward_ms = stage.forward_ms;
+    const auto set = [&](KeptRunCosts& run) {
+      if (coin()) return;
+      const double least =
+          std::min(run.forward_ms, ms(run) - fastest + forward_ms);
+      run.unused_output_ms = up_to(std::max(0, static_cast<int>(least) - 1));
+    };
+    set(stage);
+    for (auto& variant : stage.variants) set(variant);
   }
 
   std::mt19937& random_;

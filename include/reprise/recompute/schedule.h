@@ -71,6 +71,10 @@ class Schedule {
   /// the last stage. All others belong to the backward pass.
   size_t forward_ops() const { return forward_ops_; }
 
+  /// Whether operation `index` runs a stage again right before its backward, so that nothing
+  /// reads its outputs. False for the last stage, whose outputs are those of the chain.
+  bool leaves_outputs_unused(size_t index) const;
+
   /// Number of forward runs of `stage`. A stage is recomputed if it runs more
   /// than once.
   int runs(int stage) const { return runs_.at(static_cast<size_t>(stage)); }

@@ -33,6 +33,9 @@ struct KeptRunCosts {
   /// device. 0 on the CPU.
   double forward_launch_ms = 0;
   double backward_launch_ms = 0;
+  /// Part of `forward_ms` that a run right before its backward saves, since nothing reads its
+  /// outputs; see outputs_unused().
+  double unused_output_ms = 0;
 };
 
 /// Costs of one stage. A *buffer* is one storage; tensors that share memory are
