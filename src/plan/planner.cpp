@@ -24,7 +24,7 @@ using detail::SizeSearch;
 
 // Maximum number of additional measurements of sizes that were chosen by
 // interpolation.
-constexpr int kMaxMeasurements = 6;
+constexpr int kMaxMeasurements = 5;
 // Only the sizes with the shortest predicted times are timed: at most this
 // many.
 constexpr size_t kMaxTriedSizes = 4;
@@ -43,7 +43,7 @@ constexpr double kBeatenRatio = 1.25;
 
 // Beside plans that were timed, predictions count so many times as long: a size that was not
 // measured yet, or a plan that was not tried, must promise more than noise.
-constexpr double kUnmeasuredRatio = 1.02;
+constexpr double kUnmeasuredRatio = 1.03;
 constexpr double kUntriedRatio = 1.005;
 
 /// The best plans for one precision and micro-batch size, with a CUDA graph or

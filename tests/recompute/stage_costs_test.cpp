@@ -3,6 +3,7 @@
 
 #include <reprise/memory/meter.h>
 #include <reprise/models/model.h>
+#include <reprise/recompute/checkpoint.h>
 #include <reprise/recompute/execution.h>
 #include <reprise/recompute/stage_costs.h>
 #include <reprise/recompute/strategy.h>
@@ -124,6 +125,29 @@ TEST(StageCosts, MeasuresTwoStagesPerKind) {
     EXPECT_EQ(a.variants.size(), b.variants.size()) << i;
     EXPECT_GT(a.forward_ms, 0) << i;
   }
+}
+
+/// A stage that skips work if nothing reads its output.
+TEST(StageCosts, MeasuresWhatUnusedOutputsSave) {
+  const auto last = [](const torch::Tensor& x) {
+    const int products = outputs_unused() ? 1 : 40;
+    torch::Tensor y = x;
+    for (int i = 0; i < products; ++i) y = y.mm(x.detach());
+    return x + y.detach();
+  };
+  const Chain chain(
+      {make_stage("skips", last),
+       make_stage("tanh", [](const torch::Tensor& x) { return x.tanh(); })});
+  StageCostOptions options;
+  options.repeats = 3;
+  const auto costs = measure_stage_costs(
+      chain,
+      {torch::randn({256, 256}, on_device()).mul_(0.05).requires_grad_()},
+      options);
+  const StageCosts& skips = costs.stages[0];
+  EXPECT_GT(skips.unused_output_ms, 0.5 * skips.forward_ms);
+  EXPECT_LT(skips.unused_output_ms, skips.forward_ms);
+  EXPECT_EQ(costs.stages[1].unused_output_ms, 0);  // it did not ask
 }
 
 TEST(StageCosts, RejectsWrongUse) {

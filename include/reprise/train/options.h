@@ -83,7 +83,7 @@ struct TrainOptions {
   UpdateMode update = UpdateMode::kAuto;
   StatePlace state = StatePlace::kAuto;
   /// Share of the optimizer's state that StatePlace::kHost moves to host memory. Plans choose
-  /// it.
+  /// it with StatePlace::kAuto.
   double host_share = 1;
   GradientSums gradients = GradientSums::kFp32;
 

@@ -52,8 +52,17 @@ void add_inexact_reductions(const TrainingCosts& costs,
   if (sums) add("--gradients bf16; changes results", fixed.gradients / 2);
 }
 
-bool recomputes(const Plan& plan) {
-  return plan.schedule.total_runs() > plan.schedule.stages();
+/// Whether stages run again or, within a budget of `memory` bytes that is nearly used up, keep
+/// less than they could.
+bool recomputes(const Plan& plan, int64_t memory) {
+  constexpr double kNearly = 0.9;
+  if (plan.schedule.total_runs() > plan.schedule.stages()) return true;
+  const auto& ops = plan.schedule.ops();
+  const bool varies = std::any_of(ops.begin(), ops.end(),
+                                  [](const Op& op) { return op.variant != 0; });
+  return memory > 0 && varies &&
+         static_cast<double>(plan.peak_bytes) >
+             kNearly * static_cast<double>(memory);
 }
 
 }  // namespace
@@ -132,7 +141,7 @@ PlanResult CostChoice::choose(const PlanRequest& request, const Plan* present) {
   }
   bool tight = true;
   if (best) {
-    tight = !best->feasible || recomputes(best->plan);
+    tight = !best->feasible || recomputes(best->plan, request.memory);
     choose_copies(request, tight, *best);
     tight = tight || best->plan.update == UpdateMode::kBackward;
   }
@@ -251,7 +260,8 @@ void CostChoice::choose_state(const PlanRequest& request, bool tight,
   }
   const auto copies = best ? best->plan.weight_copies : std::nullopt;
   consider({copies.value_or(given), StatePlace::kHost});
-  const bool recomputed = !best || !best->feasible || recomputes(best->plan);
+  const bool recomputed =
+      !best || !best->feasible || recomputes(best->plan, request.memory);
   if (!copies && recomputed && free_copies_ &&
       request.precisions == std::vector{Precision::kBf16} &&
       setup_.options.gradients == GradientSums::kFp32) {

@@ -149,6 +149,7 @@ bool TrainingCosts::measure(Precision precision, int64_t micro_batch) {
   const auto stream = trained_stream();
   CostProfile& profile = entry(precision);
   if (profile.measured(micro_batch)) return true;
+  if (reuse_step(profile, micro_batch)) return true;
   say(fmt::format("measuring a micro-batch of {} in {}", micro_batch,
                   to_text(precision)));
   place_parameters();
@@ -207,7 +208,7 @@ std::string TrainingCosts::key_of(Precision precision) const {
       "{} | LibTorch {}",
       kFormat, setup_.model.cost_key, option_fields().cost_key(options),
       setup_.data.name, shape_text(*setup_.data.train), setup_.dataset_bytes,
-      variants, setup_.options.host_share,
+      variants, state() == StatePlace::kHost ? host_share() : 1,
       setup_.device.is_cuda() ? compat::cuda_device_name(setup_.device.index())
                               : "cpu",
       at::get_num_threads(), libtorch_version());
@@ -308,6 +309,21 @@ void TrainingCosts::reuse_steps(CostProfile& profile) const {
     if (tried.update == UpdateMode::kAfter) profile.add(tried);
   }
   if (!options_.memory_only) keep(profile);
+}
+
+bool TrainingCosts::reuse_step(CostProfile& profile,
+                               int64_t micro_batch) const {
+  if (options_.same_steps == nullptr || profile.sizes.empty()) return false;
+  const auto& others = options_.same_steps->profiles_;
+  const auto found = others.find(profile.precision);
+  if (found == others.end() || !found->second.measured(micro_batch)) {
+    return false;
+  }
+  SizeCosts size = found->second.at(micro_batch);
+  limit_host_bytes(setup_, profile.host_state_bytes, size.chain_costs);
+  profile.add(std::move(size));
+  if (!options_.memory_only) keep(profile);
+  return true;
 }
 
 size_t TrainingCosts::measurements() const {

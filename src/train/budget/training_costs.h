@@ -95,6 +95,8 @@ class TrainingCosts final : public CostSource {
   void separate_moved(CostProfile& profile) const;
   /// Copies the measurements of Options::same_steps.
   void reuse_steps(CostProfile& profile) const;
+  /// Copies that of one size, if it was measured since; false if it was not.
+  bool reuse_step(CostProfile& profile, int64_t micro_batch) const;
   void measure_update(CostProfile& profile);
   /// Copies the measurements of Options::same_update. Throws c10::OutOfMemoryError if there are
   /// none.

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -35,9 +36,33 @@ int64_t new_row() {
   return std::chrono::duration_cast<microseconds>(now).count();
 }
 
+/// Returns a measured size whose factors hold for `micro_batch` as well: there are a smaller and
+/// a larger one, and the stages' times predict the time of both. Null if there is none.
+const SizeCosts* find_alike(const CostProfile& profile, int64_t micro_batch) {
+  constexpr double kAlike = 0.03;
+  const auto exact = [](const SizeCosts& size) {
+    return std::abs(size.separate_graphs_factor - 1) < kAlike &&
+           std::abs(size.single_graph_factor - 1) < kAlike;
+  };
+  const SizeCosts* below = nullptr;
+  for (const SizeCosts& size : profile.sizes) {  // in ascending order
+    if (size.micro_batch < micro_batch) {
+      below = &size;
+    } else {
+      return below != nullptr && exact(*below) && exact(size) ? below : nullptr;
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
+  if (const SizeCosts* other = find_alike(profile, size.micro_batch)) {
+    size.separate_graphs_factor = other->separate_graphs_factor;
+    size.single_graph_factor = other->single_graph_factor;
+    return;
+  }
   const GraphMode mode = profile.graph;
   const auto factor = [&](const char* strategy) -> std::optional<double> {
     const Schedule schedule =

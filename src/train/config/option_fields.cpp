@@ -144,6 +144,13 @@ void add_memory(Options& table) {
                     "which a stage's are on the device while it runs; auto, "
                     "device, or what is best within --memory",
             .affects_costs = true})
+      .add(&O::host_share,
+           {.name = "host-share",
+            .group = "Training",
+            .help = "Part of the optimizer's state that --state host moves; "
+                    "the rest stays on the device. Plans within --memory "
+                    "choose it if --state is auto",
+            .check = real_number(0, 1)})
       .add(&O::gradients,
            {.name = "gradients",
             .group = "Training",
