@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 21;
+constexpr int kFormat = 22;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -341,8 +341,10 @@ void TrainingCosts::measure_workspace(CostProfile& profile,
   // Live memory between steps that is neither model, data nor specific to the
   // micro-batch size.
   const auto made = copies(profile.precision);
+  const int64_t state = trial_optimizer_ ? bytes_held_by(*trial_optimizer_) : 0;
   const int64_t rest = live_bytes(setup_.device) - profile.fixed.parameters -
-                       size.workspace_bytes - size.graph_workspace_bytes;
+                       state - size.workspace_bytes -
+                       size.graph_workspace_bytes;
   profile.fixed.workspace = std::max<int64_t>(0, rest) + held_by_training();
 }
 

@@ -237,7 +237,8 @@ std::optional<TrainingCosts::Trial> TrainingCosts::run_schedule(
       expected += cuda_graph_extra_bytes(profile, size, mode.update);
       if (!updates) expected -= profile.update_bytes;
     }
-    if (!updates) expected -= profile.fixed.optimizer;
+    // One that measurements share holds the part of its state that stays on the device.
+    if (!updates && !trial_optimizer_) expected -= profile.fixed.optimizer;
     trial.extra_bytes = result.peak_bytes - expected;
     return trial;
   } catch (const c10::Error& error) {

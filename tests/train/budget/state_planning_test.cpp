@@ -7,6 +7,8 @@
 
 #include <reprise/train/planning.h>
 
+#include <cstdlib>
+
 namespace reprise {
 namespace {
 
@@ -68,6 +70,28 @@ TEST(StatePlanning, UsesTheHostIfOnlyThatFits) {
   EXPECT_FALSE(quick_plan(config, StatePlace::kDevice, between).feasible);
 
   EXPECT_GT(expect_trains_within(config, between).host_state_bytes, 0);
+}
+
+/// Measured peaks of trials include the part of the state that stays on the device, if it exists.
+TEST(StatePlanning, TriesPlansWithAPartOnTheDevice) {
+  if (device().is_cuda()) GTEST_SKIP() << "chunks are larger there";
+  const OwnCache cache;
+  const HostTensorsOnCpu host(kHostLimit, kHostChunk);
+  for (const double share : {0.25, 0.75}) {
+    TrainConfig config = heavy_mlp();
+    config.state = StatePlace::kHost;
+    config.host_share = share;
+    config.resolve();
+    for (const bool cached : {false, true}) {
+      PlanRequest request = request_for(config, 0);
+      request.strategy = cached ? "all" : "none";  // one that was not tried
+      const Plan plan = plan_training(config, request).plan;
+      EXPECT_EQ(plan.host_share, share);
+      EXPECT_GT(plan.peak.optimizer, 100'000);
+      EXPECT_LT(std::abs(plan.extra_bytes), plan.peak_bytes / 50) << share;
+      expect_predicted_peak(config, plan, to_text(plan.state));
+    }
+  }
 }
 
 TEST(StatePlanning, PlansWithoutAHostThatHasNoRoom) {
