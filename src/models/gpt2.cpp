@@ -132,14 +132,10 @@ class Gpt2BlockImpl : public torch::nn::Module {
 
   Tensor forward(const Tensor& x, RecomputeChoice recompute,
                  const Tensors& more) {
-    const auto norm = [](const LayerNorm& layer) -> NormedInput::Norm {
-      return [layer](const Tensor& t, const Tensor& branch) {
-        return ops::add_norm(t, branch, layer);
-      };
-    };
-    const NormedInput first(x, {}, norm(ln_1_), recompute);
+    const NormedInput first(x, {}, add_norm_with(ln_1_), recompute);
     const Tensor attended = attn_->forward(first, recompute, more);
-    const NormedInput second(first.stream(), attended, norm(ln_2_), recompute);
+    const NormedInput second(first.stream(), attended, add_norm_with(ln_2_),
+                             recompute);
     return mlp_->forward(second, recompute);
   }
 

@@ -74,6 +74,12 @@ Tensors NormedInput::feed(Layers layers, Tensors more) const {
   return layers(more);
 }
 
+NormedInput::Norm add_norm_with(const LayerNorm& norm) {
+  return [norm](const Tensor& x, const Tensor& branch) {
+    return ops::add_norm(x, branch, norm);
+  };
+}
+
 Tensor drop_out(const Tensor& x, double p, bool train,
                 RecomputeChoice recompute) {
   return recompute.pointwise ? ops::dropout(x, p, train)

@@ -66,6 +66,9 @@ class NormedInput {
   torch::Tensor stream_, normal_;  // `normal_`: undefined if not computed yet
 };
 
+/// ops::add_norm() with `norm`.
+NormedInput::Norm add_norm_with(const torch::nn::LayerNorm& norm);
+
 /// torch::dropout(), or ops::dropout() if `recompute.pointwise` is set.
 torch::Tensor drop_out(const torch::Tensor& x, double p, bool train,
                        RecomputeChoice recompute);

@@ -80,14 +80,10 @@ class VitLayerImpl : public torch::nn::Module {
 
   Tensor forward(const Tensor& x,
                  RecomputeChoice recompute = {}) {  // (N, T, C)
-    const auto norm = [](const LayerNorm& layer) -> NormedInput::Norm {
-      return [layer](const Tensor& t, const Tensor& branch) {
-        return ops::add_norm(t, branch, layer);
-      };
-    };
-    const NormedInput first(x, {}, norm(before_), recompute);
+    const NormedInput first(x, {}, add_norm_with(before_), recompute);
     const Tensor attended = attend(first, recompute);
-    return feed({first.stream(), attended, norm(after_), recompute}, recompute);
+    return feed({first.stream(), attended, add_norm_with(after_), recompute},
+                recompute);
   }
 
  private:
