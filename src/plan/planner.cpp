@@ -1,3 +1,4 @@
+#include "plan/candidate.h"
 #include "plan/evaluator_cache.h"
 #include "plan/explanation.h"
 #include "plan/plan_budget.h"
@@ -15,6 +16,7 @@
 namespace reprise {
 namespace {
 
+using detail::Candidate;
 using detail::CandidateKey;
 using detail::Evaluator;
 using detail::EvaluatorCache;
@@ -40,36 +42,10 @@ constexpr int kMaxComparisons = 2;
 // Plans that are predicted to take so many times as long as PlanRequest::rival_ms are not
 // tried. Predictions may be too long.
 constexpr double kBeatenRatio = 1.25;
-
 // Beside plans that were timed, predictions count so many times as long: a size that was not
 // measured yet, or a plan that was not tried, must promise more than noise.
 constexpr double kUnmeasuredRatio = 1.03;
 constexpr double kUntriedRatio = 1.005;
-
-/// The best plans for one precision and micro-batch size, with a CUDA graph or
-/// without, and one way to update.
-struct Candidate {
-  CandidateKey key;
-  /// The fastest plan that fits by its predicted time. Not computed if enough
-  /// other candidates are known to be faster.
-  std::optional<Plan> predicted{};
-  bool was_predicted = false;
-  /// The fastest plan that fits of those that were tried.
-  std::optional<Plan> tried{};
-  /// The fastest plan that may be returned, possibly after it has been tried.
-  std::optional<Plan> plan{};
-  bool to_be_tried = false;
-
-  Precision precision() const { return std::get<0>(key); }
-  int64_t micro_batch() const { return std::get<1>(key); }
-  bool graph() const { return std::get<2>(key); }
-  UpdateMode update() const { return std::get<3>(key); }
-  /// Whether the keys differ at most in `graph` and `update`.
-  bool same_size(const Candidate& other) const {
-    return precision() == other.precision() &&
-           micro_batch() == other.micro_batch();
-  }
-};
 
 class Planner {
  public:

@@ -53,6 +53,7 @@ class RecomputedHooks final : public compat::SavedTensorHooks {
                       tensor.is_contiguous();
     if (same) {
       sizes_ = tensor.sizes().vec();
+      type_ = tensor.scalar_type();
       usual_.reset();
     } else {
       recipe_.reset();
@@ -63,8 +64,14 @@ class RecomputedHooks final : public compat::SavedTensorHooks {
   at::Tensor call_unpack_hook() override {
     if (usual_) return usual_->call_unpack_hook();
     const torch::Tensor made = recipe_->run();
-    TORCH_CHECK(made.defined() && made.is_contiguous(),
-                "[RecomputeSaved] expected a contiguous tensor");
+    TORCH_CHECK(made.defined() && made.is_contiguous() &&
+                    made.numel() == c10::multiply_integers(sizes_) &&
+                    made.scalar_type() == type_,
+                "[RecomputeSaved] expected the function to return the value "
+                "again, contiguous ",
+                type_, " ", sizes_, ", got ",
+                made.defined() ? made.toString() : "nothing", " ",
+                made.defined() ? made.sizes() : at::IntArrayRef());
     return made.view(sizes_);
   }
 
@@ -73,6 +80,7 @@ class RecomputedHooks final : public compat::SavedTensorHooks {
   std::shared_ptr<Recipe> recipe_;
   std::unique_ptr<compat::SavedTensorHooks> usual_;
   std::vector<int64_t> sizes_;
+  torch::ScalarType type_ = torch::kFloat;
 };
 
 class RecomputedPolicy final : public compat::SavedTensorPolicy {
@@ -107,7 +115,10 @@ struct RecomputeSaved::Impl {
 RecomputeSaved::RecomputeSaved(const torch::Tensor& value,
                                const Tensors& inputs, Function again) {
   TORCH_CHECK(value.defined() && value.is_contiguous(),
-              "[RecomputeSaved] expected a contiguous tensor");
+              "[RecomputeSaved] expected a contiguous value, got ",
+              value.defined() ? "one that is not; use contiguous() before the "
+                                "layers that save it"
+                              : "none");
   if (!torch::GradMode::is_enabled()) return;
   impl_ = std::make_unique<Impl>(value, inputs, std::move(again));
 }

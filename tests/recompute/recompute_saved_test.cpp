@@ -57,7 +57,7 @@ TEST(RecomputeSaved, GradientsAreTheSame) {
   }
 }
 
-/// exp() saves its result; the product saves it, too, unless it is recomputed.
+/// The product saves its input, unless that is recomputed.
 TEST(RecomputeSaved, KeepsTheInputsInstead) {
   Layer layer;
   const auto kept_bytes = [&](bool again) {
@@ -140,6 +140,19 @@ TEST(RecomputeSaved, RunsWithTheAutocastModeOfTheForward) {
 TEST(RecomputeSaved, RejectsValuesThatAreNotContiguous) {
   const Tensor value = torch::ones({2, 3}, on_device()).t();
   EXPECT_THROW(RecomputeSaved(value, {}, {}), c10::Error);
+}
+
+TEST(RecomputeSaved, RejectsAnotherValue) {
+  Layer layer;
+  const Tensor value = layer.x.exp();
+  Tensor y;
+  {
+    const RecomputeSaved scope(value.detach(), {layer.x},
+                               [](const Tensors& in) { return in[0].sum(0); });
+    y = torch::mm(value, layer.weight);
+  }
+  const std::string text = testing::error_of([&] { layer.gradients(y); });
+  EXPECT_NE(text.find("return the value again"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -42,8 +42,9 @@ bool is_recomputing();
 
 /// Returns whether this thread is recomputing a stage right before its backward: nothing reads
 /// the values of the stage's outputs then. A stage may leave them undefined, and save a last
-/// matrix product, as long as their shapes, types and autograd graph are the same. To be asked
-/// in the stage's own function: within a function that several stages share it may be wrong.
+/// matrix product, as long as their shapes, types and autograd graph are the same. For the last
+/// layer of a stage only: a block inside of a larger stage must not ask, because what follows
+/// it in the stage reads its output.
 bool outputs_unused();
 
 /// Runs `function(inputs)` and saves only its inputs for the backward pass,

@@ -9,13 +9,13 @@
 #include "compat/side_stream.h"
 #include "data/batch_check.h"
 #include "plan/evaluator.h"
+#include "train/budget/host_offers.h"
 #include "train/budget/model_state_guard.h"
 #include "train/step/micro_step.h"
 #include "train/store/metrics.h"
 
 #include <reprise/base/error.h>
 #include <reprise/memory/meter.h>
-#include <reprise/recompute/host_memory.h>
 #include <reprise/train/fields.h>
 #include <reprise/version.h>
 
@@ -50,61 +50,6 @@ std::string shape_text(const Dataset& data) {
                         c10::str(tensor.sizes()));
   }
   return text;
-}
-
-/// Makes the offloading variant slower than the plain run. Copies are
-/// additional work, so a variant that was measured faster is noise, and must
-/// not be chosen if no memory needs to be saved.
-void make_dearer(KeptRunCosts& host, const KeptRunCosts& plain) {
-  constexpr double kAtLeast = 1.01;
-  for (const auto field :
-       {&KeptRunCosts::forward_ms, &KeptRunCosts::backward_ms,
-        &KeptRunCosts::forward_launch_ms, &KeptRunCosts::backward_launch_ms}) {
-    host.*field = std::max(host.*field, kAtLeast * plain.*field);
-  }
-}
-
-/// Restricts offloading to the stages with the longest forward per offloaded
-/// byte whose activations together fit in the host store, beside `state_bytes` of
-/// state. For all other stages,
-/// and those that offload nothing, the variant gets the costs of the plain run.
-void limit_host_bytes(const TrainSetup& setup, int64_t state_bytes,
-                      ChainCosts& figures) {
-  if (!setup.host) return;
-  // Leave a reserve for micro-batches of other sizes, such as the last of a
-  // window.
-  const int64_t limit = (setup.host->limit_bytes() - state_bytes) / 4 * 3;
-  const Chain& chain = setup.model.chain;
-  struct Offer {
-    StageCosts* stage;
-    KeptRunCosts* run;
-  };
-  std::vector<Offer> offers;
-  for (int i = 0; i < chain.size(); ++i) {
-    const int variant = host_variant(chain[i]);
-    if (variant == 0) continue;
-    StageCosts& stage = figures.stages[static_cast<size_t>(i)];
-    offers.push_back(
-        {&stage, &stage.variants.at(static_cast<size_t>(variant) - 1)});
-  }
-  const auto ms_a_byte = [](const Offer& offer) {
-    return offer.stage->forward_ms /
-           static_cast<double>(std::max<int64_t>(offer.run->host_bytes, 1));
-  };
-  std::stable_sort(offers.begin(), offers.end(),
-                   [&](const Offer& a, const Offer& b) {
-                     return ms_a_byte(a) > ms_a_byte(b);
-                   });
-  int64_t sum = 0;
-  for (const Offer& offer : offers) {
-    const int64_t bytes = offer.run->host_bytes;
-    if (bytes > 0 && sum + bytes <= limit) {
-      sum += bytes;
-      make_dearer(*offer.run, *offer.stage);
-    } else {
-      *offer.run = *offer.stage;
-    }
-  }
 }
 
 }  // namespace
