@@ -50,7 +50,10 @@ void mark_adam_updated(const std::vector<Tensor>& parameters) {
   std::vector<Tensor> copied;
   for (const Tensor& parameter : parameters) {
     parameter.unsafeGetTensorImpl()->bump_version();
-    if (copy_to_write(parameter).defined()) copied.push_back(parameter);
+    if (copy_to_write(parameter).defined() ||
+        WeightCopies::is_split(parameter)) {
+      copied.push_back(parameter);
+    }
   }
   WeightCopies::mark_current(copied);
 }
@@ -88,13 +91,16 @@ void adam_update(const std::vector<AdamParameter>& parameters,
     tensor.square = float_data(entry.square);
     tensor.copy = copy.defined() ? copy.data_ptr() : nullptr;
     tensor.size = entry.parameter.numel();
+    const bool split = WeightCopies::is_split(entry.parameter);
+    tensor.split_fours =
+        split ? static_cast<unsigned>(entry.parameter.size(1) / 4) : 0;
     const auto values = adam_step_values(settings, entry.count);
     tensor.rate = static_cast<float>(values[0]);
     tensor.root = static_cast<float>(values[1]);
     tensor.step_values = entry.step_values;
     // Autograd and the copies recognise a change by the version.
     entry.parameter.unsafeGetTensorImpl()->bump_version();
-    if (copy.defined()) copied.push_back(entry.parameter);
+    if (copy.defined() || split) copied.push_back(entry.parameter);
   }
   if (!parameters.empty()) flush(parameters.back().parameter);
   WeightCopies::mark_current(copied);

@@ -28,6 +28,7 @@ struct WeightCopy {
   torch::ScalarType type = torch::kFloat;
   bool convert_per_use = false;
   bool split = false;      // the copy is inside the weight
+  bool is_split = false;   // at present; if not, the weight has its own values
   Tensor ones;             // undefined on the CPU
   bool single_use = true;  // no other operator adds to the gradient
   int64_t version = -1;    // of the weight when it was copied; -1: expired
@@ -54,6 +55,14 @@ std::optional<WeightCopy> find_entry(const Tensor& weight) {
   const auto found = all.entries.find(weight.unsafeGetTensorImpl());
   if (found == all.entries.end()) return std::nullopt;
   return found->second;
+}
+
+void set_split(const Tensor& weight, bool is_split) {
+  WeightRegistry& all = weight_registry();
+  const std::unique_lock lock(all.mutex);
+  WeightCopy& entry = all.entries.at(weight.unsafeGetTensorImpl());
+  entry.is_split = is_split;
+  if (!is_split) entry.version = -1;
 }
 
 bool is_current(const std::optional<WeightCopy>& entry, const Tensor& weight) {
@@ -160,7 +169,7 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
 
 WeightCopies::~WeightCopies() {
   try {
-    merge_split();
+    restore(split_);
   } catch (const std::exception& error) {
     TORCH_WARN("[WeightCopies] the weights could not be restored: ",
                error.what());
@@ -182,8 +191,10 @@ void WeightCopies::refresh() {
     from.push_back(sources_[i]);
   }
   if (!to.empty()) compat::copy_list(to, from);
-  for (; split_count_ < split_.size(); ++split_count_) {
-    detail::split_weight(split_[split_count_]);
+  for (const Tensor& weight : split_) {
+    if (find_entry(weight)->is_split) continue;
+    detail::split_weight(weight);
+    set_split(weight, true);
   }
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
@@ -194,14 +205,25 @@ void WeightCopies::refresh() {
   }
 }
 
-void WeightCopies::merge_split() {
-  for (; split_count_ > 0; --split_count_) {
-    detail::merge_weight(split_[split_count_ - 1]);
+void WeightCopies::restore(const std::vector<Tensor>& weights) {
+  for (const Tensor& weight : weights) {
+    if (!is_split(weight)) continue;
+    detail::merge_weight(weight);
+    set_split(weight, false);
   }
 }
 
+bool WeightCopies::is_split(const Tensor& weight) {
+  const auto entry = find_entry(weight);
+  return entry && entry->is_split;
+}
+
 void WeightCopies::expire() {
-  merge_split();
+  restore(split_);
+  expire_for_update();
+}
+
+void WeightCopies::expire_for_update() {
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   for (const Tensor& weight : weights_) {

@@ -22,6 +22,7 @@ class Progress : public TrainListener {
   void saved(const std::string& path) override;
   void warned(const std::string& text) override;
   bool needs_gradients() const override { return false; }
+  bool reads_parameters() const override { return false; }
 
  private:
   void line(const std::string& text);

@@ -67,6 +67,19 @@ class WeightCopies {
   /// WeightCopiesOptions::split before anything but an operator reads them.
   void expire();
 
+  /// As expire(), but leaves weights with copies inside as they are, for an update that
+  /// changes them in place or calls restore().
+  void expire_for_update();
+
+  /// Restores the values of all weights that have their copies inside, and lets those copies
+  /// expire.
+  void restore() { restore(split_); }
+  /// The same for those of `weights` that have their copies inside.
+  static void restore(const std::vector<torch::Tensor>& weights);
+
+  /// Whether `weight` has its copy inside at present, so that its values cannot be read.
+  static bool is_split(const torch::Tensor& weight);
+
   /// The memory of the copies; empty in float32.
   const std::vector<torch::Tensor>& copies() const { return copies_; }
 
@@ -112,15 +125,12 @@ class WeightCopies {
   static torch::Tensor ones(const torch::Tensor& weight, int64_t count);
 
  private:
-  void merge_split();
-
   std::vector<torch::Tensor> weights_;
   std::vector<torch::Tensor> copies_;   // one tensor for all, with padding
   std::vector<torch::Tensor> views_;    // of each copy, without padding
   std::vector<torch::Tensor> sources_;  // the weight of each view
   std::vector<torch::Tensor>
-      split_;               // weights that hold their copies themselves
-  size_t split_count_ = 0;  // how many do at present, from the first
+      split_;  // weights that can hold their copies themselves
 };
 
 }  // namespace reprise

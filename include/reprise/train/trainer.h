@@ -64,6 +64,11 @@ class TrainListener {
   /// overridden by listeners that do not override gradients_ready().
   virtual bool needs_gradients() const { return true; }
 
+  /// Whether the listener reads parameters, in any of its calls. If it returns false, weights
+  /// that have their half-precision copies inside (WeightCopiesMode::kSplit) stay so from
+  /// update to update, which saves two passes over them.
+  virtual bool reads_parameters() const { return true; }
+
   /// Called after every update, with their number. The device may still be busy with it.
   virtual void updated(int64_t /*step*/) {}
 

@@ -1,5 +1,6 @@
 #include "adam.h"
 #include "load_store.cuh"
+#include "split_bits.cuh"
 
 #include <type_traits>
 
@@ -39,6 +40,46 @@ __device__ int find_tensor(const Table& table, int block) {
   return low;
 }
 
+/// Addresses of four values of a split matrix: their upper and their lower halves.
+struct SplitFour {
+  uint2 *upper, *lower;
+
+  __device__ SplitFour(float* matrix, unsigned row_fours, int64_t four) {
+    const unsigned row = static_cast<unsigned>(four) / row_fours;
+    const unsigned column = static_cast<unsigned>(four) - row * row_fours;
+    upper = reinterpret_cast<uint2*>(matrix) + 2 * int64_t{row} * row_fours +
+            column;
+    lower = upper + row_fours;
+  }
+};
+
+__device__ float4 load_parameter(const AdamTensor& tensor, int64_t i) {
+  if (tensor.split_fours == 0) return load4(tensor.parameter, i);
+  const SplitFour at(tensor.parameter, tensor.split_fours, i);
+  const uint2 upper = *at.upper, lower = *at.lower;
+  uint4 bits;
+  merge_two(upper.x, lower.x, bits.x, bits.y);
+  merge_two(upper.y, lower.y, bits.z, bits.w);
+  return make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
+                     __uint_as_float(bits.z), __uint_as_float(bits.w));
+}
+
+__device__ void store_parameter(const AdamTensor& tensor, int64_t i,
+                                const float4& value) {
+  if (tensor.split_fours == 0) {
+    store4(tensor.parameter, i, value);
+    return;
+  }
+  const SplitFour at(tensor.parameter, tensor.split_fours, i);
+  uint2 upper, lower;
+  split_two(__float_as_uint(value.x), __float_as_uint(value.y), upper.x,
+            lower.x);
+  split_two(__float_as_uint(value.z), __float_as_uint(value.w), upper.y,
+            lower.y);
+  *at.upper = upper;
+  *at.lower = lower;
+}
+
 template <class Copy>
 __global__ void __launch_bounds__(kThreads)
     update_kernel(const __grid_constant__ Table table) {
@@ -62,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = 0; k < kFoursPerThread; ++k) {
     const int64_t i = first / 4 + k * kThreads + threadIdx.x;
     if (i >= fours) continue;
-    p[k] = load4(tensor.parameter, i);
+    p[k] = load_parameter(tensor, i);
     g[k] = load4(tensor.gradient, i);
     m[k] = load4(tensor.mean, i);
     v[k] = load4(tensor.square, i);
@@ -75,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
     update1(s, p[k].y, g[k].y, m[k].y, v[k].y);
     update1(s, p[k].z, g[k].z, m[k].z, v[k].z);
     update1(s, p[k].w, g[k].w, m[k].w, v[k].w);
-    store4(tensor.parameter, i, p[k]);
+    store_parameter(tensor, i, p[k]);
     store4(tensor.mean, i, m[k]);
     store4(tensor.square, i, v[k]);
     if (copy != nullptr) store4(copy, i, p[k]);

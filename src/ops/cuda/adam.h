@@ -17,6 +17,9 @@ struct AdamTensor {
   float* square = nullptr;  ///< second moment
   void* copy = nullptr;     ///< half precision; null: none
   int64_t size = 0;
+  /// If not 0, the parameter is a split matrix (ops/split_weights.h) with rows of four times
+  /// so many values, and stays split; `copy` must be null. At most 2^32 fours.
+  unsigned split_fours = 0;
   float rate = 0;  ///< learning rate / (1 − β₁ᵗ)
   float root = 1;  ///< √(1 − β₂ᵗ)
   /// `rate`, `root` and `keep` in device memory, which a captured launch reads instead of

@@ -1,4 +1,5 @@
 #include "load_store.cuh"
+#include "split_bits.cuh"
 #include "split_weights.h"
 
 #include <algorithm>
@@ -7,22 +8,6 @@ namespace reprise::detail::kernels {
 namespace {
 
 constexpr int kSplitThreads = 256;
-
-/// Two float32 values as their upper and lower halves, packed.
-__device__ void split_two(unsigned first, unsigned second, unsigned& upper,
-                          unsigned& lower) {
-  const unsigned a = (first + 0x8000u) >> 16, b = (second + 0x8000u) >> 16;
-  upper = a | b << 16;
-  // What is missing, as a signed number of 16 bits.
-  lower = ((first - (a << 16)) & 0xffffu) | (second - (b << 16)) << 16;
-}
-__device__ void merge_two(unsigned upper, unsigned lower, unsigned& first,
-                          unsigned& second) {
-  const auto low = static_cast<int>(static_cast<short>(lower & 0xffffu));
-  const auto high = static_cast<int>(static_cast<short>(lower >> 16));
-  first = (upper << 16) + static_cast<unsigned>(low);
-  second = (upper & 0xffff0000u) + static_cast<unsigned>(high);
-}
 
 /// A block holds a whole row in registers, eight values per thread and unit, before it
 /// writes the row back.

@@ -101,9 +101,13 @@ void TrainingCosts::measure_whole_update(CostProfile& profile,
   }
   const auto parameters = setup_.parameter_list;
   const auto made = copies(profile.precision);
+  // As a training does unless its listener reads parameters.
+  const bool in_place =
+      setup_.options.ranks == 1 && BackwardUpdate::supports(optimizer);
   // Include what a window does outside of the optimizer, and its device memory.
   const auto update = [&] {
-    if (made) made->expire();
+    if (made && in_place) made->expire_for_update();
+    if (made && !in_place) made->expire();
     torch::Tensor norm;
     if (setup_.options.clip > 0) {
       norm = gradient_norm(parameters);

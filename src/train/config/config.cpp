@@ -183,9 +183,6 @@ std::string detail::update_refusal(const TrainOptions& c) {
     return "fp16 skips an update if any of its gradients overflows";
   }
   if (c.ranks > 1) return "several ranks add up their gradients first";
-  if (c.weight_copies == WeightCopiesMode::kSplit) {
-    return "--weight-copies split leaves no readable weights in the backward";
-  }
   return "";
 }
 

@@ -98,6 +98,13 @@ TrainResult TrainLoop::run(const TrainRun& run) {
   run_ = run;
   const auto fail = [this](const std::string& what) {
     ranks_->fail(fmt::format("rank {} failed: {}", ranks_->rank(), what));
+    try {
+      runner_.restore_weights();
+    } catch (const c10::Error& error) {
+      // The device failed; the caller gets the first error.
+      reporter_.warn(fmt::format("the weights could not be restored: {}",
+                                 error.what_without_backtrace()));
+    }
   };
   try {
     return run_to_end();
@@ -151,6 +158,11 @@ void TrainLoop::start() {
                 "TrainListener::needs_gradients()");
     budget_.require_complete_gradients();
   }
+  const bool listener_reads =
+      run_.listener != nullptr &&
+      (run_.listener->needs_gradients() || run_.listener->reads_parameters());
+  keeps_split_ = !listener_reads && ranks_->size() == 1 &&
+                 BackwardUpdate::supports(*optimizer_);
   saver_.start(run_.directory);
   const auto resume = [this] {
     drop_window();  // of a failed attempt
@@ -389,6 +401,7 @@ void TrainLoop::train_micro_batch() {
 }
 
 void TrainLoop::drop_window() {
+  runner_.restore_weights();
   gradients_.abandon();
   if (auto* half = runner_.half_gradients()) half->forget();
   source_.release();
@@ -425,7 +438,7 @@ void TrainLoop::update() {
   }
   const bool updated = window_.updated_in_backward;
   TORCH_INTERNAL_ASSERT(updated || !runner_.moves_parameters());
-  if (!updated) runner_.expire_weight_copies();
+  if (!updated) runner_.expire_weight_copies(keeps_split_);
   const double lr = learning_rate(setup_, lr_schedule_, state_.step);
   const auto guarded = [this](const std::function<void()>& part) {
     guard_update(part);
@@ -450,6 +463,7 @@ void TrainLoop::update() {
     guarded([&] { optimizer_->step(lr); });
     exchange_->share_updated();
   });
+  if (!keeps_split_) runner_.restore_weights();  // from updates in the backward
   if (profile != nullptr) {
     // CUDA graphs are captured after the profiled window, and do not share this
     // memory.

@@ -90,7 +90,7 @@ class TrainLoop {
   void evaluate_if_due();
   void evaluate();
   void save_if_due();
-  void save() { saver_.save(state_, window_.samples); }
+  void save();
   void show(bool now);
   /// Peak of live device memory so far, including the memory of CUDA graphs.
   int64_t peak_bytes();
@@ -121,6 +121,8 @@ class TrainLoop {
   MemoryMeter meter_;
   int64_t graph_peak_bytes_ = 0;                         // of earlier windows
   std::optional<TrainListener::Evaluation> evaluation_;  // the last one
+  // Weights with copies inside stay so from update to update; nobody reads them.
+  bool keeps_split_ = false;
   bool stop_agreed_ = false;
   bool save_agreed_ = false;
 };

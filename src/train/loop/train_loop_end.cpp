@@ -33,7 +33,13 @@ void TrainLoop::evaluate_if_due() {
   if (due || at_end()) evaluate();
 }
 
+void TrainLoop::save() {
+  runner_.restore_weights();
+  saver_.save(state_, window_.samples);
+}
+
 void TrainLoop::evaluate() {
+  runner_.restore_weights();
   reporter_.training(false);
   {
     const RunClock::Pause pause(clock_);

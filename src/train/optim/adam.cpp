@@ -89,6 +89,11 @@ class Adam final : public ListOptimizer {
     return detail::adam_update_eligible({parameter, parameter, mean, square});
   }
 
+  bool updates_split(const torch::Tensor& parameter,
+                     const Tensors& state) const override {
+    return reads_step_values(parameter, state);
+  }
+
   bool elementwise() const override { return true; }
 
   Temporaries temporaries() const override { return Temporaries::kList; }

@@ -4,6 +4,7 @@
 #include "compat/reserved_scope.h"
 
 #include <reprise/memory/meter.h>
+#include <reprise/ops/weight_copies.h>
 
 #include <torch/utils.h>
 
@@ -103,6 +104,10 @@ bool ListOptimizer::has_fused(torch::Device) const {
 
 void ListOptimizer::update_fused(const List&, double) {
   TORCH_INTERNAL_ASSERT(false);
+}
+
+bool ListOptimizer::updates_split(const torch::Tensor&, const Tensors&) const {
+  return false;
 }
 
 torch::Tensor ListOptimizer::make_tensor(size_t kind,
@@ -273,6 +278,19 @@ void ListOptimizer::prepare(std::vector<List>& lists, bool fused) {
   }
 }
 
+void ListOptimizer::restore_split(const std::vector<Entry*>& entries,
+                                  bool fused) const {
+  Tensors restored;
+  for (const Entry* entry : entries) {
+    // Chunks of state in host memory may have a part of the parameter.
+    if (!fused || entry->block.defined() ||
+        !updates_split(entry->parameter, entry->state)) {
+      restored.push_back(entry->parameter);
+    }
+  }
+  WeightCopies::restore(restored);
+}
+
 void ListOptimizer::apply(const std::vector<Entry*>& all, double lr,
                           bool partial, bool captured) {
   const torch::NoGradGuard no_grad;
@@ -285,6 +303,7 @@ void ListOptimizer::apply(const std::vector<Entry*>& all, double lr,
     (entry->block.defined() ? on_host : entries).push_back(entry);
   }
   const bool fused = can_fuse(entries);
+  restore_split(all, fused);
   std::vector<List> lists;
   if (fused) {
     lists.push_back(list_of(entries));

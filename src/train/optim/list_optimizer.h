@@ -99,6 +99,10 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   /// Whether update_fused() can be used for lists on `device`.
   virtual bool has_fused(torch::Device device) const;
   virtual void update_fused(const List& list, double lr);
+  /// Whether update_fused() changes this parameter in place while it has its copy inside
+  /// (WeightCopiesOptions::split). Otherwise its values are restored first.
+  virtual bool updates_split(const torch::Tensor& parameter,
+                             const Tensors& state) const;
 
  private:
   /// A parameter with its state.
@@ -115,6 +119,8 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   struct HostChunk;
 
   static bool has_gradient(const Entry& entry);
+  /// Restores the values of parameters that the update cannot change while they are split.
+  void restore_split(const std::vector<Entry*>& entries, bool fused) const;
   std::vector<Entry*> with_gradient();
   /// Updates the entries, whose counters stay as they are.
   void apply(const std::vector<Entry*>& entries, double lr, bool partial,

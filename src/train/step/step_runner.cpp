@@ -183,8 +183,17 @@ void StepRunner::refresh_weight_copies() {
   }
 }
 
-void StepRunner::expire_weight_copies() {
-  if (copies_) copies_->expire();
+void StepRunner::expire_weight_copies(bool keep_split) {
+  if (!copies_) return;
+  if (keep_split) {
+    copies_->expire_for_update();
+  } else {
+    copies_->expire();
+  }
+}
+
+void StepRunner::restore_weights() {
+  if (copies_) copies_->restore();
 }
 
 void StepRunner::drop_weight_copies() {

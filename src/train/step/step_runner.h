@@ -67,8 +67,11 @@ class StepRunner {
 
   /// Creates or updates the half-precision copies of the weights.
   void refresh_weight_copies();
-  /// Marks the copies as outdated because the weights are about to change.
-  void expire_weight_copies();
+  /// Marks the copies as outdated because the weights are about to change. `keep_split`:
+  /// weights with copies inside stay as they are, for an optimizer that knows them.
+  void expire_weight_copies(bool keep_split = false);
+  /// Makes the values of all weights readable.
+  void restore_weights();
   /// Frees the copies and the CUDA graphs that use them.
   void drop_weight_copies();
   std::vector<torch::Tensor> weight_copies() const;

@@ -3,6 +3,7 @@
 #include "train/store/metrics.h"
 
 #include <reprise/memory/meter.h>
+#include <reprise/ops/weight_copies.h>
 
 #include <nlohmann/json.hpp>
 
@@ -20,6 +21,21 @@ using testing::relative_error;
 using testing::run;
 using testing::same;
 using testing::small;
+
+/// Checks that parameters are readable after each update.
+struct ReadsWeights : TrainListener {
+  void gradients_ready(int64_t, const NamedTensors& all) override {
+    parameters = all;
+  }
+  void updated(int64_t) override {
+    for (const auto& [name, parameter] : parameters) {
+      EXPECT_FALSE(WeightCopies::is_split(parameter)) << name;
+    }
+    ++updates;
+  }
+  NamedTensors parameters;
+  int updates = 0;
+};
 
 TEST(Trainer, RecomputationDoesNotChangeResults) {
   auto config = small("cnn-basic");
@@ -301,6 +317,10 @@ TEST(Trainer, WeightCopiesGiveSimilarResults) {
   expect_same(run(config, {3, 4}), split, "split weights, stopped");
   config.recompute = "all";
   expect_same(run(config), split, "split weights, recomputed");
+  config.recompute = "none";
+  ReadsWeights listener;
+  expect_same(run(config, {}, &listener), split, "split weights, read");
+  EXPECT_GT(listener.updates, 0);
   config.recompute = "none";
   config.weight_copies = WeightCopiesMode::kOn;
   config.precision = Precision::kFp32;

@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 
 namespace reprise {
 namespace {
@@ -449,6 +450,68 @@ TEST(Optimizer, AdamWUpdatesManyTensorsAndTheirHalfPrecisionCopies) {
                                values[i]),
                 1e-6)
           << i << " after " << t;
+    }
+  }
+}
+
+TEST(Optimizer, UpdatesWeightsThatHaveTheirCopiesInside) {
+  for (const char* name : {"adamw", "adam", "sgd", "adafactor"}) {
+    OptimizerOptions options;
+    options.name = name;
+    options.weight_decay = 0.1;
+    const auto make = [] {
+      torch::manual_seed(3);
+      NamedTensors parameters;
+      for (const auto& [rows, columns] :
+           {std::pair<int64_t, int64_t>{3, 8}, {130, 776}, {64, 24}, {5, 12}}) {
+        parameters.emplace_back(
+            "weight" + std::to_string(rows),
+            torch::randn({rows, columns}, on_device()).requires_grad_());
+      }
+      parameters.emplace_back("bias",
+                              torch::randn({19}, on_device()).requires_grad_());
+      return parameters;
+    };
+    const auto updated = [&](bool split) {
+      const NamedTensors parameters = make();
+      std::vector<Tensor> weights;
+      for (const auto& [label, parameter] : parameters) {
+        weights.push_back(parameter);
+      }
+      const auto optimizer = make_optimizer(options, parameters);
+      std::optional<WeightCopies> copies;
+      if (split) {
+        copies.emplace(weights, torch::kBFloat16,
+                       WeightCopiesOptions{.split = true});
+      }
+      for (int k = 0; k < 4; ++k) {
+        if (copies) copies->refresh();
+        EXPECT_EQ(WeightCopies::is_split(weights[1]), split);
+        EXPECT_FALSE(WeightCopies::is_split(weights[3]));  // odd rows
+        for (Tensor& weight : weights) {
+          weight.mutable_grad() = torch::randn_like(weight);
+        }
+        if (copies) copies->expire_for_update();
+        optimizer->step(0.01);
+        const bool in_place =
+            testing::device().is_cuda() && std::string(name).find("adam") == 0;
+        EXPECT_EQ(WeightCopies::is_split(weights[1]), split && in_place)
+            << name;
+        // Its copy is that of the new values, or none.
+        const Tensor copy =
+            WeightCopies::find(weights[1], torch::kBFloat16, false);
+        EXPECT_EQ(copy.defined(), split && in_place) << name;
+      }
+      copies.reset();
+      std::vector<Tensor> values;
+      for (const Tensor& weight : weights) {
+        values.push_back(weight.detach().clone());
+      }
+      return values;
+    };
+    const auto wanted = updated(false), got = updated(true);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_TRUE(same(got[i], wanted[i])) << name << " " << i;
     }
   }
 }

@@ -53,6 +53,8 @@ std::vector<std::pair<std::string, TrainConfig>> trainings() {
   list.emplace_back("gpt2 with weight copies", half);
   half.weight_copies = WeightCopiesMode::kEach;
   list.emplace_back("gpt2 with conversions", half);
+  half.weight_copies = WeightCopiesMode::kSplit;
+  list.emplace_back("gpt2 with split weights", half);
   auto full = whole(testing::tokens());
   full.weight_copies = WeightCopiesMode::kOn;
   list.emplace_back("gpt2 with direct gradients", full);
