@@ -296,6 +296,10 @@ int64_t CudaGraph::bytes() const {
   return impl_->bytes;
 }
 
+bool is_capturing() {
+  return g_capturing.load() != nullptr;
+}
+
 std::optional<uint64_t> captured_rng_offset(const at::Generator& generator) {
   Recording* recording = recording_for(generator);
   if (recording == nullptr) return std::nullopt;

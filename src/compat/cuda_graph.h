@@ -104,6 +104,9 @@ class CudaGraph {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Whether a CudaGraph is being captured in this process.
+bool is_capturing();
+
 /// Returns the offset of `generator` in the random numbers of the CUDA graph
 /// that this thread is capturing, or nothing if it is not capturing on the
 /// generator's device.

@@ -32,6 +32,10 @@ int64_t CudaGraph::bytes() const {
   return 0;
 }
 
+bool is_capturing() {
+  return false;
+}
+
 std::optional<uint64_t> captured_rng_offset(const at::Generator&) {
   return std::nullopt;
 }

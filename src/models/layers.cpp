@@ -59,9 +59,16 @@ void zero_init(Tensor bias) {
   torch::nn::init::zeros_(bias);
 }
 
+Stage make_linear_stage(const std::string& name, const Linear& layer) {
+  return make_stage(name,
+                    [layer](const Tensor& x) { return run_linear(layer, x); },
+                    {layer.ptr()})
+      .on_first();
+}
+
 void add_classifier(BuiltModel& built, const std::string& name, Linear head) {
   built.root->register_module(name, head);
-  built.stages.push_back(make_stage(name, head).on_first());
+  built.stages.push_back(make_linear_stage(name, head));
   const auto loss = built.root->register_module("loss", Loss(Task::kImages));
   built.stages.push_back(make_stage("loss", loss));
 }

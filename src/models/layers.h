@@ -89,6 +89,10 @@ Tensors checkpoint_list_if(bool recompute, F function, const Tensors& inputs) {
   return recompute ? checkpoint_list(function, inputs) : function(inputs);
 }
 
+/// A stage that applies `layer` to its first input.
+Stage make_linear_stage(const std::string& name,
+                        const torch::nn::Linear& layer);
+
 /// Adds the last two stages of an image classifier: a linear layer and the loss.
 void add_classifier(BuiltModel& built, const std::string& name,
                     torch::nn::Linear head);

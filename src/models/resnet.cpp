@@ -158,7 +158,7 @@ BuiltModel build_resnet(const ModelOptions& options, Kind kind,
   built.stages.push_back(
       make_stage("fc",
                  [fc](const Tensor& x) mutable {  // (N, C, h, w)
-                   return fc->forward(x.mean({2, 3}));
+                   return run_linear(fc, x.mean({2, 3}));
                  },
                  {fc})
           .on_first());

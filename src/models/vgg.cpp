@@ -94,7 +94,7 @@ BuiltModel build_vgg16(const std::string& name, const ModelOptions& options) {
   add_hidden("3", hidden);
   auto head = classifier->register_module(
       "6", make_vgg_linear<Linear>(hidden, options.classes));
-  built.stages.push_back(make_stage("classifier.6", head).on_first());
+  built.stages.push_back(make_linear_stage("classifier.6", head));
   const auto loss = built.root->register_module("loss", Loss(Task::kImages));
   built.stages.push_back(make_stage("loss", loss));
   return built;

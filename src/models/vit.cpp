@@ -145,8 +145,8 @@ BuiltModel build_vit(const std::string& name, const ModelOptions& options) {
       "classifier", make_head(options.width, options.classes));
   built.stages.push_back(make_stage("head",
                                     [classifier](const Tensor& x) mutable {
-                                      return classifier->forward(
-                                          x.select(1, 0));
+                                      return run_linear(classifier,
+                                                        x.select(1, 0));
                                     },
                                     {classifier})
                              .on_first());

@@ -63,9 +63,7 @@ Tensor activate(Tensor x, NormActivation activation) {
 }  // namespace
 
 Tensor forward_group_norm(torch::nn::GroupNormImpl& norm, const Tensor& x) {
-  if (!x.is_cuda() || !is_half(x) || !is_float32(norm.weight)) {
-    return norm.forward(x);
-  }
+  if (!is_half(x) || !is_float32(norm.weight)) return norm.forward(x);
   return norm.forward(x.to(torch::kFloat)).to(x.scalar_type());
 }
 

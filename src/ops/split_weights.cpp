@@ -35,13 +35,14 @@ Tensor upper_half(const Tensor& weight) {
   return weight.detach().view(torch::kBFloat16).narrow(1, 0, weight.size(1));
 }
 
+// Neither counts as a change of the weight, as kernels do not.
 void split_weight(const Tensor& weight) {
   const torch::NoGradGuard no_grad;
   if (run_split_kernel(weight, /*merge=*/false)) return;
   const Tensor bits = weight.detach().view(torch::kInt);
   const Tensor upper = (bits + 0x8000).__rshift__(16);
   const Tensor lower = bits - upper.__lshift__(16);
-  weight.detach()
+  weight.variable_data()
       .view(torch::kShort)
       .copy_(torch::cat({upper.to(torch::kShort), lower.to(torch::kShort)}, 1));
 }
@@ -53,7 +54,7 @@ void merge_weight(const Tensor& weight) {
   const int64_t columns = weight.size(1);
   const Tensor bits = halves.narrow(1, 0, columns).__lshift__(16) +
                       halves.narrow(1, columns, columns);
-  weight.detach().view(torch::kInt).copy_(bits);
+  weight.variable_data().view(torch::kInt).copy_(bits);
 }
 
 }  // namespace reprise::detail

@@ -1,3 +1,4 @@
+#include "compat/cuda_graph.h"
 #include "compat/foreach.h"
 #include "ops/split_weights.h"
 
@@ -28,6 +29,7 @@ struct WeightCopy {
   torch::ScalarType type = torch::kFloat;
   bool convert_per_use = false;
   bool split = false;      // the copy is inside the weight
+  bool asked = false;      // an operator has used it; weights of others stay whole
   bool is_split = false;   // at present; if not, the weight has its own values
   Tensor ones;             // undefined on the CPU
   bool single_use = true;  // no other operator adds to the gradient
@@ -67,6 +69,32 @@ void set_split(const Tensor& weight, bool is_split) {
 
 bool is_current(const std::optional<WeightCopy>& entry, const Tensor& weight) {
   return entry && entry->version == weight._version();
+}
+
+/// Splits `weight`, which an operator reads for the first time, and returns its entry. Not
+/// within a capture, whose every replay would split it again.
+WeightCopy split_at_first_use(const Tensor& weight) {
+  const torch::NoGradGuard no_grad;
+  WeightRegistry& all = weight_registry();
+  const std::unique_lock lock(all.mutex);
+  WeightCopy& entry = all.entries.at(weight.unsafeGetTensorImpl());
+  entry.asked = true;
+  if (!entry.is_split && !compat::is_capturing()) {
+    detail::split_weight(weight);
+    entry.is_split = true;
+    entry.version = weight._version();
+  }
+  return entry;
+}
+
+/// Restores `weight`, which an operator reads in full precision, and leaves it so.
+void keep_whole(const Tensor& weight) {
+  WeightCopies::restore({weight});
+  WeightRegistry& all = weight_registry();
+  const std::unique_lock lock(all.mutex);
+  WeightCopy& entry = all.entries.at(weight.unsafeGetTensorImpl());
+  entry.split = entry.asked = false;
+  entry.padded = entry.copy = Tensor();
 }
 
 /// Shape of a copy with padding.
@@ -192,7 +220,8 @@ void WeightCopies::refresh() {
   }
   if (!to.empty()) compat::copy_list(to, from);
   for (const Tensor& weight : split_) {
-    if (find_entry(weight)->is_split) continue;
+    const auto entry = find_entry(weight);
+    if (entry->is_split || !entry->asked) continue;
     detail::split_weight(weight);
     set_split(weight, true);
   }
@@ -233,9 +262,17 @@ void WeightCopies::expire_for_update() {
 
 Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
                           bool padded) {
-  const auto entry = find_entry(weight);
-  if (!is_current(entry, weight) || entry->type != type) return {};
-  const Tensor& found = padded ? entry->padded : entry->copy;
+  auto entry = find_entry(weight);
+  if (!is_current(entry, weight)) return {};
+  if (entry->type != type) {
+    if (entry->split) keep_whole(weight);
+    return {};
+  }
+  if (entry->split && !entry->is_split) entry = split_at_first_use(weight);
+  const bool usable = !entry->split || entry->is_split;
+  const Tensor found = !usable  ? Tensor()
+                       : padded ? entry->padded
+                                : entry->copy;
   if (found.defined() || !(entry->convert_per_use || entry->split)) {
     return found;
   }
@@ -244,7 +281,7 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
   const Tensor copy =
       torch::zeros(padded_sizes(weight), weight.detach().options().dtype(type));
   copy.narrow(0, 0, weight.size(0))
-      .copy_(entry->split ? entry->copy : weight.detach());
+      .copy_(entry->is_split ? entry->copy : weight.detach());
   return copy;
 }
 

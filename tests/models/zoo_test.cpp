@@ -1,8 +1,11 @@
 #include "models/model_spec.h"
+#include "ops/linear_layer.h"
+#include "recompute/tied_gradients.h"
 #include "small_models.h"
 #include "support.h"
 
 #include <reprise/models/model.h>
+#include <reprise/ops/weight_copies.h>
 #include <reprise/recompute/strategy.h>
 
 #include <ATen/Parallel.h>
@@ -48,6 +51,54 @@ std::vector<Tensor> step(const Model& model, const Tensors& inputs,
     buffer.copy_(buffers[i]);
   }
   return results;
+}
+
+/// step() in bf16 with copies of the weights; also returns how many were split.
+std::pair<std::vector<Tensor>, int> half_step(const Model& model,
+                                              const Tensors& inputs,
+                                              bool split) {
+  WeightCopiesOptions options;
+  options.split = split;
+  for (const auto& tied : tied_parameters(model.chain)) {
+    options.shared_weights.push_back(tied.parameter);
+  }
+  if (model.embeddings) options.embedding_tables = model.embeddings();
+  const WeightCopies copies(model.linear_parameters(), torch::kBFloat16,
+                            options);
+  const compat::AutocastGuard autocast(testing::half());
+  auto results = step(model, inputs, "all");
+  int count = 0;
+  for (const Tensor& weight : copies.weights()) {
+    count += WeightCopies::is_split(weight) ? 1 : 0;
+  }
+  return {std::move(results), count};
+}
+
+TEST(Zoo, SplitWeightsChangeResultsByRoundingAlone) {
+  int split = 0;
+  for (const SmallModel& small : small_models()) {
+    torch::manual_seed(1);
+    const Model model = make_model(small.name, small.options);
+    model.root->to(device());
+    const Tensors inputs = small_inputs(model);
+    std::vector<Tensor> values;
+    for (const Tensor& parameter : model.root->parameters()) {
+      values.push_back(parameter.detach().clone());
+    }
+    const auto wanted = half_step(model, inputs, false).first;
+    const auto [got, count] = half_step(model, inputs, true);
+    split += count;
+    ASSERT_EQ(got.size(), wanted.size());
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_LT(testing::relative_error(got[i], wanted[i]), 0.02)
+          << small.name << ", tensor " << i;
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      EXPECT_TRUE(same(model.root->parameters()[i].detach(), values[i]))
+          << small.name << ", parameter " << i;
+    }
+  }
+  EXPECT_GT(split, 40);
 }
 
 TEST(Zoo, ListsEveryModelOnce) {

@@ -192,5 +192,41 @@ TEST(SplitWeights, TakeNoMemoryAndEndWithTheirOwner) {
   EXPECT_TRUE(same_bits(weight.detach(), original));
 }
 
+TEST(SplitWeights, StayWholeForOtherReaders) {
+  const auto options = on_device();
+  const Tensor plain = torch::randn({16, 64}, options).requires_grad_();
+  const Tensor precise = torch::randn({16, 64}, options).requires_grad_();
+  const Tensor used = torch::randn({16, 64}, options).requires_grad_();
+  const Tensor x = torch::randn({4, 64}, options);
+  const auto values = [&] {
+    return Tensors{plain.detach().clone(), precise.detach().clone(),
+                   used.detach().clone()};
+  };
+  const Tensors originals = values();
+  WeightCopiesOptions how;
+  how.split = true;
+  WeightCopies copies({plain, precise, used}, torch::kBFloat16, how);
+  for (int window = 0; window < 2; ++window) {
+    copies.refresh();
+    {
+      const compat::AutocastGuard autocast(half());
+      ops::linear(x, used, {});
+      ops::linear(x, precise, {});
+    }
+    // Without autocast, the operator needs all bits.
+    EXPECT_TRUE(same(ops::linear(x, precise, {}),
+                     torch::linear(x, originals[1])));
+    EXPECT_TRUE(same(torch::linear(x, plain), torch::linear(x, originals[0])));
+    EXPECT_TRUE(WeightCopies::is_split(used));
+    EXPECT_FALSE(WeightCopies::is_split(precise));
+    EXPECT_FALSE(WeightCopies::is_split(plain));
+    copies.expire();
+    const Tensors now = values();
+    for (size_t i = 0; i < now.size(); ++i) {
+      EXPECT_TRUE(same_bits(now[i], originals[i])) << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace reprise

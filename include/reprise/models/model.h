@@ -91,8 +91,10 @@ struct Model {
   /// the document of each token, increasing from left to right, and 0 for padding. A token
   /// attends only to earlier tokens of its document, and positions restart at each document.
   Chain chain;
-  /// Weights of the linear layers, then their biases, for WeightCopies. Must be called
-  /// again after the model has moved to another device.
+  /// Weights of the linear layers, then their biases, for WeightCopies. Weights that
+  /// something else than an operator (reprise/ops) reads as well must not be among them,
+  /// unless stages share them. Must be called again after the model has moved to another
+  /// device.
   std::function<std::vector<torch::Tensor>()> linear_parameters{};
   /// Tables of ops::embedding() that are not among linear_parameters; null if there are
   /// none. Must be called again likewise.

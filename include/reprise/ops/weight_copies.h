@@ -11,12 +11,14 @@ struct WeightCopiesOptions {
   /// Hold no copies: operators convert a weight each time they need it, two or three times
   /// per micro-batch, and free the result immediately. Takes no memory between uses.
   bool convert_per_use = false;
-  /// Hold bfloat16 copies inside the weights: between refresh() and expire(), the memory of
-  /// a weight has its bfloat16 values and what is missing to float32, and the weight itself
-  /// must not be read. expire() restores every bit. Takes no memory, and two passes over the
-  /// weights per window. Applies to matrices with rows of a multiple of 8 values that are
-  /// not shared; all others have copies as usual. Values exactly between two bfloat16 values
-  /// are rounded away from zero instead of to the even one.
+  /// Hold bfloat16 copies inside the weights: from its first use by an operator to expire(),
+  /// and from refresh() on in later windows, the memory of a weight has its bfloat16 values
+  /// and what is missing to float32. Nothing else may read the weight then. A weight that no
+  /// operator uses, or one in full precision, stays as it is. expire() restores every bit.
+  /// Takes no memory, and two passes over the weights per window. Applies to matrices with
+  /// rows of a multiple of 8 values that are not shared; all others have copies as usual.
+  /// Values exactly between two bfloat16 values are rounded away from zero instead of to the
+  /// even one.
   bool split = false;
   /// Weights that operators without copies use as well, such as a tied embedding. The
   /// gradients of all other weights may be computed concurrently with the backward.
