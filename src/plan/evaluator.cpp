@@ -140,11 +140,23 @@ UpdateMode timed_update(const CostProfile& profile, UpdateMode update,
   return several ? UpdateMode::kAfter : update;
 }
 
+ChainCosts without_launches(ChainCosts chain_costs) {
+  const auto change = [](KeptRunCosts& run) {
+    run.forward_launch_ms = run.backward_launch_ms = 0;
+  };
+  for (StageCosts& stage : chain_costs.stages) {
+    change(stage);
+    for (auto& variant : stage.variants) change(variant);
+  }
+  return chain_costs;
+}
+
 double least_step_ms(const CostProfile& profile, int64_t global_batch) {
+  const bool graph = profile.graph != GraphMode::kOff;
   double least = 0;
   for (const SizeCosts& size : profile.sizes) {
     const Evaluator evaluator(profile, size.micro_batch, global_batch,
-                              /*strategy=*/"", /*graph=*/false);
+                              /*strategy=*/"", graph);
     const double ms = evaluator.min_step_ms();
     least = least == 0 ? ms : std::min(least, ms);
   }
@@ -168,6 +180,11 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
                         profile.updates_in_last());
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
+  if (graph) {
+    for (SizeCosts* costs : {&costs_, &last_costs_}) {
+      costs->chain_costs = without_launches(std::move(costs->chain_costs));
+    }
+  }
   fixed_.workspace +=
       std::max(costs_.workspace_bytes, last_costs_.workspace_bytes);
   set_bounds();
@@ -356,21 +373,15 @@ bool Evaluator::is_floor(const Plan& plan) const {
 }
 
 TimeBound Evaluator::bound_of(const Plan& plan) const {
-  const auto ms_of = [&](ChainCosts chain_costs, bool launches) {
-    for (StageCosts& stage : chain_costs.stages) {
-      const auto change = [&](KeptRunCosts& run) {
-        if (!launches) run.forward_launch_ms = run.backward_launch_ms = 0;
-      };
-      change(stage);
-      for (auto& variant : stage.variants) change(variant);
-    }
+  const auto ms_of = [&](const ChainCosts& chain_costs) {
     return simulate(plan.schedule, chain_costs).time_ms;
   };
-  const double device = ms_of(costs_.chain_costs, /*launches=*/false);
-  if (ms_of(with_gradients(), false) > device * 1.01) return TimeBound::kLink;
-  const double both = ms_of(costs_.chain_costs, /*launches=*/true);
-  return !graph_ && both > device * 1.01 ? TimeBound::kHost
-                                         : TimeBound::kArithmetic;
+  const double device = ms_of(without_launches(costs_.chain_costs));
+  if (ms_of(without_launches(with_gradients())) > device * 1.01) {
+    return TimeBound::kLink;
+  }
+  return ms_of(costs_.chain_costs) > device * 1.01 ? TimeBound::kHost
+                                                   : TimeBound::kArithmetic;
 }
 
 std::optional<Plan> Evaluator::everything_kept(int64_t budget,

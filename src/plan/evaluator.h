@@ -31,6 +31,9 @@ int64_t cuda_graph_extra_bytes(const CostProfile& profile,
                                const SizeCosts& size,
                                UpdateMode update = UpdateMode::kAfter);
 
+/// Returns the costs of stages that run as a CUDA graph: the host launches no kernels.
+ChainCosts without_launches(ChainCosts chain_costs);
+
 /// Returns how micro-batches of plans with `update` are timed: with the update if all of them
 /// have one, else without.
 UpdateMode timed_update(const CostProfile& profile, UpdateMode update,

@@ -71,5 +71,31 @@ TEST(PlannerGraph, ACudaGraphWithoutGainNeverSlowsThePlan) {
   }
 }
 
+TEST(PlannerGraph, LaunchesDoNotCountInACudaGraph) {
+  FakeCostSource costs;
+  costs.set_graph(GraphMode::kAuto);
+  costs.change = [](Precision, SizeCosts& size) {
+    for (StageCosts& stage : size.chain_costs.stages) {
+      // Launches of a variant are cheap, but its work on the device is not.
+      KeptRunCosts variant = stage;
+      variant.saved_bytes /= 4;
+      variant.backward_ms *= 3;
+      stage.variants = {variant};
+      stage.forward_launch_ms = stage.backward_launch_ms =
+          10 * (stage.forward_ms + stage.backward_ms);
+    }
+  };
+  const PlanRequest request = request_for(2, 1024 * kMiB);
+  const PlanResult result = make_plan(request, costs);
+  ASSERT_TRUE(result.feasible);
+  EXPECT_TRUE(result.plan.graph);
+  FakeCostSource alone;  // without launches and variants
+  const PlanResult expected = make_plan(request, alone);
+  EXPECT_NEAR(result.plan.step_ms, expected.plan.step_ms,
+              0.01 * expected.plan.step_ms);
+  costs.set_graph(GraphMode::kOff);
+  EXPECT_GT(make_plan(request, costs).plan.step_ms, 1.5 * result.plan.step_ms);
+}
+
 }  // namespace
 }  // namespace reprise

@@ -40,7 +40,8 @@ struct SizeCosts {
   int64_t graph_workspace_bytes = 0;
   /// Time outside of the chain, for copying and preparing the micro-batch.
   double other_ms = 0;
-  /// Measured time of a micro-batch divided by the sum of its stages' times, if
+  /// Measured time of a micro-batch, as a CUDA graph if there can be one, divided by that
+  /// predicted from its stages' times (of a graph, from those on the device), if
   /// each stage has an autograd graph of its own and if one graph spans all
   /// stages. The first is larger, because every autograd graph needs a backward
   /// call.

@@ -85,10 +85,11 @@ void TrainingCosts::measure_factors(CostProfile& profile, SizeCosts& size) {
     // Other work may overlap with the chain, so at least half of the time
     // counts.
     const double chain_ms = std::max(ms - size.other_ms, ms / 2);
-    return chain_ms /
-           simulate(schedule, accumulating_costs(size.chain_costs, profile,
-                                                 /*first=*/false))
-               .time_ms;
+    const ChainCosts& stages =
+        graph ? without_launches(size.chain_costs) : size.chain_costs;
+    return chain_ms / simulate(schedule, accumulating_costs(stages, profile,
+                                                            /*first=*/false))
+                          .time_ms;
   };
   const auto cut = factor("all");
   const auto joined = factor("none");
