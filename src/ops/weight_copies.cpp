@@ -28,8 +28,8 @@ struct WeightCopy {
       copy;  // undefined with convert_per_use and for embedding tables
   torch::ScalarType type = torch::kFloat;
   bool convert_per_use = false;
-  bool split = false;      // the copy is inside the weight
-  bool asked = false;      // an operator has used it; weights of others stay whole
+  bool split = false;  // the copy is inside the weight
+  bool asked = false;  // an operator has used it; weights of others stay whole
   bool is_split = false;   // at present; if not, the weight has its own values
   Tensor ones;             // undefined on the CPU
   bool single_use = true;  // no other operator adds to the gradient

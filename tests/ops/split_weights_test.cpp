@@ -214,8 +214,8 @@ TEST(SplitWeights, StayWholeForOtherReaders) {
       ops::linear(x, precise, {});
     }
     // Without autocast, the operator needs all bits.
-    EXPECT_TRUE(same(ops::linear(x, precise, {}),
-                     torch::linear(x, originals[1])));
+    EXPECT_TRUE(
+        same(ops::linear(x, precise, {}), torch::linear(x, originals[1])));
     EXPECT_TRUE(same(torch::linear(x, plain), torch::linear(x, originals[0])));
     EXPECT_TRUE(WeightCopies::is_split(used));
     EXPECT_FALSE(WeightCopies::is_split(precise));

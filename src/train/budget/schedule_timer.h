@@ -13,7 +13,7 @@ namespace reprise::detail {
 /// Times micro-batches as a training runs them: through a StepRunner, with
 /// batches read by worker threads, and in rows of consecutive micro-batches
 /// that are long enough for the host to run ahead of the device. Tested by
-/// tests/train/budget/planning_test.cpp.
+/// tests/train/budget/schedule_timer_test.cpp.
 class ScheduleTimer {
  public:
   struct Timing {
