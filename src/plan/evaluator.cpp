@@ -130,8 +130,11 @@ int64_t updating_peak(const CostProfile& profile, const SizeCosts& size,
 
 int64_t cuda_graph_extra_bytes(const CostProfile& profile,
                                const SizeCosts& size, UpdateMode update) {
+  const int64_t updating =
+      update == UpdateMode::kBackward ? 0 : profile.update_bytes;
+  const int64_t preparing = size.prepare_bytes - size.data_bytes;
   return size.data_bytes + size.graph_workspace_bytes +
-         (update == UpdateMode::kBackward ? 0 : profile.update_bytes);
+         std::max({updating, preparing, int64_t{0}});
 }
 
 UpdateMode timed_update(const CostProfile& profile, UpdateMode update,
@@ -239,6 +242,7 @@ int64_t Evaluator::update_peak_bytes() const {
 }
 
 int64_t Evaluator::prepare_peak_bytes() const {
+  if (graph_) return base_bytes();  // beside the graph's memory
   return base_bytes() - costs_.data_bytes + costs_.prepare_bytes;
 }
 
@@ -312,8 +316,8 @@ PeakReport Evaluator::report(const Schedule& schedule,
     }
     report.phase = "preparation of a batch";
     report.gradients = gradients_allocated() ? fixed_.gradients : 0;
-    report.data +=
-        cuda_graph_extra_bytes_ + costs_.prepare_bytes - costs_.data_bytes;
+    report.data += graph_ ? cuda_graph_extra_bytes_
+                          : costs_.prepare_bytes - costs_.data_bytes;
     return report;
   }
   if (graph_) {

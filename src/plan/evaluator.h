@@ -23,10 +23,10 @@ int64_t micro_batch_peak(const CostProfile& profile, const SizeCosts& size,
 int64_t updating_peak(const CostProfile& profile, const SizeCosts& size,
                       const Schedule& schedule);
 
-/// Returns the additional memory of a micro-batch that runs as a CUDA graph:
-/// the second copy of the batch that the graph reads, the temporaries of the
-/// update, which cannot reuse the graph's memory, and library workspaces for
-/// the graph's second stream. An update in the backward is part of the graph.
+/// Returns the additional memory of a micro-batch that runs as a CUDA graph: the second copy
+/// of the batch that the graph reads, the temporaries of the update and of the preparation
+/// of the next batch, which cannot reuse the graph's memory, and library workspaces for the
+/// graph's second stream. An update in the backward is part of the graph.
 int64_t cuda_graph_extra_bytes(const CostProfile& profile,
                                const SizeCosts& size,
                                UpdateMode update = UpdateMode::kAfter);

@@ -97,5 +97,21 @@ TEST(PlannerGraph, LaunchesDoNotCountInACudaGraph) {
   EXPECT_GT(make_plan(request, costs).plan.step_ms, 1.5 * result.plan.step_ms);
 }
 
+TEST(PlannerGraph, BatchesArePreparedBesideTheMemoryOfACudaGraph) {
+  const auto peak_of = [](int64_t preparing) {
+    FakeCostSource costs;
+    costs.set_graph(GraphMode::kOn);
+    costs.change = [preparing](Precision, SizeCosts& size) {
+      size.prepare_bytes = size.data_bytes + preparing;
+    };
+    const PlanResult result = make_plan(request_for(2, 1024 * kMiB), costs);
+    EXPECT_TRUE(result.feasible && result.plan.graph);
+    return result.plan.peak_bytes;
+  };
+  // The temporaries of an update take 2 MiB, at another time.
+  EXPECT_EQ(peak_of(kMiB), peak_of(0));
+  EXPECT_EQ(peak_of(50 * kMiB), peak_of(0) + 48 * kMiB);
+}
+
 }  // namespace
 }  // namespace reprise

@@ -234,10 +234,8 @@ std::optional<TrainingCosts::Trial> TrainingCosts::run_schedule(
         updates && !mode.window
             ? updating_peak(profile, size, schedule)
             : micro_batch_peak(profile, size, schedule, !accumulate);
-    if (mode.graph) {
-      expected += cuda_graph_extra_bytes(profile, size, mode.update);
-      if (!updates) expected -= profile.update_bytes;
-    }
+    // The graph's memory does not count between its runs, when batches are prepared.
+    if (mode.graph) expected += size.data_bytes + size.graph_workspace_bytes;
     // One that measurements share holds the part of its state that stays on the device.
     if (!updates && !trial_optimizer_) expected -= profile.fixed.optimizer;
     trial.extra_bytes = result.peak_bytes - expected;

@@ -368,8 +368,18 @@ void TrainLoop::seed_window() {
       splitmix(window, static_cast<uint64_t>(ranks_->rank()) + 1));
 }
 
-void TrainLoop::train_micro_batch() {
+const Batch& TrainLoop::next_batch() {
+  if (profiler_.active() == nullptr) return source_.next();
+  MemoryMeter meter(setup_.device);
+  const int64_t before = meter.live_bytes();
   const Batch& batch = source_.next();
+  const int64_t kept = std::max<int64_t>(0, meter.live_bytes() - before);
+  runner_.graphs().note_between(meter.peak_increase_bytes() - kept);
+  return batch;
+}
+
+void TrainLoop::train_micro_batch() {
+  const Batch& batch = next_batch();
   ranks_->heartbeat();
   if (batch.count > 0) {  // otherwise its loss is 0
     StepRunner::Run how;
@@ -467,7 +477,7 @@ void TrainLoop::update() {
   if (profile != nullptr) {
     // CUDA graphs are captured after the profiled window, and do not share this
     // memory.
-    runner_.graphs().set_between(meter->peak_increase_bytes());
+    runner_.graphs().note_between(meter->peak_increase_bytes());
     profile->end();
   }
   source_.release();

@@ -74,6 +74,8 @@ class TrainLoop {
   bool attempt_window();
   bool run_micro_batches();
   void begin_window();
+  /// The next micro-batch, on the device.
+  const Batch& next_batch();
   void train_micro_batch();
   void drop_window();
   /// Restores the state at the beginning of the window.

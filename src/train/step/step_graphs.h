@@ -6,6 +6,7 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -105,9 +106,11 @@ class StepGraphs {
   /// if the training would exceed it with them.
   void set_limit(int64_t bytes) { limit_bytes_ = bytes; }
 
-  /// Sets the transient memory used between steps, such as the temporaries of
-  /// an update. It cannot come from the memory pool of the CUDA graphs.
-  void set_between(int64_t bytes) { between_bytes_ = bytes; }
+  /// Notes transient memory used between steps, such as the temporaries of an update and of
+  /// the preparation of a batch. It cannot come from the memory pool of the CUDA graphs.
+  void note_between(int64_t bytes) {
+    between_bytes_ = std::max(between_bytes_, bytes);
+  }
 
   /// Device memory reserved for the CUDA graphs, whether they run or not.
   int64_t bytes() const { return bytes_; }
@@ -148,7 +151,7 @@ class StepGraphs {
   MakeRecorded make_;  // null: no capture since clear()
   MemoryMeter meter_;
   int64_t limit_bytes_ = 0;
-  int64_t between_bytes_ = 0;
+  int64_t between_bytes_ = 0;  // the most
   int64_t bytes_ = 0;
   int64_t peak_bytes_ = 0;
   int64_t captures_ = 0;

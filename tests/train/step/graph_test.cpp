@@ -260,7 +260,7 @@ TEST(Graph, CountsTransientMemoryBetweenSteps) {
     Stepper stepper(summed(make_stage("linear", linear)),
                     make_schedule("none", 2));
     stepper.graphs.set_limit(int64_t{1} << 40);
-    stepper.graphs.set_between(int64_t{1} << (room ? 30 : 40));
+    stepper.graphs.note_between(int64_t{1} << (room ? 30 : 40));
     const Tensors batch = {torch::ones({2, 4}, on_device())};
     EXPECT_FALSE(stepper.run(batch));
     EXPECT_EQ(stepper.run(batch), room);
