@@ -86,6 +86,10 @@ CudaEvent::~CudaEvent() = default;
 CudaEvent::CudaEvent(CudaEvent&&) noexcept = default;
 CudaEvent& CudaEvent::operator=(CudaEvent&&) noexcept = default;
 
+void CudaEvent::synchronize() const {
+  impl_->event.synchronize();
+}
+
 double CudaEvent::milliseconds_since(const CudaEvent& earlier) const {
   impl_->event.synchronize();
   return earlier.impl_->event.elapsed_time(impl_->event);

@@ -54,6 +54,8 @@ class CudaEvent {
   CudaEvent(CudaEvent&&) noexcept;
   CudaEvent& operator=(CudaEvent&&) noexcept;
 
+  /// Blocks until the device has reached the event.
+  void synchronize() const;
   /// Returns the time between two events. Blocks until both have occurred.
   double milliseconds_since(const CudaEvent& earlier) const;
 

@@ -53,6 +53,9 @@ CudaEvent::CudaEvent(int) {
 CudaEvent::~CudaEvent() = default;
 CudaEvent::CudaEvent(CudaEvent&&) noexcept = default;
 CudaEvent& CudaEvent::operator=(CudaEvent&&) noexcept = default;
+void CudaEvent::synchronize() const {
+  no_cuda();
+}
 double CudaEvent::milliseconds_since(const CudaEvent&) const {
   no_cuda();
 }

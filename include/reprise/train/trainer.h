@@ -42,7 +42,9 @@ class TrainListener {
   struct Step {
     int64_t step = 0;          ///< updates done
     int64_t total_steps = 0;   ///< 0: limited by time
-    double loss = 0;           ///< mean over the window of the last update
+    /// Mean over the window of an update; on CUDA not the last one but one whose loss was
+    /// known without waiting for the device.
+    double loss = 0;
     double rate = 0;           ///< learning rate
     double samples_per_s = 0;  ///< over all ranks
     /// Device memory: live now, peak so far, and budget (0: none).

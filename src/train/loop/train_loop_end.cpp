@@ -67,8 +67,15 @@ void TrainLoop::save_if_due() {
 
 void TrainLoop::show(bool now) {
   const bool due = reporter_.step_due(now);
-  if (!due && !reporter_.metrics().full()) return;
-  retry_.run("fetching the losses", [this] { reporter_.metrics().flush(); });
+  Metrics& metrics = reporter_.metrics();
+  if (!due && !metrics.full()) return;
+  retry_.run("fetching the losses", [&] {
+    if (now || !metrics.last_loss()) {
+      metrics.flush();
+    } else {
+      metrics.collect();
+    }
+  });
   if (!due || reporter_.listener() == nullptr) return;
   const TrainOptions& options = setup_.options;
   const double speed = clock_.samples_per_s(samples_here_);
@@ -80,7 +87,7 @@ void TrainLoop::show(bool now) {
         std::min(left_s, std::max(0.0, options.seconds - clock_.seconds()));
   }
   reporter_.stepped({state_.step, options.seconds > 0 ? 0 : total_steps_,
-                     reporter_.metrics().last_loss().value_or(0),
+                     metrics.last_loss().value_or(0),
                      learning_rate(setup_, lr_schedule_,
                                    std::max<int64_t>(state_.step - 1, 0)),
                      speed, meter_.live_bytes() + runner_.graphs().bytes(),

@@ -59,10 +59,41 @@ void Metrics::add(const TrainListener::Evaluation& evaluation) {
 }
 
 void Metrics::flush() {
+  finish_copying();
   if (pending_.empty()) return;
   const torch::Tensor values = values_.narrow(0, 0, std::ssize(pending_)).cpu();
+  write(pending_, values);
+  pending_.clear();
+}
+
+void Metrics::collect() {
+  if (!values_.is_cuda()) return flush();
+  finish_copying();
+  if (pending_.empty()) return;
+  if (!copied_.defined()) {
+    copied_ = torch::empty(values_.sizes(),
+                           torch::dtype(torch::kDouble).pinned_memory(true));
+  }
+  const int64_t count = std::ssize(pending_);
+  // Later updates write to the same rows, on the same stream.
+  copied_.narrow(0, 0, count)
+      .copy_(values_.narrow(0, 0, count), /*non_blocking=*/true);
+  copying_.emplace(Copying{std::move(pending_),
+                           compat::CudaEvent(values_.device().index())});
+  pending_.clear();
+}
+
+void Metrics::finish_copying() {
+  if (!copying_) return;
+  copying_->end.synchronize();
+  write(copying_->pending, copied_);
+  copying_.reset();
+}
+
+void Metrics::write(const std::vector<Pending>& pending,
+                    const torch::Tensor& values) {
   const double* at = values.data_ptr<double>();
-  for (const Pending& p : pending_) {
+  for (const Pending& p : pending) {
     const double loss = *at++;
     const double norm = *at++;
     ordered_json line = {{"step", p.step},
@@ -82,7 +113,6 @@ void Metrics::flush() {
       warn(fmt::format("the loss of update {} is {}", p.step, loss));
     }
   }
-  pending_.clear();
 }
 
 int64_t Metrics::synced_bytes() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "compat/cuda.h"
 #include "train/store/metrics_log.h"
 #include "train/store/tensorboard.h"
 
@@ -48,6 +49,11 @@ class Metrics {
   /// device.
   void flush();
 
+  /// Writes the metrics that the last collect() has begun to copy, and begins to copy those
+  /// added since. A device that is at most one such interval behind the host is never idle
+  /// for it. On the CPU the same as flush().
+  void collect();
+
   /// Flushes the metrics file to disk and returns its length.
   int64_t synced_bytes();
 
@@ -60,6 +66,13 @@ class Metrics {
     double rate;
     int64_t samples;
   };
+  /// Copies from the device that collect() has begun.
+  struct Copying {
+    std::vector<Pending> pending;
+    compat::CudaEvent end;
+  };
+  void finish_copying();
+  void write(const std::vector<Pending>& pending, const torch::Tensor& values);
   void write(const std::string& line);
   void write_events(const std::function<void(EventWriter&)>& values);
   /// Runs `writing`. A full disk must not end the training: its error is only
@@ -72,6 +85,8 @@ class Metrics {
   TrainListener* listener_;
   std::vector<Pending> pending_;
   torch::Tensor values_;  // (kMostPending, 2) doubles: loss and norm
+  torch::Tensor copied_;  // the same, pinned; undefined before collect()
+  std::optional<Copying> copying_;
   std::optional<double> last_loss_;
   bool warned_of_loss_ = false;
   bool warned_of_log_ = false;

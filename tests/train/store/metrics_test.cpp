@@ -47,6 +47,31 @@ struct Written {
   std::optional<Metrics> metrics;
 };
 
+TEST(Metrics, CollectsInOrder) {
+  Written written;
+  int step = 0;
+  for (int i = 0; i < 4; ++i) {
+    for (int k = 0; k <= i; ++k) {
+      ++step;
+      written.add(step, 0.5 * step);
+    }
+    written.metrics->collect();
+    // On CUDA, the last values are on their way.
+    const int on_the_way = testing::device().is_cuda() ? i + 1 : 0;
+    EXPECT_EQ(written.lines().size(), static_cast<size_t>(step - on_the_way));
+  }
+  ++step;
+  written.add(step, 0.5 * step);
+  written.metrics->flush();
+  const auto lines = written.lines();
+  ASSERT_EQ(lines.size(), static_cast<size_t>(step));
+  for (int i = 1; i <= step; ++i) {
+    EXPECT_EQ(lines[static_cast<size_t>(i) - 1]["step"], i);
+    EXPECT_EQ(lines[static_cast<size_t>(i) - 1]["loss"], 0.5 * i);
+  }
+  EXPECT_EQ(written.metrics->last_loss(), 0.5 * step);
+}
+
 TEST(Metrics, WritesUpdatesInOrder) {
   Written written;
   for (int i = 1; i <= 3; ++i) written.add(i, 0.5 * i);
