@@ -263,6 +263,7 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("data", p.fixed.data);
   visit("workspace", p.fixed.workspace);
   visit("update_ms", p.update_ms);
+  visit("backward_update_ms", p.backward_update_ms);
   visit("update_bytes", p.update_bytes);
   visit("graph", p.graph);
   visit("captures_update", p.captures_update);

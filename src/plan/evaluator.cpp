@@ -211,7 +211,16 @@ void Evaluator::set_bounds() {
   min_step_ms_ =
       static_cast<double>(accumulate_ - 1) * window_of(costs_, min_stages_ms_) +
       window_of(last_costs_, min_stages_ms(last_costs_.chain_costs)) +
-      profile_.update_ms;
+      update_ms();
+}
+
+double Evaluator::update_ms() const {
+  // If the last of several micro-batches updates, a trial of such windows gives the time.
+  const bool parts = update_ == UpdateMode::kBackward &&
+                     !profile_.updates_in_last() &&
+                     profile_.backward_update_ms > 0;
+  return parts ? std::min(profile_.update_ms, profile_.backward_update_ms)
+               : profile_.update_ms;
 }
 
 const Solver& Evaluator::solver() const {
@@ -270,10 +279,10 @@ Plan Evaluator::plan_of(const Schedule& schedule, int64_t extra_bytes) const {
   plan.kept_bytes = full.kept_after_forward_bytes;
   plan.host_bytes = full.host_peak_bytes;
   plan.micro_ms = full.time_ms * time_factor(costs_, schedule, min_graphs) +
-                  costs_.other_ms + (in_backward() ? profile_.update_ms : 0);
+                  costs_.other_ms + (in_backward() ? update_ms() : 0);
   plan.step_ms = static_cast<double>(accumulate_ - 1) * plan.micro_ms +
                  last.time_ms * time_factor(last_costs_, schedule, min_graphs) +
-                 last_costs_.other_ms + profile_.update_ms;
+                 last_costs_.other_ms + update_ms();
   const int64_t step_peak = base_bytes() + full.peak_bytes;
   const int64_t measured_peak = step_peak + extra_bytes;
   if (measured_peak >= other_peak_bytes()) {
@@ -293,7 +302,7 @@ Plan Evaluator::measured(const Plan& plan, double micro_ms,
   Plan changed = plan_of(plan.schedule, extra_bytes);
   // Scale a smaller last micro-batch by the same ratio.
   const double ratio = micro_ms / changed.micro_ms;
-  const double after_ms = in_backward() ? 0 : profile_.update_ms;
+  const double after_ms = in_backward() ? 0 : update_ms();
   changed.step_ms = (changed.step_ms - after_ms) * ratio + after_ms;
   changed.micro_ms = micro_ms;
   return changed;

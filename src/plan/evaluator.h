@@ -95,6 +95,8 @@ class Evaluator {
   bool gradients_allocated() const {
     return !in_backward() && (graph_ || accumulate_ > 1);
   }
+  /// Time of an update, in the backward or after it.
+  double update_ms() const;
   /// Whether every micro-batch updates the parameters in its backward. Otherwise the last one
   /// of a window does, if any.
   bool in_backward() const {

@@ -180,16 +180,20 @@ class Planner {
   void predict(Candidate& candidate) {
     if (std::exchange(candidate.was_predicted, true)) return;
     candidate.predicted = evaluators_.fastest(candidate.key);
-    // Omit this candidate if the same schedule also fits as a CUDA graph, or with the
-    // update after the backward, which needs fewer backward calls.
+    // Omit this candidate if the same schedule also fits as a CUDA graph, or with the update
+    // after the backward, which needs fewer backward calls and can be repeated if memory
+    // runs out, and is hardly slower so.
+    constexpr double kHardly = 1.005;
     for (Candidate& other : candidates_) {
       if (!candidate.predicted) return;
       if (!other.same_size(candidate) || !is_preferred(other, candidate)) {
         continue;
       }
       predict(other);
-      if (other.predicted && other.predicted->schedule.to_text() ==
-                                 candidate.predicted->schedule.to_text()) {
+      if (other.predicted &&
+          other.predicted->step_ms <= kHardly * candidate.predicted->step_ms &&
+          other.predicted->schedule.to_text() ==
+              candidate.predicted->schedule.to_text()) {
         candidate.predicted.reset();
       }
     }

@@ -87,6 +87,15 @@ class FakeCostSource final : public CostSource {
     return true;
   }
 
+  /// `part_ms`: time of an update in the backward.
+  void set_update(UpdateMode update, double part_ms) {
+    for (auto& [precision, profile] : profiles_) {
+      profile.update = update;
+      profile.backward_update_ms = part_ms;
+      profile.final_gradient_bytes.assign(kStages, 2 * kMiB);
+      profile.stage_update_bytes.assign(kStages, 0);
+    }
+  }
   void set_graph(GraphMode graph) {
     for (auto& [precision, profile] : profiles_) profile.graph = graph;
   }

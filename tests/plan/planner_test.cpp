@@ -418,5 +418,18 @@ TEST(Planner, RejectsInvalidRequests) {
             std::string::npos);
 }
 
+TEST(Planner, UpdatesInTheBackwardIfThatIsFaster) {
+  for (const double part : {0.0, 1.0, 5.0}) {
+    FakeCostSource costs;
+    costs.set_update(UpdateMode::kAuto, part);
+    const Plan one = make_plan(request_for(2, 1024 * kMiB), costs).plan;
+    ASSERT_EQ(one.accumulate, 1);
+    const double update = part > 0 ? std::min(part, 3.0) : 3.0;
+    EXPECT_EQ(one.update == UpdateMode::kBackward, part == 1.0) << part;
+    const double stages = FakeCostSource::sum_ms(2, one.schedule);
+    EXPECT_NEAR(one.step_ms, stages + update, 1e-9) << part;
+  }
+}
+
 }  // namespace
 }  // namespace reprise

@@ -87,7 +87,10 @@ struct CostProfile {
   /// follows; 0 for stages that no update follows.
   std::vector<int64_t> stage_update_bytes{};
   FixedMemory fixed;
-  double update_ms = 0;      ///< time of the optimizer's step
+  double update_ms = 0;  ///< time of the optimizer's step
+  /// Time of the parts of a step that updates parameters in the backward, when their
+  /// gradients are still in the cache of the device; 0: not measured.
+  double backward_update_ms = 0;
   int64_t update_bytes = 0;  ///< temporaries of the optimizer's step
   /// Whether micro-batches run as CUDA graphs; kAuto: if it fits. The memory of a CUDA graph
   /// cannot be shared. It is therefore needed in addition to the update's temporaries and a

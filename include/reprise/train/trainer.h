@@ -40,8 +40,8 @@ class TrainListener {
 
   /// Progress of a training.
   struct Step {
-    int64_t step = 0;          ///< updates done
-    int64_t total_steps = 0;   ///< 0: limited by time
+    int64_t step = 0;         ///< updates done
+    int64_t total_steps = 0;  ///< 0: limited by time
     /// Mean over the window of an update; on CUDA not the last one but one whose loss was
     /// known without waiting for the device.
     double loss = 0;

@@ -57,6 +57,7 @@ void TrainingCosts::reuse_update(CostProfile& profile) const {
                    "training's own state");
   const CostProfile& other = source->profiles_.at(profile.precision);
   profile.update_ms = other.update_ms;
+  profile.backward_update_ms = other.backward_update_ms;
   profile.update_bytes = other.update_bytes;
   profile.fixed.optimizer = other.fixed.optimizer;
   profile.host_state_bytes = other.host_state_bytes;
@@ -139,6 +140,8 @@ void TrainingCosts::measure_stage_updates(CostProfile& profile,
   profile.final_gradient_bytes =
       final_gradient_bytes(setup_.model, setup_.device);
   profile.stage_update_bytes.assign(profile.stages.size(), 0);
+  // There may be no room for copies if the update as a whole did not fit.
+  const auto made = profile.update_ms > 0 ? copies(profile.precision) : nullptr;
   BackwardUpdate update(setup_, optimizer);
   ExecutionOptions execution;
   update.attach(execution);
@@ -170,6 +173,7 @@ void TrainingCosts::measure_stage_updates(CostProfile& profile,
   }
   update.finish();
   profile.captures_update = update.capture_refusal().empty();
+  profile.backward_update_ms = sum_ms;
   if (profile.update_ms > 0) return;
   // The update as a whole did not fit.
   profile.update_ms = sum_ms;
