@@ -26,7 +26,8 @@ namespace {
 constexpr double kCompareMs = 2000;
 constexpr int kFewestRounds = 3;
 constexpr int kMostRounds = 9;
-// Trials of micro-batches that take so long on a CUDA device need no comparison.
+// Trials of micro-batches that take so long on a CUDA device are not repeated in turn with
+// others.
 constexpr double kReliableMs = 60;
 
 /// Returns a unique number for a comparison.
@@ -108,12 +109,13 @@ void TrainingCosts::measure_last_update(CostProfile& profile, const Plan& plan,
 }
 
 bool TrainingCosts::compare(const std::vector<Plan>& plans) {
-  const bool are_long =
+  // Rounds of several plans would take long, too.
+  const bool has_long =
       setup_.device.is_cuda() &&
-      std::all_of(plans.begin(), plans.end(), [](const Plan& plan) {
+      std::any_of(plans.begin(), plans.end(), [](const Plan& plan) {
         return plan.micro_ms >= kReliableMs;
       });
-  if (options_.memory_only || are_long) return false;
+  if (options_.memory_only || has_long) return false;
   const auto stream = trained_stream();
   say(fmt::format("timing {} plans in turn", plans.size()));
   // Including what precedes the timed micro-batches of a round, such as a capture.
