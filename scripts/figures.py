@@ -83,12 +83,15 @@ def speed_table():
 SHORT = [
     ("bert-bf16-1x4", "BERT-Large, bf16, 1 × 4"),
     ("bert-bf16-1x4-budget", "BERT-Large, bf16, 1 × 4, in the memory of HF's checkpointing"),
-    ("bert-fp32-1x4", "BERT-Large, fp32, 1 × 4"),
+    ("bert-fp32-32x1", "BERT-Large, fp32, 32 × 1"),
     ("gpt2-1x32", "GPT-2 124M, bf16, 1 × 32"),
-    ("gpt2-32x1-half", "GPT-2 124M, 32 × 1, in half of eager's memory"),
-    ("xl-8x1", "GPT-2 1.5B, 8 × 1, in the memory of checkpointing"),
+    ("gpt2-4x8-llmc", "GPT-2 124M, 4 × 8, in the memory of llm.c"),
+    ("gpt2-32x1-12GiB", "GPT-2 124M, 32 × 1, within 12 GiB"),
+    ("xl-1x8-llmc", "GPT-2 1.5B, 1 × 8, in the memory of llm.c"),
+    ("vit-b16-128x1-6GiB", "ViT-B/16, 224², 128 × 1, within 6 GiB"),
+    ("resnet50-256x1-compile", "ResNet-50, 224², 256 × 1"),
+    ("resnet50-256x1-budget", "the same in the memory of activation budget 0.5"),
     ("cnn-blocks-112-1x64", "five convolutions, 112², 1 × 64"),
-    ("cnn-blocks-3584-4x1", "five convolutions, 3584², 4 × 1"),
 ]
 
 

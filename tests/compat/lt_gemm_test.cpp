@@ -1,5 +1,6 @@
 #include "compat/lt_gemm.h"
 
+#include "compat/cuda.h"
 #include "support.h"
 
 #include <torch/types.h>
@@ -49,6 +50,11 @@ class LtGemmOnCuda : public ::testing::Test {
     if (!testing::device().is_cuda()) GTEST_SKIP() << "CUDA only";
     if (!compat::lt_gemm_built()) GTEST_SKIP() << "built without cublasLt";
     torch::manual_seed(11);
+    // Deterministic computations do not use it.
+    compat::set_cuda_deterministic(false);
+  }
+  void TearDown() override {
+    if (testing::device().is_cuda()) compat::set_cuda_deterministic(true);
   }
 };
 

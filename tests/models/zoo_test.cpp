@@ -90,7 +90,8 @@ TEST(Zoo, SplitWeightsChangeResultsByRoundingAlone) {
     split += count;
     ASSERT_EQ(got.size(), wanted.size());
     for (size_t i = 0; i < wanted.size(); ++i) {
-      EXPECT_LT(testing::relative_error(got[i], wanted[i]), 0.02)
+      // Rounding changes activations near 0, and with them whole gradients of ReLU.
+      EXPECT_LT(testing::relative_error(got[i], wanted[i]), 0.05)
           << small.name << ", tensor " << i;
     }
     for (size_t i = 0; i < values.size(); ++i) {
