@@ -193,7 +193,8 @@ class PackedLinearOperator
               weights,
               [&](Tensor& sum) { detail::gemm_add(sum, dy.t(), rows); },
               [&] {
-                return detail::gemm_as(dy.t(), rows, weights[0].scalar_type());
+                return detail::gemm_as(dy.t(), rows,
+                                       detail::gradient_type(weights[0]));
               });
         },
         sums);

@@ -47,12 +47,16 @@ Tensor as_saved(const Tensor& rows) {
   return rows.detach();
 }
 
+torch::ScalarType gradient_type(const Tensor& weight) {
+  return weight.element_size() == 2 ? torch::kFloat : weight.scalar_type();
+}
+
 void add_weight_gradient(Tensor& weight, const Tensor& a, const Tensor& b) {
   Tensor& gradient = weight.mutable_grad();
   if (gradient.defined()) {
     gemm_add(gradient, a, b);
   } else {
-    gradient = gemm_as(a, b, weight.scalar_type());
+    gradient = gemm_as(a, b, gradient_type(weight));
   }
 }
 

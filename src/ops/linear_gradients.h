@@ -16,6 +16,9 @@ torch::Tensor as_matrix(const torch::Tensor& x);
 /// gradient, which saved-tensor hooks cannot restore.
 torch::Tensor as_saved(const torch::Tensor& rows);
 
+/// Type of a weight's gradient: float32 if the weight has half precision.
+torch::ScalarType gradient_type(const torch::Tensor& weight);
+
 /// weight.grad() += a b
 void add_weight_gradient(torch::Tensor& weight, const torch::Tensor& a,
                          const torch::Tensor& b);

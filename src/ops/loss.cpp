@@ -6,6 +6,7 @@
 #include "ops/function.h"
 #include "ops/half_cross_entropy.h"
 #include "ops/kernels.h"
+#include "ops/linear_gradients.h"
 
 #include <reprise/ops/loss.h>
 #include <reprise/ops/weight_copies.h>
@@ -207,29 +208,28 @@ class LinearCrossEntropyOperator
   static variable_list scale_gradients(AutogradContext& context,
                                        const variable_list& saved,
                                        const Tensor& factor) {
-    const auto scaled = [&](size_t which, const Tensor& like) {
+    const auto scaled = [&](size_t which, torch::ScalarType type) {
       // Has a version of its own: autograd must not take this for a modification.
       Tensor unit = saved[which].variable_data();
-      if (unit.scalar_type() == like.scalar_type()) {
+      if (unit.scalar_type() == type) {
         detail::scaled_sum(unit, unit, factor, /*add=*/false);
         return unit;
       }
-      Tensor result =
-          torch::empty(unit.sizes(), unit.options().dtype(like.scalar_type()));
+      Tensor result = torch::empty(unit.sizes(), unit.options().dtype(type));
       detail::scaled_sum(result, unit, factor, /*add=*/false);
       return result;
     };
     Tensor hidden, weight, bias;
     if (context.needs_input_grad(0)) {
-      hidden = scaled(kUnitHidden, saved[kHidden]);
+      hidden = scaled(kUnitHidden, saved[kHidden].scalar_type());
     }
     if (saved[kBias].numel() > 0 && context.needs_input_grad(2)) {
-      bias = scaled(kUnitBias, saved[kBias]);
+      bias = scaled(kUnitBias, saved[kBias].scalar_type());
     }
     if (context.needs_input_grad(1)) {
       auto& data = context.saved_data;
       if (data.count("weight") == 0) {
-        weight = scaled(kUnitWeight, saved[kWeight]);
+        weight = scaled(kUnitWeight, saved[kWeight].scalar_type());
       } else {
         Tensor owner = data["weight"].toTensor();
         Tensor& gradient = owner.mutable_grad();
@@ -237,7 +237,7 @@ class LinearCrossEntropyOperator
           detail::scaled_sum(gradient, saved[kUnitWeight], factor,
                              /*add=*/true);
         } else {
-          gradient = scaled(kUnitWeight, owner);
+          gradient = scaled(kUnitWeight, detail::gradient_type(owner));
         }
       }
     }
@@ -254,7 +254,10 @@ class LinearCrossEntropyOperator
   }
   static Tensor gradient_of(Tensor weight) {
     Tensor& gradient = weight.mutable_grad();
-    if (!gradient.defined()) gradient = torch::zeros_like(weight.detach());
+    if (!gradient.defined()) {
+      gradient =
+          torch::zeros_like(weight.detach(), detail::gradient_type(weight));
+    }
     return gradient;
   }
   /// Float32 if `tensor` has half precision, in which small terms would be lost.

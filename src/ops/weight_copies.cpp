@@ -28,6 +28,7 @@ struct WeightCopy {
       copy;  // undefined with convert_per_use and for embedding tables
   torch::ScalarType type = torch::kFloat;
   bool convert_per_use = false;
+  bool own = false;    // the weight has half precision and is its own copy
   bool split = false;  // the copy is inside the weight
   bool asked = false;  // an operator has used it; weights of others stay whole
   bool is_split = false;   // at present; if not, the weight has its own values
@@ -121,8 +122,10 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
   }
   const auto take = [&](const std::vector<Tensor>& from) {
     for (const Tensor& weight : from) {
-      if (weight.scalar_type() == torch::kFloat && weight.requires_grad() &&
-          weight.dim() > 0 &&
+      const bool is_half =
+          options.half_weights && half && weight.scalar_type() == type;
+      if ((weight.scalar_type() == torch::kFloat || is_half) &&
+          weight.requires_grad() && weight.dim() > 0 &&
           seen.insert(weight.unsafeGetTensorImpl()).second) {
         weights_.push_back(weight);
       }
@@ -138,13 +141,16 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
            detail::can_split(weight) &&
            !shared.contains(weight.unsafeGetTensorImpl());
   };
+  const auto is_own = [&](const Tensor& weight) {
+    return half && weight.scalar_type() == type;
+  };
   // One allocation, in order: adjacent weights have adjacent copies.
   const auto copy_options =
       weights_[0].options().dtype(type).requires_grad(false);
   if (makes_copies) {
     int64_t total = 0;
     for (size_t i = 0; i < copied; ++i) {
-      if (splits(weights_[i])) continue;
+      if (splits(weights_[i]) || is_own(weights_[i])) continue;
       total += c10::multiply_integers(padded_sizes(weights_[i]));
     }
     copies_.push_back(torch::zeros({total}, copy_options));
@@ -159,7 +165,11 @@ WeightCopies::WeightCopies(const std::vector<Tensor>& weights,
     WeightCopy entry;
     entry.type = type;
     if (i < copied) {
-      if (splits(weight)) {
+      if (is_own(weight)) {
+        entry.own = true;
+        entry.copy = weight.detach();
+        if (padded_sizes(weight) == weight.sizes()) entry.padded = entry.copy;
+      } else if (splits(weight)) {
         entry.split = true;
         entry.copy = detail::upper_half(weight);
         if (weight.size(0) % kRowAlignment == 0) entry.padded = entry.copy;
@@ -273,7 +283,8 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
   const Tensor found = !usable  ? Tensor()
                        : padded ? entry->padded
                                 : entry->copy;
-  if (found.defined() || !(entry->convert_per_use || entry->split)) {
+  if (found.defined() ||
+      !(entry->convert_per_use || entry->split || entry->own)) {
     return found;
   }
   const torch::NoGradGuard no_grad;
@@ -303,7 +314,7 @@ bool WeightCopies::has_single_use(const Tensor& weight) {
 
 Tensor WeightCopies::memory_of(const Tensor& weight) {
   const auto entry = find_entry(weight);
-  return entry && !entry->split ? entry->copy : Tensor();
+  return entry && !entry->split && !entry->own ? entry->copy : Tensor();
 }
 
 void WeightCopies::mark_outdated(const std::vector<Tensor>& weights) {

@@ -398,6 +398,15 @@ bool HostParameters::reserve_gradients() {
   return true;
 }
 
+void HostParameters::release_gradients() {
+  for (const StageMemory& stage : stages_) {
+    for (const Moved& moved : stage.parameters) {
+      if (moved.gradient) return;
+    }
+  }
+  for (StageMemory& stage : stages_) stage.gradient_block.reset();
+}
+
 void HostParameters::check_gradients_reserved() {
   TORCH_CHECK_WITH(OutOfMemoryError, reserve_gradients(),
                    "the host gives no memory for gradients");

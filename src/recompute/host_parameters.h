@@ -53,6 +53,8 @@ class HostParameters final : public ExecutionObserver {
   /// Allocates host memory for gradients that stay from one micro-batch to the next. Returns
   /// false if there is none; the first backward allocates it otherwise.
   bool reserve_gradients();
+  /// Frees that memory, unless there are gradients in it.
+  void release_gradients();
   /// Moves the parameters to the device. Throws c10::Error, with nothing changed, if it has no
   /// room.
   void move_to_device();

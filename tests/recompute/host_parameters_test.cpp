@@ -165,6 +165,28 @@ TEST(HostParameters, KeepsUpdatedValuesAndGivenGradients) {
   EXPECT_FALSE(weight.grad().defined());
 }
 
+TEST(HostParameters, ReleasesMemoryWithoutGradients) {
+  const HostTensorsOnCpu on_cpu(1 << 30, 1 << 20);
+  const Layers layers;
+  const auto host = std::make_shared<HostParameters>(layers.chain, torch::kCPU,
+                                                     HostTensorsOnCpu::make());
+  ASSERT_TRUE(host->move_to_host());
+  const int64_t without = host->host_bytes();
+  ASSERT_TRUE(host->reserve_gradients());
+  const int64_t with = host->host_bytes();
+  EXPECT_GT(with, without);
+  Tensor weight = layers.linear[1]->weight;
+  {
+    const HostParameters::Readable readable(host.get());
+    weight.mutable_grad() = torch::full_like(weight, 2);
+  }
+  host->release_gradients();
+  EXPECT_EQ(host->host_bytes(), with);
+  host->forget_gradients();
+  host->release_gradients();
+  EXPECT_EQ(host->host_bytes(), without);
+}
+
 TEST(HostParameters, StaysWithoutRoom) {
   const HostTensorsOnCpu on_cpu(1 << 10, 1 << 20);
   const Layers plain, layers;

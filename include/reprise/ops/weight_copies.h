@@ -20,6 +20,9 @@ struct WeightCopiesOptions {
   /// Values exactly between two bfloat16 values are rounded away from zero instead of to the
   /// even one.
   bool split = false;
+  /// Also hold weights that are in half precision themselves, which need no copy. Their
+  /// gradients are added in float32.
+  bool half_weights = false;
   /// Weights that operators without copies use as well, such as a tied embedding. The
   /// gradients of all other weights may be computed concurrently with the backward.
   std::vector<torch::Tensor> shared_weights{};

@@ -62,6 +62,15 @@ struct EnumText<GradientSums> {
   static constexpr std::array<std::string_view, 2> names{"fp32", "bf16"};
 };
 
+/// Type of the linear layers' weights. kBf16: bfloat16, updated in float32 and rounded
+/// stochastically, which takes half of the memory and changes results.
+enum class ParameterType { kFp32, kBf16 };
+
+template <>
+struct EnumText<ParameterType> {
+  static constexpr std::array<std::string_view, 2> names{"fp32", "bf16"};
+};
+
 /// What the time of a micro-batch depends on: the device's arithmetic and memory, copies between
 /// device and host, or the host, which submits the device's work.
 enum class TimeBound { kArithmetic, kLink, kHost };

@@ -86,6 +86,7 @@ struct TrainOptions {
   /// it with StatePlace::kAuto.
   double host_share = 1;
   GradientSums gradients = GradientSums::kFp32;
+  ParameterType parameters = ParameterType::kFp32;
 
   // Arithmetic.
 

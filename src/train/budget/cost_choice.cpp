@@ -50,6 +50,12 @@ void add_inexact_reductions(const TrainingCosts& costs,
                     options.state != StatePlace::kHostAll &&
                     options.gradients == GradientSums::kFp32;
   if (sums) add("--gradients bf16; changes results", fixed.gradients / 2);
+  if (options.parameters == ParameterType::kFp32 &&
+      result.plan.precision == Precision::kBf16 &&
+      options.state != StatePlace::kHostAll) {
+    // With copies, six bytes per weight become two.
+    add("--parameters bf16, at most; changes results", fixed.parameters / 2);
+  }
 }
 
 /// Whether stages run again or, within a budget of `memory` bytes that is nearly used up, keep
@@ -216,7 +222,7 @@ void CostChoice::choose_copies(const PlanRequest& request, bool tight,
   // Parameters in host memory are converted at each use.
   const bool moved = setup_.options.state == StatePlace::kHostAll;
   if (!free_copies_ || precision == Precision::kFp32 || request.memory == 0 ||
-      moved) {
+      moved || setup_.options.parameters == ParameterType::kBf16) {
     return;
   }
   // A loop or an optimizer of the caller may read weights at any time.

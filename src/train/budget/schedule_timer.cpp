@@ -97,7 +97,7 @@ ScheduleTimer::Result ScheduleTimer::time(const Trial& trial, Batch any,
     for (auto& p : parameters) {
       // Others are in host memory after the first micro-batch.
       if (host == nullptr || !host->moves(p)) {
-        p.mutable_grad() = torch::zeros_like(p);
+        p.mutable_grad() = zero_gradient(setup, p);
       }
     }
   }

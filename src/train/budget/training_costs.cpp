@@ -203,7 +203,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
       for (const auto& p : module->parameters()) {
         const void* key = p.unsafeGetTensorImpl();
         if (!p.requires_grad() || !seen.insert(key).second) continue;
-        const int64_t bytes = bytes_on(p, setup_.device);
+        const int64_t bytes = gradient_bytes(setup_, p);
         profile.gradient_bytes[static_cast<size_t>(i)] += bytes;
         if (uses[key] > 1 || small.contains(key)) {
           profile.held_twice_bytes[static_cast<size_t>(i)] += bytes;
@@ -218,7 +218,8 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     const bool half =
         profile.half_gradients && p.scalar_type() == torch::kFloat;
     profile.fixed.gradients +=
-        half ? allocated_bytes(p.numel() * 2, setup_.device) : bytes;
+        half ? allocated_bytes(p.numel() * 2, setup_.device)
+             : gradient_bytes(setup_, p);
   }
   for (const auto& b : setup_.model.root->buffers()) {
     // Count them twice, because a training has a snapshot of the buffers.

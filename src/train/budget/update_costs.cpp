@@ -98,7 +98,7 @@ void TrainingCosts::measure_whole_update(CostProfile& profile,
                                          Optimizer& optimizer) {
   for (const auto& [name, parameter] : setup_.parameters) {
     torch::Tensor p = parameter;
-    if (p.requires_grad()) p.mutable_grad() = torch::zeros_like(p);
+    if (p.requires_grad()) p.mutable_grad() = zero_gradient(setup_, p);
   }
   const auto parameters = setup_.parameter_list;
   const auto made = copies(profile.precision);
@@ -137,8 +137,7 @@ void TrainingCosts::measure_whole_update(CostProfile& profile,
 
 void TrainingCosts::measure_stage_updates(CostProfile& profile,
                                           Optimizer& optimizer) {
-  profile.final_gradient_bytes =
-      final_gradient_bytes(setup_.model, setup_.device);
+  profile.final_gradient_bytes = final_gradient_bytes(setup_);
   profile.stage_update_bytes.assign(profile.stages.size(), 0);
   // There may be no room for copies if the update as a whole did not fit.
   const auto made = profile.update_ms > 0 ? copies(profile.precision) : nullptr;
@@ -162,7 +161,7 @@ void TrainingCosts::measure_stage_updates(CostProfile& profile,
     }
     while (left > static_cast<size_t>(first)) {
       for (torch::Tensor parameter : update.by_stage()[--left]) {
-        parameter.mutable_grad() = torch::zeros_like(parameter);
+        parameter.mutable_grad() = zero_gradient(setup_, parameter);
       }
     }
     const MemoryMeter meter(setup_.device);

@@ -153,6 +153,30 @@ void check_state(const TrainOptions& c) {
               "; use --state device");
 }
 
+/// Why the weights cannot be in bfloat16; empty if they can.
+std::string half_parameters_refusal(const TrainOptions& c) {
+  if (c.precision != Precision::kBf16) return "it needs --precision bf16";
+  if (c.ranks > 1) return "several ranks exchange parameters in fp32";
+  if (c.weight_copies == WeightCopiesMode::kOff) {
+    return "--weight-copies off adds up gradients in the type of the weights";
+  }
+  const std::string& name = c.optimizer.name;
+  if (name != "adam" && name != "adamw" && name != "sgd") {
+    return fmt::format(
+        "--optimizer {} rounds to nearest; use adamw, adam or "
+        "sgd",
+        name);
+  }
+  return "";
+}
+
+void check_parameters(const TrainOptions& c) {
+  if (c.parameters == ParameterType::kFp32) return;
+  const std::string reason = half_parameters_refusal(c);
+  TORCH_CHECK(reason.empty(), "[--parameters] ", to_text(c.parameters), ": ",
+              reason, "; or use --parameters fp32");
+}
+
 void check_gradients(const TrainOptions& c) {
   if (c.gradients == GradientSums::kFp32) return;
   const std::string reason = detail::gradients_refusal(c);
@@ -165,6 +189,9 @@ void check_gradients(const TrainOptions& c) {
 std::string detail::state_refusal(const TrainOptions& c) {
   if (c.host_memory == "off") {
     return "--host-memory off forbids it";
+  }
+  if (c.parameters == ParameterType::kBf16) {
+    return "--parameters bf16 is updated on the device";
   }
   if (c.shard == Sharding::kOptimizer) {
     return "with --shard optimizer, ranks exchange their state on the device";
@@ -192,6 +219,9 @@ std::string detail::gradients_refusal(const TrainOptions& c) {
   }
   if (c.state == StatePlace::kHostAll) {
     return "--state host-all adds up gradients in host memory";
+  }
+  if (c.parameters == ParameterType::kBf16) {
+    return "--parameters bf16 has exact gradients";
   }
   return update_refusal(c);
 }
@@ -245,6 +275,7 @@ void TrainOptions::resolve() {
   check_update(*this);
   check_state(*this);
   check_gradients(*this);
+  check_parameters(*this);
   TORCH_CHECK(steps == 0 || epochs == 0,
               "[--steps] expected either --steps or --epochs, got both");
   // A run that is limited by time alone must not end earlier.

@@ -159,6 +159,14 @@ void add_memory(Options& table) {
                     "of the memory and changes results",
             .same_on_resume = true,
             .affects_costs = true})
+      .add(&O::parameters,
+           {.name = "parameters",
+            .group = "Training",
+            .help = "Type of the linear layers' weights: fp32; bf16, updated "
+                    "in fp32 and rounded stochastically, which takes half of "
+                    "the memory and changes results",
+            .same_on_resume = true,
+            .affects_costs = true})
       .add(&O::loss_scale, {.name = "loss-scale",
                             .group = "Training",
                             .help = "Initial scale of the loss, for fp16",

@@ -56,6 +56,9 @@ class GroupedOptimizer final : public Optimizer, public PartialOptimizer {
     }
     return true;
   }
+  void round_stochastically() override {
+    for (Part& part : parts_) partial(part).round_stochastically();
+  }
   int64_t host_state_bytes() const override {
     int64_t bytes = 0;
     for (const Part& part : parts_) bytes += partial(part).host_state_bytes();

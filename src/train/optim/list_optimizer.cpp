@@ -1,7 +1,9 @@
 #include "train/optim/list_optimizer.h"
 
+#include "base/splitmix.h"
 #include "compat/fused_optimizer.h"
 #include "compat/reserved_scope.h"
+#include "ops/stochastic_add.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/ops/weight_copies.h>
@@ -21,6 +23,8 @@ namespace {
 // size. Without it they would add a copy of the model to the peak. Lists of
 // this size are large enough to amortize the launch overhead.
 constexpr size_t kChunkBytes = size_t{32} << 20;
+// The same for parameters in bfloat16, which need a copy in float32 as well.
+constexpr size_t kRoundedChunkBytes = size_t{1} << 20;
 
 constexpr char kStep[] = "step";
 
@@ -91,7 +95,11 @@ std::optional<std::vector<int64_t>> ListOptimizer::shape_of(
 
 torch::ScalarType ListOptimizer::type_of(size_t,
                                          const torch::Tensor& parameter) const {
-  return parameter.scalar_type();
+  return is_rounded(parameter) ? torch::kFloat : parameter.scalar_type();
+}
+
+bool ListOptimizer::is_rounded(const torch::Tensor& parameter) const {
+  return rounds_ && parameter.scalar_type() == torch::kBFloat16;
 }
 
 ListOptimizer::Tensors ListOptimizer::make_workspace(const List&) {
@@ -178,13 +186,13 @@ ListOptimizer::List ListOptimizer::list_of(
 }
 
 std::vector<ListOptimizer::List> ListOptimizer::lists_of(
-    const std::vector<Entry*>& entries) const {
+    const std::vector<Entry*>& entries, size_t most_bytes) const {
   std::vector<List> lists;
   std::vector<Entry*> chunk;
   size_t bytes = 0;
   for (Entry* entry : entries) {
     const size_t more = entry->parameter.nbytes();
-    if (!chunk.empty() && bytes + more > kChunkBytes) {
+    if (!chunk.empty() && bytes + more > most_bytes) {
       lists.push_back(list_of(chunk));
       chunk.clear();
       bytes = 0;
@@ -232,10 +240,73 @@ void ListOptimizer::reserve(const std::vector<List>& lists) const {
   }
 }
 
+/// Parameters in bfloat16, with float32 copies of them in `list`.
+struct ListOptimizer::RoundedList {
+  Tensors parameters;
+  std::vector<uint64_t> seeds;
+  List list;
+};
+
+std::vector<ListOptimizer::RoundedList> ListOptimizer::rounded_lists(
+    const std::vector<Entry*>& entries) const {
+  std::vector<RoundedList> result;
+  int64_t most = 0;
+  for (List& list : lists_of(entries, kRoundedChunkBytes)) {
+    RoundedList rounded;
+    rounded.parameters = list.parameters;
+    int64_t count = 0;
+    for (size_t i = 0; i < list.parameters.size(); ++i) {
+      const torch::Tensor& p = list.parameters[i];
+      const size_t place = places_.at(p.unsafeGetTensorImpl());
+      rounded.seeds.push_back(detail::splitmix(
+          detail::splitmix(static_cast<uint64_t>(list.counts[i]), 0), place));
+      count += p.numel();
+      torch::Tensor& gradient = list.gradients[i];
+      if (gradient.scalar_type() != torch::kFloat ||
+          gradient.strides() != p.strides()) {
+        gradient = torch::empty_strided(p.sizes(), p.strides(),
+                                        p.options().dtype(torch::kFloat))
+                       .copy_(gradient);
+      }
+    }
+    most = std::max(most, count);
+    rounded.list = std::move(list);
+    result.push_back(std::move(rounded));
+  }
+  if (result.empty()) return result;
+  // One list at a time has its copies there.
+  const torch::Tensor copies = torch::empty(
+      {most}, entries[0]->parameter.options().dtype(torch::kFloat));
+  std::vector<List> lists;
+  for (RoundedList& rounded : result) {
+    int64_t first = 0;
+    for (torch::Tensor& p : rounded.list.parameters) {
+      const auto values = copies.narrow(0, first, p.numel());
+      first += p.numel();
+      p = values.as_strided(p.sizes(), p.strides(), values.storage_offset());
+    }
+    lists.push_back(rounded.list);
+  }
+  reserve(lists);
+  return result;
+}
+
+void ListOptimizer::update_rounded(const RoundedList& rounded, double lr) {
+  const Tensors& copies = rounded.list.parameters;
+  for (size_t i = 0; i < copies.size(); ++i) {
+    copies[i].copy_(rounded.parameters[i]);
+  }
+  update(rounded.list, lr);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    torch::Tensor parameter = rounded.parameters[i];
+    parameter.zero_();
+    detail::add_stochastically(parameter, copies[i], rounded.seeds[i]);
+  }
+}
+
 void ListOptimizer::update_all(const std::vector<List>& lists, bool fused,
                                double lr) {
-  const compat::ReservedScope reserved;
-  try {
+  run_reserved([&] {
     for (const List& list : lists) {
       std::vector<int64_t> versions;
       for (const auto& p : list.parameters) versions.push_back(p._version());
@@ -252,6 +323,13 @@ void ListOptimizer::update_all(const std::vector<List>& lists, bool fused,
         }
       }
     }
+  });
+}
+
+void ListOptimizer::run_reserved(const std::function<void()>& updates) {
+  const compat::ReservedScope reserved;
+  try {
+    updates();
   } catch (const c10::Error& error) {
     // Replace the error message, because callers would take an allocation
     // failure for one that changed nothing.
@@ -296,11 +374,13 @@ void ListOptimizer::apply(const std::vector<Entry*>& all, double lr,
   const torch::NoGradGuard no_grad;
   // Allocate everything before any value changes, so that a step can be
   // repeated if an allocation fails.
-  std::vector<Entry*> entries;
-  std::vector<Entry*> on_host;
+  std::vector<Entry*> entries, on_host, rounded;
   for (Entry* entry : all) {
     make_state(*entry);
-    (entry->block.defined() ? on_host : entries).push_back(entry);
+    (entry->block.defined()         ? on_host
+     : is_rounded(entry->parameter) ? rounded
+                                    : entries)
+        .push_back(entry);
   }
   const bool fused = can_fuse(entries);
   restore_split(all, fused);
@@ -311,7 +391,7 @@ void ListOptimizer::apply(const std::vector<Entry*>& all, double lr,
     lists = lists_by_type(entries);
     for (List& list : lists) list.workspace = make_workspace(list);
   } else {
-    lists = lists_of(entries);
+    lists = lists_of(entries, kChunkBytes);
   }
   prepare(lists, fused);
   if (fused && partial) add_step_values(lists[0], entries, captured);
@@ -321,10 +401,18 @@ void ListOptimizer::apply(const std::vector<Entry*>& all, double lr,
         !captured || !list.parameters[0].is_cuda() || !list.step_values.empty(),
         "the update of a parameter cannot be captured");
   }
+  const std::vector<RoundedList> in_half = rounded_lists(rounded);
+  TORCH_CHECK(!captured || in_half.empty(),
+              "the update of a parameter cannot be captured: it is in bf16");
   TORCH_CHECK(!captured || on_host.empty() || !on_host[0]->parameter.is_cuda(),
               "the update of a parameter cannot be captured: its state is in "
               "host memory");
-  const auto update = [&] { update_all(lists, fused, lr); };
+  const auto update = [&] {
+    update_all(lists, fused, lr);
+    run_reserved([&] {
+      for (const RoundedList& list : in_half) update_rounded(list, lr);
+    });
+  };
   if (on_host.empty()) return update();
   apply_on_host(on_host, lr, update);
 }

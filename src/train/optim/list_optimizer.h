@@ -43,6 +43,7 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   bool move_state(std::shared_ptr<detail::HostTensors> host,
                   double share) final;
   int64_t host_state_bytes() const final;
+  void round_stochastically() final { rounds_ = true; }
 
  protected:
   using Tensors = std::vector<torch::Tensor>;
@@ -74,7 +75,8 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   virtual std::optional<std::vector<int64_t>> shape_of(
       size_t kind, const torch::Tensor& parameter) const;
 
-  /// Type of the state `kind`. The default is the type of the parameter.
+  /// Type of the state `kind`. The default is the type of the parameter, or float32 with
+  /// round_stochastically().
   virtual torch::ScalarType type_of(size_t kind,
                                     const torch::Tensor& parameter) const;
 
@@ -117,6 +119,7 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   };
   struct HostPiece;
   struct HostChunk;
+  struct RoundedList;
 
   static bool has_gradient(const Entry& entry);
   /// Restores the values of parameters that the update cannot change while they are split.
@@ -125,6 +128,14 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   /// Updates the entries, whose counters stay as they are.
   void apply(const std::vector<Entry*>& entries, double lr, bool partial,
              bool captured);
+  /// Whether the parameter is updated in float32 and rounded.
+  bool is_rounded(const torch::Tensor& parameter) const;
+  /// Lists of parameters that are rounded, with everything that their update needs.
+  std::vector<RoundedList> rounded_lists(
+      const std::vector<Entry*>& entries) const;
+  void update_rounded(const RoundedList& rounded, double lr);
+  /// Runs `updates`, which must not fail for lack of memory.
+  static void run_reserved(const std::function<void()>& updates);
   /// Allocates what the updates of the lists need.
   void prepare(std::vector<List>& lists, bool fused);
   /// Updates entries whose state is in host memory. Calls `before` when everything is
@@ -154,7 +165,9 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
       const HostChunk& chunk, const torch::Tensor& buffer) const;
 
   List list_of(const std::vector<Entry*>& entries) const;
-  std::vector<List> lists_of(const std::vector<Entry*>& entries) const;
+  /// Lists of parameters that together have up to `most_bytes`.
+  std::vector<List> lists_of(const std::vector<Entry*>& entries,
+                             size_t most_bytes) const;
   std::vector<List> lists_by_type(const std::vector<Entry*>& entries) const;
   void reserve(const std::vector<List>& lists) const;
   void update_all(const std::vector<List>& lists, bool fused, double lr);
@@ -172,6 +185,7 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   std::vector<Entry> entries_;
   int64_t step_ = 0;
   std::shared_ptr<detail::HostTensors> host_;  // null: all state on the device
+  bool rounds_ = false;                        // see round_stochastically()
 
   // Parts of an update.
   std::unordered_map<const c10::TensorImpl*, size_t> places_;  // in entries_

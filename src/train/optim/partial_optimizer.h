@@ -51,6 +51,12 @@ class PartialOptimizer {
   virtual bool move_state(std::shared_ptr<HostTensors> host,
                           double share = 1) = 0;
 
+  /// From now on, parameters in bfloat16 have their state in float32 and are updated in
+  /// float32. The results are rounded up or down at random, such that expected values are
+  /// exact. The random bits depend on the parameter and the number of its update only. To be
+  /// called before the first update, for parameters whose state is on the device.
+  virtual void round_stochastically() = 0;
+
   /// Bytes of state in host memory.
   virtual int64_t host_state_bytes() const = 0;
 };

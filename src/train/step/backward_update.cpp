@@ -46,13 +46,12 @@ std::vector<std::vector<Tensor>> trained_by_first_stage(const Model& model) {
   return by_stage;
 }
 
-std::vector<int64_t> final_gradient_bytes(const Model& model,
-                                          torch::Device device) {
+std::vector<int64_t> final_gradient_bytes(const TrainSetup& setup) {
   std::vector<int64_t> bytes;
-  for (const auto& parameters : trained_by_first_stage(model)) {
+  for (const auto& parameters : trained_by_first_stage(setup.model)) {
     int64_t& sum = bytes.emplace_back(0);
     for (const Tensor& parameter : parameters) {
-      sum += allocated_bytes(static_cast<int64_t>(parameter.nbytes()), device);
+      sum += gradient_bytes(setup, parameter);
     }
   }
   return bytes;
@@ -61,7 +60,7 @@ std::vector<int64_t> final_gradient_bytes(const Model& model,
 BackwardUpdate::BackwardUpdate(const TrainSetup& setup, Optimizer& optimizer)
     : device_(setup.device),
       partial_(partial_of(optimizer)),
-      cuts_(update_cuts(final_gradient_bytes(setup.model, setup.device))),
+      cuts_(update_cuts(final_gradient_bytes(setup))),
       by_stage_(trained_by_first_stage(setup.model)) {}
 
 bool BackwardUpdate::supports(const Optimizer& optimizer) {

@@ -18,8 +18,7 @@ namespace reprise::detail {
 
 /// Returns the bytes of the parameters' gradients by the first stage of the chain that uses
 /// them, whose backward makes them final.
-std::vector<int64_t> final_gradient_bytes(const Model& model,
-                                          torch::Device device);
+std::vector<int64_t> final_gradient_bytes(const TrainSetup& setup);
 
 /// Returns the parameters that require a gradient, by the first stage that uses them.
 std::vector<std::vector<torch::Tensor>> trained_by_first_stage(

@@ -55,8 +55,7 @@ void StepRunner::attach(ExecutionOptions& options, bool cuts) const {
   if (update_) update_->attach(options);
   if (half_gradients_) {
     // Before an update, sums are added to the gradients.
-    options.cuts =
-        update_cuts(final_gradient_bytes(setup_.model, setup_.device));
+    options.cuts = update_cuts(final_gradient_bytes(setup_));
     options.final_from = [this,
                           update = std::move(options.final_from)](int stage) {
       half_gradients_->final_from(stage);
@@ -103,6 +102,10 @@ bool StepRunner::set_state(StatePlace place, bool accumulate) {
       !setup_.host_parameters->reserve_gradients()) {
     warn_of_place("gradients", /*host=*/true, "the host gives no memory");
     done = false;
+  }
+  // Trials of other plans may have reserved it.
+  if (!accumulate && setup_.host_parameters) {
+    setup_.host_parameters->release_gradients();
   }
   done = move_optimizer_state(state_on_host(place)) && done;
   graphs_.set_refusal(capture_refusal());

@@ -117,6 +117,28 @@ void apply_settings(Model& model, const TrainOptions& options,
   set_weight_layout(model, options.layout);
 }
 
+namespace {
+
+/// Converts the weights of linear layers that no two stages share.
+void convert_weights(const Model& model) {
+  TORCH_CHECK(model.linear_parameters != nullptr,
+              "[--parameters] bf16: the model does not name its linear layers "
+              "(Model::linear_parameters)");
+  std::set<const c10::TensorImpl*> shared;
+  for (const auto& tied : tied_parameters(model.chain)) {
+    shared.insert(tied.parameter.unsafeGetTensorImpl());
+  }
+  const torch::NoGradGuard no_grad;
+  for (torch::Tensor& weight : model.linear_parameters()) {
+    if (weight.dim() == 2 && weight.scalar_type() == torch::kFloat &&
+        !shared.contains(weight.unsafeGetTensorImpl())) {
+      weight.set_data(weight.detach().to(torch::kBFloat16));
+    }
+  }
+}
+
+}  // namespace
+
 PlacedOnHost place_model(Model& model, const TrainOptions& options,
                          torch::Device device) {
   PlacedOnHost host = host_memory_of(options, device);
@@ -130,6 +152,7 @@ PlacedOnHost place_model(Model& model, const TrainOptions& options,
     if (failure) model.root->to(torch::kCPU);  // with those that were moved
     all = failure.has_value();
   }
+  if (options.parameters == ParameterType::kBf16) convert_weights(model);
   apply_settings(model, options, device);
   if (device.is_cuda() && options.weight_copies != WeightCopiesMode::kOff &&
       model.packed_groups) {
@@ -226,7 +249,11 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup) {
   const TrainOptions& config = setup.options;
   const Model& model = setup.model;
   const NamedTensors& parameters = setup.parameters;
+  const bool bf16 = config.parameters == ParameterType::kBf16;
   if (setup.own_optimizer) {
+    TORCH_CHECK(!bf16,
+                "[--parameters] bf16 needs an optimizer of make_optimizer(), "
+                "got one of the caller; use --parameters fp32");
     auto own = setup.own_optimizer(parameters);
     TORCH_CHECK(own != nullptr,
                 "[Trainer] expected TrainInputs::optimizer to return an "
@@ -248,7 +275,31 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup) {
       options.unquantized.push_back(name);
     }
   }
-  return make_optimizer(options, parameters);
+  auto optimizer = make_optimizer(options, parameters);
+  if (bf16) {
+    dynamic_cast<PartialOptimizer&>(*optimizer).round_stochastically();
+  }
+  return optimizer;
+}
+
+torch::ScalarType gradient_type(const TrainSetup& setup,
+                                const torch::Tensor& parameter) {
+  const bool bf16 = setup.options.parameters == ParameterType::kBf16 &&
+                    parameter.scalar_type() == torch::kBFloat16;
+  return bf16 ? torch::kFloat : parameter.scalar_type();
+}
+
+torch::Tensor zero_gradient(const TrainSetup& setup,
+                            const torch::Tensor& parameter) {
+  return torch::zeros_like(parameter, gradient_type(setup, parameter));
+}
+
+int64_t gradient_bytes(const TrainSetup& setup,
+                       const torch::Tensor& parameter) {
+  if (parameter.device() != setup.device) return 0;
+  const auto item =
+      static_cast<int64_t>(c10::elementSize(gradient_type(setup, parameter)));
+  return allocated_bytes(parameter.numel() * item, setup.device);
 }
 
 std::string move_state_to_host(Optimizer& optimizer, const TrainSetup& setup) {
@@ -325,8 +376,9 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainSetup& setup,
   const Model& model = setup.model;
   const WeightCopiesMode mode = setup.options.weight_copies;
   const bool moved = setup.host_parameters && setup.host_parameters->on_host();
+  const bool bf16 = setup.options.parameters == ParameterType::kBf16;
   const bool wanted = mode == WeightCopiesMode::kAuto
-                          ? setup.device.is_cuda()
+                          ? setup.device.is_cuda() || bf16
                           : mode != WeightCopiesMode::kOff;
   if (!wanted || !model.linear_parameters) return nullptr;
   const auto type = precision == Precision::kFp32   ? torch::kFloat
@@ -335,6 +387,7 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainSetup& setup,
   WeightCopiesOptions options;
   options.convert_per_use = moved || mode == WeightCopiesMode::kEach;
   options.split = !moved && mode == WeightCopiesMode::kSplit;
+  options.half_weights = bf16;
   for (const auto& tied : tied_parameters(model.chain)) {
     options.shared_weights.push_back(tied.parameter);
   }

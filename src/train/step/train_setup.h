@@ -95,6 +95,13 @@ std::vector<torch::Tensor> values(const NamedTensors& named);
 /// moments of embeddings unless `options.quantize_embeddings` is set.
 std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup);
 
+/// A gradient of zeros: in the type of the parameter, or in float32 if the parameter is
+/// rounded (ParameterType::kBf16).
+torch::Tensor zero_gradient(const TrainSetup& setup,
+                            const torch::Tensor& parameter);
+/// Device memory of such a gradient; 0 if the parameter is elsewhere.
+int64_t gradient_bytes(const TrainSetup& setup, const torch::Tensor& parameter);
+
 /// Moves the state of the setup's optimizer to host memory. Returns why that is not possible
 /// now; empty if it is done. Throws c10::Error if the options or the optimizer never allow it.
 std::string move_state_to_host(Optimizer& optimizer, const TrainSetup& setup);
