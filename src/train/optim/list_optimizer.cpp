@@ -1,9 +1,7 @@
 #include "train/optim/list_optimizer.h"
 
-#include "base/splitmix.h"
 #include "compat/fused_optimizer.h"
 #include "compat/reserved_scope.h"
-#include "ops/stochastic_add.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/ops/weight_copies.h>
@@ -23,8 +21,6 @@ namespace {
 // size. Without it they would add a copy of the model to the peak. Lists of
 // this size are large enough to amortize the launch overhead.
 constexpr size_t kChunkBytes = size_t{32} << 20;
-// The same for parameters in bfloat16, which need a copy in float32 as well.
-constexpr size_t kRoundedChunkBytes = size_t{1} << 20;
 
 constexpr char kStep[] = "step";
 
@@ -96,10 +92,6 @@ std::optional<std::vector<int64_t>> ListOptimizer::shape_of(
 torch::ScalarType ListOptimizer::type_of(size_t,
                                          const torch::Tensor& parameter) const {
   return is_rounded(parameter) ? torch::kFloat : parameter.scalar_type();
-}
-
-bool ListOptimizer::is_rounded(const torch::Tensor& parameter) const {
-  return rounds_ && parameter.scalar_type() == torch::kBFloat16;
 }
 
 ListOptimizer::Tensors ListOptimizer::make_workspace(const List&) {
@@ -237,70 +229,6 @@ void ListOptimizer::reserve(const std::vector<List>& lists) const {
   Tensors blocks;
   for (const auto& parameter : largest) {
     blocks.push_back(torch::empty_like(parameter));
-  }
-}
-
-/// Parameters in bfloat16, with float32 copies of them in `list`.
-struct ListOptimizer::RoundedList {
-  Tensors parameters;
-  std::vector<uint64_t> seeds;
-  List list;
-};
-
-std::vector<ListOptimizer::RoundedList> ListOptimizer::rounded_lists(
-    const std::vector<Entry*>& entries) const {
-  std::vector<RoundedList> result;
-  int64_t most = 0;
-  for (List& list : lists_of(entries, kRoundedChunkBytes)) {
-    RoundedList rounded;
-    rounded.parameters = list.parameters;
-    int64_t count = 0;
-    for (size_t i = 0; i < list.parameters.size(); ++i) {
-      const torch::Tensor& p = list.parameters[i];
-      const size_t place = places_.at(p.unsafeGetTensorImpl());
-      rounded.seeds.push_back(detail::splitmix(
-          detail::splitmix(static_cast<uint64_t>(list.counts[i]), 0), place));
-      count += p.numel();
-      torch::Tensor& gradient = list.gradients[i];
-      if (gradient.scalar_type() != torch::kFloat ||
-          gradient.strides() != p.strides()) {
-        gradient = torch::empty_strided(p.sizes(), p.strides(),
-                                        p.options().dtype(torch::kFloat))
-                       .copy_(gradient);
-      }
-    }
-    most = std::max(most, count);
-    rounded.list = std::move(list);
-    result.push_back(std::move(rounded));
-  }
-  if (result.empty()) return result;
-  // One list at a time has its copies there.
-  const torch::Tensor copies = torch::empty(
-      {most}, entries[0]->parameter.options().dtype(torch::kFloat));
-  std::vector<List> lists;
-  for (RoundedList& rounded : result) {
-    int64_t first = 0;
-    for (torch::Tensor& p : rounded.list.parameters) {
-      const auto values = copies.narrow(0, first, p.numel());
-      first += p.numel();
-      p = values.as_strided(p.sizes(), p.strides(), values.storage_offset());
-    }
-    lists.push_back(rounded.list);
-  }
-  reserve(lists);
-  return result;
-}
-
-void ListOptimizer::update_rounded(const RoundedList& rounded, double lr) {
-  const Tensors& copies = rounded.list.parameters;
-  for (size_t i = 0; i < copies.size(); ++i) {
-    copies[i].copy_(rounded.parameters[i]);
-  }
-  update(rounded.list, lr);
-  for (size_t i = 0; i < copies.size(); ++i) {
-    torch::Tensor parameter = rounded.parameters[i];
-    parameter.zero_();
-    detail::add_stochastically(parameter, copies[i], rounded.seeds[i]);
   }
 }
 

@@ -119,7 +119,12 @@ class ListOptimizer : public Optimizer, public detail::PartialOptimizer {
   };
   struct HostPiece;
   struct HostChunk;
-  struct RoundedList;
+  /// Parameters in bfloat16, with float32 copies of them in `list`.
+  struct RoundedList {
+    Tensors parameters;
+    std::vector<uint64_t> seeds;
+    List list;
+  };
 
   static bool has_gradient(const Entry& entry);
   /// Restores the values of parameters that the update cannot change while they are split.
