@@ -88,9 +88,17 @@ WeightCopy split_at_first_use(const Tensor& weight) {
   return entry;
 }
 
-/// Restores `weight`, which an operator reads in full precision, and leaves it so.
+/// The values of a split weight, which stays split: operators have saved its copy.
+Tensor merged_copy(const Tensor& weight, torch::ScalarType type) {
+  const torch::NoGradGuard no_grad;
+  const Tensor values = weight.detach().clone();
+  detail::merge_weight(values);
+  return values.to(type);
+}
+
+/// Makes sure that `weight`, which an operator reads in full precision and may save, is not
+/// split later.
 void keep_whole(const Tensor& weight) {
-  WeightCopies::restore({weight});
   WeightRegistry& all = weight_registry();
   const std::unique_lock lock(all.mutex);
   WeightCopy& entry = all.entries.at(weight.unsafeGetTensorImpl());
@@ -275,7 +283,9 @@ Tensor WeightCopies::find(const Tensor& weight, torch::ScalarType type,
   auto entry = find_entry(weight);
   if (!is_current(entry, weight)) return {};
   if (entry->type != type) {
-    if (entry->split) keep_whole(weight);
+    if (!entry->split) return {};
+    if (entry->is_split) return merged_copy(weight, type);
+    keep_whole(weight);
     return {};
   }
   if (entry->split && !entry->is_split) entry = split_at_first_use(weight);

@@ -13,8 +13,9 @@ struct WeightCopiesOptions {
   bool convert_per_use = false;
   /// Hold bfloat16 copies inside the weights: from its first use by an operator to expire(),
   /// and from refresh() on in later windows, the memory of a weight has its bfloat16 values
-  /// and what is missing to float32. Nothing else may read the weight then. A weight that no
-  /// operator uses, or one in full precision, stays as it is. expire() restores every bit.
+  /// and what is missing to float32. Nothing else may read the weight then; an operator that
+  /// needs it in full precision merges a copy for itself. A weight that no operator uses, or
+  /// one in full precision first, stays as it is. expire() restores every bit.
   /// Takes no memory, and two passes over the weights per window. Applies to matrices with
   /// rows of a multiple of 8 values that are not shared; all others have copies as usual.
   /// Values exactly between two bfloat16 values are rounded away from zero instead of to the
