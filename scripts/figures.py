@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Generates the tables of README.md and docs from docs/results, and checks them.
 
-    scripts/figures.py            rewrites the tables between the markers, and the picture of
-                                  draw_steps.py
+    scripts/figures.py            rewrites the tables between the markers, and the pictures of
+                                  draw_steps.py and plot_frontier.py --budgets
     scripts/figures.py --check    changes nothing; exits with status 1 if a table differs from
                                   the results, if two results contradict each other, if the
                                   page shows other runs than the results contain, if a
                                   section quotes a measurement without its command, or if
-                                  the picture differs from the list that it is drawn from
+                                  a picture differs from the data that it is drawn from
 
 A table is enclosed by the lines `<!-- figures: NAME -->` and `<!-- end -->`, where NAME is a
-key of TABLES.
+key of TABLES. It is indented like the first of them.
 """
 import argparse
 import json
@@ -18,8 +18,10 @@ import pathlib
 import re
 import statistics
 import sys
+import textwrap
 
 import draw_steps
+import plot_frontier
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -202,6 +204,27 @@ def mnist_text():
             f"by {most}\nin {count} of {len(pairs)} settings.")
 
 
+def digits_text(value):
+    """All digits, at least three."""
+    text = f"{value:g}"
+    return text if len(text) > 4 else f"{value:#.3g}"
+
+
+def budgets_table():
+    points = plot_frontier.budgets()["points"]
+    rows = []
+    for point in reversed(points):
+        memory, predicted = point["memory_gib"], point["predicted_gib"]
+        rows.append(["none" if memory is None else f"{memory:g} GiB",
+                     f"{point['micro_batch']} × {point['micro_batches']}",
+                     f"{digits_text(point['host_gib'])} GiB" if point["host_gib"] else "–",
+                     f"{digits_text(point['peak_gib'])} GiB"
+                     + (f", {digits_text(predicted)}" if predicted else ""),
+                     rate_text(point["tokens_per_s"]), plot_frontier.share_text(point, points)])
+    return table((["`--memory`", "micro-batch", "in host memory", "peak, predicted", "tokens/s",
+                   "share"], ["--:"] * 6), rows)
+
+
 def sources_table():
     rows = []
     for name in ("mnist-h200", "bert-h200", "checkpoints-cpu"):
@@ -213,6 +236,9 @@ def sources_table():
     data = speed()
     rows.append(["`speed-h200`", data["device"], f"Reprise {data['reprise']}, LibTorch "
                  f"{data['libtorch']}", data["measured"], str(len(data["lines"]))])
+    data = plot_frontier.budgets()
+    rows.append(["`budgets-h200`", data["device"], f"Reprise {data['reprise']}, LibTorch "
+                 f"{data['libtorch']}", data["measured"], str(len(data["points"]))])
     return table((["directory", "device", "versions", "measured", "runs"],
                   ["---", "---", "---", "---", "--:"]), rows)
 
@@ -220,9 +246,10 @@ def sources_table():
 TABLES = {
     "speed": speed_table, "speed-short": speed_short, "compilers": compilers_table,
     "bert": bert_table, "checkpoints": checkpoints_table, "mnist": mnist_text,
-    "sources": sources_table,
+    "sources": sources_table, "budgets": budgets_table,
 }
-BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"^(( *)<!-- figures: ([\w-]+) -->\n)(.*?)(\n *<!-- end -->)",
+                   re.DOTALL | re.MULTILINE)
 
 
 def documents():
@@ -232,7 +259,7 @@ def documents():
 def filled(text):
     """The text with every table regenerated from the results."""
     def fill(match):
-        return match[1] + TABLES[match[2]]() + match[4]
+        return match[1] + textwrap.indent(TABLES[match[3]](), match[2]) + match[5]
     return BLOCK.sub(fill, text)
 
 
@@ -330,7 +357,9 @@ def main():
             print(f"{path.relative_to(ROOT)} rewritten")
     if not arguments.check:
         draw_steps.write()
-    wrong += [*contradictions(), *page_contradictions(), *unsourced(), *draw_steps.problems()]
+        plot_frontier.write()
+    wrong += [*contradictions(), *page_contradictions(), *unsourced(), *draw_steps.problems(),
+              *plot_frontier.problems()]
     for text in wrong:
         print(f"figures: {text}", file=sys.stderr)
     return 1 if wrong else 0
