@@ -3,50 +3,73 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace reprise::detail {
 
-BucketLayout::BucketLayout(
-    const std::vector<GradientReducer::Parameter>& parameters,
-    int64_t bucket_bytes, int divisor) {
-  TORCH_CHECK(bucket_bytes > 0, "[--bucket] expected a size above 0, got ",
-              bucket_bytes);
-  for (const auto& parameter : parameters) {
-    if (parameter.tensor.requires_grad()) entries_.push_back({parameter});
-  }
-  TORCH_CHECK(!entries_.empty(),
-              "[GradientReducer] expected parameters with gradients, got none");
-  std::stable_sort(entries_.begin(), entries_.end(),
-                   [](const Entry& a, const Entry& b) {
-                     return a.parameter.first_stage > b.parameter.first_stage;
-                   });
-  fill_buckets(bucket_bytes, divisor);
+namespace {
+
+/// Alignment of parameters in bytes.
+constexpr int64_t kAlign = 128;
+
+int64_t round_up(int64_t value, int64_t step) {
+  return (value + step - 1) / step * step;
 }
 
-void BucketLayout::fill_buckets(int64_t bucket_bytes, int divisor) {
+}  // namespace
+
+BucketLayout::BucketLayout(
+    const std::vector<GradientReducer::Parameter>& parameters,
+    const BucketRules& rules) {
+  TORCH_CHECK(rules.bucket_bytes > 0,
+              "[--bucket] expected a size above 0, got ", rules.bucket_bytes);
+  for (const auto& parameter : parameters) {
+    if (parameter.tensor.requires_grad() != rules.frozen) {
+      entries_.push_back({parameter});
+    }
+  }
+  TORCH_CHECK(rules.frozen || !entries_.empty(),
+              "[GradientReducer] expected parameters with gradients, got none");
+  std::stable_sort(entries_.begin(), entries_.end(),
+                   [&rules](const Entry& a, const Entry& b) {
+                     const auto& [p, q] = std::tie(a.parameter, b.parameter);
+                     if (p.first_stage != q.first_stage) {
+                       return p.first_stage > q.first_stage;
+                     }
+                     return rules.by_unit && p.unit < q.unit;
+                   });
+  fill_buckets(rules);
+}
+
+void BucketLayout::fill_buckets(const BucketRules& rules) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const torch::Tensor& tensor = entries_[i].parameter.tensor;
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    const auto item = static_cast<int64_t>(tensor.element_size());
     const bool fits =
         !buckets_.empty() &&
         buckets_.back().options.dtype() == tensor.dtype() &&
         buckets_.back().options.device() == tensor.device() &&
-        buckets_.back().elements * buckets_.back().element_bytes + bytes <=
-            bucket_bytes;
+        buckets_.back().elements * item + bytes <= rules.bucket_bytes &&
+        (!rules.by_unit ||
+         entries_[i].parameter.unit == entries_[i - 1].parameter.unit);
     if (!fits) {
       Bucket& bucket = buckets_.emplace_back();
       bucket.first = i;
-      bucket.element_bytes = static_cast<int64_t>(tensor.element_size());
+      bucket.element_bytes = item;
       bucket.options = tensor.options().requires_grad(false);
     }
     Bucket& bucket = buckets_.back();
+    if (rules.by_unit) {
+      bucket.elements = round_up(bucket.elements, kAlign / item);
+    }
     entries_[i].offset = bucket.elements;
     bucket.elements += tensor.numel();
     bucket.ready_stage = std::max(0, entries_[i].parameter.first_stage);
     ++bucket.count;
   }
   for (Bucket& bucket : buckets_) {
-    bucket.padded = (bucket.elements + divisor - 1) / divisor * divisor;
+    bucket.padded = round_up(bucket.elements, rules.divisor);
     const int stage = bucket.ready_stage;
     if (stage > 0 && (cuts_.empty() || cuts_.back() != stage)) {
       cuts_.push_back(stage);

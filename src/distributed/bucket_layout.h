@@ -9,7 +9,18 @@
 
 namespace reprise::detail {
 
-/// Assigns each gradient an offset in a flat bucket. The layout is equal on all
+struct BucketRules {
+  int64_t bucket_bytes = int64_t{25}
+                         << 20;  ///< maximum, unless one value is larger
+  /// The size of each bucket is a multiple of it.
+  int divisor = 1;
+  /// Each bucket has parameters of one unit only, at addresses that kernels can use.
+  bool by_unit = false;
+  /// Lays out the parameters without gradients instead of those with.
+  bool frozen = false;
+};
+
+/// Assigns each parameter an offset in a flat bucket. The layout is equal on all
 /// ranks. Tested by tests/distributed/reducer_test.cpp.
 class BucketLayout {
  public:
@@ -29,10 +40,9 @@ class BucketLayout {
     int64_t bytes() const { return padded * element_bytes; }
   };
 
-  /// Lays out the parameters that require gradients, last stage first. The size
-  /// of each bucket is a multiple of `divisor`.
+  /// Lays out the parameters that require gradients, last stage first.
   BucketLayout(const std::vector<GradientReducer::Parameter>& parameters,
-               int64_t bucket_bytes, int divisor);
+               const BucketRules& rules);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -44,7 +54,7 @@ class BucketLayout {
   static torch::Tensor view_of(const Entry& entry, const torch::Tensor& flat);
 
  private:
-  void fill_buckets(int64_t bucket_bytes, int divisor);
+  void fill_buckets(const BucketRules& rules);
 
   std::vector<Entry> entries_;  // in the order of their buckets
   std::vector<Bucket> buckets_;

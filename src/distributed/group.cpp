@@ -116,7 +116,7 @@ struct RankGroup::Impl {
   std::string backend;
   std::string prefix;
   std::optional<compat::Store> store;
-  std::optional<compat::ProcessGroup> control, data;
+  std::optional<compat::ProcessGroup> control, data, parameters;
   std::optional<detail::FailureDetector> detector;
   int comparisons = 0;
 
@@ -178,7 +178,8 @@ struct RankGroup::Impl {
                                  : "; all ranks must run the same training");
   }
 
-  void connect() {
+  compat::ProcessGroup::Options connection(const std::string& name,
+                                           const std::string& kind) const {
     compat::ProcessGroup::Options o;
     o.rank = rank();
     o.size = size();
@@ -186,11 +187,23 @@ struct RankGroup::Impl {
     o.device = options.device;
     o.address = address_towards(options.rank_info.store_host,
                                 options.rank_info.store_port);
-    o.name = prefix + "control/";
-    control.emplace(*store, o);
-    o.name = prefix + "data/";
-    o.backend = backend;
-    data.emplace(*store, o);
+    o.name = prefix + name + "/";
+    o.backend = kind;
+    return o;
+  }
+
+  void connect() {
+    control.emplace(*store, connection("control", "gloo"));
+    data.emplace(*store, connection("data", backend));
+  }
+
+  compat::ProcessGroup& lane(Lane which) {
+    if (which == Lane::kGradients) return *data;
+    if (!parameters) {
+      const detail::FailureDetector::Waiting waiting(&*detector);
+      parameters.emplace(*store, connection("parameters", backend));
+    }
+    return *parameters;
   }
 
   void finish(compat::Work& work) {
@@ -394,8 +407,9 @@ compat::Work RankGroup::all_to_all(const torch::Tensor& output,
 }
 
 compat::Work RankGroup::all_gather(const torch::Tensor& output,
-                                   const torch::Tensor& input) {
-  return impl_->guarded([&] { return impl_->data->all_gather(output, input); });
+                                   const torch::Tensor& input, Lane lane) {
+  return impl_->guarded(
+      [&] { return impl_->lane(lane).all_gather(output, input); });
 }
 
 void RankGroup::wait(compat::Work& work) {
@@ -417,6 +431,7 @@ void RankGroup::fail(const std::string& what) noexcept {
 void RankGroup::leave() {
   impl_->detector->leave();
   if (impl_->data) impl_->data->shut_down();
+  if (impl_->parameters) impl_->parameters->shut_down();
 }
 
 }  // namespace reprise

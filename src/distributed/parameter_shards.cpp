@@ -15,15 +15,17 @@ torch::Tensor flat_view(const torch::Tensor& tensor) {
 }  // namespace
 
 ParameterShards::ParameterShards(std::shared_ptr<RankGroup> group,
-                                 const BucketLayout& layout)
-    : group_(std::move(group)), layout_(layout) {
+                                 std::shared_ptr<const BucketLayout> layout,
+                                 bool own)
+    : group_(std::move(group)), layout_(std::move(layout)) {
   const torch::NoGradGuard no_grad;
-  for (size_t b = 0; b < layout.buckets().size(); ++b) {
-    const auto& bucket = layout.buckets()[b];
+  for (size_t b = 0; b < layout_->buckets().size(); ++b) {
+    const auto& bucket = layout_->buckets()[b];
     const int64_t share = bucket.padded / group_->size();
     const int64_t begin = share * group_->rank();
+    if (own) shares_.push_back(torch::zeros({share}, bucket.options));
     for (size_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
-      const auto& entry = layout.entries()[i];
+      const auto& entry = layout_->entries()[i];
       const torch::Tensor& tensor = entry.parameter.tensor;
       TORCH_CHECK(tensor.is_non_overlapping_and_dense(),
                   "[--shard] expected dense parameters, got '",
@@ -32,9 +34,15 @@ ParameterShards::ParameterShards(std::shared_ptr<RankGroup> group,
       const int64_t to = std::min(begin + share, entry.offset + tensor.numel());
       if (to <= from) continue;
       shards_.push_back({b, i, from - entry.offset, to - from, from - begin});
-      list_.emplace_back(entry.parameter.name,
-                         flat_view(tensor.detach())
-                             .slice(0, from - entry.offset, to - entry.offset));
+      torch::Tensor piece =
+          flat_view(tensor.detach())
+              .slice(0, from - entry.offset, to - entry.offset);
+      if (own) {
+        torch::Tensor mine = shares_[b].slice(0, from - begin, to - begin);
+        mine.copy_(piece);
+        piece = mine;
+      }
+      list_.emplace_back(entry.parameter.name, piece);
     }
   }
 }
@@ -54,7 +62,7 @@ void ParameterShards::set_gradients(size_t b, const torch::Tensor& sum,
 
 void ParameterShards::all_gather() {
   const torch::NoGradGuard no_grad;
-  const auto& buckets = layout_.buckets();
+  const auto& buckets = layout_->buckets();
   // The next bucket is in flight while the previous one is copied.
   std::pair<torch::Tensor, compat::Work> previous;
   for (size_t b = 0; b <= buckets.size(); ++b) {
@@ -74,11 +82,34 @@ ParameterShards::NamedList ParameterShards::gather_full(
   const ByName by_name(shard_values.begin(), shard_values.end());
   NamedList result;
   for (const std::string& prefix : prefixes) {
-    for (size_t b = 0; b < layout_.buckets().size(); ++b) {
+    for (size_t b = 0; b < layout_->buckets().size(); ++b) {
       gather_bucket(prefix, b, by_name, result);
     }
   }
   return result;
+}
+
+ParameterShards::NamedList ParameterShards::gather_parameters() {
+  const torch::NoGradGuard no_grad;
+  const ByName by_name(list_.begin(), list_.end());
+  NamedList result;
+  for (size_t b = 0; b < layout_->buckets().size(); ++b) {
+    gather_bucket("", b, by_name, result);
+  }
+  return result;
+}
+
+void ParameterShards::load(const NamedList& full) {
+  const torch::NoGradGuard no_grad;
+  const ByName pieces = [&] {
+    const NamedList selected = select_shards(full, {""});
+    return ByName(selected.begin(), selected.end());
+  }();
+  for (auto& [name, piece] : list_) {
+    if (const auto found = pieces.find(name); found != pieces.end()) {
+      piece.copy_(found->second);
+    }
+  }
 }
 
 ParameterShards::NamedList ParameterShards::select_shards(
@@ -91,7 +122,7 @@ ParameterShards::NamedList ParameterShards::select_shards(
   }
   for (const std::string& prefix : prefixes) {
     for (const Shard& shard : shards_) {
-      const auto& parameter = layout_.entries()[shard.entry].parameter;
+      const auto& parameter = layout_->entries()[shard.entry].parameter;
       const auto found = by_name.find(prefix + parameter.name);
       if (found == by_name.end()) continue;
       torch::Tensor strided = torch::empty_strided(parameter.tensor.sizes(),
@@ -140,15 +171,15 @@ std::pair<torch::Tensor, compat::Work> ParameterShards::gather(
 void ParameterShards::scatter(const BucketLayout::Bucket& bucket,
                               const torch::Tensor& all) {
   for (size_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
-    const auto& entry = layout_.entries()[i];
+    const auto& entry = layout_->entries()[i];
     entry.parameter.tensor.detach().copy_(BucketLayout::view_of(entry, all));
   }
 }
 
 void ParameterShards::gather_bucket(const std::string& prefix, size_t b,
                                     const ByName& by_name, NamedList& result) {
-  const auto& bucket = layout_.buckets()[b];
-  const auto& entries = layout_.entries();
+  const auto& bucket = layout_->buckets()[b];
+  const auto& entries = layout_->entries();
   // Parameters for which any rank has values.
   std::vector<int64_t> has(bucket.count, 0);
   for (size_t i = 0; i < bucket.count; ++i) {
@@ -172,7 +203,7 @@ bool ParameterShards::is_parameter_state(
     const std::string& name, const std::vector<std::string>& prefixes) const {
   for (const std::string& prefix : prefixes) {
     if (!name.starts_with(prefix)) continue;
-    for (const auto& entry : layout_.entries()) {
+    for (const auto& entry : layout_->entries()) {
       if (name.compare(prefix.size(), std::string::npos,
                        entry.parameter.name) == 0) {
         return true;

@@ -13,25 +13,36 @@
 
 namespace reprise::detail {
 
-/// This rank's share of every bucket, as views of the parameters. Used when the
-/// optimizer is sharded. Tested by tests/distributed/reducer_test.cpp.
+/// This rank's share of every bucket: views of the parameters if those are whole on each rank,
+/// or memory of its own. Tested by tests/distributed/reducer_test.cpp.
 class ParameterShards {
  public:
   using NamedList = GradientReducer::NamedList;
 
-  /// `layout` must outlive the object.
-  ParameterShards(std::shared_ptr<RankGroup> group, const BucketLayout& layout);
+  /// If `own`, copies the values instead of viewing them.
+  ParameterShards(std::shared_ptr<RankGroup> group,
+                  std::shared_ptr<const BucketLayout> layout, bool own = false);
 
-  /// Views of the parameters, with the parameters' names.
+  const std::shared_ptr<const BucketLayout>& layout() const { return layout_; }
+
+  /// The pieces of parameters, as flat tensors with the parameters' names.
   const NamedList& list() const { return list_; }
+
+  /// With `own`: this rank's share of bucket `b`.
+  const torch::Tensor& share(size_t b) const { return shares_.at(b); }
 
   /// Sets the shards' gradients from `sum`, this rank's share of bucket `b`. A
   /// shard whose entry is not `used` by any rank gets no gradient.
   void set_gradients(size_t b, const torch::Tensor& sum,
                      const std::vector<bool>& used);
 
-  /// Copies the shards of all ranks into the parameters.
+  /// Without `own`: copies the shards of all ranks into the parameters.
   void all_gather();
+
+  /// Collective. Gathers the parameters themselves; see GradientReducer::gather_full().
+  NamedList gather_parameters();
+  /// Copies this rank's pieces out of whole parameters.
+  void load(const NamedList& full);
 
   /// See GradientReducer.
   NamedList gather_full(const NamedList& shard_values,
@@ -61,9 +72,10 @@ class ParameterShards {
                           const std::vector<std::string>& prefixes) const;
 
   std::shared_ptr<RankGroup> group_;
-  const BucketLayout& layout_;
+  std::shared_ptr<const BucketLayout> layout_;
   std::vector<Shard> shards_;  // in the order of list_
   NamedList list_;
+  std::vector<torch::Tensor> shares_;  // with memory of its own, by bucket
 };
 
 }  // namespace reprise::detail

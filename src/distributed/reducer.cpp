@@ -7,13 +7,13 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 namespace reprise {
 namespace {
 
 using detail::BucketLayout;
+using detail::BucketRules;
 using detail::BusyTime;
 using detail::ParameterShards;
 using Clock = BusyTime::Clock;
@@ -33,21 +33,34 @@ class GradientReducer::Impl {
  public:
   Impl(std::shared_ptr<RankGroup> group,
        const std::vector<Parameter>& parameters, const ReducerOptions& options)
+      : group_(std::move(group)), options_(options) {
+    auto layout = std::make_shared<const BucketLayout>(
+        parameters,
+        BucketRules{.bucket_bytes = options.bucket_bytes,
+                    .divisor = reduce_scatters() ? group_->size() : 1});
+    if (options_.shard) {
+      shards_ = std::make_shared<ParameterShards>(group_, layout);
+    }
+    layout_ = std::move(layout);
+    in_flight_.resize(layout_->buckets().size());
+  }
+  Impl(std::shared_ptr<RankGroup> group,
+       std::shared_ptr<ParameterShards> shards, const ReducerOptions& options)
       : group_(std::move(group)),
         options_(options),
-        layout_(parameters, options.bucket_bytes,
-                reduce_scatters() ? group_->size() : 1),
-        in_flight_(layout_.buckets().size()),
-        busy_time_(std::make_shared<BusyTime>()) {
-    if (options_.shard) shards_.emplace(group_, layout_);
+        layout_(shards->layout()),
+        shards_(std::move(shards)),
+        in_flight_(layout_->buckets().size()) {
+    options_.shard = true;
   }
 
-  void final_from(int stage) {
+  void final_from(int stage, bool zeros) {
     const torch::NoGradGuard no_grad;
     sum_received();
     while (next_ < in_flight_.size() &&
-           layout_.buckets()[next_].ready_stage >= stage) {
-      start(next_, /*zeros=*/false);
+           layout_->buckets()[next_].ready_stage >= stage) {
+      wait_for_room();
+      start(next_, zeros);
       ++next_;
     }
   }
@@ -58,9 +71,9 @@ class GradientReducer::Impl {
     const torch::NoGradGuard no_grad;
     const std::vector<bool> used = reduce_window(loss, /*zeros=*/false);
     for (size_t b = 0; b < in_flight_.size(); ++b) {
-      const auto& bucket = layout_.buckets()[b];
+      const auto& bucket = layout_->buckets()[b];
       for (size_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
-        set_gradient(layout_.entries()[i], used[i], in_flight_[b]);
+        set_gradient(layout_->entries()[i], used[i], in_flight_[b]);
       }
       if (shards_) shards_->set_gradients(b, in_flight_[b].sum, used);
       in_flight_[b] = {};
@@ -77,22 +90,26 @@ class GradientReducer::Impl {
 
   int64_t extra_bytes() const {
     int64_t largest = 0, all = 0;
-    for (const auto& bucket : layout_.buckets()) {
+    for (const auto& bucket : layout_->buckets()) {
       largest = std::max(largest, bucket.bytes());
       all += bucket.bytes();
     }
     // A bucket is filled while its gradients still exist. With reduce-scatter, the
     // receive buffers exist next to the send buffers.
+    if (options_.most_in_flight > 0 && reduce_scatters()) {
+      return 2 * std::min(all, largest * options_.most_in_flight) +
+             all / group_->size();
+    }
     if (options_.bf16) return largest + all / 2;
     return options_.shard ? largest + all : largest;
   }
 
-  const BucketLayout& layout() const { return layout_; }
+  const BucketLayout& layout() const { return *layout_; }
   ParameterShards& shards() {
     TORCH_CHECK(shards_, "[GradientReducer] expected the option shard");
     return *shards_;
   }
-  bool is_sharded() const { return shards_.has_value(); }
+  bool is_sharded() const { return shards_ != nullptr; }
   const Counters& counters() const { return counters_; }
   int64_t started() const { return static_cast<int64_t>(next_); }
   void keep_gradients(bool keep) { keep_ = keep; }
@@ -102,14 +119,14 @@ class GradientReducer::Impl {
   bool reduce_scatters() const { return options_.shard || options_.bf16; }
 
   void start(size_t b, bool zeros) {
-    const auto& bucket = layout_.buckets()[b];
+    const auto& bucket = layout_->buckets()[b];
     BucketInFlight& bucket_state = in_flight_[b];
     bucket_state.flat = torch::empty({bucket.padded}, bucket.options);
     if (zeros) bucket_state.flat.zero_();
     bucket_state.flat.slice(0, bucket.elements).zero_();
     for (size_t i = bucket.first; !zeros && i < bucket.first + bucket.count;
          ++i) {
-      const auto& entry = layout_.entries()[i];
+      const auto& entry = layout_->entries()[i];
       torch::Tensor tensor = entry.parameter.tensor;
       torch::Tensor& gradient = tensor.mutable_grad();
       torch::Tensor slot = BucketLayout::view_of(entry, bucket_state.flat);
@@ -150,6 +167,17 @@ class GradientReducer::Impl {
     });
   }
 
+  /// Waits until another bucket may start.
+  void wait_for_room() {
+    if (options_.most_in_flight == 0 || !reduce_scatters()) return;
+    const auto most = static_cast<size_t>(options_.most_in_flight);
+    for (size_t b = 0; b + most <= next_; ++b) {
+      if (in_flight_[b].received.defined() && !in_flight_[b].sum.defined()) {
+        sum_bucket(b);
+      }
+    }
+  }
+
   /// Sums the buckets that have arrived, to free their buffers early.
   void sum_received() {
     if (!reduce_scatters()) return;
@@ -167,7 +195,7 @@ class GradientReducer::Impl {
     group_->wait(bucket_state.work);
     const auto shares = bucket_state.received.chunk(group_->size());
     torch::Tensor sum =
-        torch::empty(shares[0].sizes(), layout_.buckets()[b].options);
+        torch::empty(shares[0].sizes(), layout_->buckets()[b].options);
     sum.copy_(shares[0]);
     for (size_t r = 1; r < shares.size(); ++r) sum.add_(shares[r]);
     bucket_state.sum = std::move(sum);
@@ -180,8 +208,11 @@ class GradientReducer::Impl {
   /// gradient on any rank. May be called again if it threw: no collective starts twice.
   std::vector<bool> reduce_window(const torch::Tensor& loss, bool zeros) {
     if (ended_ == Clock::time_point{}) ended_ = Clock::now();
-    for (; next_ < in_flight_.size(); ++next_) start(next_, zeros);
-    const size_t entries = layout_.entries().size();
+    for (; next_ < in_flight_.size(); ++next_) {
+      wait_for_room();
+      start(next_, zeros);
+    }
+    const size_t entries = layout_->entries().size();
     const bool all_here = defined_.size() == entries;
     if (!tail_work_.valid()) start_tail(loss);
     for (size_t b = 0; b < in_flight_.size(); ++b) {
@@ -208,10 +239,10 @@ class GradientReducer::Impl {
   }
 
   void start_tail(const torch::Tensor& loss) {
-    std::vector<double> tail(layout_.entries().size() + 1, 0.0);
+    std::vector<double> tail(layout_->entries().size() + 1, 0.0);
     for (const size_t i : defined_) tail[i + 1] = 1;
     tail_ = torch::tensor(tail, torch::kDouble)
-                .to(layout_.buckets()[0].options.device());
+                .to(layout_->buckets()[0].options.device());
     if (loss.defined()) tail_[0].copy_(loss);
     tail_work_ = group_->all_reduce(tail_);
   }
@@ -232,7 +263,7 @@ class GradientReducer::Impl {
       group_->wait(bucket_state.work);
       if (!bucket_state.flat.defined()) {
         bucket_state.flat =
-            bucket_state.received.to(layout_.buckets()[b].options.dtype());
+            bucket_state.received.to(layout_->buckets()[b].options.dtype());
       }
       bucket_state.sum.reset();
     }
@@ -257,12 +288,12 @@ class GradientReducer::Impl {
 
   std::shared_ptr<RankGroup> group_;
   ReducerOptions options_;
-  BucketLayout layout_;
-  std::optional<ParameterShards> shards_;  // set with `shard`
+  std::shared_ptr<const BucketLayout> layout_;
+  std::shared_ptr<ParameterShards> shards_;  // null without `shard`
   bool keep_ = false;
   Counters counters_;
   std::vector<BucketInFlight> in_flight_;  // one per bucket
-  std::shared_ptr<BusyTime> busy_time_;
+  std::shared_ptr<BusyTime> busy_time_ = std::make_shared<BusyTime>();
   size_t next_ = 0;              // next bucket to start
   std::vector<size_t> defined_;  // entries with a gradient on this rank
   torch::Tensor tail_;  // loss, then the ranks that have a gradient, per entry
@@ -275,13 +306,19 @@ GradientReducer::GradientReducer(std::shared_ptr<RankGroup> group,
                                  const std::vector<Parameter>& parameters,
                                  const ReducerOptions& options)
     : impl_(std::make_unique<Impl>(std::move(group), parameters, options)) {}
+GradientReducer::GradientReducer(
+    std::shared_ptr<RankGroup> group,
+    std::shared_ptr<detail::ParameterShards> shards,
+    const ReducerOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(group), std::move(shards),
+                                   options)) {}
 GradientReducer::~GradientReducer() = default;
 
 const std::vector<int>& GradientReducer::cuts() const {
   return impl_->layout().cuts();
 }
 void GradientReducer::final_from(int stage) {
-  impl_->final_from(stage);
+  impl_->final_from(stage, /*zeros=*/false);
 }
 void GradientReducer::backward_ended() {
   impl_->backward_ended();
@@ -291,6 +328,9 @@ torch::Tensor GradientReducer::finish(const torch::Tensor& loss) {
 }
 void GradientReducer::abandon_window() {
   impl_->abandon_window();
+}
+void GradientReducer::abandon_from(int stage) {
+  impl_->final_from(stage, /*zeros=*/true);
 }
 void GradientReducer::keep_gradients(bool keep) {
   impl_->keep_gradients(keep);

@@ -21,7 +21,14 @@ struct ReducerOptions {
   bool bf16 = false;
   /// Each rank receives only the sums for its shard of the values; see shards().
   bool shard = false;
+  /// Buckets that may be on the way at a time; 0 for any number. The backward waits before
+  /// it starts another, so that gradients do not exist all at once.
+  int most_in_flight = 0;
 };
+
+namespace detail {
+class ParameterShards;
+}
 
 /// Sums the gradients of all ranks once per accumulation window. Gradients are
 /// copied into flat buckets, which are reduced while the last backward of the
@@ -48,11 +55,16 @@ class GradientReducer {
     std::string name;
     torch::Tensor tensor;
     int first_stage = 0;  ///< first stage that uses the parameter
+    int unit = 0;         ///< of ShardedParameters; otherwise of no importance
   };
 
   GradientReducer(std::shared_ptr<RankGroup> group,
                   const std::vector<Parameter>& parameters,
                   const ReducerOptions& options = {});
+  /// Reduces the gradients of parameters that are divided among the ranks, in their buckets.
+  GradientReducer(std::shared_ptr<RankGroup> group,
+                  std::shared_ptr<detail::ParameterShards> shards,
+                  const ReducerOptions& options);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
@@ -79,6 +91,9 @@ class GradientReducer {
   /// Completes a window that this rank could not compute. The remaining buckets
   /// are sent as zeros. The caller must tell all ranks to discard the sums.
   void abandon_window();
+  /// Like final_from() in a window that this rank could not compute, if the other ranks wait
+  /// for buckets before the end of the window.
+  void abandon_from(int stage);
 
   /// If on, `.grad` tensors keep their storage and receive the sums in place. If
   /// off, which is the default, they become views of the buckets.

@@ -247,7 +247,8 @@ int64_t Evaluator::base_bytes() const {
 
 int64_t Evaluator::update_peak_bytes() const {
   if (update_ == UpdateMode::kBackward) return base_bytes();
-  return fixed_.total() + costs_.data_bytes + profile_.update_bytes;
+  const int64_t sent = profile_.sends_gradients ? fixed_.gradients : 0;
+  return fixed_.total() - sent + costs_.data_bytes + profile_.update_bytes;
 }
 
 int64_t Evaluator::prepare_peak_bytes() const {

@@ -23,6 +23,33 @@ void include_new_gradients(StageCosts& stage) {
   });
 }
 
+/// Adds parameters that are gathered from other ranks: those of a stage and of the next one are
+/// there, and a stage waits for them if they take longer than the one before.
+void add_gathered(ChainCosts& chain_costs, const CostProfile& profile) {
+  const auto& weights = profile.moved_bytes;
+  const size_t n = chain_costs.stages.size();
+  const auto ms_of = [&](int64_t bytes) {
+    const double rate = profile.to_device_bytes_per_ms;
+    return bytes > 0 && rate > 0
+               ? static_cast<double>(bytes) / rate + profile.gather_delay_ms
+               : 0;
+  };
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t before = i > 0 ? weights[i - 1] : 0;
+    const int64_t after = i + 1 < n ? weights[i + 1] : 0;
+    StageCosts& stage = chain_costs.stages[i];
+    stage.drop_extra_bytes += weights[i] + std::max(before, after);
+    for_each_run(stage, [&](KeptRunCosts& run) {
+      run.keep_extra_bytes += weights[i] + std::max(before, after);
+      run.backward_extra_bytes += weights[i] + before;
+      run.forward_ms = std::max(run.forward_ms, ms_of(after));
+      run.unused_output_ms =
+          std::min(run.unused_output_ms, run.forward_ms - ms_of(after));
+      run.backward_ms = std::max(run.backward_ms, ms_of(before));
+    });
+  }
+}
+
 /// Adds parameters that are in host memory. While a stage runs, they are on the device with
 /// those of the next one; in the backward, unless it is the `first` of a window, with the
 /// gradients so far. What the backward leaves is on its way to the host during the next one.
@@ -30,6 +57,7 @@ void include_new_gradients(StageCosts& stage) {
 void add_moved(ChainCosts& chain_costs, const CostProfile& profile,
                bool first) {
   if (!profile.moves_parameters()) return;
+  if (profile.gathers_parameters) return add_gathered(chain_costs, profile);
   const auto& weights = profile.moved_bytes;
   const auto& sums = profile.moved_gradient_bytes;
   const size_t n = chain_costs.stages.size();
@@ -84,7 +112,8 @@ ChainCosts accumulating_costs(ChainCosts chain_costs,
   int64_t so_far = 0;
   for (size_t i = chain_costs.stages.size(); i-- > 0;) {
     StageCosts& stage = chain_costs.stages[i];
-    so_far += added.at(i);
+    // Those that are sent are gone when the next stage has its own.
+    so_far = added.at(i) + (first && profile.sends_gradients ? 0 : so_far);
     stage.input_gradient_bytes += so_far;
     if (first) include_new_gradients(stage);
   }

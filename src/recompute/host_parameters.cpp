@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <set>
 #include <utility>
@@ -38,20 +37,13 @@ char* address_of(const Tensor& tensor) {
   return static_cast<char*>(tensor.data_ptr());
 }
 
-/// Sets the memory of a storage, which does not own it.
-void set_memory_of(const Tensor& tensor, void* data) {
-  storage_of(tensor)->set_data_ptr(
-      at::DataPtr(data, tensor.device()));  // frees what it owned
-}
-
-/// A tensor of the same shape on `device`, without memory.
-Tensor without_memory(const Tensor& tensor, torch::Device device) {
-  const Tensor empty = torch::empty({0}, tensor.options().device(device));
-  c10::StorageImpl* storage = storage_of(empty);
-  storage->set_data_ptr(at::DataPtr(nullptr, device));
-  storage->set_nbytes(tensor.storage().nbytes());
-  return empty.as_strided(tensor.sizes(), tensor.strides(),
-                          tensor.storage_offset());
+/// Each stage has one unit.
+std::vector<std::vector<size_t>> one_unit_each(const Chain& chain) {
+  std::vector<std::vector<size_t>> units;
+  for (int i = 0; i < chain.size(); ++i) {
+    units.push_back({static_cast<size_t>(i)});
+  }
+  return units;
 }
 
 /// Parameters by the stage that uses them; nothing for those that several stages use.
@@ -74,7 +66,8 @@ std::map<const void*, int> stage_by_storage(const Chain& chain) {
 
 HostParameters::HostParameters(const Chain& chain, torch::Device device,
                                std::shared_ptr<HostTensors> memory)
-    : device_(device),
+    : StageParameters(one_unit_each(chain)),
+      device_(device),
       memory_(std::move(memory)),
       stages_(static_cast<size_t>(chain.size())),
       stage_bytes_(static_cast<size_t>(chain.size())),
@@ -127,27 +120,6 @@ HostParameters::~HostParameters() {
   }
 }
 
-Chain HostParameters::wrapped(const Chain& chain,
-                              const std::shared_ptr<HostParameters>& host) {
-  std::vector<Stage> stages;
-  for (int i = 0; i < chain.size(); ++i) {
-    const Stage& stage = chain[i];
-    const auto around = [host, i](Stage::Function function) {
-      return [host, i, function](const Tensors& inputs) {
-        if (host->on_host_) host->bring(i);
-        return function(inputs);
-      };
-    };
-    Stage same(stage.name(), around(stage.function()), stage.modules(),
-               stage.takes());
-    for (const auto& variant : stage.variants()) {
-      same = same.with_variant(variant.name, around(variant.function));
-    }
-    stages.push_back(stage.kind().empty() ? same : same.of_kind(stage.kind()));
-  }
-  return Chain(std::move(stages));
-}
-
 bool HostParameters::moves(const Tensor& parameter) const {
   for (const StageMemory& stage : stages_) {
     for (const Moved& moved : stage.parameters) {
@@ -166,14 +138,6 @@ int64_t HostParameters::host_bytes() const {
   return bytes;
 }
 
-std::vector<int> HostParameters::cuts() const {
-  std::vector<int> cuts;
-  for (int i = static_cast<int>(stages_.size()) - 1; i > 0; --i) {
-    cuts.push_back(i);
-  }
-  return cuts;
-}
-
 Tensor HostParameters::view_in(const Tensor& block, int64_t place,
                                const Tensor& parameter) {
   const auto item = static_cast<int64_t>(parameter.element_size());
@@ -187,9 +151,9 @@ Tensor HostParameters::view_in(const Tensor& block, int64_t place,
 void HostParameters::set_memory(const StageMemory& stage,
                                 const Tensor& values) const {
   for (const Moved& moved : stage.parameters) {
-    set_memory_of(moved.parameter, values.defined()
-                                       ? address_of(values) + moved.place
-                                       : nullptr);
+    set_storage_memory(moved.parameter, values.defined()
+                                            ? address_of(values) + moved.place
+                                            : nullptr);
   }
 }
 
@@ -252,53 +216,8 @@ void HostParameters::move_to_device() {
   on_host_ = false;  // the end of `readable` sets the shells
 }
 
-void HostParameters::begin(const std::vector<StageVisit>& visits,
-                           compat::WorkLane* lane) {
-  if (!on_host_) return;
-  abandon();
-  lane_ = lane;
-  visits_ = visits;
-  visit_ = 0;
-  running_ = true;
-}
-
-void HostParameters::before(const Op& op) {
-  if (!running_ || op.kind == OpKind::kDiscard || op.kind == OpKind::kFetch) {
-    return;
-  }
-  const bool same = visit_ > 0 && visits_[visit_ - 1].stage == op.stage;
-  if (same) return;
-  TORCH_INTERNAL_ASSERT(visit_ < visits_.size() &&
-                        visits_[visit_].stage == op.stage);
-  const StageVisit visit = visits_[visit_++];
-  const StageVisit* next = visit_ < visits_.size() ? &visits_[visit_] : nullptr;
-  for (size_t i = 0; i < stages_.size(); ++i) {
-    const int stage = static_cast<int>(i);
-    if (stage == visit.stage || (next && stage == next->stage)) continue;
-    leave(stages_[i]);
-  }
-  // What left during the last visit has had its time.
-  free_left(1);
-  start_fetch(visit.stage, visit.backward);
-  finish_fetch(at(visit.stage));
-  // Plans count neighbours only; others are fetched when they are needed.
-  if (next != nullptr && std::abs(next->stage - visit.stage) == 1) {
-    start_fetch(next->stage, next->backward);
-  }
-}
-
-void HostParameters::bring(int stage) {
-  if (running_ || readable_ > 0) return;
-  for (size_t i = 0; i < stages_.size(); ++i) {
-    if (static_cast<int>(i) != stage) leave(stages_[i]);
-  }
-  free_left(0);
-  start_fetch(stage, /*gradients=*/false);
-  finish_fetch(at(stage));
-}
-
-void HostParameters::start_fetch(int index, bool gradients) {
-  StageMemory& stage = at(index);
+void HostParameters::start_fetch(size_t unit, bool gradients) {
+  StageMemory& stage = stages_[unit];
   if (stage.bytes == 0) return;
   const auto options = torch::TensorOptions(torch::kByte).device(device_);
   std::vector<HostTensors::Copy> copies;
@@ -338,15 +257,17 @@ void HostParameters::start_fetch(int index, bool gradients) {
   }
 }
 
-void HostParameters::finish_fetch(StageMemory& stage) {
+void HostParameters::finish_fetch(size_t unit) {
+  StageMemory& stage = stages_[unit];
   if (!stage.fetched) return;
   memory_->wait(*stage.fetched);
   stage.fetched.reset();
 }
 
-void HostParameters::leave(StageMemory& stage) {
+void HostParameters::leave(size_t unit) {
+  StageMemory& stage = stages_[unit];
   if (!stage.values.defined()) return;
-  finish_fetch(stage);
+  finish_fetch(unit);
   const torch::NoGradGuard no_grad;
   std::vector<HostTensors::Copy> copies;
   Leaving left;
@@ -355,7 +276,7 @@ void HostParameters::leave(StageMemory& stage) {
     Tensor& p = moved.parameter;
     updated = updated || p._version() != moved.version;
     Tensor gradient = std::exchange(p.mutable_grad(), {});
-    if (!gradient.defined() || !running_) continue;
+    if (!gradient.defined() || !running()) continue;
     check_gradients_reserved();
     const Tensor to = gradient_of(stage, moved);
     if (gradient.strides() != p.strides()) {
@@ -376,7 +297,8 @@ void HostParameters::leave(StageMemory& stage) {
   stage.values.reset();
   if (copies.empty()) return;
   {
-    const auto inside = updated && lane_ != nullptr ? lane_->enter() : nullptr;
+    const auto inside =
+        updated && lane() != nullptr ? lane()->enter() : nullptr;
     left.end = memory_->start(copies, Direction::kToHost, nullptr);
   }
   leaving_.push_back(std::move(left));
@@ -412,32 +334,24 @@ void HostParameters::check_gradients_reserved() {
                    "the host gives no memory for gradients");
 }
 
-void HostParameters::free_left(size_t remaining) {
+void HostParameters::wait_for_left(size_t remaining) {
   while (leaving_.size() > remaining) {
     memory_->wait(*leaving_.front().end);
     leaving_.pop_front();
   }
 }
 
-void HostParameters::end() {
-  if (!running_) return;
-  for (StageMemory& stage : stages_) leave(stage);
-  free_left(0);
-  running_ = false;
-  lane_ = nullptr;
-}
-
 void HostParameters::abandon() {
   if (!on_host_) return;
-  running_ = false;
-  lane_ = nullptr;
-  for (StageMemory& stage : stages_) {
+  stop();
+  for (size_t unit = 0; unit < stages_.size(); ++unit) {
+    StageMemory& stage = stages_[unit];
     if (!stage.values.defined()) continue;
-    finish_fetch(stage);
+    finish_fetch(unit);
     set_memory(stage, {});
     stage.values.reset();
   }
-  free_left(0);
+  wait_for_left(0);
 }
 
 void HostParameters::forget_gradients() {

@@ -1,11 +1,9 @@
 #pragma once
 
-#include "compat/work_lane.h"
 #include "memory/host_tensors.h"
-#include "recompute/stage_visits.h"
+#include "recompute/stage_parameters.h"
 
 #include <reprise/recompute/chain.h>
-#include <reprise/recompute/execution.h>
 
 #include <torch/types.h>
 
@@ -16,36 +14,23 @@
 
 namespace reprise::detail {
 
-/// Parameters of a chain in host memory. Those of a stage are on the device only while the
-/// stage runs: they are copied in ahead of its forward and its backward and dropped
-/// afterwards. Gradients that a backward leaves, and parameters that were updated in it, are
-/// copied back. Results do not depend on the place.
+/// Parameters of a chain in host memory, which are copied in and dropped again. Gradients that a
+/// backward leaves, and parameters that were updated in it, are copied back. Results do not
+/// depend on the place.
 ///
 ///     HostParameters host(chain, device, memory);
-///     chain = host.wrapped(chain);
 ///     host.move_to_host();
-///     Execution execution(chain, schedule, {.memory = &host, .cuts = host.cuts()});
-///     for each micro-batch:
-///       host.begin(stage_visits(schedule));
-///       execution.forward(…), execution.backward(…);
-///       host.end();
 ///
-/// A parameter that is not there has its shape and its device, but no memory: it must not be
-/// read. Readable makes all parameters readable outside of the chain. Parameters that several
-/// stages use, small ones and weights of convolutions stay on the device. Not thread-safe.
-/// Tested by tests/recompute/host_parameters_test.cpp.
-class HostParameters final : public ExecutionObserver {
+/// Readable makes all parameters readable outside of the chain. Parameters that several stages
+/// use, small ones and weights of convolutions stay on the device. After abandon(), gradients
+/// are not complete. Not thread-safe. Tested by tests/recompute/host_parameters_test.cpp.
+class HostParameters final : public StageParameters {
  public:
   /// Keeps the parameters of `chain`; moves nothing.
   HostParameters(const Chain& chain, torch::Device device,
                  std::shared_ptr<HostTensors> memory);
   /// Parameters that are in host memory become tensors of the CPU.
   ~HostParameters() override;
-
-  /// Returns the chain with stages that bring their parameters in if nothing else has done it.
-  /// Without begin(), the parameters stay until another stage runs.
-  static Chain wrapped(const Chain& chain,
-                       const std::shared_ptr<HostParameters>& host);
 
   /// Moves the parameters to host memory, from the device or from the CPU. Returns false, with
   /// nothing changed, if it has no room.
@@ -59,6 +44,7 @@ class HostParameters final : public ExecutionObserver {
   /// room.
   void move_to_device();
   bool on_host() const { return on_host_; }
+  bool away() const override { return on_host_; }
 
   /// Whether `parameter` is one of those that are moved.
   bool moves(const torch::Tensor& parameter) const;
@@ -70,21 +56,7 @@ class HostParameters final : public ExecutionObserver {
   }
   /// Bytes of parameters and gradients in host memory.
   int64_t host_bytes() const;
-  /// Stages at which autograd graphs must be cut: all but the first.
-  std::vector<int> cuts() const;
-
-  /// Begins a micro-batch whose operations visit stages in this order. If parameters are
-  /// updated on a `lane`, copies of them wait for it; it must be valid until end().
-  void begin(const std::vector<StageVisit>& visits,
-             compat::WorkLane* lane = nullptr);
-  void before(const Op& op) override;
-  /// Without begin(): brings the parameters of a stage in, and drops those of others with their
-  /// gradients.
-  void bring(int stage);
-  /// Ends a micro-batch: parameters and gradients are in host memory.
-  void end();
-  /// Drops what is on the device after a failure. The gradients are not complete afterwards.
-  void abandon();
+  void abandon() override;
   /// Drops the gradients in host memory.
   void forget_gradients();
 
@@ -126,10 +98,11 @@ class HostParameters final : public ExecutionObserver {
   };
 
   StageMemory& at(int stage) { return stages_[static_cast<size_t>(stage)]; }
-  void start_fetch(int stage, bool gradients);
-  void finish_fetch(StageMemory& stage);
-  void leave(StageMemory& stage);
-  void free_left(size_t remaining);
+  void start_fetch(size_t unit, bool backward) override;
+  void finish_fetch(size_t unit) override;
+  void leave(size_t unit) override;
+  void wait_for_left(size_t remaining) override;
+  bool readable() const override { return readable_ > 0; }
   /// Throws c10::OutOfMemoryError if there is no host memory for gradients.
   void check_gradients_reserved();
   /// Part of a block of memory as a tensor like `parameter`, whose storage begins at `place`.
@@ -150,10 +123,6 @@ class HostParameters final : public ExecutionObserver {
   std::shared_ptr<HostTensors> memory_;
   std::vector<StageMemory> stages_;
   std::vector<int64_t> stage_bytes_, stage_gradient_bytes_;
-  compat::WorkLane* lane_ = nullptr;
-  std::vector<StageVisit> visits_;
-  size_t visit_ = 0;      // next one
-  bool running_ = false;  // between begin() and end()
   bool on_host_ = false;
   int readable_ = 0;
   std::deque<Leaving> leaving_;

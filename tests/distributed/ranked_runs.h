@@ -117,4 +117,29 @@ inline std::vector<double> losses(const std::string& metrics) {
   return list;
 }
 
+/// Expects equal tensors, and the losses of fifty updates to be equal within 1e-5.
+inline void expect_same_losses(const Ended& alone, const Ended& together) {
+  expect_near(alone, together, 1e-4);
+  const auto expected = losses(alone.metrics);
+  const auto found = losses(together.metrics);
+  ASSERT_EQ(expected.size(), 50u);
+  ASSERT_EQ(found.size(), 50u);
+  for (size_t i = 0; i < 50; ++i) {
+    EXPECT_NEAR(found[i], expected[i], 1e-7 + 1e-5 * expected[i]) << i;
+  }
+}
+
+/// A model whose embedding and head share their weight.
+inline TrainConfig tied_config(int64_t ranks) {
+  TrainConfig config = config_of(ranks);
+  config.model = "gpt2";
+  config.model_options.depth = 2;
+  config.model_options.heads = 2;
+  config.model_options.vocab = 24;
+  config.model_options.seq = 6;
+  config.optimizer.name = "sgd";  // the gradient of the keys' biases is zero
+  config.optimizer.momentum = 0.9;
+  return config;
+}
+
 }  // namespace reprise::testing

@@ -94,8 +94,13 @@ class RankGroup {
   compat::Work all_reduce(const torch::Tensor& tensor);
   compat::Work all_to_all(const torch::Tensor& output,
                           const torch::Tensor& input);
+  ///
+  /// Collectives of one lane are made in the same order on all ranks; those of different lanes
+  /// may overlap in any order. The lane for parameters is connected at its first use.
+  enum class Lane { kGradients, kParameters };
   compat::Work all_gather(const torch::Tensor& output,
-                          const torch::Tensor& input);
+                          const torch::Tensor& input,
+                          Lane lane = Lane::kGradients);
   /// Waits for a collective of this group. Throws c10::Error if it failed.
   void wait(compat::Work& work);
 

@@ -113,11 +113,20 @@ struct CostProfile {
   double to_device_bytes_per_ms = 0;  ///< speed of copies from host memory
   double to_host_bytes_per_ms = 0;
   bool moves_parameters() const { return !moved_bytes.empty(); }
+  /// `moved_bytes` are gathered from other ranks instead, each at this delay besides the time
+  /// of `to_device_bytes_per_ms`; gradients stay, and updates are made after the backward.
+  bool gathers_parameters = false;
+  double gather_delay_ms = 0;
+  /// The backward of a window's last micro-batch sends gradients to other ranks and frees
+  /// them, so that those of a single micro-batch never exist all at once.
+  bool sends_gradients = false;
   /// Gradients are added up as GradientSums::kBf16: `fixed.gradients` are the sums, and those
   /// of a micro-batch exist as in an update in the backward, which the last one has.
   bool half_gradients = false;
   /// Whether the last micro-batch of a window updates in its backward, however many there are.
-  bool updates_in_last() const { return moves_parameters() || half_gradients; }
+  bool updates_in_last() const {
+    return (moves_parameters() && !gathers_parameters) || half_gradients;
+  }
   std::vector<SizeCosts> sizes;  ///< measured sizes in ascending order
   std::vector<TriedSchedule> tried{};
 

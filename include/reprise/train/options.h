@@ -9,12 +9,13 @@
 
 namespace reprise {
 
-/// State that is divided among the ranks instead of replicated.
-enum class Sharding { kNone, kOptimizer };
+/// What is divided among ranks instead of replicated; each includes those before it.
+enum class Sharding { kNone, kOptimizer, kGradients, kParameters };
 
 template <>
 struct EnumText<Sharding> {
-  static constexpr std::array<std::string_view, 2> names{"none", "optimizer"};
+  static constexpr std::array<std::string_view, 4> names{
+      "none", "optimizer", "gradients", "parameters"};
 };
 
 /// Type in which ranks exchange gradients.

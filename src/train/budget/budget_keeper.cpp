@@ -36,6 +36,7 @@ void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
   }
   TORCH_CHECK(limit_ > 0, "[Trainer] a planner needs a memory_limit above 0");
   std::optional<Plan> first;
+  if (parts_.setup.sharded) parts_.setup.sharded->measure_speed();
   if (parts_.ranks.first()) {
     planner_ = planner ? std::move(planner)
                        : make_budget_planner(parts_.setup, request(), options);

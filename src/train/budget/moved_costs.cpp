@@ -1,4 +1,4 @@
-// TrainingCosts: parameters in host memory.
+// TrainingCosts: parameters in host memory or divided among ranks.
 // Tested by tests/train/budget/parameters_planning_test.cpp.
 #include "train/budget/model_state_guard.h"
 #include "train/budget/training_costs.h"
@@ -20,6 +20,15 @@ void TrainingCosts::place_parameters() const {
 }
 
 void TrainingCosts::separate_moved(CostProfile& profile) const {
+  if (setup_.sharded) {
+    profile.moved_bytes = setup_.sharded->stage_bytes();
+    profile.moved_gradient_bytes.assign(profile.moved_bytes.size(), 0);
+    profile.gathers_parameters = true;
+    const GatherSpeed& speed = setup_.sharded->speed();
+    profile.to_device_bytes_per_ms = speed.bytes_per_ms;
+    profile.gather_delay_ms = speed.delay_ms;
+    return;
+  }
   if (!moves_parameters()) return;
   const HostParameters& host = *setup_.host_parameters;
   profile.moved_bytes = host.stage_bytes();

@@ -77,7 +77,7 @@ double median_of(std::vector<double> values) {
 
 ScheduleTimer::Result ScheduleTimer::time(const Trial& trial, Batch any,
                                           const Timing& timing) const {
-  const TrainSetup setup = with_precision(setup_, trial.precision);
+  TrainSetup setup = with_precision(setup_, trial.precision);
   const auto ranks = make_ranks(nullptr);
   const auto exchange = make_window_exchange(*ranks, setup);
   const bool updates = trial.update == UpdateMode::kBackward;

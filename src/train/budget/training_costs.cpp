@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 26;
+constexpr int kFormat = 27;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -180,6 +180,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   profile.stages = stage_names();
   profile.graph = graph();
   profile.half_gradients = setup_.options.gradients == GradientSums::kBf16;
+  profile.sends_gradients = setup_.options.shard > Sharding::kOptimizer;
   std::map<const void*, int> uses;
   for (int i = 0; i < chain.size(); ++i) {
     std::set<const void*> here;
@@ -211,9 +212,10 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
       }
     }
   }
+  if (setup_.sharded) profile.fixed.parameters = setup_.sharded->own_bytes();
   for (const auto& p : setup_.model.root->parameters()) {
     const int64_t bytes = bytes_on(p, setup_.device);
-    profile.fixed.parameters += bytes;
+    if (!setup_.sharded) profile.fixed.parameters += bytes;
     if (!p.requires_grad()) continue;
     const bool half =
         profile.half_gradients && p.scalar_type() == torch::kFloat;

@@ -232,10 +232,12 @@ std::optional<TrainingCosts::Trial> TrainingCosts::run_schedule(
     Trial trial{result.ms};
     // Beside a training, its gradients and its optimizer's state are on the device as well.
     if (options_.training) return trial;
+    CostProfile alone = profile;
+    alone.sends_gradients = false;
     int64_t expected =
         updates && !mode.window
             ? updating_peak(profile, size, schedule)
-            : micro_batch_peak(profile, size, schedule, !accumulate);
+            : micro_batch_peak(alone, size, schedule, !accumulate);
     // The graph's memory does not count between its runs, when batches are prepared.
     if (mode.graph) expected += size.data_bytes + size.graph_workspace_bytes;
     // One that measurements share holds the part of its state that stays on the device.

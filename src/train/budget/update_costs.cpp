@@ -68,14 +68,15 @@ void TrainingCosts::reuse_update(CostProfile& profile) const {
 
 void TrainingCosts::measure_update(CostProfile& profile) {
   if (options_.training) return reuse_update(profile);
-  const ModelStateGuard guard(setup_, changes_parameters(setup_));
+  const ModelStateGuard guard(setup_,
+                              !setup_.sharded && changes_parameters(setup_));
   const auto optimizer = trial_optimizer(profile.precision);
   std::optional<std::string> failure;
   if (!moves_parameters()) {
     failure =
         out_of_memory_in([&] { measure_whole_update(profile, *optimizer); });
   }
-  for (auto& parameter : setup_.parameter_list) {
+  for (torch::Tensor parameter : values(updated_parameters(setup_))) {
     parameter.mutable_grad().reset();
   }
   if (const auto* kept = dynamic_cast<PartialOptimizer*>(optimizer.get())) {
@@ -83,9 +84,10 @@ void TrainingCosts::measure_update(CostProfile& profile) {
   }
   for (const auto* moved :
        {&profile.moved_bytes, &profile.moved_gradient_bytes}) {
+    if (profile.gathers_parameters) break;
     for (const int64_t bytes : *moved) profile.host_state_bytes += bytes;
   }
-  const bool partial = BackwardUpdate::supports(*optimizer);
+  const bool partial = !setup_.sharded && BackwardUpdate::supports(*optimizer);
   if (failure) {
     // All gradients do not fit beside the optimizer's state. Those of a stage may.
     TORCH_CHECK_WITH(OutOfMemoryError, partial, *failure);
@@ -96,11 +98,12 @@ void TrainingCosts::measure_update(CostProfile& profile) {
 
 void TrainingCosts::measure_whole_update(CostProfile& profile,
                                          Optimizer& optimizer) {
-  for (const auto& [name, parameter] : setup_.parameters) {
-    torch::Tensor p = parameter;
-    if (p.requires_grad()) p.mutable_grad() = zero_gradient(setup_, p);
+  const auto parameters = values(updated_parameters(setup_));
+  for (torch::Tensor p : parameters) {
+    if (setup_.sharded || p.requires_grad()) {
+      p.mutable_grad() = zero_gradient(setup_, p);
+    }
   }
-  const auto parameters = setup_.parameter_list;
   const auto made = copies(profile.precision);
   // As a training does unless its listener reads parameters.
   const bool in_place =
@@ -130,9 +133,10 @@ void TrainingCosts::measure_whole_update(CostProfile& profile,
     profile.update_ms = time_of(setup_.device, 3, update);
   }
   profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
-  profile.fixed.optimizer = setup_.options.shard == Sharding::kNone
-                                ? state
-                                : state / setup_.options.ranks;
+  profile.fixed.optimizer =
+      setup_.options.shard == Sharding::kNone || setup_.sharded
+          ? state
+          : state / setup_.options.ranks;
 }
 
 void TrainingCosts::measure_stage_updates(CostProfile& profile,

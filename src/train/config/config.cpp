@@ -193,8 +193,8 @@ std::string detail::state_refusal(const TrainOptions& c) {
   if (c.parameters == ParameterType::kBf16) {
     return "--parameters bf16 is updated on the device";
   }
-  if (c.shard == Sharding::kOptimizer) {
-    return "with --shard optimizer, ranks exchange their state on the device";
+  if (c.shard != Sharding::kNone) {
+    return "with --shard, ranks exchange their state on the device";
   }
   if (!HostTensorsOnCpu::active() && torch::Device(c.device).is_cpu()) {
     return "the device is the CPU, whose memory is that of the host";

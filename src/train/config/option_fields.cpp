@@ -365,7 +365,9 @@ void add_ranks(Options& table) {
       .add(&O::shard,
            {.name = "shard",
             .group = "Ranks",
-            .help = "State divided among the ranks instead of replicated",
+            .help =
+                "What is divided among the ranks instead of replicated; each "
+                "includes those before it",
             .affects_costs = true})
       .add(&O::reduce, {.name = "reduce",
                         .group = "Ranks",

@@ -59,17 +59,18 @@ ModelEvaluator::Sums ModelEvaluator::run_once(
     int64_t batch_size, const std::function<bool()>& stop) {
   LoaderOptions options;
   options.batch = batch_size;
+  bool has_samples = true;
   if (ranks_.size() > 1 && setup_.data.test->size() >= ranks_.size()) {
     options.window = batch_size * ranks_.size();
     options.shard = ranks_.rank();
     options.num_shards = ranks_.size();
   } else if (!ranks_.first()) {
-    // Less than one sample per rank.
-    return {.outputs = std::vector<double>(1 + setup_.model.metrics.size())};
+    has_samples = false;  // less than one sample per rank
   }
   options.shuffle = false;
   options.workers = setup_.options.workers;
-  Loader loader(setup_.data.test, options);
+  std::optional<Loader> loader;
+  if (has_samples) loader.emplace(setup_.data.test, options);
   const torch::NoGradGuard no_grad;
   const EvaluationMode mode(*setup_.model.root);
   const size_t expected = 1 + setup_.model.metrics.size();
@@ -77,10 +78,10 @@ ModelEvaluator::Sums ModelEvaluator::run_once(
       torch::zeros({static_cast<int64_t>(expected)},
                    torch::dtype(torch::kDouble).device(setup_.device));
   double count = 0;
-  while (auto batch = loader.next()) {
-    move_to(*batch, setup_.device);
-    prepare_batch(setup_, *batch);
-    const Tensors outputs = runner_.forward(*batch);
+  const auto add = [&](Batch& batch) {
+    move_to(batch, setup_.device);
+    prepare_batch(setup_, batch);
+    const Tensors outputs = runner_.forward(batch);
     TORCH_CHECK(
         outputs.size() == expected, "[Trainer] expected ", expected,
         " outputs of the chain in evaluation mode, the sums of the loss "
@@ -89,14 +90,40 @@ ModelEvaluator::Sums ModelEvaluator::run_once(
     for (size_t i = 0; i < expected; ++i) {
       sums[static_cast<int64_t>(i)] += outputs[i];
     }
-    count += static_cast<double>(batch->count);
-    if (ranks_.can_stop_in_window() && stop && stop()) {
-      return {.complete = false};
+    count += static_cast<double>(batch.count);
+  };
+  const auto next = [&] { return loader ? loader->next() : std::nullopt; };
+  if (setup_.sharded) {
+    run_in_step(next, add);
+  } else {
+    while (auto batch = next()) {
+      add(*batch);
+      if (ranks_.can_stop_in_window() && stop && stop()) {
+        return {.complete = false};
+      }
     }
   }
   const torch::Tensor host = sums.cpu();
   const double* values = host.data_ptr<double>();
   return {{values, values + expected}, count, true};
+}
+
+void ModelEvaluator::run_in_step(
+    const std::function<std::optional<Batch>()>& next,
+    const std::function<void(Batch&)>& add) {
+  std::optional<std::string> failure;
+  bool more = true;  // after the last batch, a loader begins anew
+  while (true) {
+    std::optional<Batch> batch;
+    if (more && !failure) failure = out_of_memory_in([&] { batch = next(); });
+    more = batch.has_value();
+    if (!ranks_.any(batch.has_value())) break;
+    if (batch && !failure) failure = out_of_memory_in([&] { add(*batch); });
+    // Stages that this rank has not run are gathered for the others.
+    setup_.sharded->finish_forward_without_computing();
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, !ranks_.any(failure.has_value()),
+                   failure.value_or("another rank has no memory"));
 }
 
 }  // namespace reprise::detail

@@ -44,6 +44,10 @@ class ModelEvaluator {
     bool complete = true;
   };
   Sums run_once(int64_t batch_size, const std::function<bool()>& stop);
+  /// Adds all batches, in step with ranks that have more or have failed: they gather the
+  /// parameters together. Throws c10::OutOfMemoryError on all ranks if one has no memory.
+  void run_in_step(const std::function<std::optional<Batch>()>& next,
+                   const std::function<void(Batch&)>& add);
 
   const TrainSetup& setup_;
   Ranks& ranks_;

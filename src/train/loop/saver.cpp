@@ -65,7 +65,8 @@ void Saver::start(RunDirectory* directory) {
 NamedTensors Saver::tensors(const RunState& state, int64_t window_samples) {
   const TrainSetup& setup = parts_.setup;
   NamedTensors list;
-  append(list, "parameter.", setup.parameters);
+  append(list, "parameter.",
+         setup.sharded ? setup.sharded->gather_all() : setup.parameters);
   for (const auto& item : setup.model.root->named_buffers()) {
     list.emplace_back("buffer." + item.key(), item.value());
   }
@@ -118,8 +119,12 @@ void Saver::restore(const SavedState& saved, RunState& state,
   const HostParameters::Readable readable(host);
   state = saved.state;
   torch::nn::Module& root = *setup.model.root;
-  copy_into(root.named_parameters(), take(saved.tensors, "parameter."),
-            "parameter");
+  const NamedTensors parameters = take(saved.tensors, "parameter.");
+  if (setup.sharded) {
+    setup.sharded->load(parameters);
+  } else {
+    copy_into(root.named_parameters(), parameters, "parameter");
+  }
   copy_into(root.named_buffers(), take(saved.tensors, "buffer."), "buffer");
   NamedTensors of_optimizer = take(saved.tensors, "optimizer.");
   // State in host memory need not fit on the device.

@@ -353,7 +353,7 @@ void TrainLoop::begin_window() {
   if (!whole) return;
   window_.left = ahead.samples;
   window_.samples += ahead.samples;
-  exchange_->begin_window(ahead, setup_.options.batch, keep);
+  exchange_->begin_window(ahead, setup_.options.batch, keep, runner_.visits());
   seed_window();
 }
 

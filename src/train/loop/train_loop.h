@@ -97,6 +97,7 @@ class TrainLoop {
   /// Peak of live device memory so far, including the memory of CUDA graphs.
   int64_t peak_bytes();
   TrainResult finish();
+  void export_if_wanted(bool stopped);
   TrainSummary summarize(double trained_s, double speed);
 
   TrainSetup setup_;

@@ -110,14 +110,21 @@ TrainResult TrainLoop::finish() {
   state_.finished = !stopped;
   show(true);
   save();
-  if (!stopped && !run_.export_path.empty() && ranks_->first()) {
-    const HostParameters::Readable readable(setup_.host_parameters.get());
-    retry_.run("exporting",
-               [this] { export_model(setup_.model, run_.export_path); });
-  }
+  export_if_wanted(stopped);
   TrainSummary summary = summarize(trained_s, speed);
   summary.warnings = doubts;
   return {std::move(summary), stopped, saver_.failed()};
+}
+
+void TrainLoop::export_if_wanted(bool stopped) {
+  const bool wanted = !stopped && !run_.export_path.empty() && ranks_->first();
+  // Divided parameters are gathered by all ranks.
+  if (setup_.sharded ? !ranks_->any(wanted) : !wanted) return;
+  const HostParameters::Readable readable(setup_.host_parameters.get());
+  const ShardedParameters::Readable whole(setup_.sharded.get());
+  if (!wanted) return;
+  retry_.run("exporting",
+             [this] { export_model(setup_.model, run_.export_path); });
 }
 
 TrainSummary TrainLoop::summarize(double trained_s, double speed) {

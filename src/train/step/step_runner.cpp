@@ -62,9 +62,10 @@ void StepRunner::attach(ExecutionOptions& options, bool cuts) const {
       if (update) update(stage);
     };
   }
-  if (!moves_parameters()) return;
-  options.memory = setup_.host_parameters.get();
-  options.cuts = setup_.host_parameters->cuts();
+  if (StageParameters* const moving = moving_parameters(setup_)) {
+    options.memory = moving;
+    options.cuts = moving->cuts();
+  }
 }
 
 bool StepRunner::moves_parameters() const {
@@ -85,6 +86,9 @@ void StepRunner::set_update(UpdateMode update) {
 
 std::string StepRunner::capture_refusal() const {
   if (exchange_.syncs_norms()) return kNormsWait;
+  if (setup_.sharded) {
+    return "with --shard parameters, ranks gather parameters while stages run";
+  }
   if (moves_parameters()) {
     return "with --state host-all, parameters are copied to the device while "
            "stages run";
@@ -246,18 +250,23 @@ void StepRunner::run(const Batch& batch, const Run& how) {
     update_->forget_captured();
   }
   const WindowExchange::MicroBatch scope(exchange_, how.last);
-  const bool moves = moves_parameters();
-  if (moves) {
-    setup_.host_parameters->begin(visits_, updates ? update_->lane() : nullptr);
-  }
+  run_operations(observed_ ? *observed_ : execution_, inputs,
+                 {how.profile, /*final_on_the_way=*/scope.reduces() ||
+                                   updates || half_gradients_ != nullptr},
+                 updates ? update_->lane() : nullptr);
+}
+
+void StepRunner::run_operations(Execution& execution, const Tensors& inputs,
+                                MicroStep::Run how, compat::WorkLane* lane) {
+  StageParameters* const moving = moving_parameters(setup_);
+  if (moving == nullptr) return micro_step_.run(execution, inputs, how);
+  how.final_on_the_way = true;
+  moving->begin(visits_, lane);
   try {
-    micro_step_.run(observed_ ? *observed_ : execution_, inputs,
-                    {how.profile,
-                     /*final_on_the_way=*/scope.reduces() || updates || moves ||
-                         half_gradients_ != nullptr});
-    if (moves) setup_.host_parameters->end();
+    micro_step_.run(execution, inputs, how);
+    moving->end();
   } catch (...) {
-    if (moves) setup_.host_parameters->abandon();
+    moving->abandon();
     throw;
   }
 }
@@ -273,8 +282,9 @@ void StepRunner::run_empty(const Batch& batch) {
   const WindowExchange::MicroBatch scope(exchange_, /*last=*/true,
                                          /*counts=*/false);
   micro_step_.set_weight(0);
-  micro_step_.run(execution_, batch.tensors,
-                  {nullptr, scope.reduces(), /*counts=*/false});
+  run_operations(execution_, batch.tensors,
+                 {nullptr, scope.reduces(), /*counts=*/false},
+                 /*lane=*/nullptr);
 }
 
 Tensors StepRunner::forward(const Batch& batch) {

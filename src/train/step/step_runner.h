@@ -39,6 +39,8 @@ class StepRunner {
              Schedule schedule, Options options);
 
   const Schedule& schedule() const { return schedule_; }
+  /// The stages that its operations visit.
+  const std::vector<StageVisit>& visits() const { return visits_; }
   /// Replaces the schedule and drops all CUDA graphs.
   void set_schedule(Schedule schedule);
 
@@ -122,6 +124,9 @@ class StepRunner {
   bool move_parameters(bool host);
   bool move_optimizer_state(bool host);
   void run_recorded(const Tensors& batch);
+  /// Runs a micro-batch without a CUDA graph.
+  void run_operations(Execution& execution, const Tensors& inputs,
+                      MicroStep::Run how, compat::WorkLane* lane);
   /// Decides which gradients operators add and which are accumulated together;
   /// see Gradients. Called when weight copies are created or freed.
   void assign_gradients();

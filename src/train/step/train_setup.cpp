@@ -155,7 +155,7 @@ PlacedOnHost place_model(Model& model, const TrainOptions& options,
   if (options.parameters == ParameterType::kBf16) convert_weights(model);
   apply_settings(model, options, device);
   if (device.is_cuda() && options.weight_copies != WeightCopiesMode::kOff &&
-      model.packed_groups) {
+      model.packed_groups && options.shard != Sharding::kParameters) {
     for (const auto& group : model.packed_groups()) ops::pack_contiguous(group);
   }
   model.root->train();
@@ -233,6 +233,12 @@ TrainSetup make_setup(const TrainConfig& config) {
   return make_setup(make_inputs(config), config);
 }
 
+StageParameters* moving_parameters(const TrainSetup& setup) {
+  if (setup.sharded) return setup.sharded.get();
+  const auto& host = setup.host_parameters;
+  return host && host->on_host() ? host.get() : nullptr;
+}
+
 NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict) {
   NamedTensors list;
   for (const auto& item : dict) list.emplace_back(item.key(), item.value());
@@ -243,6 +249,11 @@ std::vector<torch::Tensor> values(const NamedTensors& named) {
   std::vector<torch::Tensor> list;
   for (const auto& [name, tensor] : named) list.push_back(tensor);
   return list;
+}
+
+const NamedTensors& updated_parameters(const TrainSetup& setup) {
+  if (setup.sharded) return setup.sharded->trained()->list();
+  return setup.parameters;
 }
 
 std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup) {
@@ -275,7 +286,7 @@ std::unique_ptr<Optimizer> optimizer_of(const TrainSetup& setup) {
       options.unquantized.push_back(name);
     }
   }
-  auto optimizer = make_optimizer(options, parameters);
+  auto optimizer = make_optimizer(options, updated_parameters(setup));
   if (bf16) {
     dynamic_cast<PartialOptimizer&>(*optimizer).round_stochastically();
   }
@@ -375,7 +386,7 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainSetup& setup,
                                                Precision precision) {
   const Model& model = setup.model;
   const WeightCopiesMode mode = setup.options.weight_copies;
-  const bool moved = setup.host_parameters && setup.host_parameters->on_host();
+  const bool moved = moving_parameters(setup) != nullptr;
   const bool bf16 = setup.options.parameters == ParameterType::kBf16;
   const bool wanted = mode == WeightCopiesMode::kAuto
                           ? setup.device.is_cuda() || bf16

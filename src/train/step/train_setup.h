@@ -1,6 +1,7 @@
 #pragma once
 
 #include "compat/autocast.h"
+#include "distributed/sharded_parameters.h"
 #include "memory/host_tensors.h"
 #include "recompute/host_parameters.h"
 #include "train/config/check_device.h"
@@ -39,6 +40,8 @@ struct TrainSetup {
   std::shared_ptr<HostTensors> state_memory{};
   /// The parameters, which it can move; null if it never does.
   std::shared_ptr<HostParameters> host_parameters{};
+  /// The parameters, divided among the ranks; null if each has all of them.
+  std::shared_ptr<ShardedParameters> sharded{};
   Model model;  ///< in training mode
   NamedTensors parameters{};
   std::vector<torch::Tensor> parameter_list{};  ///< the same without names
@@ -88,8 +91,15 @@ void apply_settings(Model& model, const TrainOptions& options,
 PlacedOnHost place_model(Model& model, const TrainOptions& options,
                          torch::Device device);
 
+/// The parameters that are on the device only while their stages run; null if they stay there.
+StageParameters* moving_parameters(const TrainSetup& setup);
+
 NamedTensors named(const torch::OrderedDict<std::string, torch::Tensor>& dict);
 std::vector<torch::Tensor> values(const NamedTensors& named);
+
+/// What the optimizer of this process updates: the parameters, or this rank's pieces of them if
+/// those are divided.
+const NamedTensors& updated_parameters(const TrainSetup& setup);
 
 /// Returns the optimizer of the training. An 8-bit optimizer does not quantize the
 /// moments of embeddings unless `options.quantize_embeddings` is set.

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <future>
 #include <map>
 #include <optional>
 #include <set>
@@ -93,15 +94,25 @@ class NoExchange final : public WindowExchange {};
 class RankExchange final : public WindowExchange {
  public:
   RankExchange(Ranks& ranks, const TrainSetup& setup)
-      : ranks_(ranks), parameters_(setup.parameters) {
+      : ranks_(ranks),
+        parameters_(setup.parameters),
+        shard_(setup.options.shard),
+        sharded_parameters_(setup.sharded) {
     const TrainOptions& options = setup.options;
     ReducerOptions reducing;
     reducing.bucket_bytes = options.bucket_bytes;
     reducing.bf16 = options.reduce == ReduceType::kBf16;
-    reducing.shard = sharded_ = options.shard == Sharding::kOptimizer;
-    if (sharded_) prefixes_ = state_prefixes(options.optimizer);
-    reducer_.emplace(ranks.group(),
-                     parameters_by_stage(setup.model, parameters_), reducing);
+    reducing.shard = sharded();
+    if (shard_ > Sharding::kOptimizer) {
+      reducing.most_in_flight = kMostBucketsInFlight;
+    }
+    if (sharded()) prefixes_ = state_prefixes(options.optimizer);
+    if (sharded_parameters_) {
+      reducer_.emplace(ranks.group(), sharded_parameters_->trained(), reducing);
+    } else {
+      reducer_.emplace(ranks.group(),
+                       parameters_by_stage(setup.model, parameters_), reducing);
+    }
     const int64_t channels =
         options.sync_norm && ranks.size() > 1 ? most_channels(setup.model) : 0;
     if (channels > 0) {
@@ -120,24 +131,39 @@ class RankExchange final : public WindowExchange {
   bool syncs_norms() const override { return norms_ != nullptr; }
 
   std::shared_ptr<void> alone() override {
-    if (!norms_) return nullptr;
-    return std::make_shared<SyncBatchNormScope>(nullptr);
+    auto scopes = std::make_shared<std::vector<std::shared_ptr<void>>>();
+    if (norms_) {
+      scopes->push_back(std::make_shared<SyncBatchNormScope>(nullptr));
+    }
+    if (sharded_parameters_) {
+      scopes->push_back(
+          std::make_shared<ShardedParameters::Alone>(*sharded_parameters_));
+    }
+    return scopes;
   }
 
   void begin_attempt() override {
+    window_begun_ = failed_elsewhere_ = false;
     if (norms_) norms_->open();
   }
 
   void begin_window(const Loader::Window& window, int64_t micro_batch,
-                    bool keep_gradients) override {
+                    bool keep_gradients,
+                    const std::vector<StageVisit>& visits) override {
     const int64_t ranks = ranks_.size();
     const int64_t share = (window.samples + ranks - 1) / ranks;
     steps_left_ = (share + micro_batch - 1) / micro_batch;
     reducer_->keep_gradients(keep_gradients);
+    visits_ = visits;
+    if (!sharded_parameters_) return;
+    // From here on, a rank that fails can take part in all gathers.
+    window_begun_ = true;
+    failed_elsewhere_ = ranks_.any(false);
+    TORCH_CHECK(!failed_elsewhere_, "[ranks] another rank has failed");
   }
 
   bool needs_empty_micro_batch() const override {
-    return norms_ && steps_left_ > 0;
+    return in_step() && steps_left_ > 0;
   }
 
   torch::Tensor finish(const torch::Tensor& loss) override {
@@ -147,29 +173,36 @@ class RankExchange final : public WindowExchange {
   }
 
   bool failed_elsewhere() const override {
-    return norms_ && norms_->failed_elsewhere();
+    return failed_elsewhere_ || (norms_ && norms_->failed_elsewhere());
   }
 
   void abort_attempt() override {
     reducing_ = false;
-    if (norms_) norms_->fail();
+    if (sharded_parameters_) {
+      finish_gathers();
+    } else if (norms_) {
+      norms_->fail();
+    }
     reducer_->abandon_window();
   }
 
   NamedTensors updated_parameters(
       const NamedTensors& parameters) const override {
-    return sharded_ ? reducer_->shards() : parameters;
+    return sharded() ? reducer_->shards() : parameters;
   }
-  bool sharded() const override { return sharded_; }
+  bool sharded() const override { return shard_ != Sharding::kNone; }
+  const ShardedParameters* sharded_parameters() const override {
+    return sharded_parameters_.get();
+  }
 
   void share_updated() override {
-    if (!sharded_) return;
+    if (!sharded()) return;
     for (auto [name, piece] : reducer_->shards()) piece.mutable_grad().reset();
-    reducer_->all_gather_parameters();
+    if (!sharded_parameters_) reducer_->all_gather_parameters();
   }
 
   NamedTensors whole_state(NamedTensors own) override {
-    if (!sharded_) return own;
+    if (!sharded()) return own;
     NamedTensors list = reducer_->gather_full(own, prefixes_);
     // All shards of a parameter have the same counter.
     const std::map<std::string, torch::Tensor> by_name(own.begin(), own.end());
@@ -191,7 +224,7 @@ class RankExchange final : public WindowExchange {
   }
 
   NamedTensors own_state(NamedTensors whole) const override {
-    if (!sharded_) return whole;
+    if (!sharded()) return whole;
     NamedTensors state = reducer_->select_shards(whole, prefixes_);
     std::set<std::string> here;
     for (const auto& item : reducer_->shards()) here.insert(item.first);
@@ -207,9 +240,15 @@ class RankExchange final : public WindowExchange {
   }
 
  private:
+  /// Buckets of gradients that are sent at a time if gradients are divided.
+  static constexpr int kMostBucketsInFlight = 2;
+
+  /// Whether ranks wait for each other within a micro-batch.
+  bool in_step() const { return norms_ || sharded_parameters_; }
+
   bool begin_micro_batch(bool last, bool counts) override {
     --steps_left_;
-    reducing_ = last && (!norms_ || steps_left_ == 0);
+    reducing_ = last && (!in_step() || steps_left_ == 0);
     if (norms_) norm_scope_.emplace(norms_, counts);
     return reducing_;
   }
@@ -218,22 +257,53 @@ class RankExchange final : public WindowExchange {
     reducing_ = false;
   }
 
+  /// Takes part in what the other ranks still gather in this window.
+  void finish_gathers() {
+    if (!window_begun_) {
+      if (norms_) norms_->fail();
+      if (!failed_elsewhere_) ranks_.any(true);
+      return;
+    }
+    if (failed_elsewhere_) return;
+    // The other ranks exchange statistics between two gathers.
+    std::future<void> told;
+    if (norms_) {
+      told = std::async(std::launch::async, [this] { norms_->fail(); });
+    }
+    const auto send_zeros = [this](const StageVisit& visit) {
+      if (steps_left_ == 0 && visit.backward) {
+        reducer_->abandon_from(visit.stage);
+      }
+    };
+    sharded_parameters_->finish_without_computing(send_zeros);
+    while (steps_left_ > 0) {
+      --steps_left_;
+      sharded_parameters_->begin(visits_);
+      sharded_parameters_->finish_without_computing(send_zeros);
+    }
+    if (told.valid()) told.get();
+  }
+
   Ranks& ranks_;
   NamedTensors parameters_;
-  bool sharded_ = false;
+  Sharding shard_ = Sharding::kNone;
+  std::shared_ptr<ShardedParameters> sharded_parameters_;  // may be null
   std::vector<std::string> prefixes_;  // of the optimizer state, if sharded
   std::optional<GradientReducer> reducer_;
   std::shared_ptr<SyncBatchNormGroup>
       norms_;  // null: each rank has its own statistics
   std::optional<SyncBatchNormScope> norm_scope_;
+  std::vector<StageVisit> visits_;  // of each micro-batch
   int64_t steps_left_ = 0;  // micro-batches left on the rank with most of them
   bool reducing_ = false;   // whether the current backward sends gradients
+  bool window_begun_ = false;
+  bool failed_elsewhere_ = false;  // before the window
 };
 
 }  // namespace
 
 std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
-                                                     const TrainSetup& setup) {
+                                                     TrainSetup& setup) {
   if (!ranks.group()) return std::make_unique<NoExchange>();
   const TrainOptions& options = setup.options;
   TORCH_CHECK(options.ranks == ranks.size(),
@@ -243,6 +313,13 @@ std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
       {{"the model", digest(setup.parameters)}, {"data", digest(setup)}});
   ranks.broadcast(setup.parameter_list);
   ranks.broadcast(setup.model.root->buffers());
+  if (options.shard == Sharding::kParameters) {
+    setup.sharded = std::make_shared<ShardedParameters>(
+        ranks.group(), setup.model.chain, setup.parameters, setup.device,
+        options.bucket_bytes);
+    setup.model.chain =
+        StageParameters::wrapped(setup.model.chain, setup.sharded);
+  }
   return std::make_unique<RankExchange>(ranks, setup);
 }
 

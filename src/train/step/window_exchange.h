@@ -16,8 +16,7 @@
 namespace reprise::detail {
 
 /// Communication between the ranks of a training within a window: gradients,
-/// statistics of synchronized BatchNorm and, with a sharded optimizer, updated
-/// parameters. There are two implementations: one for a single process, which
+/// statistics of synchronized BatchNorm and, if they are divided, parameters. There are two implementations: one for a single process, which
 /// does nothing, and one for several. Tested by tests/train/step/ranks_test.cpp and
 /// tests/distributed/ranked_training_test.cpp.
 ///
@@ -50,8 +49,11 @@ class WindowExchange {
   virtual std::shared_ptr<void> alone() { return nullptr; }
 
   virtual void begin_attempt() {}
+  /// `visits`: the stages that the operations of a micro-batch visit. Throws c10::Error if
+  /// another rank has failed before.
   virtual void begin_window(const Loader::Window& /*window*/,
-                            int64_t /*micro_batch*/, bool /*keep_gradients*/) {}
+                            int64_t /*micro_batch*/, bool /*keep_gradients*/,
+                            const std::vector<StageVisit>& /*visits*/) {}
 
   /// Whether this rank must run an empty micro-batch because other ranks have
   /// some left.
@@ -102,6 +104,10 @@ class WindowExchange {
   /// Returns the part of a gathered optimizer state that belongs to this rank.
   virtual NamedTensors own_state(NamedTensors whole) const { return whole; }
 
+  /// Of the parameters; null if each rank has all of them.
+  virtual const ShardedParameters* sharded_parameters() const {
+    return nullptr;
+  }
   /// Counters of gradient reductions; null for a single process.
   virtual const GradientReducer::Counters* counters() const { return nullptr; }
 
@@ -114,9 +120,9 @@ class WindowExchange {
 };
 
 /// Checks that all ranks have the same model and data, and broadcasts the
-/// parameters and buffers of rank 0. Throws c10::Error if names, shapes or data
-/// differ, or if the options cannot be combined.
+/// parameters and buffers of rank 0. With Sharding::kParameters, divides the parameters.
+/// Throws c10::Error if names, shapes or data differ, or if the options cannot be combined.
 std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
-                                                     const TrainSetup& setup);
+                                                     TrainSetup& setup);
 
 }  // namespace reprise::detail
