@@ -9,6 +9,9 @@
 #endif
 #include <torch/version.h>
 
+#include <algorithm>
+#include <atomic>
+#include <memory>
 #include <utility>
 
 namespace reprise::compat {
@@ -64,24 +67,29 @@ int64_t Store::add(const std::string& key, int64_t value) {
 }
 
 struct Work::Impl {
-  c10::intrusive_ptr<C10dWork> work;
+  std::vector<c10::intrusive_ptr<C10dWork>> works;
   std::vector<torch::Tensor> held;  // until the operation has finished
   bool has_callback = false;        // whether the backend reports completion
 };
 
 void Work::wait() {
   TORCH_INTERNAL_ASSERT(impl_);
-  impl_->work->wait();
+  for (const auto& work : impl_->works) work->wait();
 }
 
 bool Work::done() const {
-  return impl_->work->isCompleted();
+  return std::all_of(impl_->works.begin(), impl_->works.end(),
+                     [](const auto& work) { return work->isCompleted(); });
 }
 
 bool Work::when_done(std::function<void()> body) {
   if (!impl_->has_callback) return false;
-  impl_->work->getFuture()->addCallback(
-      [body = std::move(body)](c10::ivalue::Future&) { body(); });
+  const auto left = std::make_shared<std::atomic<size_t>>(impl_->works.size());
+  for (const auto& work : impl_->works) {
+    work->getFuture()->addCallback([body, left](c10::ivalue::Future&) {
+      if (--*left == 0) body();
+    });
+  }
   return true;
 }
 
@@ -95,7 +103,7 @@ struct ProcessGroup::Impl {
              std::vector<torch::Tensor> held) {
     Work made;
     made.impl_ = std::make_shared<Work::Impl>();
-    made.impl_->work = std::move(work);
+    made.impl_->works.push_back(std::move(work));
     made.impl_->held = std::move(held);
     made.impl_->has_callback = gloo;
     return made;
@@ -187,10 +195,18 @@ Work ProcessGroup::all_gather(const torch::Tensor& output,
     auto work = impl_->backend->_allgather_base(out, in);
     return impl_->start(std::move(work), {out, in});
   }
-  std::vector<std::vector<torch::Tensor>> parts{out.chunk(impl_->size)};
-  std::vector<torch::Tensor> own{in};
-  auto work = impl_->backend->allgather(parts, own);
-  return impl_->start(std::move(work), {out, in});
+  // Gloo's own gather allocates a second output while it runs, and if that fails on one rank,
+  // the others wait forever. Broadcasts work in place and send as many bytes.
+  const auto parts = out.chunk(impl_->size);
+  torch::Tensor mine = parts[static_cast<size_t>(impl_->rank)];
+  if (mine.data_ptr() != in.data_ptr()) mine.copy_(in);
+  Work all = broadcast(parts[0], 0);
+  for (int from = 1; from < impl_->size; ++from) {
+    const Work one = broadcast(parts[static_cast<size_t>(from)], from);
+    all.impl_->works.push_back(one.impl_->works.front());
+  }
+  all.impl_->held = {out, in};
+  return all;
 }
 
 void ProcessGroup::shut_down() {

@@ -60,20 +60,36 @@ void ParameterShards::set_gradients(size_t b, const torch::Tensor& sum,
   }
 }
 
+void ParameterShards::reserve_gather() {
+  int64_t largest = 0;
+  for (const auto& bucket : layout_->buckets()) {
+    largest = std::max(largest, bytes_of_gather(bucket));
+  }
+  const auto options = torch::TensorOptions(torch::kByte)
+                           .device(layout_->buckets().front().options.device());
+  while (buffers_.size() < 2) {
+    buffers_.push_back(torch::empty({largest}, options));
+  }
+}
+
 void ParameterShards::all_gather() {
   const torch::NoGradGuard no_grad;
+  reserve_gather();
   const auto& buckets = layout_->buckets();
   // The next bucket is in flight while the previous one is copied.
   std::pair<torch::Tensor, compat::Work> previous;
   for (size_t b = 0; b <= buckets.size(); ++b) {
     std::pair<torch::Tensor, compat::Work> now;
-    if (b < buckets.size()) now = gather(buckets[b], values_in(b, "", {}));
+    if (b < buckets.size()) {
+      now = gather(buckets[b], values_in(b, "", {}), buffers_[b % 2]);
+    }
     if (b > 0) {
       group_->wait(previous.second);
       scatter(buckets[b - 1], previous.first);
     }
     previous = std::move(now);
   }
+  buffers_.clear();
 }
 
 ParameterShards::NamedList ParameterShards::gather_full(
@@ -97,6 +113,25 @@ ParameterShards::NamedList ParameterShards::gather_parameters() {
     gather_bucket("", b, by_name, result);
   }
   return result;
+}
+
+std::vector<ParameterShards::Piece> ParameterShards::pieces(
+    const NamedList& shard_values, const std::string& prefix) const {
+  const ByName by_name(shard_values.begin(), shard_values.end());
+  std::vector<Piece> list;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const auto& parameter = layout_->entries()[shards_[i].entry].parameter;
+    const std::string name = prefix + parameter.name;
+    torch::Tensor values = list_[i].second;
+    if (!prefix.empty()) {
+      const auto found = by_name.find(name);
+      if (found == by_name.end()) continue;
+      values = found->second;
+    }
+    list.push_back(
+        {name, values.detach().view({-1}), parameter.tensor, shards_[i].from});
+  }
+  return list;
 }
 
 void ParameterShards::load(const NamedList& full) {
@@ -158,12 +193,29 @@ ParameterShards::Values ParameterShards::values_in(
 
 std::pair<torch::Tensor, compat::Work> ParameterShards::gather(
     const BucketLayout::Bucket& bucket, const Values& values) {
+  const torch::Tensor buffer = torch::empty({bytes_of_gather(bucket)},
+                                            bucket.options.dtype(torch::kByte));
+  return gather(bucket, values, buffer);
+}
+
+int64_t ParameterShards::bytes_of_gather(
+    const BucketLayout::Bucket& bucket) const {
+  return bucket.bytes() + bucket.bytes() / group_->size();
+}
+
+std::pair<torch::Tensor, compat::Work> ParameterShards::gather(
+    const BucketLayout::Bucket& bucket, const Values& values,
+    const torch::Tensor& buffer) {
   const int64_t share = bucket.padded / group_->size();
-  torch::Tensor own = torch::zeros({share}, bucket.options);
+  const torch::Tensor flat =
+      buffer.narrow(0, 0, bytes_of_gather(bucket))
+          .view(c10::typeMetaToScalarType(bucket.options.dtype()));
+  torch::Tensor all = flat.narrow(0, 0, bucket.padded);
+  torch::Tensor own = flat.narrow(0, bucket.padded, share);
+  own.zero_();
   for (const auto& [at, tensor] : values) {
     own.slice(0, at, at + tensor.numel()).copy_(tensor.detach().view({-1}));
   }
-  torch::Tensor all = torch::empty({bucket.padded}, bucket.options);
   compat::Work work = group_->all_gather(all, own);
   return {all, work};
 }

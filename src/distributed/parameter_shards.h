@@ -36,8 +36,21 @@ class ParameterShards {
   void set_gradients(size_t b, const torch::Tensor& sum,
                      const std::vector<bool>& used);
 
-  /// Without `own`: copies the shards of all ranks into the parameters.
+  /// Without `own`: copies the shards of all ranks into the parameters. All memory is allocated
+  /// by reserve_gather(), so that nothing fails between two collectives.
+  void reserve_gather();
   void all_gather();
+
+  /// A piece of a tensor like a parameter.
+  struct Piece {
+    std::string name;  ///< prefix + parameter name
+    torch::Tensor values;
+    torch::Tensor parameter;  ///< its shape and strides
+    int64_t from = 0;         ///< first value, in the order of memory
+  };
+  /// This rank's pieces of parameters, or with a prefix those in `shard_values`.
+  std::vector<Piece> pieces(const NamedList& shard_values,
+                            const std::string& prefix) const;
 
   /// Collective. Gathers the parameters themselves; see GradientReducer::gather_full().
   NamedList gather_parameters();
@@ -65,6 +78,11 @@ class ParameterShards {
                    const ByName& by_name) const;
   std::pair<torch::Tensor, compat::Work> gather(
       const BucketLayout::Bucket& bucket, const Values& values);
+  /// The same in the memory of a buffer.
+  std::pair<torch::Tensor, compat::Work> gather(
+      const BucketLayout::Bucket& bucket, const Values& values,
+      const torch::Tensor& buffer);
+  int64_t bytes_of_gather(const BucketLayout::Bucket& bucket) const;
   void scatter(const BucketLayout::Bucket& bucket, const torch::Tensor& all);
   void gather_bucket(const std::string& prefix, size_t b, const ByName& by_name,
                      NamedList& result);
@@ -75,7 +93,8 @@ class ParameterShards {
   std::shared_ptr<const BucketLayout> layout_;
   std::vector<Shard> shards_;  // in the order of list_
   NamedList list_;
-  std::vector<torch::Tensor> shares_;  // with memory of its own, by bucket
+  std::vector<torch::Tensor> buffers_;  // of all_gather(), in bytes
+  std::vector<torch::Tensor> shares_;   // with memory of its own, by bucket
 };
 
 }  // namespace reprise::detail

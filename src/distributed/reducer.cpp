@@ -339,6 +339,9 @@ const GradientReducer::NamedList& GradientReducer::shards() const {
   static const NamedList none;
   return impl_->is_sharded() ? impl_->shards().list() : none;
 }
+void GradientReducer::reserve_gather() {
+  impl_->shards().reserve_gather();
+}
 void GradientReducer::all_gather_parameters() {
   impl_->shards().all_gather();
 }
@@ -349,6 +352,9 @@ GradientReducer::NamedList GradientReducer::gather_full(
 GradientReducer::NamedList GradientReducer::select_shards(
     const NamedList& full, const std::vector<std::string>& prefixes) const {
   return impl_->shards().select_shards(full, prefixes);
+}
+const detail::ParameterShards* GradientReducer::parameter_shards() const {
+  return impl_->is_sharded() ? &impl_->shards() : nullptr;
 }
 int64_t GradientReducer::buckets() const {
   return static_cast<int64_t>(impl_->layout().buckets().size());

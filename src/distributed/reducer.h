@@ -103,6 +103,8 @@ class GradientReducer {
   /// parameter. finish() sets their `.grad`. Empty without `shard`.
   const std::vector<std::pair<std::string, torch::Tensor>>& shards() const;
   /// Collective. Copies the updated shards of all ranks into the parameters.
+  /// reserve_gather() allocates its memory, and may fail.
+  void reserve_gather();
   void all_gather_parameters();
 
   /// Collective, with `shard`. Gathers optimizer state kept per shard into full
@@ -116,6 +118,9 @@ class GradientReducer {
   /// Entries that do not belong to a parameter are returned unchanged.
   NamedList select_shards(const NamedList& full,
                           const std::vector<std::string>& prefixes) const;
+
+  /// With `shard`: the pieces of the parameters; null without it.
+  const detail::ParameterShards* parameter_shards() const;
 
   /// Number of buckets.
   int64_t buckets() const;

@@ -335,6 +335,15 @@ ShardedParameters::NamedList ShardedParameters::gather_all() {
   return all;
 }
 
+std::vector<ParameterShards::Piece> ShardedParameters::pieces() const {
+  auto list = trained_->pieces({}, "");
+  if (frozen_) {
+    for (auto& piece : frozen_->pieces({}, ""))
+      list.push_back(std::move(piece));
+  }
+  return list;
+}
+
 void ShardedParameters::load(const NamedList& full) {
   abandon();
   trained_->load(full);

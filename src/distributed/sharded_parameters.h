@@ -52,6 +52,8 @@ class ShardedParameters final : public StageParameters {
 
   /// The pieces of parameters that require gradients.
   const std::shared_ptr<ParameterShards>& trained() const { return trained_; }
+  /// This rank's pieces of all parameters.
+  std::vector<ParameterShards::Piece> pieces() const;
   /// Bytes of the parameters of this rank.
   int64_t own_bytes() const;
   /// Device memory that a stage's parameters take while they are gathered.

@@ -252,6 +252,7 @@ TEST(ShardedTraining, RetriesAWindowOnAllRanks) {
       config.shard = shard;
       train(group, {.config = config, .name = name(shard, 0)});
       for (const int64_t after : moments) {
+        SCOPED_TRACE(name(shard, after));
         train(group, {.config = config,
                       .name = name(shard, after),
                       .failing_rank = 1,

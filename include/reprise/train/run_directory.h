@@ -8,7 +8,8 @@ namespace reprise {
 ///
 ///     config.json                       configuration, as a JSON object
 ///     metrics.jsonl                     one line per update or evaluation
-///     state-STEP-MICRO.safetensors      the most recent states
+///     state-STEP-MICRO.safetensors      the most recent states; if they are divided among
+///                                       ranks, with a file .part-RANK for each other rank
 ///     summary.json                      written at the end
 ///
 /// All files except the metrics are written atomically, so that a state is

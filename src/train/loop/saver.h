@@ -8,18 +8,22 @@
 #include "train/step/step_runner.h"
 #include "train/step/train_setup.h"
 #include "train/step/window_exchange.h"
-#include "train/store/run_state.h"
+#include "train/store/state_files.h"
 
 #include <reprise/train/optimizer.h>
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace reprise::detail {
 
 /// Saves the state of a training to its run directory and restores it. Only
-/// rank 0 has the directory; with a sharded optimizer all ranks take part in a
-/// save. Tested by tests/train/loop/trainer_test.cpp and
+/// rank 0 has the directory. If the state is divided among ranks, each writes its part, or
+/// rank 0 gathers them if another one does not see the directory. Tested by tests/train/loop/trainer_test.cpp and
 /// tests/train/step/oom_retry_test.cpp.
 class Saver {
  public:
@@ -40,12 +44,17 @@ class Saver {
   /// All ranks learn whether rank 0 has one.
   void start(RunDirectory* directory);
 
+  /// A state on disk, whose tensors rank 0 reads for all.
+  struct Found {
+    RunState state;
+    std::vector<std::pair<std::string, StateFiles::Shape>> tensors;
+    std::optional<StateFiles> files;  ///< on rank 0
+  };
   /// Returns the newest state on disk that can be read, on all ranks.
-  std::optional<SavedState> newest();
+  std::optional<Found> newest();
   /// Restores everything except the position of the loader, and sets `state`
   /// and the number of samples of the current window.
-  void restore(const SavedState& saved, RunState& state,
-               int64_t& window_samples);
+  void restore(const Found& saved, RunState& state, int64_t& window_samples);
 
   /// Whether a save is due by the clock of this process.
   bool time_is_up() const;
@@ -60,11 +69,25 @@ class Saver {
   void save_config();
 
  private:
-  NamedTensors tensors(const RunState& state, int64_t window_samples);
+  /// Whether all ranks can write to the directory of rank 0.
+  bool directory_is_shared();
+  NamedTensors tensors(const RunState& state, int64_t window_samples,
+                       NamedTensors parameters, NamedTensors of_optimizer);
+  /// What this rank writes.
+  StatePart part(const RunState& state, int64_t window_samples);
+  /// Collective. Writes the parts of all ranks but 0; returns whether they could.
+  bool save_other_parts(const RunState& state, int64_t window_samples);
+  void write(RunState& state, const std::function<StatePart()>& collect,
+             int ranks);
+  torch::Tensor read(const Found& saved, size_t index);
+  void restore_window(const std::map<std::string, torch::Tensor>& tensors,
+                      RunState& state, int64_t& window_samples);
 
   Parts parts_;
   RunDirectory* directory_ = nullptr;
   bool enabled_ = false;  // rank 0 has a directory
+  std::string
+      shared_path_;  // of it, if the state is divided; empty: rank 0 gathers it
   bool failed_ = false;
   RunClock::Clock::time_point last_ = RunClock::Clock::now();
 };

@@ -471,7 +471,7 @@ void TrainLoop::update() {
   gradients_.update(ready.finite, [&] {
     if (updated) return runner_.finish_update();
     guarded([&] { optimizer_->step(lr); });
-    exchange_->share_updated();
+    exchange_->share_updated(guarded);
   });
   if (!keeps_split_) runner_.restore_weights();  // from updates in the backward
   if (profile != nullptr) {

@@ -89,6 +89,16 @@ std::string digest(const TrainSetup& setup) {
   return text;
 }
 
+}  // namespace
+
+StatePiece state_piece(ParameterShards::Piece piece) {
+  return {std::move(piece.name), std::move(piece.values),
+          piece.parameter.sizes().vec(), piece.parameter.strides().vec(),
+          piece.from};
+}
+
+namespace {
+
 class NoExchange final : public WindowExchange {};
 
 class RankExchange final : public WindowExchange {
@@ -195,10 +205,12 @@ class RankExchange final : public WindowExchange {
     return sharded_parameters_.get();
   }
 
-  void share_updated() override {
+  void share_updated(const Guard& guarded) override {
     if (!sharded()) return;
     for (auto [name, piece] : reducer_->shards()) piece.mutable_grad().reset();
-    if (!sharded_parameters_) reducer_->all_gather_parameters();
+    if (sharded_parameters_) return;
+    guarded([this] { reducer_->reserve_gather(); });
+    reducer_->all_gather_parameters();
   }
 
   NamedTensors whole_state(NamedTensors own) override {
@@ -221,6 +233,22 @@ class RankExchange final : public WindowExchange {
                         torch::scalar_tensor(counts[i], torch::kLong));
     }
     return list;
+  }
+
+  StatePart part_of_state(NamedTensors own) const override {
+    StatePart part;
+    std::set<std::string> divided;
+    const ParameterShards* const shards = reducer_->parameter_shards();
+    for (size_t i = 0; shards != nullptr && i < prefixes_.size(); ++i) {
+      for (auto& piece : shards->pieces(own, prefixes_[i])) {
+        divided.insert(piece.name);
+        part.pieces.push_back(state_piece(std::move(piece)));
+      }
+    }
+    for (auto& item : own) {
+      if (divided.count(item.first) == 0) part.whole.push_back(std::move(item));
+    }
+    return part;
   }
 
   NamedTensors own_state(NamedTensors whole) const override {

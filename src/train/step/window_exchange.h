@@ -3,6 +3,7 @@
 #include "distributed/reducer.h"
 #include "train/step/ranks.h"
 #include "train/step/train_setup.h"
+#include "train/store/state_files.h"
 
 #include <reprise/data/loader.h>
 #include <reprise/data/safetensors.h>
@@ -97,10 +98,16 @@ class WindowExchange {
     return parameters;
   }
   virtual bool sharded() const { return false; }
-  /// Called after an update: copies updated parameters to all ranks.
-  virtual void share_updated() {}
+  /// Called after an update: copies updated parameters to all ranks. Its allocations are run
+  /// through `guarded`.
+  using Guard = std::function<void(const std::function<void()>&)>;
+  virtual void share_updated(const Guard& /*guarded*/) {}
   /// Gathers the optimizer state of all ranks on rank 0.
   virtual NamedTensors whole_state(NamedTensors own) { return own; }
+  /// Divides an optimizer state into tensors that each rank has whole and pieces.
+  virtual StatePart part_of_state(NamedTensors own) const {
+    return {std::move(own), {}};
+  }
   /// Returns the part of a gathered optimizer state that belongs to this rank.
   virtual NamedTensors own_state(NamedTensors whole) const { return whole; }
 
@@ -118,6 +125,9 @@ class WindowExchange {
   }
   virtual void end_micro_batch() {}
 };
+
+/// A piece for a saved state.
+StatePiece state_piece(ParameterShards::Piece piece);
 
 /// Checks that all ranks have the same model and data, and broadcasts the
 /// parameters and buffers of rank 0. With Sharding::kParameters, divides the parameters.

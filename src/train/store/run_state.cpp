@@ -1,36 +1,16 @@
 #include "train/store/run_state.h"
 
-#include <reprise/memory/meter.h>
+#include "train/store/state_files.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-#include <filesystem>
 #include <string>
-#include <vector>
 
 namespace reprise::detail {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
-
-constexpr const char* kMetadataKey = "reprise";
-
-/// Returns the paths of the states in `path`, oldest first.
-std::vector<std::string> states_in(const std::string& path) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(path)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("state-") && name.ends_with(".safetensors")) {
-      names.push_back(entry.path());
-    }
-  }
-  std::sort(names.begin(), names.end());  // their numbers have a fixed width
-  return names;
-}
 
 /// Any bytes as text: JSON has no others than those of UTF-8.
 std::string hex(const std::string& bytes) {
@@ -91,47 +71,19 @@ RunState run_state_from_text(const std::string& text) {
 
 void save_state(const RunDirectory& directory, const RunState& state,
                 const NamedTensors& tensors, int keep) {
-  const std::string& path = directory.path();
-  write_safetensors(fmt::format("{}/state-{:010}-{:06}.safetensors", path,
-                                state.step, state.micro),
-                    tensors, {{kMetadataKey, to_text(state)}});
-  auto states = states_in(path);
-  while (states.size() > static_cast<size_t>(keep)) {
-    fs::remove(states.front());
-    states.erase(states.begin());
-  }
-  // Remove the temporary files of killed processes.
-  for (const auto& entry : fs::directory_iterator(path)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("state-") && !name.ends_with(".safetensors")) {
-      fs::remove(entry.path());
-    }
-  }
+  save_state(directory, state, /*ranks=*/1, {tensors, {}}, keep);
 }
 
 std::optional<SavedState> newest_state(
     const RunDirectory& directory,
     const std::function<void(const std::string&)>& warn) {
-  auto states = states_in(directory.path());
-  for (; !states.empty(); states.pop_back()) {
-    const std::string& path = states.back();
-    try {
-      const SafeTensors file(path);
-      SavedState saved{
-          path, run_state_from_text(file.metadata().at(kMetadataKey)), {}};
-      for (const auto& [name, entry] : file.entries()) {
-        saved.tensors.emplace_back(name, file.read(name));
-      }
-      return saved;
-    } catch (const c10::Error& error) {
-      // The file may be intact: do not fall back to an older one.
-      if (is_out_of_memory(error)) throw;
-      warn(error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      warn(path + ": " + error.what());
-    }
+  const auto files = StateFiles::newest(directory, warn);
+  if (!files) return std::nullopt;
+  SavedState saved{files->path(), files->state(), {}};
+  for (const auto& item : files->tensors()) {
+    saved.tensors.emplace_back(item.first, files->read(item.first));
   }
-  return std::nullopt;
+  return saved;
 }
 
 }  // namespace reprise::detail
