@@ -113,8 +113,8 @@ bool Saver::directory_is_shared() {
 }
 
 NamedTensors Saver::tensors(const RunState& state, int64_t window_samples,
-                            NamedTensors parameters,
-                            NamedTensors of_optimizer) {
+                            const NamedTensors& parameters,
+                            const NamedTensors& of_optimizer) {
   const TrainSetup& setup = parts_.setup;
   NamedTensors list;
   append(list, "parameter.", parameters);
@@ -150,9 +150,9 @@ StatePart Saver::part(const RunState& state, int64_t window_samples) {
     }
   }
   if (parts_.ranks.first()) {
-    part.whole = tensors(state, window_samples,
-                         setup.sharded ? NamedTensors() : setup.parameters,
-                         std::move(part.whole));
+    part.whole =
+        tensors(state, window_samples,
+                setup.sharded ? NamedTensors() : setup.parameters, part.whole);
   } else {
     NamedTensors own;
     append(own, "optimizer.", part.whole);

@@ -72,7 +72,8 @@ class Saver {
   /// Whether all ranks can write to the directory of rank 0.
   bool directory_is_shared();
   NamedTensors tensors(const RunState& state, int64_t window_samples,
-                       NamedTensors parameters, NamedTensors of_optimizer);
+                       const NamedTensors& parameters,
+                       const NamedTensors& of_optimizer);
   /// What this rank writes.
   StatePart part(const RunState& state, int64_t window_samples);
   /// Collective. Writes the parts of all ranks but 0; returns whether they could.
