@@ -88,6 +88,14 @@ class GradientReducer::Impl {
     for (BucketInFlight& bucket_state : in_flight_) bucket_state = {};
   }
 
+  void all_gather_parameters() {
+    shards().all_gather();
+    for (const auto& bucket : layout_->buckets()) {
+      ++counters_.gather_calls;
+      counters_.gather_bytes += bucket.bytes();
+    }
+  }
+
   int64_t extra_bytes() const {
     int64_t largest = 0, all = 0;
     for (const auto& bucket : layout_->buckets()) {
@@ -343,7 +351,7 @@ void GradientReducer::reserve_gather() {
   impl_->shards().reserve_gather();
 }
 void GradientReducer::all_gather_parameters() {
-  impl_->shards().all_gather();
+  impl_->all_gather_parameters();
 }
 GradientReducer::NamedList GradientReducer::gather_full(
     const NamedList& shard_values, const std::vector<std::string>& prefixes) {

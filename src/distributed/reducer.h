@@ -135,6 +135,8 @@ class GradientReducer {
     /// after backward_ended(). Measured with Gloo only.
     double busy_s = 0;
     double exposed_s = 0;
+    int64_t gather_calls = 0;  ///< of all_gather_parameters()
+    int64_t gather_bytes = 0;  ///< in these buckets
   };
   const Counters& counters() const;
   /// Number of buckets started in the current window.

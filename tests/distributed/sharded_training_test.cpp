@@ -178,6 +178,111 @@ TEST(ShardedTraining, DividesFrozenWeights) {
   }
 }
 
+/// A model whose layers have 64 KiB each, so that little is lost by alignment.
+TrainConfig wide_config(Sharding shard, int64_t ranks) {
+  TrainConfig config = config_of(ranks);
+  config.model_options.width = 128;
+  config.model_options.depth = 8;
+  config.optimizer.name = "adamw";
+  config.global_batch = 8;
+  config.batch = 2;
+  config.accumulate = 0;
+  config.random_samples = 24;
+  config.steps = 4;
+  config.recompute = "all";
+  config.shard = shard;
+  config.resolve();
+  return config;
+}
+
+TEST(ShardedTraining, SendsWhatTheoryAsksFor) {
+  for (const int ranks : {2, 4}) {
+    expect_all_well(in_ranks(ranks_in("", ranks), [&] {
+      const auto group = RankGroup::join(group_options());
+      std::vector<Sharding> all = kLevels;
+      all.push_back(Sharding::kNone);
+      for (const Sharding shard : all) {
+        SCOPED_TRACE(to_text(shard));
+        const TrainConfig config = wide_config(shard, ranks);
+        TrainInputs inputs = make_inputs(config);
+        const int stages = inputs.model.chain.size();
+        int64_t bytes = 0;
+        for (const auto& p : inputs.model.root->parameters()) {
+          bytes += static_cast<int64_t>(p.nbytes());
+        }
+        int64_t last = 0;  // of the two stages at which the forward turns
+        for (const int i : {stages - 2, stages - 1}) {
+          for (const auto& module : inputs.model.chain[i].modules()) {
+            for (const auto& p : module->parameters()) {
+              last += static_cast<int64_t>(p.nbytes());
+            }
+          }
+        }
+        Trainer trainer(std::move(inputs), config, {.ranks = group});
+        const TrainSummary s = trainer.run({}).summary;
+        const auto near = [](int64_t found, int64_t expected) {
+          return found >= expected && found <= expected + expected / 50;
+        };
+        EXPECT_TRUE(near(s.reduce_bytes, 4 * bytes)) << s.reduce_bytes;
+        const int64_t micro_batches = 4 * config.accumulate;
+        // The last two stages stay from their forward to their backward.
+        const int64_t gathered = shard == Sharding::kNone ? 0
+                                 : shard == Sharding::kParameters
+                                     ? micro_batches * (2 * bytes - last)
+                                     : 4 * bytes;
+        EXPECT_TRUE(near(s.gather_bytes, gathered))
+            << s.gather_bytes << " instead of " << gathered;
+      }
+      group->leave();
+    }));
+  }
+}
+
+// What a rank has at the peak of a window: its share, two stages and two buckets.
+TEST(ShardedTraining, DividesMemoryAmongRanks) {
+  const TemporaryDirectory folder;
+  for (const int ranks : {1, 2, 4}) {
+    expect_all_well(in_ranks(ranks_in(folder.path(), ranks), [&] {
+      const auto group = RankGroup::join(group_options());
+      for (const Sharding shard : kLevels) {
+        SCOPED_TRACE(to_text(shard) + " " + std::to_string(ranks));
+        TrainConfig config = wide_config(shard, ranks);
+        config.global_batch = 2 * ranks;  // one micro-batch
+        config.accumulate = 0;
+        config.resolve();
+        TrainInputs inputs = make_inputs(config);
+        double all = 0, largest = 0;
+        for (int i = 0; i < inputs.model.chain.size(); ++i) {
+          double stage = 0;
+          for (const auto& module : inputs.model.chain[i].modules()) {
+            for (const auto& p : module->parameters()) {
+              stage += double(p.nbytes());
+            }
+          }
+          all += stage;
+          largest = std::max(largest, stage);
+        }
+        Trainer trainer(std::move(inputs), config, {.ranks = group});
+        const TrainSummary s = trainer.run({}).summary;
+        const double share = all / ranks;
+        const double optimizer = double(s.memory[Category::kOptimizer]);
+        EXPECT_NEAR(optimizer, 2 * share, 0.05 * 2 * share);
+        const double parameters = double(s.memory[Category::kParameters]);
+        const bool divided = shard == Sharding::kParameters;
+        EXPECT_LE(parameters, 1.05 * (divided ? share : all) +
+                                  (divided ? 2.1 * largest : 0));
+        EXPECT_GE(parameters, divided ? share : all);
+        if (shard != Sharding::kOptimizer) {
+          // Nothing but a stage's gradients at a time, and their sums.
+          EXPECT_LE(double(s.memory[Category::kGradients]),
+                    1.05 * share + 2.1 * largest + 3 * 8192);
+        }
+      }
+      group->leave();
+    }));
+  }
+}
+
 TEST(ShardedTraining, ResumesWithOtherRanksAndLevels) {
   const Ended alone = child_rank() < 0 ? run(config_of(1)) : Ended{};
   const TemporaryDirectory folder;

@@ -1,14 +1,17 @@
+#include "base/file.h"
 #include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
 #include "config_options.h"
 #include "errors.h"
 
+#include <reprise/base/bytes.h>
 #include <reprise/memory/meter.h>
 #include <reprise/train/planning.h>
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -40,6 +43,11 @@ struct PlanFlags {
   double margin = PlanRequest{}.margin;
   bool measure = false;
   bool fresh = false;
+  int64_t ranks = 0;  // 0: this device alone
+  std::string bandwidth, latency = "20us";
+  std::optional<Sharding> shard;
+  int64_t shard_group = 0;
+  std::string profile;
 };
 
 struct Request {
@@ -84,6 +92,50 @@ Request request_of(const PlanFlags& flags) {
   return asked;
 }
 
+/// Parses "200GB/s" or "100Gbit/s" to bytes per millisecond.
+double parse_bandwidth(const std::string& text) {
+  std::string rest = text;
+  const auto drop = [&rest](const char* end) {
+    const bool ends = rest.ends_with(end);
+    if (ends) rest.resize(rest.size() - std::string_view(end).size());
+    return ends;
+  };
+  if (!drop("/s")) {
+    throw CLI::ValidationError("--bandwidth",
+                               "expected one such as 200GB/s "
+                               "or 100Gbit/s, got " +
+                                   text);
+  }
+  const double bits = drop("bit") ? 8 : 1;
+  if (bits > 1) rest += "B";
+  try {
+    return static_cast<double>(parse_bytes(rest)) / bits / 1000;
+  } catch (const c10::Error& error) {
+    throw CLI::ValidationError("--bandwidth", error.what_without_backtrace());
+  }
+}
+
+/// Parses "20us", "1.5ms" or "1s" to milliseconds.
+double parse_latency(const std::string& text) {
+  size_t end = 0;
+  double value = -1;
+  try {
+    value = std::stod(text, &end);
+  } catch (const std::exception&) {
+    end = 0;
+  }
+  const std::string unit = text.substr(end);
+  const double scale = unit == "us"   ? 1e-3
+                       : unit == "ms" ? 1
+                       : unit == "s"  ? 1e3
+                                      : 0;
+  if (scale == 0 || !(value >= 0) || !std::isfinite(value)) {
+    throw CLI::ValidationError(
+        "--latency", "expected a time such as 20us or 1ms, got " + text);
+  }
+  return value * scale;
+}
+
 template <class... What>
 void print_as(OutputFormat format, const What&... what) {
   if (format == OutputFormat::kJson) {
@@ -91,6 +143,38 @@ void print_as(OutputFormat format, const What&... what) {
   } else {
     std::cout << to_text(what...) << std::flush;
   }
+}
+
+int plan_cluster_with(const PlanFlags& flags, const PlanningOptions& options) {
+  if (flags.bandwidth.empty()) {
+    throw CLI::ValidationError(
+        "--ranks", "needs --bandwidth, that of the network between ranks");
+  }
+  Request asked = request_of(flags);
+  ClusterRequest request;
+  request.plan = asked.request;
+  request.ranks = static_cast<int>(flags.ranks);
+  request.network = {parse_bandwidth(flags.bandwidth),
+                     parse_latency(flags.latency)};
+  request.shard = flags.shard;
+  request.shard_group = static_cast<int>(flags.shard_group);
+  std::optional<ClusterPlan> plan;
+  if (flags.profile.empty()) {
+    if (asked.request.precisions.size() > 1) {
+      request.plan.precisions = {Precision::kBf16};
+      asked.config.precision = Precision::kBf16;
+    }
+    PlanningOptions within = options;
+    within.memory = asked.request.memory;
+    plan = TrainingPlanner(asked.config, within).plan(request);
+  } else {
+    const std::string text = read_text(flags.profile);
+    const auto costs = saved_costs(text);
+    request.plan.precisions = {profile_from_json(text).precision};
+    plan = plan_cluster(request, *costs);
+  }
+  print_as(flags.format, *plan);
+  return plan->levels.front().feasible ? 0 : 1;
 }
 
 int plan_with(const PlanFlags& flags) {
@@ -104,6 +188,7 @@ int plan_with(const PlanFlags& flags) {
   options.progress = [](const std::string& text) {
     fmt::print(stderr, "{}\n", text);
   };
+  if (flags.ranks > 0) return plan_cluster_with(flags, options);
   if (flags.largest) {
     const Largest largest =
         find_largest(asked.config, *flags.largest, asked.request, options);
@@ -168,6 +253,37 @@ void add_plan(CLI::App& app, Action& action) {
     flags->largest = from_text<LargestAxis>(text);
   });
   plan->add_flag("--fresh", flags->fresh, "Ignore cached measurements");
+  set_check(plan->add_option("--ranks", flags->ranks,
+                             "Plan for this many devices like this one; "
+                             "--memory is that of each")
+                ->group("Ranks"),
+            whole_number(1, 4096));
+  plan->add_option("--bandwidth", flags->bandwidth,
+                   "What each rank can send, such as 200GB/s or 100Gbit/s")
+      ->group("Ranks");
+  plan->add_option("--latency", flags->latency,
+                   "Time of a short message, such as 20us")
+      ->group("Ranks")
+      ->capture_default_str();
+  FieldInfo shard;
+  shard.name = "shard";
+  shard.group = "Ranks";
+  shard.help = "What is divided among ranks (default: the fastest that fits)";
+  shard.choices = names_of<Sharding>();
+  shard.kind = FieldKind::kChoice;
+  shard.check = one_of(shard.choices);
+  add_field(*plan, shard, "", [flags](const std::string& text) {
+    flags->shard = from_text<Sharding>(text);
+  });
+  set_check(plan->add_option("--shard-group", flags->shard_group,
+                             "Ranks that share one copy of the state (0: all)")
+                ->group("Ranks"),
+            whole_number(0, 4096));
+  plan->add_option("--profile", flags->profile,
+                   "With --ranks: take the costs from this file, one of "
+                   "~/.cache/reprise/profiles on a machine that planned")
+      ->group("Ranks")
+      ->check(CLI::ExistingFile);
   add_format_flag(*plan, flags->format);
   plan->footer(std::string("Takes the flags of train. Measurements are kept in "
                            "~/.cache/reprise/profiles.\n"

@@ -110,6 +110,8 @@ struct CostProfile {
   /// backward of the window's last micro-batch.
   std::vector<int64_t> moved_bytes{};
   std::vector<int64_t> moved_gradient_bytes{};
+  /// Parameters that each stage uses; those of several stages count for each.
+  std::vector<int64_t> stage_parameter_bytes{};
   double to_device_bytes_per_ms = 0;  ///< speed of copies from host memory
   double to_host_bytes_per_ms = 0;
   bool moves_parameters() const { return !moved_bytes.empty(); }

@@ -52,6 +52,15 @@ struct EnumText<StatePlace> {
                                                          "host", "host-all"};
 };
 
+/// What is divided among ranks instead of replicated; each includes those before it.
+enum class Sharding { kNone, kOptimizer, kGradients, kParameters };
+
+template <>
+struct EnumText<Sharding> {
+  static constexpr std::array<std::string_view, 4> names{
+      "none", "optimizer", "gradients", "parameters"};
+};
+
 /// Sums of gradients over the micro-batches of a window. kBf16: rounded stochastically to
 /// bfloat16 after each micro-batch but the last, which takes half of the memory and changes
 /// results; parameters are updated in the backward of the last micro-batch.

@@ -9,15 +9,6 @@
 
 namespace reprise {
 
-/// What is divided among ranks instead of replicated; each includes those before it.
-enum class Sharding { kNone, kOptimizer, kGradients, kParameters };
-
-template <>
-struct EnumText<Sharding> {
-  static constexpr std::array<std::string_view, 4> names{
-      "none", "optimizer", "gradients", "parameters"};
-};
-
 /// Type in which ranks exchange gradients.
 enum class ReduceType { kFp32, kBf16 };
 

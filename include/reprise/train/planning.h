@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/plan/cluster.h>
 #include <reprise/plan/planner.h>
 #include <reprise/train/config.h>
 #include <reprise/train/inputs.h>
@@ -47,6 +48,9 @@ class TrainingPlanner {
   /// Returns the fastest plan for `request`, or why there is none. Measures
   /// what earlier requests have not measured yet.
   PlanResult plan(const PlanRequest& request);
+
+  /// Plans for several devices like this one; see plan/cluster.h.
+  ClusterPlan plan(const ClusterRequest& request);
 
  private:
   struct Impl;

@@ -25,6 +25,9 @@ struct TrainSummary {
   int64_t reduce_windows = 0;  ///< windows with reductions
   double reduce_s = 0;         ///< seconds with a reduction in progress
   double reduce_wait_s = 0;    ///< seconds of these after the backward
+  int64_t gather_calls = 0;    ///< gathers of divided parameters, this process
+  int64_t gather_bytes = 0;    ///< bytes that these gathered
+  double gather_wait_s = 0;    ///< seconds in which stages waited for them
   int64_t steps = 0;           ///< updates, including those before a resume
   int64_t skipped = 0;         ///< updates skipped because gradients overflowed
 

@@ -31,6 +31,9 @@ class CostChoice {
   /// Returns the best plan. With `present`, the plan in force, the state stays where it is.
   PlanResult plan(const PlanRequest& request, const Plan* present = nullptr);
 
+  /// The costs with the options as they are.
+  CostSource& usual() { return *usual_; }
+
  private:
   struct Way {
     WeightCopiesMode copies;

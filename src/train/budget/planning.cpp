@@ -375,6 +375,10 @@ PlanResult TrainingPlanner::plan(const PlanRequest& request) {
   return impl_->costs.plan(request);
 }
 
+ClusterPlan TrainingPlanner::plan(const ClusterRequest& request) {
+  return plan_cluster(request, impl_->costs.usual());
+}
+
 PlanResult plan_training(const TrainConfig& config, const PlanRequest& request,
                          const PlanningOptions& options) {
   PlanningOptions within = options;

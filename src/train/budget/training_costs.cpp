@@ -177,6 +177,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   const auto n = static_cast<size_t>(chain.size());
   profile.gradient_bytes.assign(n, 0);
   profile.held_twice_bytes.assign(n, 0);
+  profile.stage_parameter_bytes.assign(n, 0);
   profile.stages = stage_names();
   profile.graph = graph();
   profile.half_gradients = setup_.options.gradients == GradientSums::kBf16;
@@ -186,7 +187,9 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     std::set<const void*> here;
     for (const auto& module : chain[i].modules()) {
       for (const auto& p : module->parameters()) {
-        here.insert(p.unsafeGetTensorImpl());
+        if (!here.insert(p.unsafeGetTensorImpl()).second) continue;
+        profile.stage_parameter_bytes[static_cast<size_t>(i)] +=
+            static_cast<int64_t>(p.nbytes());
       }
     }
     for (const void* p : here) ++uses[p];

@@ -148,6 +148,14 @@ TrainSummary TrainLoop::summarize(double trained_s, double speed) {
     s.reduce_windows = reduced->windows;
     s.reduce_s = reduced->busy_s;
     s.reduce_wait_s = reduced->exposed_s;
+    s.gather_calls = reduced->gather_calls;
+    s.gather_bytes = reduced->gather_bytes;
+  }
+  if (setup_.sharded) {
+    const auto& gathered = setup_.sharded->counters();
+    s.gather_calls += gathered.calls;
+    s.gather_bytes += gathered.bytes;
+    s.gather_wait_s = gathered.wait_s;
   }
   s.steps = state_.step;
   s.skipped = state_.scaler.skipped;

@@ -36,6 +36,9 @@ void for_each_field(Summary& s, Visit&& visit) {
   visit("reduce_windows", s.reduce_windows);
   visit("reduce_s", s.reduce_s);
   visit("reduce_wait_s", s.reduce_wait_s);
+  visit("gather_calls", s.gather_calls);
+  visit("gather_bytes", s.gather_bytes);
+  visit("gather_wait_s", s.gather_wait_s);
   visit("steps", s.steps);
   visit("skipped", s.skipped);
   visit("time_s", s.time_s);
@@ -223,6 +226,11 @@ std::string to_table(const TrainSummary& s) {
     text +=
         row("  behind the backward",
             fmt::format("{:.0f} %", 100 * (1 - s.reduce_wait_s / s.reduce_s)));
+  }
+  if (s.gather_calls > 0) {
+    text += row("Parameters gathered",
+                fmt::format("{} in {} calls", format_bytes(s.gather_bytes),
+                            s.gather_calls));
   }
   if (s.loss) text += row("Loss", fmt::format("{:.4f}", *s.loss));
   if (s.eval_loss)
