@@ -22,6 +22,7 @@
 #include <reprise/ops/norm.h>
 #include <reprise/ops/pool.h>
 #include <reprise/ops/weight_copies.h>
+#include <reprise/plan/cluster.h>
 #include <reprise/plan/costs.h>
 #include <reprise/plan/modes.h>
 #include <reprise/plan/planner.h>

@@ -104,12 +104,22 @@ class GradientReducer::Impl {
     }
     // A bucket is filled while its gradients still exist. With reduce-scatter, the
     // receive buffers exist next to the send buffers.
+    // What is on the way at a time is counted with the backward; see sending_bytes().
     if (options_.most_in_flight > 0 && reduce_scatters()) {
-      return 2 * std::min(all, largest * options_.most_in_flight) +
-             all / group_->size();
+      return all / group_->size();
     }
     if (options_.bf16) return largest + all / 2;
     return options_.shard ? largest + all : largest;
+  }
+
+  int64_t sending_bytes() const {
+    if (options_.most_in_flight == 0 || !reduce_scatters()) return 0;
+    int64_t largest = 0, all = 0;
+    for (const auto& bucket : layout_->buckets()) {
+      largest = std::max(largest, bucket.bytes());
+      all += bucket.bytes();
+    }
+    return 2 * std::min(all, largest * options_.most_in_flight);
   }
 
   const BucketLayout& layout() const { return *layout_; }
@@ -208,6 +218,7 @@ class GradientReducer::Impl {
     for (size_t r = 1; r < shares.size(); ++r) sum.add_(shares[r]);
     bucket_state.sum = std::move(sum);
     if (!options_.shard) return;  // the buffers are reused by all_gather_sums()
+    bucket_state.work = {};       // it holds both buffers
     bucket_state.sent.reset();
     bucket_state.received.reset();
   }
@@ -364,8 +375,16 @@ GradientReducer::NamedList GradientReducer::select_shards(
 const detail::ParameterShards* GradientReducer::parameter_shards() const {
   return impl_->is_sharded() ? &impl_->shards() : nullptr;
 }
+int64_t GradientReducer::gradient_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& bucket : impl_->layout().buckets()) bytes += bucket.bytes();
+  return bytes;
+}
 int64_t GradientReducer::buckets() const {
   return static_cast<int64_t>(impl_->layout().buckets().size());
+}
+int64_t GradientReducer::sending_bytes() const {
+  return impl_->sending_bytes();
 }
 int64_t GradientReducer::extra_bytes() const {
   return impl_->extra_bytes();

@@ -122,10 +122,14 @@ class GradientReducer {
   /// With `shard`: the pieces of the parameters; null without it.
   const detail::ParameterShards* parameter_shards() const;
 
+  /// Bytes of all gradients.
+  int64_t gradient_bytes() const;
   /// Number of buckets.
   int64_t buckets() const;
   /// Maximum bytes held in addition to the gradients.
   int64_t extra_bytes() const;
+  /// Bytes on the way at a time with `most_in_flight`, besides extra_bytes().
+  int64_t sending_bytes() const;
 
   struct Counters {
     int64_t windows = 0;

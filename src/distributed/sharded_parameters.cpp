@@ -1,8 +1,6 @@
 // Tested by tests/distributed/sharded_parameters_test.cpp.
 #include "distributed/sharded_parameters.h"
 
-#include "compat/cuda.h"
-
 #include <reprise/memory/meter.h>
 
 #include <c10/util/Exception.h>
@@ -167,7 +165,7 @@ void ShardedParameters::gather(Bucket& bucket) {
     bucket.values.view({group_->size(), -1}).copy_(share.view({1, -1}));
     const auto now = std::chrono::steady_clock::now();
     const std::chrono::duration<double, std::milli> takes(
-        speed_.ms_of(range.bytes()));
+        network_.gather_ms(range.bytes(), group_->size()));
     // One after the other.
     lane_free_ = std::max(lane_free_, now) +
                  std::chrono::duration_cast<std::chrono::nanoseconds>(takes);
@@ -271,46 +269,6 @@ ShardedParameters::Alone::~Alone() {
   parameters_.abandon();
   for (Unit& unit : parameters_.units_) unit.present = false;
   parameters_.alone_ = false;
-}
-
-void ShardedParameters::measure_speed() {
-  const torch::NoGradGuard no_grad;
-  const auto& options = trained_->layout()->buckets().front().options;
-  int64_t largest = 0;
-  for (const Unit& unit : units_) {
-    for (const Bucket& bucket : unit.buckets) {
-      largest = std::max(
-          largest, bucket.shards->layout()->buckets()[bucket.index].bytes());
-    }
-  }
-  const auto median_ms = [&](int64_t bytes) {
-    const int64_t share = std::max<int64_t>(
-        1, bytes / group_->size() /
-               static_cast<int64_t>(options.dtype().itemsize()));
-    const Tensor own = torch::zeros({share}, options);
-    const Tensor all = torch::empty({share * group_->size()}, options);
-    std::vector<double> ms;
-    for (int i = 0; i < 7; ++i) {
-      const auto begin = std::chrono::steady_clock::now();
-      auto work = group_->all_gather(all, own, RankGroup::Lane::kParameters);
-      group_->wait(work);
-      compat::synchronize(own.device());
-      ms.push_back(std::chrono::duration<double, std::milli>(
-                       std::chrono::steady_clock::now() - begin)
-                       .count());
-    }
-    std::sort(ms.begin(), ms.end());
-    return ms[ms.size() / 2];
-  };
-  const int64_t small = 4096;
-  const double delay = median_ms(small);
-  const double whole = median_ms(std::max(largest, int64_t{1} << 20));
-  const auto bytes = static_cast<double>(std::max(largest, int64_t{1} << 20));
-  // All ranks have the same plan.
-  const auto sums =
-      group_->all_reduce_sum({delay, bytes / std::max(whole - delay, 1e-3)});
-  speed_.delay_ms = sums[0] / group_->size();
-  speed_.bytes_per_ms = sums[1] / group_->size();
 }
 
 std::vector<Tensor> ShardedParameters::held() const {

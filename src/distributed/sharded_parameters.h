@@ -5,6 +5,7 @@
 #include "recompute/stage_parameters.h"
 
 #include <reprise/distributed/group.h>
+#include <reprise/plan/cluster.h>
 
 #include <torch/types.h>
 
@@ -16,17 +17,6 @@
 #include <vector>
 
 namespace reprise::detail {
-
-/// What a gather takes.
-struct GatherSpeed {
-  double delay_ms = 0;
-  double bytes_per_ms = 0;  ///< 0: not known
-  double ms_of(int64_t bytes) const {
-    return bytes_per_ms > 0
-               ? delay_ms + static_cast<double>(bytes) / bytes_per_ms
-               : 0;
-  }
-};
 
 /// Parameters of a chain that are divided among ranks. Each rank keeps its share of every
 /// bucket; those of a stage are gathered ahead of its forward and its backward and freed
@@ -66,9 +56,10 @@ class ShardedParameters final : public StageParameters {
   /// The same for a forward without begin(), in which bring() was called up to some stage.
   void finish_forward_without_computing();
 
-  /// Collective. Measures gathers, for plans and for Alone.
-  void measure_speed();
-  const GatherSpeed& speed() const { return speed_; }
+  /// The network, for plans and for Alone; not known at first.
+  void set_network(const Network& network) { network_ = network; }
+  const Network& network() const { return network_; }
+  int ranks() const { return group_->size(); }
 
   /// Tensors that hold parameters: the shares, and what is gathered.
   std::vector<torch::Tensor> held() const;
@@ -146,7 +137,7 @@ class ShardedParameters final : public StageParameters {
   int brought_ = -1;  // last stage of bring()
   bool alone_ = false;
   bool computes_ = true;  // false: gathers for other ranks only
-  GatherSpeed speed_;
+  Network network_;
   std::chrono::steady_clock::time_point lane_free_{};  // if this rank is alone
   Counters counters_;
 };

@@ -195,7 +195,8 @@ double Network::gather_ms(int64_t bytes, int ranks) const {
 }
 
 double exposed_ms(const WindowTraffic& traffic, const Network& network,
-                  Sharding shard, int ranks) {
+                  Sharding shard, int ranks,
+                  const std::optional<Network>& gathering) {
   if (ranks < 2 || traffic.gradient_bytes == 0) return 0;
   const int64_t bucket =
       std::clamp<int64_t>(traffic.bucket_bytes, 1, traffic.gradient_bytes);
@@ -211,7 +212,7 @@ double exposed_ms(const WindowTraffic& traffic, const Network& network,
   const double hidden = traffic.backward_ms * static_cast<double>(buckets - 1) /
                         static_cast<double>(buckets);
   return std::max(one, all - hidden) +
-         network.gather_ms(traffic.parameter_bytes, ranks);
+         gathering.value_or(network).gather_ms(traffic.parameter_bytes, ranks);
 }
 
 int64_t sent_bytes(int64_t gradient_bytes, int64_t parameter_bytes,

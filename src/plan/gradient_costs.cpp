@@ -116,6 +116,9 @@ ChainCosts accumulating_costs(ChainCosts chain_costs,
     so_far = added.at(i) + (first && profile.sends_gradients ? 0 : so_far);
     stage.input_gradient_bytes += so_far;
     if (first) include_new_gradients(stage);
+    for_each_run(stage, [&](KeptRunCosts& run) {
+      run.backward_extra_bytes += profile.sending_bytes;
+    });
   }
   add_moved(chain_costs, profile, first);
   return chain_costs;

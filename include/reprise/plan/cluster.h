@@ -37,8 +37,10 @@ struct WindowTraffic {
 
 /// Time by which communication prolongs a window, besides the gathers of parameters while
 /// stages run: what the last backward does not hide of the gradients, and updated parameters.
+/// `gathering`: the network as gathers use it, if that differs from reductions.
 double exposed_ms(const WindowTraffic& traffic, const Network& network,
-                  Sharding shard, int ranks);
+                  Sharding shard, int ranks,
+                  const std::optional<Network>& gathering = {});
 
 /// Bytes that each rank sends in a window with `micro_batches` micro-batches. `gathers`: how
 /// often a micro-batch gathers all parameters.

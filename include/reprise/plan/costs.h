@@ -122,6 +122,7 @@ struct CostProfile {
   /// The backward of a window's last micro-batch sends gradients to other ranks and frees
   /// them, so that those of a single micro-batch never exist all at once.
   bool sends_gradients = false;
+  int64_t sending_bytes = 0;  ///< of buckets on the way meanwhile
   /// Gradients are added up as GradientSums::kBf16: `fixed.gradients` are the sums, and those
   /// of a micro-batch exist as in an update in the backward, which the last one has.
   bool half_gradients = false;

@@ -2,6 +2,7 @@
 
 #include "compat/cuda.h"
 #include "data/batch_check.h"
+#include "distributed/measure_network.h"
 #include "train/budget/budget_planner.h"
 #include "train/budget/device_settings.h"
 #include "train/budget/schedule_timer.h"
@@ -36,7 +37,20 @@ void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
   }
   TORCH_CHECK(limit_ > 0, "[Trainer] a planner needs a memory_limit above 0");
   std::optional<Plan> first;
-  if (parts_.setup.sharded) parts_.setup.sharded->measure_speed();
+  if (const auto group = parts_.ranks.group()) {
+    const auto measured = [&](Collective collective) {
+      const int64_t bytes =
+          std::min(parts_.setup.options.bucket_bytes,
+                   std::max<int64_t>(parts_.exchange.traffic().gradient_bytes,
+                                     int64_t{64} << 10));
+      return measure_network(*group, parts_.setup.device, collective, bytes);
+    };
+    const bool divided = parts_.exchange.sharded();
+    reducing_ =
+        measured(divided ? Collective::kAllToAll : Collective::kAllReduce);
+    if (divided) gathering_ = measured(Collective::kAllGather);
+    if (parts_.setup.sharded) parts_.setup.sharded->set_network(gathering_);
+  }
   if (parts_.ranks.first()) {
     planner_ = planner ? std::move(planner)
                        : make_budget_planner(parts_.setup, request(), options);
@@ -69,6 +83,23 @@ void BudgetKeeper::require_complete_gradients() {
 
 int64_t BudgetKeeper::predicted_peak_bytes() const {
   return current_->peak_bytes + parts_.exchange.extra_bytes();
+}
+
+double BudgetKeeper::predicted_step_ms() const {
+  // A backward takes about two thirds of a micro-batch.
+  constexpr double kBackward = 2.0 / 3;
+  WindowTraffic traffic = parts_.exchange.traffic();
+  traffic.backward_ms = kBackward * current_->micro_ms;
+  const TrainOptions& options = parts_.setup.options;
+  if (parts_.setup.sharded) {
+    // Meanwhile, parameters come over the same link.
+    const double gathers = gathering_.gather_ms(
+        traffic.gradient_bytes, static_cast<int>(options.ranks));
+    traffic.backward_ms = std::max(0.0, traffic.backward_ms - gathers);
+  }
+  return current_->step_ms + exposed_ms(traffic, reducing_, options.shard,
+                                        static_cast<int>(options.ranks),
+                                        gathering_);
 }
 
 bool BudgetKeeper::worth_planning() {

@@ -61,6 +61,8 @@ class BudgetKeeper {
   /// Predicted peak of the current plan, including the memory of the
   /// exchange between ranks.
   int64_t predicted_peak_bytes() const;
+  /// Predicted time of a window with the reduction of its gradients.
+  double predicted_step_ms() const;
   int64_t replans() const { return replans_; }
 
   void begin_window();
@@ -95,7 +97,8 @@ class BudgetKeeper {
       planner_;  // null: given schedule, or another rank's
   std::optional<Plan> current_;
   MemoryMeter window_meter_;
-  int64_t limit_ = 0;  // the budget in bytes
+  Network reducing_, gathering_;  // what ranks measured
+  int64_t limit_ = 0;             // the budget in bytes
   int64_t replans_ = 0;
   PlanningOptions planning_;
   bool complete_gradients_ = false;  // no updates in the backward

@@ -24,9 +24,13 @@ void TrainingCosts::separate_moved(CostProfile& profile) const {
     profile.moved_bytes = setup_.sharded->stage_bytes();
     profile.moved_gradient_bytes.assign(profile.moved_bytes.size(), 0);
     profile.gathers_parameters = true;
-    const GatherSpeed& speed = setup_.sharded->speed();
-    profile.to_device_bytes_per_ms = speed.bytes_per_ms;
-    profile.gather_delay_ms = speed.delay_ms;
+    const Network& network = setup_.sharded->network();
+    const double ranks = setup_.sharded->ranks();
+    if (ranks > 1) {
+      profile.to_device_bytes_per_ms =
+          network.bytes_per_ms * ranks / (ranks - 1);
+      profile.gather_delay_ms = network.latency_ms * (ranks - 1);
+    }
     return;
   }
   if (!moves_parameters()) return;

@@ -136,7 +136,10 @@ std::optional<double> TrainingCosts::try_plan(const Plan& plan) {
 }
 
 std::string TrainingCosts::key_of(Precision precision) const {
-  if (setup_.model.cost_key.empty() || setup_.own_optimizer) return "";
+  // Gathers depend on the network of the day.
+  if (setup_.model.cost_key.empty() || setup_.own_optimizer || setup_.sharded) {
+    return "";
+  }
   // Normalize options that do not affect costs, so that they share an entry.
   TrainOptions options = setup_.options;
   options.precision = precision;
@@ -182,6 +185,7 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   profile.graph = graph();
   profile.half_gradients = setup_.options.gradients == GradientSums::kBf16;
   profile.sends_gradients = setup_.options.shard > Sharding::kOptimizer;
+  profile.sending_bytes = setup_.sending_bytes;
   std::map<const void*, int> uses;
   for (int i = 0; i < chain.size(); ++i) {
     std::set<const void*> here;

@@ -234,6 +234,7 @@ std::optional<TrainingCosts::Trial> TrainingCosts::run_schedule(
     if (options_.training) return trial;
     CostProfile alone = profile;
     alone.sends_gradients = false;
+    alone.sending_bytes = 0;
     int64_t expected =
         updates && !mode.window
             ? updating_peak(profile, size, schedule)

@@ -133,10 +133,13 @@ void TrainingCosts::measure_whole_update(CostProfile& profile,
     profile.update_ms = time_of(setup_.device, 3, update);
   }
   profile.update_bytes = std::max(first_bytes, meter.peak_increase_bytes());
-  profile.fixed.optimizer =
-      setup_.options.shard == Sharding::kNone || setup_.sharded
-          ? state
-          : state / setup_.options.ranks;
+  profile.fixed.optimizer = state;
+  if (setup_.options.shard != Sharding::kNone && !setup_.sharded) {
+    // All of the parameters were updated here, and a rank has its part.
+    profile.fixed.optimizer /= setup_.options.ranks;
+    profile.update_bytes /= setup_.options.ranks;
+    profile.update_ms /= static_cast<double>(setup_.options.ranks);
+  }
 }
 
 void TrainingCosts::measure_stage_updates(CostProfile& profile,

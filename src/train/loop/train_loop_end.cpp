@@ -180,7 +180,7 @@ TrainSummary TrainLoop::summarize(double trained_s, double speed) {
   }
   s.limit_bytes = options.memory_limit;
   if (budget_.planned()) {
-    s.predicted = {budget_.predicted_peak_bytes(), budget_.current()->step_ms};
+    s.predicted = {budget_.predicted_peak_bytes(), budget_.predicted_step_ms()};
   }
   s.replans = budget_.replans();
   s.graph = runner_.graphs().state();

@@ -40,6 +40,8 @@ struct TrainSetup {
   std::shared_ptr<HostTensors> state_memory{};
   /// The parameters, which it can move; null if it never does.
   std::shared_ptr<HostParameters> host_parameters{};
+  /// See WindowExchange::sending_bytes().
+  int64_t sending_bytes = 0;
   /// The parameters, divided among the ranks; null if each has all of them.
   std::shared_ptr<ShardedParameters> sharded{};
   Model model;  ///< in training mode

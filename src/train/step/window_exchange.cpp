@@ -107,11 +107,13 @@ class RankExchange final : public WindowExchange {
       : ranks_(ranks),
         parameters_(setup.parameters),
         shard_(setup.options.shard),
+        bf16_(setup.options.reduce == ReduceType::kBf16),
+        bucket_bytes_(setup.options.bucket_bytes),
         sharded_parameters_(setup.sharded) {
     const TrainOptions& options = setup.options;
     ReducerOptions reducing;
     reducing.bucket_bytes = options.bucket_bytes;
-    reducing.bf16 = options.reduce == ReduceType::kBf16;
+    reducing.bf16 = bf16_;
     reducing.shard = sharded();
     if (shard_ > Sharding::kOptimizer) {
       reducing.most_in_flight = kMostBucketsInFlight;
@@ -138,6 +140,15 @@ class RankExchange final : public WindowExchange {
   }
 
   int64_t extra_bytes() const override { return reducer_->extra_bytes(); }
+  int64_t sending_bytes() const override { return reducer_->sending_bytes(); }
+  WindowTraffic traffic() const override {
+    const int64_t bytes = reducer_->gradient_bytes();
+    WindowTraffic traffic;
+    traffic.gradient_bytes = bf16_ ? bytes / 2 : bytes;
+    traffic.bucket_bytes = bf16_ ? bucket_bytes_ / 2 : bucket_bytes_;
+    if (sharded() && !sharded_parameters_) traffic.parameter_bytes = bytes;
+    return traffic;
+  }
   bool syncs_norms() const override { return norms_ != nullptr; }
 
   std::shared_ptr<void> alone() override {
@@ -315,6 +326,8 @@ class RankExchange final : public WindowExchange {
   Ranks& ranks_;
   NamedTensors parameters_;
   Sharding shard_ = Sharding::kNone;
+  bool bf16_ = false;  // type of gradients on the way
+  int64_t bucket_bytes_ = 0;
   std::shared_ptr<ShardedParameters> sharded_parameters_;  // may be null
   std::vector<std::string> prefixes_;  // of the optimizer state, if sharded
   std::optional<GradientReducer> reducer_;
@@ -348,7 +361,9 @@ std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
     setup.model.chain =
         StageParameters::wrapped(setup.model.chain, setup.sharded);
   }
-  return std::make_unique<RankExchange>(ranks, setup);
+  auto exchange = std::make_unique<RankExchange>(ranks, setup);
+  setup.sending_bytes = exchange->sending_bytes();
+  return exchange;
 }
 
 }  // namespace reprise::detail

@@ -39,6 +39,12 @@ class WindowExchange {
   /// Device memory that the exchange needs in addition to the gradients.
   virtual int64_t extra_bytes() const { return 0; }
 
+  /// Device memory that it needs in addition while the last backward runs.
+  virtual int64_t sending_bytes() const { return 0; }
+
+  /// What a window sends, besides parameters while stages run.
+  virtual WindowTraffic traffic() const { return {}; }
+
   /// Whether BatchNorm computes its statistics over all ranks. Ranks then wait
   /// for each other within a micro-batch, and must all run the same number of
   /// micro-batches.
