@@ -229,7 +229,8 @@ TEST(Config, RejectsValuesOutOfRange) {
   expect("model", "gtp2", "[--model] unknown name 'gtp2'; did you mean gpt2?");
   expect("device", "cpu:1", "[--device] expected cpu, cuda or cuda:N");
   expect("shard", "optimiser",
-         "[--shard] expected one of none, optimizer, got 'optimiser'; did "
+         "[--shard] expected one of none, optimizer, gradients, parameters, "
+         "got 'optimiser'; did "
          "you mean optimizer?");
   expect("recompute", "sqr", "did you mean sqrt?");
   expect("precision", "fp8",

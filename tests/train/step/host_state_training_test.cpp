@@ -230,7 +230,7 @@ TEST(HostStateTraining, IsRefusedWithAReason) {
   auto sharded = config;
   sharded.ranks = 2;
   sharded.shard = Sharding::kOptimizer;
-  expect(error_of([&] { sharded.resolve(); }), "--shard optimizer");
+  expect(error_of([&] { sharded.resolve(); }), "--shard");
   config.resolve();
   TrainInputs inputs = make_inputs(config);
   inputs.optimizer = [](const NamedTensors& parameters) {
