@@ -26,12 +26,18 @@ unsigned seed() {
   return text == nullptr ? 1 : static_cast<unsigned>(std::atoi(text));
 }
 
+Sharding level() {
+  const char* text = std::getenv("REPRISE_FAULTS_SHARD");
+  return text == nullptr ? Sharding::kNone : from_text<Sharding>(text);
+}
+
 TrainConfig fault_config(int64_t ranks) {
   TrainConfig config = config_of(kRanks);
   config.optimizer.name = "adamw";
   config.clip = 1;
   config.steps = kSteps;
   config.save_every = 5;
+  config.shard = level();
   config.share_among(ranks);
   return config;
 }
