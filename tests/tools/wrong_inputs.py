@@ -167,7 +167,7 @@ CASES: list[tuple] = [
     ("train --half-products fast", 2, "auto, library"),
     ("train --lr-schedule cosin", 2, "did you mean cosine?"),
     ("train --scale-lr liner", 2, "did you mean linear?"),
-    ("train --shard optimiser", 2, "--shard: expected one of none, optimizer, got 'optimiser'",
+    ("train --shard optimiser", 2, "--shard: expected one of none, optimizer, gradients, parameters, got 'optimiser'",
      "did you mean optimizer?"),
     ("train --reduce bf61", 2, "--reduce: expected one of fp32, bf16", "did you mean bf16?"),
     ("train --backend glo", 2, "--backend: expected one of auto, gloo, nccl", "did you mean gloo?"),
