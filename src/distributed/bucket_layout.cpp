@@ -16,6 +16,11 @@ int64_t round_up(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;
 }
 
+bool gathered_together(const GradientReducer::Parameter& p,
+                       const GradientReducer::Parameter& q) {
+  return p.unit == q.unit && p.halved == q.halved;
+}
+
 }  // namespace
 
 BucketLayout::BucketLayout(
@@ -36,7 +41,8 @@ BucketLayout::BucketLayout(
                      if (p.first_stage != q.first_stage) {
                        return p.first_stage > q.first_stage;
                      }
-                     return rules.by_unit && p.unit < q.unit;
+                     return rules.by_unit && std::tie(p.unit, p.halved) <
+                                                 std::tie(q.unit, q.halved);
                    });
   fill_buckets(rules);
 }
@@ -52,11 +58,12 @@ void BucketLayout::fill_buckets(const BucketRules& rules) {
         buckets_.back().options.device() == tensor.device() &&
         buckets_.back().elements * item + bytes <= rules.bucket_bytes &&
         (!rules.by_unit ||
-         entries_[i].parameter.unit == entries_[i - 1].parameter.unit);
+         gathered_together(entries_[i].parameter, entries_[i - 1].parameter));
     if (!fits) {
       Bucket& bucket = buckets_.emplace_back();
       bucket.first = i;
       bucket.element_bytes = item;
+      bucket.halved = rules.by_unit && entries_[i].parameter.halved;
       bucket.options = tensor.options().requires_grad(false);
     }
     Bucket& bucket = buckets_.back();

@@ -14,7 +14,8 @@ struct BucketRules {
                          << 20;  ///< maximum, unless one value is larger
   /// The size of each bucket is a multiple of it.
   int divisor = 1;
-  /// Each bucket has parameters of one unit only, at addresses that kernels can use.
+  /// Each bucket has parameters of one unit only, at addresses that kernels can use, and
+  /// those that may be gathered in half precision apart from others.
   bool by_unit = false;
   /// Lays out the parameters without gradients instead of those with.
   bool frozen = false;
@@ -35,6 +36,7 @@ class BucketLayout {
     int64_t padded = 0;  ///< elements, rounded up to a multiple of the divisor
     int64_t element_bytes = 0;
     int ready_stage = 0;  ///< stage whose backward completes the bucket
+    bool halved = false;  ///< see GradientReducer::Parameter; with `by_unit`
     torch::TensorOptions options{};
 
     int64_t bytes() const { return padded * element_bytes; }

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <netdb.h>
 #include <optional>
 #include <sys/socket.h>
@@ -115,10 +116,12 @@ struct RankGroup::Impl {
   RankGroupOptions options;
   std::string backend;
   std::string prefix;
-  std::optional<compat::Store> store;
+  std::shared_ptr<compat::Store> store;
   std::optional<compat::ProcessGroup> control, data, parameters;
-  std::optional<detail::FailureDetector> detector;
+  std::shared_ptr<detail::FailureDetector> detector;
   int comparisons = 0;
+  int splits = 0;
+  bool is_part = false;  // made by split()
 
   int rank() const { return options.rank_info.rank; }
   int size() const { return options.rank_info.world_size; }
@@ -131,8 +134,7 @@ struct RankGroup::Impl {
   /// Waits for a key in the store. Throws after join_timeout_s while there is no
   /// failure detector yet.
   std::string await(const std::string& key, const std::string& whose) {
-    const detail::FailureDetector::Waiting waiting(detector ? &*detector
-                                                            : nullptr);
+    const detail::FailureDetector::Waiting waiting(detector.get());
     const auto until = Clock::now() + in_ms(options.join_timeout_s);
     while (true) {
       if (auto value = store->find(prefix + key)) return *value;
@@ -200,15 +202,14 @@ struct RankGroup::Impl {
   compat::ProcessGroup& lane(Lane which) {
     if (which == Lane::kGradients) return *data;
     if (!parameters) {
-      const detail::FailureDetector::Waiting waiting(&*detector);
+      const detail::FailureDetector::Waiting waiting(detector.get());
       parameters.emplace(*store, connection("parameters", backend));
     }
     return *parameters;
   }
 
   void finish(compat::Work& work) {
-    const detail::FailureDetector::Waiting waiting(detector ? &*detector
-                                                            : nullptr);
+    const detail::FailureDetector::Waiting waiting(detector.get());
     guarded([&] { work.wait(); });
   }
 
@@ -251,7 +252,9 @@ void ignore_broken_pipes() {
 }  // namespace
 
 RankGroup::RankGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-RankGroup::~RankGroup() = default;
+RankGroup::~RankGroup() {
+  if (impl_->is_part && std::uncaught_exceptions() == 0) leave();
+}
 
 std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   const RankInfo& info = options.rank_info;
@@ -268,7 +271,7 @@ std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   impl->prefix = "reprise/" + info.run_id + "/";
   const bool serves = info.rank0_serves_store && info.rank == 0;
   try {
-    impl->store.emplace(impl->store_options(serves));
+    impl->store = std::make_shared<compat::Store>(impl->store_options(serves));
   } catch (const std::exception& error) {
     const std::string what = error.what();
     TORCH_CHECK(false, "[ranks] rank ", info.rank, " cannot ",
@@ -297,7 +300,30 @@ std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
                            : [rank = info.rank](const std::string& what) {
                                report_and_exit(rank, what);
                              };
-  impl->detector.emplace(std::move(detection));
+  impl->detector =
+      std::make_shared<detail::FailureDetector>(std::move(detection));
+  return std::shared_ptr<RankGroup>(new RankGroup(std::move(impl)));
+}
+
+std::shared_ptr<RankGroup> RankGroup::split(int part) {
+  std::vector<int64_t> parts(static_cast<size_t>(size()), -1);
+  parts[static_cast<size_t>(rank())] = part;
+  parts = all_reduce_max(std::move(parts));
+  auto impl = std::make_unique<Impl>();
+  impl->options = impl_->options;
+  impl->backend = impl_->backend;
+  impl->prefix =
+      fmt::format("{}split/{}/{}/", impl_->prefix, impl_->splits++, part);
+  impl->store = impl_->store;
+  impl->detector = impl_->detector;
+  impl->is_part = true;
+  RankInfo& info = impl->options.rank_info;
+  info.world_size =
+      static_cast<int>(std::count(parts.begin(), parts.end(), part));
+  info.rank =
+      static_cast<int>(std::count(parts.begin(), parts.begin() + rank(), part));
+  const detail::FailureDetector::Waiting waiting(impl->detector.get());
+  impl_->guarded([&] { impl->connect(); });
   return std::shared_ptr<RankGroup>(new RankGroup(std::move(impl)));
 }
 
@@ -429,9 +455,11 @@ void RankGroup::fail(const std::string& what) noexcept {
 }
 
 void RankGroup::leave() {
-  impl_->detector->leave();
+  if (!impl_->is_part) impl_->detector->leave();
   if (impl_->data) impl_->data->shut_down();
   if (impl_->parameters) impl_->parameters->shut_down();
+  impl_->data.reset();
+  impl_->parameters.reset();
 }
 
 }  // namespace reprise

@@ -25,6 +25,7 @@ struct BucketInFlight {
   torch::Tensor received;
   torch::Tensor sum;  // sums of this rank's share
   compat::Work work;
+  compat::Work between;  // of `sum`, with those of other groups
 };
 
 }  // namespace
@@ -133,6 +134,10 @@ class GradientReducer::Impl {
   void keep_gradients(bool keep) { keep_ = keep; }
 
  private:
+  RankGroup& everyone() const {
+    return options_.everyone ? *options_.everyone : *group_;
+  }
+
   /// Whether gradients are reduced by an all-to-all followed by local sums.
   bool reduce_scatters() const { return options_.shard || options_.bf16; }
 
@@ -198,7 +203,8 @@ class GradientReducer::Impl {
 
   /// Sums the buckets that have arrived, to free their buffers early.
   void sum_received() {
-    if (!reduce_scatters()) return;
+    // Sums with other groups follow the same order on all ranks.
+    if (!reduce_scatters() || options_.replicas) return;
     for (size_t b = 0; b < next_; ++b) {
       const BucketInFlight& bucket_state = in_flight_[b];
       if (bucket_state.received.defined() && !bucket_state.sum.defined() &&
@@ -221,6 +227,11 @@ class GradientReducer::Impl {
     bucket_state.work = {};       // it holds both buffers
     bucket_state.sent.reset();
     bucket_state.received.reset();
+    if (!options_.replicas) return;
+    const auto begin = Clock::now();
+    bucket_state.between = options_.replicas->all_reduce(bucket_state.sum);
+    note(bucket_state.between, begin, 0);
+    counters_.replica_bytes += static_cast<int64_t>(bucket_state.sum.nbytes());
   }
 
   /// Starts the remaining buckets and waits for all. Returns which entries have a
@@ -240,8 +251,12 @@ class GradientReducer::Impl {
         sum_bucket(b);
       if (!reduce_scatters()) group_->wait(bucket_state.work);
     }
+    for (BucketInFlight& bucket_state : in_flight_) {
+      if (!bucket_state.between.valid()) continue;
+      options_.replicas->wait(bucket_state.between);
+    }
     if (options_.bf16 && !options_.shard) all_gather_sums();
-    group_->wait(tail_work_);
+    everyone().wait(tail_work_);
     const auto [busy, exposed] = busy_time_->take(ended_);
     counters_.busy_s += busy;
     counters_.exposed_s += exposed;
@@ -263,7 +278,7 @@ class GradientReducer::Impl {
     tail_ = torch::tensor(tail, torch::kDouble)
                 .to(layout_->buckets()[0].options.device());
     if (loss.defined()) tail_[0].copy_(loss);
-    tail_work_ = group_->all_reduce(tail_);
+    tail_work_ = everyone().all_reduce(tail_);
   }
 
   /// Sends the rounded sums to all ranks, using the buffers of the all-to-all.

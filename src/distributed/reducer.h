@@ -24,6 +24,10 @@ struct ReducerOptions {
   /// Buckets that may be on the way at a time; 0 for any number. The backward waits before
   /// it starts another, so that gradients do not exist all at once.
   int most_in_flight = 0;
+  /// With `shard`, if there are several groups that each have all values: the ranks of all
+  /// groups that have the same shard, whose sums are added up, and the ranks of all groups.
+  std::shared_ptr<RankGroup> replicas{};
+  std::shared_ptr<RankGroup> everyone{};
 };
 
 namespace detail {
@@ -55,7 +59,9 @@ class GradientReducer {
     std::string name;
     torch::Tensor tensor;
     int first_stage = 0;  ///< first stage that uses the parameter
-    int unit = 0;         ///< of ShardedParameters; otherwise of no importance
+    // Of ShardedParameters; otherwise of no importance.
+    int unit = 0;
+    bool halved = false;  ///< may be gathered in half precision
   };
 
   GradientReducer(std::shared_ptr<RankGroup> group,
@@ -133,8 +139,9 @@ class GradientReducer {
 
   struct Counters {
     int64_t windows = 0;
-    int64_t calls = 0;  ///< collectives that reduced gradients
-    int64_t bytes = 0;  ///< gradient bytes sent by these collectives
+    int64_t calls = 0;          ///< collectives that reduced gradients
+    int64_t bytes = 0;          ///< gradient bytes sent by these collectives
+    int64_t replica_bytes = 0;  ///< sums that were added up between groups
     /// Seconds during which a collective was in progress, and the part of them
     /// after backward_ended(). Measured with Gloo only.
     double busy_s = 0;

@@ -22,7 +22,13 @@ struct ShardedParameters::Plan {
   std::vector<GradientReducer::Parameter> parameters;
   std::vector<std::vector<size_t>> units_of_stage;
 
-  Plan(const Chain& chain, const NamedList& named) {
+  Plan(const Chain& chain, const NamedList& named, const Options& options) {
+    std::set<const void*> halved;
+    for (const Tensor& parameter : options.halved) {
+      if (parameter.scalar_type() == torch::kFloat) {
+        halved.insert(parameter.unsafeGetTensorImpl());
+      }
+    }
     std::map<const void*, std::set<int>> stages_of;
     for (int i = 0; i < chain.size(); ++i) {
       for (const auto& module : chain[i].modules()) {
@@ -46,7 +52,8 @@ struct ShardedParameters::Plan {
         units_of_stage[static_cast<size_t>(stage)].push_back(
             static_cast<size_t>(unit->second));
       }
-      parameters.push_back({name, parameter, *stages.begin(), unit->second});
+      parameters.push_back({name, parameter, *stages.begin(), unit->second,
+                            halved.count(key) > 0});
     }
   }
 };
@@ -54,16 +61,18 @@ struct ShardedParameters::Plan {
 ShardedParameters::ShardedParameters(std::shared_ptr<RankGroup> group,
                                      const Chain& chain,
                                      const NamedList& parameters,
-                                     torch::Device device, int64_t bucket_bytes)
-    : ShardedParameters(std::move(group), Plan(chain, parameters), device,
-                        bucket_bytes) {}
+                                     torch::Device device,
+                                     const Options& options)
+    : ShardedParameters(std::move(group), Plan(chain, parameters, options),
+                        device, options) {}
 
 ShardedParameters::ShardedParameters(std::shared_ptr<RankGroup> group,
                                      Plan plan, torch::Device device,
-                                     int64_t bucket_bytes)
+                                     const Options& options)
     : StageParameters(plan.units_of_stage),
       group_(std::move(group)),
       units_(units()),
+      half_(options.half),
       stages_(static_cast<int>(plan.units_of_stage.size())) {
   const torch::NoGradGuard no_grad;
   // Each has a storage of its own, and the layout the device.
@@ -74,8 +83,9 @@ ShardedParameters::ShardedParameters(std::shared_ptr<RankGroup> group,
                 parameter.name, "' with strides ", p.strides());
     if (p.device() != device) p.set_data(p.detach().to(device));
   }
-  BucketRules rules{
-      .bucket_bytes = bucket_bytes, .divisor = group_->size(), .by_unit = true};
+  BucketRules rules{.bucket_bytes = options.bucket_bytes,
+                    .divisor = group_->size(),
+                    .by_unit = true};
   trained_ = std::make_shared<ParameterShards>(
       group_, std::make_shared<const BucketLayout>(plan.parameters, rules),
       /*own=*/true);
@@ -97,14 +107,16 @@ ShardedParameters::ShardedParameters(std::shared_ptr<RankGroup> group,
     p.set_data(alone.as_strided(p.sizes(), p.strides(), 0));
   }
   for (const auto& stage : plan.units_of_stage) {
-    int64_t bytes = 0;
+    int64_t bytes = 0, wire = 0;
     for (const size_t unit : stage) {
       for (const Bucket& bucket : units_[unit].buckets) {
-        bytes += allocated_bytes(
-            bucket.shards->layout()->buckets()[bucket.index].bytes(), device);
+        const auto& range = bucket.shards->layout()->buckets()[bucket.index];
+        bytes += allocated_bytes(range.bytes(), device);
+        wire += wire_bytes(range);
       }
     }
     stage_bytes_.push_back(bytes);
+    stage_wire_bytes_.push_back(wire);
   }
 }
 
@@ -133,6 +145,25 @@ ShardedParameters::~ShardedParameters() {
   }
 }
 
+bool ShardedParameters::travels_halved(
+    const BucketLayout::Bucket& range) const {
+  return range.halved && half_ != torch::kFloat;
+}
+
+int64_t ShardedParameters::wire_bytes(const BucketLayout::Bucket& range) const {
+  return travels_halved(range) ? range.bytes() / 2 : range.bytes();
+}
+
+int64_t ShardedParameters::wire_bytes() const {
+  int64_t bytes = 0;
+  for (const Unit& unit : units_) {
+    for (const Bucket& bucket : unit.buckets) {
+      bytes += wire_bytes(bucket.shards->layout()->buckets()[bucket.index]);
+    }
+  }
+  return bytes;
+}
+
 int64_t ShardedParameters::own_bytes() const {
   int64_t bytes = 0;
   for (const Unit& unit : units_) {
@@ -158,24 +189,51 @@ void ShardedParameters::set_memory(const Bucket& bucket) {
   }
 }
 
+namespace {
+
+/// Converts values in `type`, which are in the second half of the memory of `values`, in place:
+/// at each step as many as there is room for before those that are left.
+void widen(const Tensor& values, torch::ScalarType type) {
+  constexpr int64_t kFew = 1 << 14;
+  const torch::NoGradGuard no_grad;
+  const int64_t n = values.numel();
+  const Tensor narrow = values.view(type).narrow(0, n, n);
+  int64_t done = 0;
+  while (n - done > kFew) {
+    const int64_t count = (n - done) / 2;
+    values.narrow(0, done, count).copy_(narrow.narrow(0, done, count));
+    done += count;
+  }
+  const Tensor rest = narrow.narrow(0, done, n - done).clone();
+  values.narrow(0, done, n - done).copy_(rest);
+}
+
+}  // namespace
+
 void ShardedParameters::gather(Bucket& bucket) {
   const auto& range = bucket.shards->layout()->buckets()[bucket.index];
   const Tensor& share = bucket.shards->share(bucket.index);
+  bucket.narrow = travels_halved(range);
+  const Tensor target = bucket.narrow ? bucket.values.view(half_).narrow(
+                                            0, range.padded, range.padded)
+                                      : bucket.values;
+  const Tensor shares = target.view({group_->size(), -1});
   if (alone_) {
-    bucket.values.view({group_->size(), -1}).copy_(share.view({1, -1}));
+    shares.copy_(share.view({1, -1}));
     const auto now = std::chrono::steady_clock::now();
     const std::chrono::duration<double, std::milli> takes(
-        network_.gather_ms(range.bytes(), group_->size()));
+        network_.gather_ms(wire_bytes(range), group_->size()));
     // One after the other.
     lane_free_ = std::max(lane_free_, now) +
                  std::chrono::duration_cast<std::chrono::nanoseconds>(takes);
     bucket.arrives = lane_free_;
     return;
   }
-  bucket.work =
-      group_->all_gather(bucket.values, share, RankGroup::Lane::kParameters);
+  const Tensor own = shares[group_->rank()];
+  own.copy_(share);
+  bucket.work = group_->all_gather(target, own, RankGroup::Lane::kParameters);
   ++counters_.calls;
-  counters_.bytes += range.bytes();
+  counters_.bytes += wire_bytes(range);
 }
 
 void ShardedParameters::start_fetch(size_t index, bool /*backward*/) {
@@ -202,6 +260,11 @@ void ShardedParameters::finish_fetch(size_t index) {
     if (!bucket.work.valid()) continue;
     group_->wait(bucket.work);
     bucket.work = {};
+  }
+  for (Bucket& bucket : units_[index].buckets) {
+    if (std::exchange(bucket.narrow, false) && computes_) {
+      widen(bucket.values, half_);
+    }
   }
   counters_.wait_s +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)

@@ -29,11 +29,19 @@ class ShardedParameters final : public StageParameters {
  public:
   using NamedList = GradientReducer::NamedList;
 
+  struct Options {
+    int64_t bucket_bytes = int64_t{25} << 20;
+    /// Parameters that stages read in `half` only, such as weights that autocast converts: they
+    /// travel so, and have the rounded values while they are there. The pieces stay as they are.
+    std::vector<torch::Tensor> halved{};
+    torch::ScalarType half = torch::kFloat;  ///< kFloat: none
+  };
+
   /// Divides `parameters`, which must be equal on all ranks and dense, and frees their memory.
   /// They may be on the CPU; afterwards they are tensors of `device`.
   ShardedParameters(std::shared_ptr<RankGroup> group, const Chain& chain,
                     const NamedList& parameters, torch::Device device,
-                    int64_t bucket_bytes);
+                    const Options& options);
   /// Parameters without memory become empty tensors.
   ~ShardedParameters() override;
 
@@ -48,6 +56,12 @@ class ShardedParameters final : public StageParameters {
   int64_t own_bytes() const;
   /// Device memory that a stage's parameters take while they are gathered.
   const std::vector<int64_t>& stage_bytes() const { return stage_bytes_; }
+  /// Bytes that travel to gather them.
+  const std::vector<int64_t>& stage_wire_bytes() const {
+    return stage_wire_bytes_;
+  }
+  /// Bytes that travel to gather all parameters once.
+  int64_t wire_bytes() const;
 
   /// Takes part in the gathers of the rest of a micro-batch that failed on this rank, without
   /// computing. Calls `after` for the visit that was interrupted and for each that follows.
@@ -98,7 +112,7 @@ class ShardedParameters final : public StageParameters {
 
   struct Counters {
     int64_t calls = 0;  ///< gathers
-    int64_t bytes = 0;  ///< of the gathered buckets
+    int64_t bytes = 0;  ///< of the gathered buckets, as they travel
     double wait_s = 0;  ///< time in which this rank waited for gathers
   };
   const Counters& counters() const { return counters_; }
@@ -108,6 +122,7 @@ class ShardedParameters final : public StageParameters {
     std::shared_ptr<ParameterShards> shards;
     size_t index = 0;  // in its layout
     torch::Tensor values{};
+    bool narrow = false;  // in the second half of `values`, in half precision
     compat::Work work{};
     std::chrono::steady_clock::time_point arrives{};  // if this rank is alone
   };
@@ -118,13 +133,15 @@ class ShardedParameters final : public StageParameters {
 
   struct Plan;  // units of stages and parameters
   ShardedParameters(std::shared_ptr<RankGroup> group, Plan plan,
-                    torch::Device device, int64_t bucket_bytes);
+                    torch::Device device, const Options& options);
   void add_buckets(const std::shared_ptr<ParameterShards>& shards);
   void start_fetch(size_t unit, bool backward) override;
   void finish_fetch(size_t unit) override;
   void leave(size_t unit) override;
   void brought(int stage) override;
   void gather(Bucket& bucket);
+  bool travels_halved(const BucketLayout::Bucket& range) const;
+  int64_t wire_bytes(const BucketLayout::Bucket& range) const;
   static void set_memory(const Bucket& bucket);
   void free_memory(Unit& unit);
 
@@ -132,7 +149,8 @@ class ShardedParameters final : public StageParameters {
   std::shared_ptr<ParameterShards> trained_;
   std::shared_ptr<ParameterShards> frozen_;  // null: none
   std::vector<Unit> units_;
-  std::vector<int64_t> stage_bytes_;
+  std::vector<int64_t> stage_bytes_, stage_wire_bytes_;
+  torch::ScalarType half_;
   int stages_ = 0;
   int brought_ = -1;  // last stage of bring()
   bool alone_ = false;

@@ -153,7 +153,9 @@ ClusterPoint point_of(const ClusterRequest& request, CostSource& costs,
     point.exposed_ms += request.network.all_reduce_ms(
         gradients / (shard == Sharding::kNone ? 1 : sharing), ranks / sharing);
   }
-  const int64_t parameters = sum(alone.stage_parameter_bytes);
+  const int64_t parameters =
+      sum(alone.stage_wire_bytes.empty() ? alone.stage_parameter_bytes
+                                         : alone.stage_wire_bytes);
   point.sent_bytes =
       sent_bytes(gradients, parameters, shard, sharing, result.plan.accumulate);
   point.step_ms = result.plan.step_ms + point.exposed_ms;

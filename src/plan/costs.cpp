@@ -273,6 +273,7 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("to_device_bytes_per_ms", p.to_device_bytes_per_ms);
   visit("half_gradients", p.half_gradients);
   visit("stage_parameter_bytes", p.stage_parameter_bytes);
+  visit("stage_wire_bytes", p.stage_wire_bytes);
   visit("gathers_parameters", p.gathers_parameters);
   visit("gather_delay_ms", p.gather_delay_ms);
   visit("sends_gradients", p.sends_gradients);

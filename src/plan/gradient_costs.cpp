@@ -27,6 +27,8 @@ void include_new_gradients(StageCosts& stage) {
 /// there, and a stage waits for them if they take longer than the one before.
 void add_gathered(ChainCosts& chain_costs, const CostProfile& profile) {
   const auto& weights = profile.moved_bytes;
+  const auto& wire =
+      profile.stage_wire_bytes.empty() ? weights : profile.stage_wire_bytes;
   const size_t n = chain_costs.stages.size();
   const auto ms_of = [&](int64_t bytes) {
     const double rate = profile.to_device_bytes_per_ms;
@@ -37,15 +39,17 @@ void add_gathered(ChainCosts& chain_costs, const CostProfile& profile) {
   for (size_t i = 0; i < n; ++i) {
     const int64_t before = i > 0 ? weights[i - 1] : 0;
     const int64_t after = i + 1 < n ? weights[i + 1] : 0;
+    const double before_ms = ms_of(i > 0 ? wire[i - 1] : 0);
+    const double after_ms = ms_of(i + 1 < n ? wire[i + 1] : 0);
     StageCosts& stage = chain_costs.stages[i];
     stage.drop_extra_bytes += weights[i] + std::max(before, after);
     for_each_run(stage, [&](KeptRunCosts& run) {
       run.keep_extra_bytes += weights[i] + std::max(before, after);
       run.backward_extra_bytes += weights[i] + before;
-      run.forward_ms = std::max(run.forward_ms, ms_of(after));
+      run.forward_ms = std::max(run.forward_ms, after_ms);
       run.unused_output_ms =
-          std::min(run.unused_output_ms, run.forward_ms - ms_of(after));
-      run.backward_ms = std::max(run.backward_ms, ms_of(before));
+          std::min(run.unused_output_ms, run.forward_ms - after_ms);
+      run.backward_ms = std::max(run.backward_ms, before_ms);
     });
   }
 }

@@ -64,9 +64,10 @@ Tensor layer_input(int micro) {
 
 struct Divided {
   explicit Divided(const std::shared_ptr<RankGroup>& group,
-                   int64_t bucket_bytes = 2048)
+                   const ShardedParameters::Options& options =
+                       ShardedParameters::Options{.bucket_bytes = 2048})
       : parameters(std::make_shared<ShardedParameters>(
-            group, layers.chain, layers.named(), device(), bucket_bytes)),
+            group, layers.chain, layers.named(), device(), options)),
         chain(StageParameters::wrapped(layers.chain, parameters)) {}
   SharedLayers layers;
   std::shared_ptr<ShardedParameters> parameters;
@@ -102,6 +103,62 @@ TEST(ShardedParameters, DoesNotChangeGradients) {
           ASSERT_EQ(parameters[i].grad().defined(), gradient.defined());
           if (gradient.defined()) {
             EXPECT_TRUE(same(parameters[i].grad(), gradient)) << i;
+          }
+        }
+      }
+      group->leave();
+    }));
+  }
+}
+
+/// One layer, whose weight need not be a multiple of anything.
+struct OneLayer {
+  explicit OneLayer(int64_t width)
+      : linear(torch::nn::LinearOptions(width, width + 1)),
+        chain({make_stage("linear",
+                          [layer = linear](const Tensor& x) mutable {
+                            return layer->forward(x);
+                          },
+                          {linear.ptr()})}) {
+    linear->to(device());
+  }
+  torch::nn::Linear linear;
+  Chain chain;
+};
+
+TEST(ShardedParameters, GathersHalfOfTheBytesInHalfPrecision) {
+  for (const int ranks : {1, 3}) {
+    expect_all_well(in_ranks(ranks_in("", ranks), [] {
+      const auto group = RankGroup::join(group_options());
+      const torch::NoGradGuard no_grad;
+      for (const int64_t width : {3, 127, 260}) {
+        for (const auto half : {torch::kBFloat16, torch::kHalf}) {
+          torch::manual_seed(3);  // equal on all ranks
+          OneLayer layer(width);
+          const Tensor weight = layer.linear->weight.detach().clone();
+          const Tensor bias = layer.linear->bias.detach().clone();
+          auto parameters = std::make_shared<ShardedParameters>(
+              group, layer.chain,
+              ShardedParameters::NamedList{{"weight", layer.linear->weight},
+                                           {"bias", layer.linear->bias}},
+              device(),
+              ShardedParameters::Options{.halved = {layer.linear->weight},
+                                         .half = half});
+          const int64_t before = live_bytes(device());
+          parameters->bring(0);
+          EXPECT_TRUE(
+              same(layer.linear->weight, weight.to(half).to(torch::kFloat)));
+          EXPECT_TRUE(same(layer.linear->bias, bias));
+          EXPECT_LE(live_bytes(device()) - before,
+                    parameters->stage_bytes()[0] + 1024);
+          const auto bytes =
+              static_cast<int64_t>(weight.nbytes() / 2 + bias.nbytes());
+          EXPECT_GE(parameters->counters().bytes, bytes);
+          EXPECT_LE(parameters->counters().bytes, bytes + 16);
+          EXPECT_EQ(parameters->wire_bytes(), parameters->counters().bytes);
+          // The pieces keep all bits.
+          for (const auto& [name, tensor] : parameters->gather_all()) {
+            EXPECT_TRUE(same(tensor, (name == "bias" ? bias : weight).cpu()));
           }
         }
       }

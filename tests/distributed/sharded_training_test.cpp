@@ -238,6 +238,115 @@ TEST(ShardedTraining, SendsWhatTheoryAsksFor) {
   }
 }
 
+/// Weights that are read in half precision only may travel so: nothing else changes.
+TEST(ShardedTraining, GathersInHalfPrecisionExactly) {
+  const std::vector<std::string> models = {"gpt2", "bert-base", "vit-b-16",
+                                           "cnn-basic", "llama-small"};
+  const auto config_with = [](const std::string& model, Sharding shard) {
+    TrainConfig config = config_of(2);
+    config.model = model;
+    config.model_options = {};
+    ModelOptions& m = config.model_options;
+    if (model == "cnn-basic") {
+      config = image_config(shard, 2);
+    } else {
+      if (model != "llama-small") m.dropout = 0;
+      m.depth = 2;
+      m.width = 16;
+      m.heads = 2;
+      if (model == "vit-b-16") {
+        m.image_size = 32;
+      } else {
+        m.vocab = 24;
+        m.seq = 6;
+      }
+    }
+    config.precision = Precision::kBf16;
+    config.steps = 6;
+    config.shard = shard;
+    config.resolve();
+    return config;
+  };
+  const TemporaryDirectory folder;
+  expect_all_well(in_ranks(ranks_in(folder.path(), 2), [&] {
+    const auto group = RankGroup::join(group_options());
+    for (const auto& model : models) {
+      SCOPED_TRACE(model);
+      for (const Sharding shard :
+           {Sharding::kGradients, Sharding::kParameters}) {
+        const TrainConfig config = config_with(model, shard);
+        const auto result =
+            train(group, {.config = config, .name = model + to_text(shard)});
+        if (shard != Sharding::kParameters || model == "cnn-basic") continue;
+        // Less than in full precision, which 2 gathers per micro-batch would be.
+        const auto inputs = make_inputs(config);
+        int64_t bytes = 0;
+        for (const auto& p : inputs.model.root->parameters()) {
+          bytes += static_cast<int64_t>(p.nbytes());
+        }
+        EXPECT_LT(result.summary.gather_bytes,
+                  6 * config.accumulate * 2 * bytes * 3 / 4);
+      }
+    }
+    group->leave();
+  }));
+  if (child_rank() >= 0) return;
+  for (const auto& model : models) {
+    SCOPED_TRACE(model);
+    const Ended full =
+        ended(folder.path(), model + to_text(Sharding::kGradients));
+    const Ended half =
+        ended(folder.path(), model + to_text(Sharding::kParameters));
+    expect_near(full, half, device().is_cuda() ? 1e-5 : 0);
+    EXPECT_EQ(losses(full.metrics), losses(half.metrics));
+  }
+}
+
+/// Groups of ranks that each have a copy of the state.
+TEST(ShardedTraining, DividesWithinGroups) {
+  const auto config_with = [](Sharding shard, int64_t ranks, int64_t group) {
+    TrainConfig config = tied_config(ranks);
+    config.clip = 0.05;
+    config.shard = shard;
+    config.shard_group = group;
+    config.resolve();
+    return config;
+  };
+  const Ended alone =
+      child_rank() < 0 ? run(config_with(Sharding::kNone, 1, 0)) : Ended{};
+  const TemporaryDirectory folder;
+  const auto ends = in_ranks(ranks_in(folder.path(), 4), [&] {
+    const auto group = RankGroup::join(group_options());
+    for (const Sharding shard : kLevels) {
+      for (const int64_t size : {1, 2}) {
+        const std::string name = to_text(shard) + std::to_string(size);
+        const TrainConfig config = config_with(shard, 4, size);
+        train(group, {.config = config, .name = name, .stop_after = 20});
+        const auto result =
+            train(group, {.config = config, .name = name, .resume = true});
+        const auto inputs = make_inputs(config);
+        double all = 0;
+        for (const auto& p : inputs.model.root->parameters()) {
+          all += double(p.nbytes());
+        }
+        const double state =
+            double(result.summary.memory[Category::kOptimizer]);
+        EXPECT_NEAR(state, all / double(size), 0.1 * all) << name;
+      }
+    }
+    group->leave();
+  });
+  if (child_rank() >= 0) return;
+  expect_all_well(ends);
+  for (const Sharding shard : kLevels) {
+    for (const int size : {1, 2}) {
+      SCOPED_TRACE(to_text(shard) + " in groups of " + std::to_string(size));
+      expect_same_losses(
+          alone, ended(folder.path(), to_text(shard) + std::to_string(size)));
+    }
+  }
+}
+
 // What a rank has at the peak of a window: its share, two stages and two buckets.
 TEST(ShardedTraining, DividesMemoryAmongRanks) {
   const TemporaryDirectory folder;
@@ -290,17 +399,20 @@ TEST(ShardedTraining, ResumesWithOtherRanksAndLevels) {
     int ranks;
     Sharding shard;
     int stop_after;
+    int group = 0;
   };
   const std::vector<Part> parts = {{3, Sharding::kParameters, 9},
                                    {2, Sharding::kGradients, 9},
                                    {1, Sharding::kNone, 9},
-                                   {4, Sharding::kParameters, -1}};
+                                   {4, Sharding::kParameters, 9, /*group=*/2},
+                                   {5, Sharding::kParameters, -1}};
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& part = parts[i];
     const auto ends = in_ranks(ranks_in(folder.path(), part.ranks), [&] {
       TrainConfig config = config_of(4);
       config.share_among(part.ranks);
       config.shard = part.shard;
+      config.shard_group = part.group;
       train({.config = config, .resume = i > 0, .stop_after = part.stop_after});
     });
     if (child_rank() < 0) expect_all_well(ends);

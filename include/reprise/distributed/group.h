@@ -57,6 +57,11 @@ class RankGroup {
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
 
+  /// Collective. Returns the ranks that passed the same number, in the order of this group,
+  /// as a group with connections of its own. Failures are still those of this group, which
+  /// must be the last to leave.
+  std::shared_ptr<RankGroup> split(int part);
+
   int rank() const;
   int size() const;
   /// The backend in use: "gloo" or "nccl".

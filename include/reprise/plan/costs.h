@@ -112,6 +112,9 @@ struct CostProfile {
   std::vector<int64_t> moved_gradient_bytes{};
   /// Parameters that each stage uses; those of several stages count for each.
   std::vector<int64_t> stage_parameter_bytes{};
+  /// Bytes that travel to gather them from other ranks, in half precision where stages read
+  /// nothing else. Empty: stage_parameter_bytes.
+  std::vector<int64_t> stage_wire_bytes{};
   double to_device_bytes_per_ms = 0;  ///< speed of copies from host memory
   double to_host_bytes_per_ms = 0;
   bool moves_parameters() const { return !moved_bytes.empty(); }

@@ -54,6 +54,9 @@ struct TrainOptions {
 
   int64_t ranks = 1;  ///< processes that share each window
   Sharding shard = Sharding::kNone;
+  /// Consecutive ranks that share one copy of what is divided, such as those of one machine;
+  /// groups of them add up their gradients. 0: all ranks.
+  int64_t shard_group = 0;
   ReduceType reduce = ReduceType::kFp32;
   int64_t bucket_bytes = int64_t{25} << 20;  ///< gradients reduced together
   /// Batch normalisation over the micro-batches of all ranks.
@@ -136,6 +139,9 @@ struct TrainOptions {
   /// Divides the windows among `processes` ranks. The micro-batch stays, or shrinks
   /// to the share of a rank.
   void share_among(int64_t processes);
+
+  /// Ranks that share one copy of what is divided; 1 if nothing is.
+  int64_t sharing_ranks() const;
 
   /// True if the schedule is planned: recompute is "optimal".
   bool plans_schedule() const;

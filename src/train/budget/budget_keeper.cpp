@@ -37,18 +37,24 @@ void BudgetKeeper::plan(std::unique_ptr<BudgetPlanner> planner,
   }
   TORCH_CHECK(limit_ > 0, "[Trainer] a planner needs a memory_limit above 0");
   std::optional<Plan> first;
-  if (const auto group = parts_.ranks.group()) {
-    const auto measured = [&](Collective collective) {
+  if (const auto group = parts_.exchange.sharing()) {
+    const auto measured_in = [&](RankGroup& ranks, Collective collective) {
       const int64_t bytes =
           std::min(parts_.setup.options.bucket_bytes,
                    std::max<int64_t>(parts_.exchange.traffic().gradient_bytes,
                                      int64_t{64} << 10));
-      return measure_network(*group, parts_.setup.device, collective, bytes);
+      return measure_network(ranks, parts_.setup.device, collective, bytes);
+    };
+    const auto measured = [&](Collective collective) {
+      return measured_in(*group, collective);
     };
     const bool divided = parts_.exchange.sharded();
     reducing_ =
         measured(divided ? Collective::kAllToAll : Collective::kAllReduce);
     if (divided) gathering_ = measured(Collective::kAllGather);
+    if (const auto replicas = parts_.exchange.replicas()) {
+      between_ = measured_in(*replicas, Collective::kAllReduce);
+    }
     if (parts_.setup.sharded) parts_.setup.sharded->set_network(gathering_);
   }
   if (parts_.ranks.first()) {
@@ -91,15 +97,23 @@ double BudgetKeeper::predicted_step_ms() const {
   WindowTraffic traffic = parts_.exchange.traffic();
   traffic.backward_ms = kBackward * current_->micro_ms;
   const TrainOptions& options = parts_.setup.options;
+  const int sharing = parts_.exchange.sharing_ranks();
   if (parts_.setup.sharded) {
     // Meanwhile, parameters come over the same link.
-    const double gathers = gathering_.gather_ms(
-        traffic.gradient_bytes, static_cast<int>(options.ranks));
+    const double gathers =
+        gathering_.gather_ms(parts_.setup.sharded->wire_bytes(), sharing);
     traffic.backward_ms = std::max(0.0, traffic.backward_ms - gathers);
   }
-  return current_->step_ms + exposed_ms(traffic, reducing_, options.shard,
-                                        static_cast<int>(options.ranks),
-                                        gathering_);
+  double ms = current_->step_ms + exposed_ms(traffic, reducing_, options.shard,
+                                             sharing, gathering_);
+  if (const auto replicas = parts_.exchange.replicas()) {
+    // Groups add up their shares, the last ones after the backward.
+    traffic.gradient_bytes /= sharing;
+    traffic.bucket_bytes /= sharing;
+    traffic.parameter_bytes = 0;
+    ms += exposed_ms(traffic, between_, Sharding::kNone, replicas->size());
+  }
+  return ms;
 }
 
 bool BudgetKeeper::worth_planning() {

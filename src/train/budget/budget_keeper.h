@@ -97,8 +97,8 @@ class BudgetKeeper {
       planner_;  // null: given schedule, or another rank's
   std::optional<Plan> current_;
   MemoryMeter window_meter_;
-  Network reducing_, gathering_;  // what ranks measured
-  int64_t limit_ = 0;             // the budget in bytes
+  Network reducing_, gathering_, between_;  // what ranks measured
+  int64_t limit_ = 0;                       // the budget in bytes
   int64_t replans_ = 0;
   PlanningOptions planning_;
   bool complete_gradients_ = false;  // no updates in the backward

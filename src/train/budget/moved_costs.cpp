@@ -22,6 +22,7 @@ void TrainingCosts::place_parameters() const {
 void TrainingCosts::separate_moved(CostProfile& profile) const {
   if (setup_.sharded) {
     profile.moved_bytes = setup_.sharded->stage_bytes();
+    profile.stage_wire_bytes = setup_.sharded->stage_wire_bytes();
     profile.moved_gradient_bytes.assign(profile.moved_bytes.size(), 0);
     profile.gathers_parameters = true;
     const Network& network = setup_.sharded->network();

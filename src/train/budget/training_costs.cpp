@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 
 // Version of cached measurements. Increase it when the method of measurement
 // changes.
-constexpr int kFormat = 27;
+constexpr int kFormat = 28;
 
 int64_t bytes_on(const torch::Tensor& tensor, torch::Device device) {
   if (!tensor.defined() || tensor.device() != device) return 0;
@@ -181,6 +181,13 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   profile.gradient_bytes.assign(n, 0);
   profile.held_twice_bytes.assign(n, 0);
   profile.stage_parameter_bytes.assign(n, 0);
+  profile.stage_wire_bytes.assign(n, 0);
+  std::set<const void*> halved;
+  if (profile.precision != Precision::kFp32) {
+    for (const auto& p : weights_read_in_half(setup_.model)) {
+      halved.insert(p.unsafeGetTensorImpl());
+    }
+  }
   profile.stages = stage_names();
   profile.graph = graph();
   profile.half_gradients = setup_.options.gradients == GradientSums::kBf16;
@@ -192,8 +199,10 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
     for (const auto& module : chain[i].modules()) {
       for (const auto& p : module->parameters()) {
         if (!here.insert(p.unsafeGetTensorImpl()).second) continue;
-        profile.stage_parameter_bytes[static_cast<size_t>(i)] +=
-            static_cast<int64_t>(p.nbytes());
+        const auto bytes = static_cast<int64_t>(p.nbytes());
+        profile.stage_parameter_bytes[static_cast<size_t>(i)] += bytes;
+        profile.stage_wire_bytes[static_cast<size_t>(i)] +=
+            halved.count(p.unsafeGetTensorImpl()) > 0 ? bytes / 2 : bytes;
       }
     }
     for (const void* p : here) ++uses[p];

@@ -136,9 +136,9 @@ void TrainingCosts::measure_whole_update(CostProfile& profile,
   profile.fixed.optimizer = state;
   if (setup_.options.shard != Sharding::kNone && !setup_.sharded) {
     // All of the parameters were updated here, and a rank has its part.
-    profile.fixed.optimizer /= setup_.options.ranks;
-    profile.update_bytes /= setup_.options.ranks;
-    profile.update_ms /= static_cast<double>(setup_.options.ranks);
+    profile.fixed.optimizer /= setup_.options.sharing_ranks();
+    profile.update_bytes /= setup_.options.sharing_ranks();
+    profile.update_ms /= static_cast<double>(setup_.options.sharing_ranks());
   }
 }
 

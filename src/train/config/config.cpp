@@ -177,6 +177,16 @@ void check_parameters(const TrainOptions& c) {
               reason, "; or use --parameters fp32");
 }
 
+void check_shard_group(const TrainOptions& c) {
+  if (c.shard_group == 0) return;
+  TORCH_CHECK(c.shard != Sharding::kNone,
+              "[--shard-group] needs --shard optimizer, gradients or "
+              "parameters");
+  TORCH_CHECK(c.ranks % c.shard_group == 0,
+              "[--shard-group] expected a divisor of ", c.ranks, " ranks, got ",
+              c.shard_group);
+}
+
 void check_gradients(const TrainOptions& c) {
   if (c.gradients == GradientSums::kFp32) return;
   const std::string reason = detail::gradients_refusal(c);
@@ -242,6 +252,11 @@ std::string detail::parameters_refusal(const TrainOptions& c) {
   return update_refusal(c);
 }
 
+int64_t TrainOptions::sharing_ranks() const {
+  if (shard == Sharding::kNone) return 1;
+  return shard_group > 0 ? shard_group : ranks;
+}
+
 int64_t TrainOptions::share() const {
   return parts(global_batch, ranks);
 }
@@ -249,6 +264,7 @@ int64_t TrainOptions::share() const {
 void TrainOptions::share_among(int64_t processes) {
   if (processes == ranks) return;
   ranks = processes;
+  if (shard_group > 0 && ranks % shard_group != 0) shard_group = 0;
   if (batch == 0 || global_batch == 0) return;
   batch = std::min(batch, share());
   accumulate = parts(share(), batch);
@@ -273,6 +289,7 @@ void TrainOptions::resolve() {
   resolve_recompute(*this);
   resolve_sizes(*this);
   check_update(*this);
+  check_shard_group(*this);
   check_state(*this);
   check_gradients(*this);
   check_parameters(*this);

@@ -369,6 +369,13 @@ void add_ranks(Options& table) {
                 "What is divided among the ranks instead of replicated; each "
                 "includes those before it",
             .affects_costs = true})
+      .add(&O::shard_group,
+           {.name = "shard-group",
+            .group = "Ranks",
+            .help = "Consecutive ranks that share one copy of what --shard "
+                    "divides, such as those of one machine (0: all ranks)",
+            .check = whole_number(0, 4096),
+            .affects_costs = true})
       .add(&O::reduce, {.name = "reduce",
                         .group = "Ranks",
                         .help = "Type in which ranks exchange gradients",

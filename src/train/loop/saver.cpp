@@ -143,7 +143,7 @@ StatePart Saver::part(const RunState& state, int64_t window_samples) {
   const TrainSetup& setup = parts_.setup;
   StatePart part = parts_.exchange.part_of_state(parts_.optimizer.state());
   for (StatePiece& piece : part.pieces) piece.name = "optimizer." + piece.name;
-  if (setup.sharded) {
+  if (setup.sharded && parts_.exchange.saves_pieces()) {
     for (auto& piece : setup.sharded->pieces()) {
       piece.name = "parameter." + piece.name;
       part.pieces.push_back(state_piece(std::move(piece)));

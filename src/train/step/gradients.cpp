@@ -47,7 +47,11 @@ Gradients::Ready Gradients::make_ready(
   if (clip_ <= 0) return ready;
   double own = 0;
   guarded([&] { own = gradient_norm(shards).item<double>(); });
-  const double all = std::sqrt(ranks_.all_reduce_sum({own * own}).at(0));
+  // Groups of ranks have the same sums.
+  const double copies =
+      static_cast<double>(ranks_.size()) / exchange_.sharing_ranks();
+  const double all =
+      std::sqrt(ranks_.all_reduce_sum({own * own}).at(0) / copies);
   guarded([&] {
     ready.norm =
         torch::scalar_tensor(all, torch::dtype(torch::kFloat).device(device_));

@@ -23,11 +23,14 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -382,6 +385,45 @@ compat::AutocastState autocast_of(Precision precision, torch::Device device) {
   return state;
 }
 
+torch::ScalarType type_of(Precision precision) {
+  return precision == Precision::kFp32   ? torch::kFloat
+         : precision == Precision::kBf16 ? torch::kBFloat16
+                                         : torch::kHalf;
+}
+
+std::vector<torch::Tensor> weights_read_in_half(const Model& model) {
+  std::vector<torch::Tensor> weights;
+  if (model.linear_parameters) weights = model.linear_parameters();
+  std::map<const void*, int> owners;
+  for (const auto& module : model.root->modules()) {
+    for (const auto& parameter : module->parameters(/*recurse=*/false)) {
+      ++owners[parameter.unsafeGetTensorImpl()];
+    }
+    const bool converts = module->as<torch::nn::LinearImpl>() != nullptr ||
+                          module->as<torch::nn::Conv1dImpl>() != nullptr ||
+                          module->as<torch::nn::Conv2dImpl>() != nullptr ||
+                          module->as<torch::nn::Conv3dImpl>() != nullptr;
+    if (!converts) continue;
+    for (const auto& parameter : module->parameters(/*recurse=*/false)) {
+      weights.push_back(parameter);
+    }
+  }
+  std::set<const void*> also_read_otherwise;
+  for (const auto& tied : tied_parameters(model.chain)) {
+    also_read_otherwise.insert(tied.parameter.unsafeGetTensorImpl());
+  }
+  if (model.embeddings) {
+    for (const auto& table : model.embeddings()) {
+      also_read_otherwise.insert(table.unsafeGetTensorImpl());
+    }
+  }
+  std::erase_if(weights, [&](const torch::Tensor& weight) {
+    const void* key = weight.unsafeGetTensorImpl();
+    return also_read_otherwise.count(key) > 0 || owners[key] > 1;
+  });
+  return weights;
+}
+
 std::unique_ptr<WeightCopies> weight_copies_of(const TrainSetup& setup,
                                                Precision precision) {
   const Model& model = setup.model;
@@ -392,9 +434,7 @@ std::unique_ptr<WeightCopies> weight_copies_of(const TrainSetup& setup,
                           ? setup.device.is_cuda() || bf16
                           : mode != WeightCopiesMode::kOff;
   if (!wanted || !model.linear_parameters) return nullptr;
-  const auto type = precision == Precision::kFp32   ? torch::kFloat
-                    : precision == Precision::kBf16 ? torch::kBFloat16
-                                                    : torch::kHalf;
+  const torch::ScalarType type = type_of(precision);
   WeightCopiesOptions options;
   options.convert_per_use = moved || mode == WeightCopiesMode::kEach;
   options.split = !moved && mode == WeightCopiesMode::kSplit;

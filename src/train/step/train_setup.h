@@ -136,6 +136,13 @@ LoaderOptions make_loader_options(const TrainSetup& setup);
 
 compat::AutocastState autocast_of(Precision precision, torch::Device device);
 
+/// The type that autocast computes in.
+torch::ScalarType type_of(Precision precision);
+
+/// Weights that the model reads only after a conversion to half precision, if autocast is on:
+/// those of linear layers and convolutions that nothing else uses.
+std::vector<torch::Tensor> weights_read_in_half(const Model& model);
+
 /// Returns half-precision copies of the model's linear weights for training in
 /// `precision`; null if `options.weight_copies` disables them. Parameters in host memory are
 /// converted at each use.

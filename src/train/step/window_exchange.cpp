@@ -101,10 +101,25 @@ namespace {
 
 class NoExchange final : public WindowExchange {};
 
+/// The ranks that share one copy of the state with this one, and those of other groups that
+/// have the same pieces; null if there is one group.
+struct ShardGroups {
+  std::shared_ptr<RankGroup> sharing, replicas;
+
+  ShardGroups(const Ranks& ranks, const TrainOptions& options)
+      : sharing(ranks.group()) {
+    const int size = static_cast<int>(options.sharing_ranks());
+    if (options.shard == Sharding::kNone || size == ranks.size()) return;
+    sharing = ranks.group()->split(ranks.rank() / size);
+    replicas = ranks.group()->split(ranks.rank() % size);
+  }
+};
+
 class RankExchange final : public WindowExchange {
  public:
-  RankExchange(Ranks& ranks, const TrainSetup& setup)
+  RankExchange(Ranks& ranks, const TrainSetup& setup, ShardGroups groups)
       : ranks_(ranks),
+        groups_(std::move(groups)),
         parameters_(setup.parameters),
         shard_(setup.options.shard),
         bf16_(setup.options.reduce == ReduceType::kBf16),
@@ -115,14 +130,17 @@ class RankExchange final : public WindowExchange {
     reducing.bucket_bytes = options.bucket_bytes;
     reducing.bf16 = bf16_;
     reducing.shard = sharded();
+    reducing.replicas = groups_.replicas;
+    reducing.everyone = ranks.group();
     if (shard_ > Sharding::kOptimizer) {
       reducing.most_in_flight = kMostBucketsInFlight;
     }
     if (sharded()) prefixes_ = state_prefixes(options.optimizer);
     if (sharded_parameters_) {
-      reducer_.emplace(ranks.group(), sharded_parameters_->trained(), reducing);
+      reducer_.emplace(groups_.sharing, sharded_parameters_->trained(),
+                       reducing);
     } else {
-      reducer_.emplace(ranks.group(),
+      reducer_.emplace(groups_.sharing,
                        parameters_by_stage(setup.model, parameters_), reducing);
     }
     const int64_t channels =
@@ -212,6 +230,12 @@ class RankExchange final : public WindowExchange {
     return sharded() ? reducer_->shards() : parameters;
   }
   bool sharded() const override { return shard_ != Sharding::kNone; }
+  std::shared_ptr<RankGroup> sharing() const override {
+    return groups_.sharing;
+  }
+  std::shared_ptr<RankGroup> replicas() const override {
+    return groups_.replicas;
+  }
   const ShardedParameters* sharded_parameters() const override {
     return sharded_parameters_.get();
   }
@@ -253,6 +277,7 @@ class RankExchange final : public WindowExchange {
     for (size_t i = 0; shards != nullptr && i < prefixes_.size(); ++i) {
       for (auto& piece : shards->pieces(own, prefixes_[i])) {
         divided.insert(piece.name);
+        if (!saves_pieces()) continue;
         part.pieces.push_back(state_piece(std::move(piece)));
       }
     }
@@ -324,6 +349,7 @@ class RankExchange final : public WindowExchange {
   }
 
   Ranks& ranks_;
+  ShardGroups groups_;
   NamedTensors parameters_;
   Sharding shard_ = Sharding::kNone;
   bool bf16_ = false;  // type of gradients on the way
@@ -354,14 +380,18 @@ std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
       {{"the model", digest(setup.parameters)}, {"data", digest(setup)}});
   ranks.broadcast(setup.parameter_list);
   ranks.broadcast(setup.model.root->buffers());
+  ShardGroups groups(ranks, options);
   if (options.shard == Sharding::kParameters) {
     setup.sharded = std::make_shared<ShardedParameters>(
-        ranks.group(), setup.model.chain, setup.parameters, setup.device,
-        options.bucket_bytes);
+        groups.sharing, setup.model.chain, setup.parameters, setup.device,
+        ShardedParameters::Options{options.bucket_bytes,
+                                   weights_read_in_half(setup.model),
+                                   type_of(options.precision)});
     setup.model.chain =
         StageParameters::wrapped(setup.model.chain, setup.sharded);
   }
-  auto exchange = std::make_unique<RankExchange>(ranks, setup);
+  auto exchange =
+      std::make_unique<RankExchange>(ranks, setup, std::move(groups));
   setup.sending_bytes = exchange->sending_bytes();
   return exchange;
 }

@@ -104,6 +104,15 @@ class WindowExchange {
     return parameters;
   }
   virtual bool sharded() const { return false; }
+  /// The ranks that share one copy of the state with this one; null for a single process.
+  virtual std::shared_ptr<RankGroup> sharing() const { return nullptr; }
+  int sharing_ranks() const { return sharing() ? sharing()->size() : 1; }
+  /// The ranks of all such groups that have the same pieces; null if there is one group.
+  virtual std::shared_ptr<RankGroup> replicas() const { return nullptr; }
+  /// Whether this rank's pieces are part of a saved state.
+  bool saves_pieces() const {
+    return replicas() == nullptr || replicas()->rank() == 0;
+  }
   /// Called after an update: copies updated parameters to all ranks. Its allocations are run
   /// through `guarded`.
   using Guard = std::function<void(const std::function<void()>&)>;
