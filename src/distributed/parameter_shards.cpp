@@ -42,6 +42,8 @@ ParameterShards::ParameterShards(std::shared_ptr<RankGroup> group,
         mine.copy_(piece);
         piece = mine;
       }
+      // As the parameter does, for optimizers.
+      piece.set_requires_grad(tensor.requires_grad());
       list_.emplace_back(entry.parameter.name, piece);
     }
   }

@@ -3,6 +3,7 @@
 #include "distributed/bucket_layout.h"
 #include "distributed/busy_time.h"
 #include "distributed/parameter_shards.h"
+#include "plan/exchange_memory.h"
 
 #include <c10/util/Exception.h>
 
@@ -57,7 +58,6 @@ class GradientReducer::Impl {
 
   void final_from(int stage, bool zeros) {
     const torch::NoGradGuard no_grad;
-    sum_received();
     while (next_ < in_flight_.size() &&
            layout_->buckets()[next_].ready_stage >= stage) {
       wait_for_room();
@@ -95,32 +95,6 @@ class GradientReducer::Impl {
       ++counters_.gather_calls;
       counters_.gather_bytes += bucket.bytes();
     }
-  }
-
-  int64_t extra_bytes() const {
-    int64_t largest = 0, all = 0;
-    for (const auto& bucket : layout_->buckets()) {
-      largest = std::max(largest, bucket.bytes());
-      all += bucket.bytes();
-    }
-    // A bucket is filled while its gradients still exist. With reduce-scatter, the
-    // receive buffers exist next to the send buffers.
-    // What is on the way at a time is counted with the backward; see sending_bytes().
-    if (options_.most_in_flight > 0 && reduce_scatters()) {
-      return all / group_->size();
-    }
-    if (options_.bf16) return largest + all / 2;
-    return options_.shard ? largest + all : largest;
-  }
-
-  int64_t sending_bytes() const {
-    if (options_.most_in_flight == 0 || !reduce_scatters()) return 0;
-    int64_t largest = 0, all = 0;
-    for (const auto& bucket : layout_->buckets()) {
-      largest = std::max(largest, bucket.bytes());
-      all += bucket.bytes();
-    }
-    return 2 * std::min(all, largest * options_.most_in_flight);
   }
 
   const BucketLayout& layout() const { return *layout_; }
@@ -196,19 +170,6 @@ class GradientReducer::Impl {
     const auto most = static_cast<size_t>(options_.most_in_flight);
     for (size_t b = 0; b + most <= next_; ++b) {
       if (in_flight_[b].received.defined() && !in_flight_[b].sum.defined()) {
-        sum_bucket(b);
-      }
-    }
-  }
-
-  /// Sums the buckets that have arrived, to free their buffers early.
-  void sum_received() {
-    // Sums with other groups follow the same order on all ranks.
-    if (!reduce_scatters() || options_.replicas) return;
-    for (size_t b = 0; b < next_; ++b) {
-      const BucketInFlight& bucket_state = in_flight_[b];
-      if (bucket_state.received.defined() && !bucket_state.sum.defined() &&
-          bucket_state.work.done()) {
         sum_bucket(b);
       }
     }
@@ -398,11 +359,18 @@ int64_t GradientReducer::gradient_bytes() const {
 int64_t GradientReducer::buckets() const {
   return static_cast<int64_t>(impl_->layout().buckets().size());
 }
-int64_t GradientReducer::sending_bytes() const {
-  return impl_->sending_bytes();
-}
-int64_t GradientReducer::extra_bytes() const {
-  return impl_->extra_bytes();
+std::vector<detail::SentBucket> GradientReducer::sent_buckets() const {
+  std::vector<detail::SentBucket> list;
+  const BucketLayout& layout = impl_->layout();
+  for (const auto& bucket : layout.buckets()) {
+    detail::SentBucket sent{0, bucket.bytes(), bucket.ready_stage};
+    for (size_t i = bucket.first; i < bucket.first + bucket.count; ++i) {
+      const torch::Tensor& tensor = layout.entries()[i].parameter.tensor;
+      sent.gradient_bytes += static_cast<int64_t>(tensor.nbytes());
+    }
+    list.push_back(sent);
+  }
+  return list;
 }
 const GradientReducer::Counters& GradientReducer::counters() const {
   return impl_->counters();

@@ -32,7 +32,8 @@ struct ReducerOptions {
 
 namespace detail {
 class ParameterShards;
-}
+struct SentBucket;
+}  // namespace detail
 
 /// Sums the gradients of all ranks once per accumulation window. Gradients are
 /// copied into flat buckets, which are reduced while the last backward of the
@@ -132,10 +133,8 @@ class GradientReducer {
   int64_t gradient_bytes() const;
   /// Number of buckets.
   int64_t buckets() const;
-  /// Maximum bytes held in addition to the gradients.
-  int64_t extra_bytes() const;
-  /// Bytes on the way at a time with `most_in_flight`, besides extra_bytes().
-  int64_t sending_bytes() const;
+  /// The buckets, in the order in which they are sent.
+  std::vector<detail::SentBucket> sent_buckets() const;
 
   struct Counters {
     int64_t windows = 0;

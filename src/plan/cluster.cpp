@@ -1,4 +1,6 @@
 // Tested by tests/plan/cluster_test.cpp.
+#include "plan/exchange_memory.h"
+
 #include <reprise/plan/cluster.h>
 
 #include <c10/util/Exception.h>
@@ -12,8 +14,6 @@ namespace reprise {
 namespace {
 
 constexpr int kMostDrawn = 1024;  // ranks
-/// Buckets that are sent at a time if gradients are divided.
-constexpr int64_t kBucketsInFlight = 2;
 
 int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
@@ -22,6 +22,27 @@ int64_t sum(const std::vector<int64_t>& values) {
 /// Ranks that share one copy of the state.
 int sharing_ranks(const ClusterRequest& request, int ranks) {
   return request.shard_group > 0 ? std::min(request.shard_group, ranks) : ranks;
+}
+
+/// Gradients in the order of a backward, in buckets of at most `bytes`.
+std::vector<detail::SentBucket> buckets_of(const CostProfile& profile,
+                                           int64_t bytes) {
+  std::vector<detail::SentBucket> buckets;
+  const auto& gradients = profile.gradient_bytes;
+  for (size_t i = gradients.size(); i-- > 0;) {
+    for (int64_t left = gradients[i]; left > 0;) {
+      if (buckets.empty() || buckets.back().bytes >= bytes) {
+        buckets.push_back({});
+      }
+      detail::SentBucket& last = buckets.back();
+      const int64_t part = std::min(left, bytes - last.bytes);
+      last.bytes += part;
+      last.gradient_bytes += part;
+      last.ready_stage = static_cast<int>(i);
+      left -= part;
+    }
+  }
+  return buckets;
 }
 
 /// Costs of a rank, from those of a device by itself.
@@ -43,11 +64,11 @@ class RankCosts final : public CostSource {
     profile.tried.clear();  // without waiting for other ranks
     profile.update = UpdateMode::kAfter;
     profile.final_gradient_bytes.clear();
-    if (shard_ == Sharding::kNone) return profile;
     const int sharing = sharing_ranks(request_, ranks_);
+    if (ranks_ > 1) add_exchange(profile, sharing);
+    if (shard_ == Sharding::kNone) return profile;
     profile.fixed.optimizer /= sharing;
     profile.update_ms /= sharing;
-    profile.sends_gradients = shard_ > Sharding::kOptimizer;
     if (shard_ != Sharding::kParameters) return profile;
     profile.fixed.parameters /= sharing;
     profile.graph = GraphMode::kOff;
@@ -61,6 +82,15 @@ class RankCosts final : public CostSource {
           network.bytes_per_ms * sharing / (sharing - 1);
     }
     return profile;
+  }
+
+  void add_exchange(CostProfile& profile, int sharing) const {
+    const int stages = static_cast<int>(profile.gradient_bytes.size());
+    const auto buckets = buckets_of(profile, request_.bucket_bytes);
+    detail::ExchangeRules rules = detail::rules_of(shard_, sharing);
+    profile.exchange = detail::exchange_memory(buckets, stages, rules);
+    rules.keeps_gradients = true;
+    profile.exchange_of_graph = detail::exchange_memory(buckets, stages, rules);
   }
 
   CostSource& inner_;
@@ -106,17 +136,6 @@ double backward_ms(const CostProfile& profile, int64_t micro_batch) {
   return ms;
 }
 
-/// Memory of buckets on the way.
-int64_t bucket_memory(const ClusterRequest& request, Sharding shard, int ranks,
-                      int64_t gradients) {
-  const int64_t bucket = std::min(request.bucket_bytes, gradients);
-  if (ranks == 1) return 0;
-  if (shard == Sharding::kNone) return bucket;
-  if (shard == Sharding::kOptimizer) return bucket + gradients;
-  return 2 * std::min(gradients, kBucketsInFlight * bucket) +
-         gradients / sharing_ranks(request, ranks);
-}
-
 ClusterPoint point_of(const ClusterRequest& request, CostSource& costs,
                       Sharding shard, int ranks) {
   const int sharing = sharing_ranks(request, ranks);
@@ -127,18 +146,14 @@ ClusterPoint point_of(const ClusterRequest& request, CostSource& costs,
   wanted.explain = false;
   const CostProfile& alone = costs.profile(wanted.precisions.front());
   const int64_t gradients = sum(alone.gradient_bytes);
-  const int64_t extra = bucket_memory(request, shard, ranks, gradients);
-  if (wanted.memory > 0) {
-    wanted.memory = std::max<int64_t>(1, wanted.memory - extra);
-  }
   const PlanResult result = make_plan(wanted, rank_costs);
   ClusterPoint point{ranks, shard, result.feasible, result.plan};
   const CostProfile& own = rank_costs.profile(result.plan.precision);
   point.parameters = own.fixed.parameters;
   point.optimizer = own.fixed.optimizer;
-  const bool once = own.sends_gradients && result.plan.accumulate == 1;
+  const bool once = shard > Sharding::kOptimizer && result.plan.accumulate == 1;
   point.gradients = once ? gradients / sharing : gradients;
-  point.peak_bytes = result.plan.peak_bytes + extra;
+  point.peak_bytes = result.plan.peak_bytes;
   WindowTraffic traffic{
       .gradient_bytes = gradients,
       .parameter_bytes =

@@ -276,8 +276,6 @@ void visit_profile(Profile& p, Visit&& visit) {
   visit("stage_wire_bytes", p.stage_wire_bytes);
   visit("gathers_parameters", p.gathers_parameters);
   visit("gather_delay_ms", p.gather_delay_ms);
-  visit("sends_gradients", p.sends_gradients);
-  visit("sending_bytes", p.sending_bytes);
   visit("to_host_bytes_per_ms", p.to_host_bytes_per_ms);
 }
 

@@ -181,6 +181,7 @@ Evaluator::Evaluator(const CostProfile& profile, int64_t micro_batch,
       strategy_(std::move(strategy)) {
   TORCH_INTERNAL_ASSERT(update == UpdateMode::kAfter || accumulate_ == 1 ||
                         profile.updates_in_last());
+  if (graph) profile_.exchange = profile_.exchange_of_graph;
   const int64_t last = global_batch - (accumulate_ - 1) * micro_batch;
   last_costs_ = last == micro_batch ? costs_ : profile.at(last);
   if (graph) {
@@ -247,8 +248,17 @@ int64_t Evaluator::base_bytes() const {
 
 int64_t Evaluator::update_peak_bytes() const {
   if (update_ == UpdateMode::kBackward) return base_bytes();
-  const int64_t sent = profile_.sends_gradients ? fixed_.gradients : 0;
-  return fixed_.total() - sent + costs_.data_bytes + profile_.update_bytes;
+  const int64_t present = fixed_.total() + costs_.data_bytes;
+  const ExchangeMemory& exchange = profile_.exchange;
+  if (exchange.empty()) return present + profile_.update_bytes;
+  const int64_t others = present - fixed_.gradients;
+  // While the last buckets start, the first stage's parameters are still there.
+  const int64_t last_start =
+      exchange.change_at(1) + exchange.peak.front() +
+      (profile_.gathers_parameters ? moved_at(0, /*backward=*/true) : 0);
+  return std::max({present + std::max(last_start, exchange.end_peak),
+                   others + exchange.sums + profile_.update_bytes,
+                   others + exchange.gather});
 }
 
 int64_t Evaluator::prepare_peak_bytes() const {

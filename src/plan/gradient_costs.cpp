@@ -54,6 +54,29 @@ void add_gathered(ChainCosts& chain_costs, const CostProfile& profile) {
   }
 }
 
+/// Adds buckets that are on the way to other ranks, and subtracts gradients that have left.
+/// Unless it is the `first` micro-batch of a window, those before it have their gradients all
+/// the time.
+void add_exchange(ChainCosts& chain_costs, const CostProfile& profile,
+                  bool first) {
+  const ExchangeMemory& exchange = profile.exchange;
+  if (exchange.empty()) return;
+  for (size_t i = chain_costs.stages.size(); i-- > 0;) {
+    const int64_t change = exchange.change_at(i);
+    const int64_t counted = first ? change : std::max<int64_t>(0, change);
+    chain_costs.stages[i].input_gradient_bytes += counted;
+    if (i == 0) break;
+    int64_t peak = exchange.change_at(i + 1) + exchange.peak.at(i) - counted;
+    if (profile.gathers_parameters) {
+      // They are those of this stage and of the next one; see add_gathered().
+      peak += profile.moved_bytes[i] - (i > 1 ? profile.moved_bytes[i - 2] : 0);
+    }
+    for_each_run(chain_costs.stages[i - 1], [&](KeptRunCosts& run) {
+      run.backward_extra_bytes = std::max(run.backward_extra_bytes, peak);
+    });
+  }
+}
+
 /// Adds parameters that are in host memory. While a stage runs, they are on the device with
 /// those of the next one; in the backward, unless it is the `first` of a window, with the
 /// gradients so far. What the backward leaves is on its way to the host during the next one.
@@ -116,14 +139,11 @@ ChainCosts accumulating_costs(ChainCosts chain_costs,
   int64_t so_far = 0;
   for (size_t i = chain_costs.stages.size(); i-- > 0;) {
     StageCosts& stage = chain_costs.stages[i];
-    // Those that are sent are gone when the next stage has its own.
-    so_far = added.at(i) + (first && profile.sends_gradients ? 0 : so_far);
+    so_far += added.at(i);
     stage.input_gradient_bytes += so_far;
     if (first) include_new_gradients(stage);
-    for_each_run(stage, [&](KeptRunCosts& run) {
-      run.backward_extra_bytes += profile.sending_bytes;
-    });
   }
+  add_exchange(chain_costs, profile, first);
   add_moved(chain_costs, profile, first);
   return chain_costs;
 }

@@ -1,5 +1,6 @@
 // Trainings whose state is divided among ranks. The truth is the same training in one process.
 #include "ranked_runs.h"
+#include "train/step/host_state_runs.h"
 
 #include <reprise/models/model.h>
 #include <reprise/recompute/strategy.h>
@@ -300,6 +301,116 @@ TEST(ShardedTraining, GathersInHalfPrecisionExactly) {
     expect_near(full, half, device().is_cuda() ? 1e-5 : 0);
     EXPECT_EQ(losses(full.metrics), losses(half.metrics));
   }
+}
+
+/// What a rank keeps of the optimizer's state may be in host memory.
+TEST(ShardedTraining, KeepsStateInHostMemory) {
+  const auto name = [](Sharding shard, StatePlace state) {
+    return to_text(shard) + "-" + to_text(state);
+  };
+  std::vector<Sharding> levels = kLevels;
+  levels.push_back(Sharding::kNone);
+  const TemporaryDirectory folder;
+  expect_all_well(in_ranks(ranks_in(folder.path(), 2), [&] {
+    const Host host;
+    const auto group = RankGroup::join(group_options());
+    for (const Sharding shard : levels) {
+      for (const StatePlace state : {StatePlace::kDevice, StatePlace::kHost}) {
+        TrainConfig config = config_of(2);
+        config.optimizer.name = "adamw";
+        config.steps = 12;
+        config.shard = shard;
+        config.state = state;
+        config.resolve();
+        // Resumed with the state in the other place.
+        const auto first = train(
+            group,
+            {.config = config, .name = name(shard, state), .stop_after = 5});
+        EXPECT_EQ(first.summary.host_state_bytes > 0,
+                  state == StatePlace::kHost);
+        config.state = state == StatePlace::kHost && shard != Sharding::kNone
+                           ? StatePlace::kDevice
+                           : state;
+        const auto result = train(
+            group,
+            {.config = config, .name = name(shard, state), .resume = true});
+        EXPECT_EQ(result.summary.host_state_bytes > 0,
+                  config.state == StatePlace::kHost);
+      }
+    }
+    group->leave();
+  }));
+  if (child_rank() >= 0) return;
+  for (const Sharding shard : levels) {
+    SCOPED_TRACE(to_text(shard));
+    expect_equal(ended(folder.path(), name(shard, StatePlace::kDevice)),
+                 ended(folder.path(), name(shard, StatePlace::kHost)));
+  }
+}
+
+/// A budget that the state does not fit into on the device.
+TEST(ShardedTraining, PlansForStateInHostMemory) {
+  expect_all_well(in_ranks({.ranks = 2}, [] {
+    const Host host(int64_t{1} << 30, /*chunk=*/16384);
+    const auto group = RankGroup::join(group_options());
+    for (const Sharding shard : kLevels) {
+      SCOPED_TRACE(to_text(shard));
+      TrainConfig config = wide_config(shard, 2);
+      config.steps = 8;
+      config.state = StatePlace::kDevice;
+      const auto trained = [&](const TrainConfig& with) {
+        Trainer trainer(make_inputs(with), with, {.ranks = group});
+        return trainer.run({}).summary;
+      };
+      const TrainSummary resident = trained(config);
+      const int64_t state = resident.memory[Category::kOptimizer];
+      config.recompute = "";
+      config.batch = config.accumulate = 0;
+      config.state = StatePlace::kAuto;
+      config.memory_limit = resident.peak_bytes - state / 3;
+      config.resolve();
+      const TrainSummary within = trained(config);
+      EXPECT_GT(within.host_state_bytes, 0);
+      EXPECT_LE(within.peak_bytes, config.memory_limit);
+      EXPECT_NEAR(*within.loss, *resident.loss, 1e-5);
+    }
+    group->leave();
+  }));
+}
+
+TEST(ShardedTraining, PredictsThePeak) {
+  if (device().is_cuda())
+    GTEST_SKIP() << "workspaces are larger than the model";
+  expect_all_well(in_ranks({.ranks = 2}, [] {
+    const auto group = RankGroup::join(group_options());
+    std::vector<Sharding> levels = kLevels;
+    levels.push_back(Sharding::kNone);
+    for (const Sharding shard : levels) {
+      // One and several buckets, one and several micro-batches, both types on the way.
+      for (const int64_t bucket : {64 << 10, 32 << 20}) {
+        for (const int64_t batch : {1, 4}) {
+          for (const ReduceType type : {ReduceType::kFp32, ReduceType::kBf16}) {
+            TrainConfig config = wide_config(shard, 2);
+            config.accumulate = 0;
+            config.batch = batch;
+            config.bucket_bytes = bucket;
+            config.reduce = type;
+            config.recompute = "";
+            config.memory_limit = int64_t{32} << 20;
+            config.resolve();
+            Trainer trainer(make_inputs(config), config, {.ranks = group});
+            const TrainSummary s = trainer.run({}).summary;
+            const double ratio =
+                double(s.predicted.value().peak_bytes) / double(s.peak_bytes);
+            EXPECT_NEAR(ratio, 1, 0.03)
+                << to_text(shard) << " " << bucket << " " << batch << " "
+                << to_text(type) << " " << s.peak_bytes;
+          }
+        }
+      }
+    }
+    group->leave();
+  }));
 }
 
 /// Groups of ranks that each have a copy of the state.

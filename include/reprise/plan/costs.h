@@ -65,6 +65,25 @@ struct TriedSchedule {
   int64_t extra_bytes = 0;
 };
 
+/// Memory of the gradients that ranks exchange while the backward of a window's last
+/// micro-batch runs. Empty for a single process.
+struct ExchangeMemory {
+  /// By stage, when its backward is over and complete buckets are on the way: gradients that
+  /// have left, and buckets with their sums.
+  std::vector<int64_t> left{}, held{};
+  /// By stage: at most while these buckets start, beyond what is there before.
+  std::vector<int64_t> peak{};
+  int64_t end_peak = 0;  ///< at most after all that, beyond the gradients
+  int64_t sums = 0;      ///< gradients during the update
+  int64_t gather = 0;    ///< buffers that gather the updated parameters
+
+  bool empty() const { return left.empty(); }
+  /// What is there beyond the gradients when the backward of `stage` is over.
+  int64_t change_at(size_t stage) const {
+    return stage < held.size() ? held[stage] - left[stage] : 0;
+  }
+};
+
 /// Costs of training at one precision, measured at several micro-batch sizes.
 struct CostProfile {
   /// Identifies model, shapes, precision, device and versions.
@@ -122,10 +141,9 @@ struct CostProfile {
   /// of `to_device_bytes_per_ms`; gradients stay, and updates are made after the backward.
   bool gathers_parameters = false;
   double gather_delay_ms = 0;
-  /// The backward of a window's last micro-batch sends gradients to other ranks and frees
-  /// them, so that those of a single micro-batch never exist all at once.
-  bool sends_gradients = false;
-  int64_t sending_bytes = 0;  ///< of buckets on the way meanwhile
+  /// What several ranks exchange; `exchange_of_graph` if a CUDA graph keeps the gradients in
+  /// place. Not saved with the profile.
+  ExchangeMemory exchange{}, exchange_of_graph{};
   /// Gradients are added up as GradientSums::kBf16: `fixed.gradients` are the sums, and those
   /// of a micro-batch exist as in an update in the backward, which the last one has.
   bool half_gradients = false;

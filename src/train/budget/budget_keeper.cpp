@@ -88,7 +88,7 @@ void BudgetKeeper::require_complete_gradients() {
 }
 
 int64_t BudgetKeeper::predicted_peak_bytes() const {
-  return current_->peak_bytes + parts_.exchange.extra_bytes();
+  return current_->peak_bytes;
 }
 
 double BudgetKeeper::predicted_step_ms() const {
@@ -168,11 +168,7 @@ PlanRequest BudgetKeeper::request() const {
   const TrainOptions& options = parts_.setup.options;
   PlanRequest request;
   request.global_batch = options.share();
-  const int64_t extra = parts_.exchange.extra_bytes();
-  request.memory = limit_ - extra;
-  TORCH_CHECK(request.memory > 0, "[--memory] expected more than the ",
-              format_bytes(extra), " that reducing gradients takes, got ",
-              format_bytes(limit_), "; see --bucket");
+  request.memory = limit_;
   request.precisions = {options.precision};
   request.micro_batch = options.batch;  // 0: to be chosen
   if (options.update == UpdateMode::kBackward && !updates_in_last(options)) {

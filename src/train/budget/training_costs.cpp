@@ -87,6 +87,8 @@ CostProfile& TrainingCosts::entry(Precision precision) {
     reuse_steps(profile);
   }
   profile.update = update(profile);
+  profile.exchange = setup_.exchange;
+  profile.exchange_of_graph = setup_.exchange_of_graph;
   return profiles_.emplace(precision, std::move(profile)).first->second;
 }
 
@@ -191,8 +193,6 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
   profile.stages = stage_names();
   profile.graph = graph();
   profile.half_gradients = setup_.options.gradients == GradientSums::kBf16;
-  profile.sends_gradients = setup_.options.shard > Sharding::kOptimizer;
-  profile.sending_bytes = setup_.sending_bytes;
   std::map<const void*, int> uses;
   for (int i = 0; i < chain.size(); ++i) {
     std::set<const void*> here;

@@ -233,8 +233,7 @@ std::optional<TrainingCosts::Trial> TrainingCosts::run_schedule(
     // Beside a training, its gradients and its optimizer's state are on the device as well.
     if (options_.training) return trial;
     CostProfile alone = profile;
-    alone.sends_gradients = false;
-    alone.sending_bytes = 0;
+    alone.exchange = {};
     int64_t expected =
         updates && !mode.window
             ? updating_peak(profile, size, schedule)

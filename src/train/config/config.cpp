@@ -203,9 +203,6 @@ std::string detail::state_refusal(const TrainOptions& c) {
   if (c.parameters == ParameterType::kBf16) {
     return "--parameters bf16 is updated on the device";
   }
-  if (c.shard != Sharding::kNone) {
-    return "with --shard, ranks exchange their state on the device";
-  }
   if (!HostTensorsOnCpu::active() && torch::Device(c.device).is_cpu()) {
     return "the device is the CPU, whose memory is that of the host";
   }
@@ -238,6 +235,9 @@ std::string detail::gradients_refusal(const TrainOptions& c) {
 
 std::string detail::parameters_refusal(const TrainOptions& c) {
   if (const auto reason = state_refusal(c); !reason.empty()) return reason;
+  if (c.shard != Sharding::kNone) {
+    return "with --shard, ranks have their parameters on the device";
+  }
   if (c.gradients == GradientSums::kBf16) {
     return "--gradients bf16 adds up gradients on the device";
   }

@@ -40,8 +40,8 @@ struct TrainSetup {
   std::shared_ptr<HostTensors> state_memory{};
   /// The parameters, which it can move; null if it never does.
   std::shared_ptr<HostParameters> host_parameters{};
-  /// See WindowExchange::sending_bytes().
-  int64_t sending_bytes = 0;
+  /// Memory of the exchange with other ranks.
+  ExchangeMemory exchange{}, exchange_of_graph{};
   /// The parameters, divided among the ranks; null if each has all of them.
   std::shared_ptr<ShardedParameters> sharded{};
   Model model;  ///< in training mode

@@ -3,6 +3,7 @@
 #include "base/hash.h"
 #include "base/splitmix.h"
 #include "distributed/sync_batch_norm.h"
+#include "plan/exchange_memory.h"
 #include "train/optim/registry.h"
 
 #include <fmt/format.h>
@@ -124,6 +125,7 @@ class RankExchange final : public WindowExchange {
         shard_(setup.options.shard),
         bf16_(setup.options.reduce == ReduceType::kBf16),
         bucket_bytes_(setup.options.bucket_bytes),
+        stages_(setup.model.chain.size()),
         sharded_parameters_(setup.sharded) {
     const TrainOptions& options = setup.options;
     ReducerOptions reducing;
@@ -132,9 +134,8 @@ class RankExchange final : public WindowExchange {
     reducing.shard = sharded();
     reducing.replicas = groups_.replicas;
     reducing.everyone = ranks.group();
-    if (shard_ > Sharding::kOptimizer) {
-      reducing.most_in_flight = kMostBucketsInFlight;
-    }
+    reducing.most_in_flight =
+        rules_of(shard_, groups_.sharing->size()).most_in_flight;
     if (sharded()) prefixes_ = state_prefixes(options.optimizer);
     if (sharded_parameters_) {
       reducer_.emplace(groups_.sharing, sharded_parameters_->trained(),
@@ -157,8 +158,14 @@ class RankExchange final : public WindowExchange {
     };
   }
 
-  int64_t extra_bytes() const override { return reducer_->extra_bytes(); }
-  int64_t sending_bytes() const override { return reducer_->sending_bytes(); }
+  ExchangeMemory memory(bool keeps_gradients) const override {
+    if (groups_.sharing->size() == 1 && !groups_.replicas && !sharded()) {
+      return {};
+    }
+    ExchangeRules rules = rules_of(shard_, groups_.sharing->size(), bf16_);
+    rules.keeps_gradients = keeps_gradients;
+    return exchange_memory(reducer_->sent_buckets(), stages_, rules);
+  }
   WindowTraffic traffic() const override {
     const int64_t bytes = reducer_->gradient_bytes();
     WindowTraffic traffic;
@@ -304,9 +311,6 @@ class RankExchange final : public WindowExchange {
   }
 
  private:
-  /// Buckets of gradients that are sent at a time if gradients are divided.
-  static constexpr int kMostBucketsInFlight = 2;
-
   /// Whether ranks wait for each other within a micro-batch.
   bool in_step() const { return norms_ || sharded_parameters_; }
 
@@ -354,6 +358,7 @@ class RankExchange final : public WindowExchange {
   Sharding shard_ = Sharding::kNone;
   bool bf16_ = false;  // type of gradients on the way
   int64_t bucket_bytes_ = 0;
+  int stages_ = 0;
   std::shared_ptr<ShardedParameters> sharded_parameters_;  // may be null
   std::vector<std::string> prefixes_;  // of the optimizer state, if sharded
   std::optional<GradientReducer> reducer_;
@@ -392,7 +397,8 @@ std::unique_ptr<WindowExchange> make_window_exchange(Ranks& ranks,
   }
   auto exchange =
       std::make_unique<RankExchange>(ranks, setup, std::move(groups));
-  setup.sending_bytes = exchange->sending_bytes();
+  setup.exchange = exchange->memory(/*keeps_gradients=*/false);
+  setup.exchange_of_graph = exchange->memory(/*keeps_gradients=*/true);
   return exchange;
 }
 

@@ -36,11 +36,8 @@ class WindowExchange {
   /// so that gradients become final early.
   virtual void attach(ExecutionOptions& /*options*/, bool /*cuts*/) {}
 
-  /// Device memory that the exchange needs in addition to the gradients.
-  virtual int64_t extra_bytes() const { return 0; }
-
-  /// Device memory that it needs in addition while the last backward runs.
-  virtual int64_t sending_bytes() const { return 0; }
+  /// Device memory of the exchange. `keeps_gradients`: whether gradients stay where they are.
+  virtual ExchangeMemory memory(bool /*keeps_gradients*/) const { return {}; }
 
   /// What a window sends, besides parameters while stages run.
   virtual WindowTraffic traffic() const { return {}; }
