@@ -106,4 +106,62 @@ torch::Tensor WeightFiles::read(const std::string& name) const {
   return files_[file_of_.at(name)].read(name);
 }
 
+namespace {
+
+constexpr std::string_view kIndexEnd = ".safetensors.index.json";
+/// Hugging Face rejects files without this entry.
+const std::map<std::string, std::string> kMetadata = {{"format", "pt"}};
+
+/// Tensors in the order given, each file with at most `most` bytes.
+std::vector<NamedTensors> divided(const NamedTensors& tensors, int64_t most) {
+  std::vector<NamedTensors> parts(1);
+  int64_t bytes = 0;
+  for (const auto& item : tensors) {
+    const auto more = static_cast<int64_t>(item.second.nbytes());
+    if (!parts.back().empty() && bytes + more > most) {
+      parts.emplace_back();
+      bytes = 0;
+    }
+    parts.back().push_back(item);
+    bytes += more;
+  }
+  return parts;
+}
+
+}  // namespace
+
+bool is_weight_index(const std::string& path) {
+  return path.ends_with(kIndexEnd);
+}
+
+void write_weights(const std::string& path, const NamedTensors& tensors,
+                   int64_t part_bytes) {
+  if (!is_weight_index(path)) {
+    write_safetensors(path, tensors, kMetadata);
+    return;
+  }
+  const std::filesystem::path index = path;
+  const std::string name = index.filename();
+  const std::string base = name.substr(0, name.size() - kIndexEnd.size());
+  const auto parts = divided(tensors, part_bytes);
+  json weight_map = json::object();
+  int64_t total = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string file =
+        fmt::format("{}-{:05}-of-{:05}.safetensors", base, i + 1, parts.size());
+    write_safetensors(index.parent_path() / file, parts[i], kMetadata);
+    for (const auto& [tensor_name, tensor] : parts[i]) {
+      weight_map[tensor_name] = file;
+      total += static_cast<int64_t>(tensor.nbytes());
+    }
+  }
+  // Last: it makes the checkpoint complete.
+  AtomicFile file(path);
+  file.write(
+      json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}
+          .dump(2) +
+      "\n");
+  file.commit();
+}
+
 }  // namespace reprise::detail

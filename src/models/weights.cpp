@@ -154,7 +154,8 @@ void load_weights(Model& model, const std::string& path) {
   }
 }
 
-void export_weights(const Model& model, const std::string& path) {
+void export_weights(const Model& model, const std::string& path,
+                    int64_t part_bytes) {
   std::map<const void*, Tensor> merged;  // by weight
   for (const auto& layer : detail::adapted_layers(model)) {
     merged.emplace(layer.layer->adapted_weight().unsafeGetTensorImpl(),
@@ -170,8 +171,7 @@ void export_weights(const Model& model, const std::string& path) {
   for (const auto& item : model.root->named_buffers()) {
     list.emplace_back(item.key(), item.value());
   }
-  // Hugging Face rejects files without this entry.
-  write_safetensors(path, list, {{"format", "pt"}});
+  detail::write_weights(path, list, part_bytes);
 }
 
 }  // namespace reprise

@@ -372,6 +372,40 @@ struct Shards {
   std::map<std::string, std::string> weight_map;
 };
 
+TEST(Weights, WritesCheckpointsInSeveralFiles) {
+  const Shards shards;
+  const testing::TemporaryDirectory folder;
+  const std::string index = folder / "model.safetensors.index.json";
+  int64_t bytes = 0, largest = 0;
+  for (const Tensor& p : shards.model.root->parameters()) {
+    bytes += static_cast<int64_t>(p.nbytes());
+    largest = std::max(largest, static_cast<int64_t>(p.nbytes()));
+  }
+  for (const int64_t most : {int64_t{1}, largest, bytes / 3, 2 * bytes}) {
+    export_weights(shards.model, index, most);
+    expect_equal(shards.load(index), shards.model);
+    const auto written = nlohmann::json::parse(read_text(index));
+    EXPECT_EQ(written["metadata"]["total_size"], bytes);
+    std::set<std::string> files;
+    for (const auto& [name, file] : written["weight_map"].items()) {
+      files.insert(file.get<std::string>());
+    }
+    for (const std::string& file : files) {
+      const SafeTensors part(folder / file);
+      EXPECT_EQ(part.metadata().at("format"), "pt");
+      int64_t in_part = 0;
+      for (const auto& [name, entry] : part.entries()) {
+        in_part += static_cast<int64_t>(entry.end - entry.begin);
+      }
+      EXPECT_TRUE(in_part <= most || part.entries().size() == 1) << file;
+    }
+    if (most > bytes) {
+      EXPECT_EQ(files,
+                std::set<std::string>{"model-00001-of-00001.safetensors"});
+    }
+  }
+}
+
 TEST(Weights, LoadsCheckpointsInSeveralFiles) {
   const Shards shards;
   expect_equal(shards.load(shards.index), shards.model);

@@ -36,9 +36,10 @@ void add_saving_flags(CLI::App& train, TrainFlags& flags) {
   set_check(add("--resume", flags.resume, "Continue the run in this directory"),
             not_empty());
   set_check(add("--export", flags.export_path,
-                "Write the weights to this safetensors file at the end; with "
-                "--lora, the adapter to this directory, or the merged weights "
-                "if it ends in .safetensors"),
+                "Write the weights to this safetensors file at the end, or to "
+                "files of at most 5 GB if it ends in .safetensors.index.json; "
+                "with --lora, the adapter to this directory, unless it ends "
+                "in one of these"),
             writable_export());
 }
 

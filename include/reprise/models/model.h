@@ -150,8 +150,11 @@ int64_t parameter_count(const Model& model);
 void load_weights(Model& model, const std::string& path);
 
 /// Saves all parameters and buffers with the names of the original. Tied weights are stored
-/// once, and adapters (lora.h) are merged into the weights.
-void export_weights(const Model& model, const std::string& path);
+/// once, and adapters (lora.h) are merged into the weights. If `path` ends in
+/// .safetensors.index.json, they are divided among files of at most `part_bytes` next to it, as
+/// Hugging Face does.
+void export_weights(const Model& model, const std::string& path,
+                    int64_t part_bytes = 5'000'000'000);
 
 struct SampleChainOptions {
   torch::Device device = torch::kCPU;

@@ -1,6 +1,7 @@
 #include "train/store/export_model.h"
 
 #include "base/file.h"
+#include "models/weight_files.h"
 
 #include <reprise/models/lora.h>
 
@@ -13,7 +14,8 @@ namespace reprise::detail {
 namespace {
 
 bool exports_adapter(const Model& model, const std::string& path) {
-  return has_lora(model) && !path.ends_with(".safetensors");
+  return has_lora(model) && !path.ends_with(".safetensors") &&
+         !is_weight_index(path);
 }
 
 }  // namespace
