@@ -48,8 +48,8 @@ using nlohmann::json;
 const std::vector<std::string> kKeys = {"title",     "question", "views",
                                         "repeats",   "runs",     "shared",
                                         "reference", "timeout"};
-const std::vector<std::string> kViews = {"grid", "checkpoints", "steps",
-                                         "frontier"};
+const std::vector<std::string> kViews = {"grid", "checkpoints", "ranks",
+                                         "steps", "frontier"};
 constexpr size_t kMaxRuns = 100'000;
 constexpr size_t kMaxNodes = 200'000;
 constexpr int kMaxDepth = 20;

@@ -256,6 +256,34 @@ def checkpoints(folder, device, points, seed):
     writer.close()
 
 
+def ranks(folder, device, points, seed):
+    writer = Writer(folder, device, points, seed)
+    writer.study("ranks", "What ranks divide", "What does each rank need?", ["ranks"], 18)
+    cases = [(1, None)] + [(n, level) for n in (2, 4) for level in
+                           ("none", "optimizer", "gradients", "parameters")]
+    for n, level in cases:
+        for budget in ("120MiB", "400MiB"):
+            case = {"model": "gpt2", "seq": 64, "optimizer": "adamw", "memory": budget}
+            if level:
+                case |= {"ranks": n, "shard": level}
+            whole = 14 * MIB
+            parts = {"parameters": whole // (n if level == "parameters" else 1),
+                     "gradients": 0, "optimizer": 2 * whole // (n if level not in
+                                                               (None, "none") else 1),
+                     "activations": (40 if budget == "120MiB" else 60) * MIB,
+                     "workspace": 8 * MIB, "data": 8192}
+            ms = 400 / n * writer.noise(0.1)
+            found = figures("gpt2", device, "adamw", "optimal", 16 // n, 1, ms, parts,
+                            int(40 * MIB), ("backward", "head"))
+            found["ranks"] = n
+            found["predicted"] = {"peak_bytes": int(sum(parts.values()) * 1.01),
+                                  "step_ms": 390 / n}
+            if level:
+                found |= {"reduce_bytes": whole * 8, "gather_bytes": whole * 12, "steps": 8}
+            writer.run(case, found, utilisation=90)
+    writer.close()
+
+
 def steps(folder, device, points, seed):
     writer = Writer(folder, device, points, seed)
     rows = [  # label, micro, accumulate, recompute, precision, optimizer, s, MB
@@ -450,6 +478,7 @@ def main():
     steps(args.out / "steps", GPU, args.series, 4)
     frontier(args.out / "frontier", GPU, args.series, 5)
     deep(args.out / "deep", CPU, args.series, 6)
+    ranks(args.out / "ranks", CPU, args.series, 8)
     checkpoints(args.out / "checkpoints-again", CPU, args.series, 7)
 
 

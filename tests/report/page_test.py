@@ -110,6 +110,14 @@ def compare_computed(page, wanted):
         same_keys(rows, want, "checkpoints")
         for key, figures in want.items():
             same(rows[key], figures, f"checkpoints {key}")
+    for study in page["ranks"]:
+        rows = {(t["axes"]["device"], t["axes"]["model"], row["ranks"], row["shard"],
+                 row["memory"]): row for t in study["tables"] for row in t["rows"]}
+        want = wanted["ranks"][study["study"]]
+        check(len(want) > 0, "rows of ranks")
+        same_keys(rows, want, "ranks")
+        for key, figures in want.items():
+            same(rows[key], figures, f"ranks {key}")
     for study in page["steps"]:
         rows = {(t["device"], t["model"], source["name"], label): row
                 for t in study["tables"] for source in t["sources"]

@@ -83,6 +83,7 @@ class Point:
 
     def __init__(self, runs):
         first = runs[0]
+        self.runs = runs
         self.case = settings(first)
         self.study, self.system = first["study"], first["system"]
         self.device = first["device"]["name"]
@@ -359,6 +360,29 @@ def checkpoints(study, points):
     return out
 
 
+def ranks(points):
+    """{(device, model, ranks, level, budget): figures}."""
+    out = {}
+    for p in points:
+        runs = p.runs
+        told = [r["figures"].get("predicted") or r.get("predicted") or {} for r in runs]
+
+        def share(a, b):
+            return None if a is None or not b else a / b
+
+        peak, step = (middle([t.get(k) for t in told]) for k in ("peak_bytes", "step_ms"))
+        memory = max(runs, key=lambda r: r["figures"]["peak_bytes"])["figures"].get("memory") or {}
+        out[p.device, p.case["model"], p.case.get("ranks", 1), p.case.get("shard", "none"),
+            p.case.get("memory")] = {
+            **{k: memory.get(k) for k in ("parameters", "gradients", "optimizer")},
+            "peak": p.peak, "peak_predicted": peak, "peak_ratio": share(peak, p.peak),
+            "step_ms": p.step_ms, "step_predicted": step, "step_ratio": share(step, p.step_ms),
+            "exchanged": middle([
+                (f["reduce_bytes"] + f.get("gather_bytes", 0)) / f["steps"]
+                if "reduce_bytes" in f else None for f in (r["figures"] for r in runs)])}
+    return out
+
+
 def steps(study, points, runs):
     """{(device, model, source, label): figures}; ratios to the first label."""
     out, labels = {}, {}
@@ -401,7 +425,7 @@ def expected(paths):
                       for s in ("done", "oom", "failed", "skipped")},
            "points": len(points), "verdicts": verdict.verdicts(studies, points),
            "warned": sum(bool((r["figures"] or {}).get("warnings")) for r in runs),
-           "summaries": {}, "grid": {}, "checkpoints": {},
+           "summaries": {}, "grid": {}, "checkpoints": {}, "ranks": {},
            "steps": {}, "frontier": {}}
     for name, study in studies.items():
         own = [p for p in points if p.study == name]
@@ -427,6 +451,8 @@ def expected(paths):
             out["grid"][name] = grid(own)
         if "checkpoints" in study["views"]:
             out["checkpoints"][name] = checkpoints(study, own)
+        if "ranks" in study["views"]:
+            out["ranks"][name] = ranks(own)
         if "steps" in study["views"]:
             out["steps"][name] = steps(study, own, [
                 r for r in runs if r["study"] == name])

@@ -15,10 +15,11 @@ namespace {
 using nlohmann::json;
 
 const std::vector<std::string> kFlags = {
-    "model",     "image-size", "batch",     "accumulate",    "global-batch",
-    "recompute", "optimizer",  "precision", "memory",        "data",
-    "lr",        "seconds",    "steps",     "epochs",        "workers",
-    "depth",     "width",      "seq",       "random-samples"};
+    "model",     "image-size", "batch",     "accumulate",     "global-batch",
+    "recompute", "optimizer",  "precision", "memory",         "data",
+    "lr",        "seconds",    "steps",     "epochs",         "workers",
+    "depth",     "width",      "seq",       "random-samples", "heads",
+    "vocab",     "ranks",      "shard"};
 
 Study read(const std::string& text) {
   return read_study(text, "test", kFlags);
@@ -271,7 +272,7 @@ TEST(StudyFile, ReadsAllBuiltInStudies) {
     }
   }
   EXPECT_EQ(names, (std::set<std::string>{"bert", "checkpoints", "frontier",
-                                          "gpt2", "mnist", "quick"}));
+                                          "gpt2", "mnist", "quick", "ranks"}));
 }
 
 }  // namespace

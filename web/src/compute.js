@@ -299,6 +299,47 @@ function checkpointTables(study, points) {
   });
 }
 
+const SHARD_LEVELS = ["none", "optimizer", "gradients", "parameters"];
+
+/** Ranks, what they divide and their budget, for each combination of the other axes. */
+function rankTables(points) {
+  const varied = ["ranks", "shard", "shard_group", "memory", "batch", "accumulate", "recompute"];
+  const ratio = (a, b) => (a != null && b ? a / b : null);
+  const first = (p, value) => {
+    const known = p.runs.map((run) => number(value(run.record))).filter((x) => x != null);
+    return known.length ? median(known) : null;
+  };
+  const exchanged = ({ figures }) => (figures.steps > 0 && figures.reduce_bytes != null
+    ? (figures.reduce_bytes + (figures.gather_bytes ?? 0)) / figures.steps : null);
+  const predicted = (record) => (record.figures && record.figures.predicted) || record.predicted || {};
+  return [...groupBy(points, (p) => axesKey(p.axes, varied)).values()].map((group) => ({
+    axes: group[0].axes,
+    rows: group.map((p) => {
+      const peakPredicted = first(p, (record) => predicted(record).peak_bytes);
+      const stepPredicted = first(p, (record) => predicted(record).step_ms);
+      return {
+        ranks: p.axes.ranks,
+        shard: p.axes.shard ?? "none",
+        memory: p.axes.memory ?? null,
+        batch: p.axes.batch,
+        accumulate: p.axes.accumulate,
+        parameters: number(p.memory && p.memory.parameters),
+        gradients: number(p.memory && p.memory.gradients),
+        optimizer: number(p.memory && p.memory.optimizer),
+        peak: p.peak,
+        peak_predicted: peakPredicted,
+        peak_ratio: ratio(peakPredicted, p.peak),
+        step_ms: p.step_ms,
+        step_predicted: stepPredicted,
+        step_ratio: ratio(stepPredicted, p.step_ms),
+        exchanged: first(p, exchanged),
+      };
+    }).sort((a, b) => a.ranks - b.ranks ||
+      SHARD_LEVELS.indexOf(a.shard) - SHARD_LEVELS.indexOf(b.shard) ||
+      compareNatural(String(a.memory), String(b.memory))),
+  }));
+}
+
 /** Rows by label with one column per source: measured systems first, then published figures.
  *  A run that is not done shows its status. */
 function stepTables(study, runs) {
@@ -391,6 +432,7 @@ function computeAll(data) {
     checkpoints: ofView("checkpoints", (study, own) => ({
       tables: checkpointTables(study, own),
     })),
+    ranks: ofView("ranks", (study, own) => ({ tables: rankTables(own) })),
     steps: ofView("steps", (study) => ({
       tables: stepTables(study, data.runs.filter((run) => run.axes.study === study.key)),
     })),

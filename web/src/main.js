@@ -3,6 +3,7 @@
 const VIEW_TITLES = {
   grid: "Memory, utilisation and time",
   checkpoints: "Number of checkpoints",
+  ranks: "Ranks",
   steps: "BEFORE / AFTER",
   frontier: "Time against memory",
 };
@@ -30,6 +31,9 @@ function studyViews(study, runs, rerender) {
     ? `${view}.${computed[view].findIndex((c) => c.study === study.key)}` : "filtered");
   if (study.views.includes("steps")) {
     part(VIEW_TITLES.steps, stepsView(study, { tables: stepTables(study, own) }, at("steps")));
+  }
+  if (study.views.includes("ranks")) {
+    part(VIEW_TITLES.ranks, ranksView(study, { tables: rankTables(points) }, at("ranks")));
   }
   if (study.views.includes("checkpoints")) {
     part(VIEW_TITLES.checkpoints, checkpointsView(study,
