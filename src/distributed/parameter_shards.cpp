@@ -1,5 +1,7 @@
 #include "distributed/parameter_shards.h"
 
+#include "recompute/stage_parameters.h"
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -90,6 +92,10 @@ void ParameterShards::all_gather() {
       scatter(buckets[b - 1], previous.first);
     }
     previous = std::move(now);
+  }
+  // Threads of the backend may still refer to them.
+  for (const torch::Tensor& buffer : buffers_) {
+    set_storage_memory(buffer, nullptr);
   }
   buffers_.clear();
 }

@@ -4,6 +4,7 @@
 #include "distributed/busy_time.h"
 #include "distributed/parameter_shards.h"
 #include "plan/exchange_memory.h"
+#include "recompute/stage_parameters.h"
 
 #include <c10/util/Exception.h>
 
@@ -19,6 +20,13 @@ using detail::BusyTime;
 using detail::ParameterShards;
 using Clock = BusyTime::Clock;
 
+/// Frees the memory of a buffer. Threads of the backend may refer to the tensors of an operation
+/// for some time after it has finished, and to let go of ours would free it then.
+void free_now(torch::Tensor& buffer) {
+  if (buffer.defined()) detail::set_storage_memory(buffer, nullptr);
+  buffer.reset();
+}
+
 /// The state of one bucket in the current window.
 struct BucketInFlight {
   torch::Tensor flat;  // gradients, then their sums
@@ -27,6 +35,17 @@ struct BucketInFlight {
   torch::Tensor sum;  // sums of this rank's share
   compat::Work work;
   compat::Work between;  // of `sum`, with those of other groups
+
+  /// After all operations. `with_sums`: also `flat` and `sum`, which otherwise become gradients.
+  void free_buffers(bool with_sums) {
+    free_now(sent);
+    free_now(received);
+    if (with_sums) {
+      free_now(flat);
+      free_now(sum);
+    }
+    *this = {};
+  }
 };
 
 }  // namespace
@@ -77,7 +96,7 @@ class GradientReducer::Impl {
         set_gradient(layout_->entries()[i], used[i], in_flight_[b]);
       }
       if (shards_) shards_->set_gradients(b, in_flight_[b].sum, used);
-      in_flight_[b] = {};
+      in_flight_[b].free_buffers(/*with_sums=*/false);  // gradients
     }
     ++counters_.windows;
     return tail_[0];
@@ -86,7 +105,9 @@ class GradientReducer::Impl {
   void abandon_window() {
     const torch::NoGradGuard no_grad;
     reduce_window({}, /*zeros=*/true);
-    for (BucketInFlight& bucket_state : in_flight_) bucket_state = {};
+    for (BucketInFlight& bucket_state : in_flight_) {
+      bucket_state.free_buffers(/*with_sums=*/true);
+    }
   }
 
   void all_gather_parameters() {
@@ -185,9 +206,9 @@ class GradientReducer::Impl {
     for (size_t r = 1; r < shares.size(); ++r) sum.add_(shares[r]);
     bucket_state.sum = std::move(sum);
     if (!options_.shard) return;  // the buffers are reused by all_gather_sums()
-    bucket_state.work = {};       // it holds both buffers
-    bucket_state.sent.reset();
-    bucket_state.received.reset();
+    bucket_state.work = {};
+    free_now(bucket_state.sent);
+    free_now(bucket_state.received);
     if (!options_.replicas) return;
     const auto begin = Clock::now();
     bucket_state.between = options_.replicas->all_reduce(bucket_state.sum);

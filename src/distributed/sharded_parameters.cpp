@@ -274,6 +274,8 @@ void ShardedParameters::finish_fetch(size_t index) {
 
 void ShardedParameters::free_memory(Unit& unit) {
   for (Bucket& bucket : unit.buckets) {
+    // Threads of the backend may still refer to the tensor.
+    if (bucket.values.defined()) set_storage_memory(bucket.values, nullptr);
     bucket.values.reset();
     set_memory(bucket);
   }

@@ -1,6 +1,7 @@
 // A rank is killed, stopped or throws at a random point of a training. All other ranks
 // must end in time and name the faulty rank, the saved states must be valid, and the
-// resumed run must end with the same state. faults.sh runs more rounds.
+// resumed run must end with the same state. If a rank runs out of memory, all ranks repeat
+// the window, and the run ends as without the failure. faults.sh runs more rounds.
 #include "ranked_runs.h"
 
 #include <random>
@@ -163,21 +164,21 @@ void check_ends(Fault fault, const FaultPlan& plan,
   EXPECT_LT(outcome.ended_after_s, kTimeoutS + 2);
 }
 
+/// Trains without a fault, in the directory "whole". Returns nothing in a rank's process.
+std::optional<Ended> train_undisturbed(InRanks how) {
+  how.variant = "whole";
+  const auto ends = in_ranks(
+      how, [] { train({.config = fault_config(kRanks), .name = "whole"}); });
+  if (child_rank() >= 0) return std::nullopt;
+  expect_all_well(ends);
+  return ended(how.folder, "whole");
+}
+
 void run_rounds(Fault fault, const char* kind) {
   const TemporaryDirectory folder;
   InRanks how{.ranks = kRanks};
   how.folder = folder.path();
-  how.variant = "whole";
-  const auto whole_ends = in_ranks(how, [] {
-    const auto group = RankGroup::join(group_options());
-    train(group, {.config = fault_config(kRanks), .name = "whole"});
-    group->leave();
-  });
-  std::optional<Ended> whole;
-  if (child_rank() < 0) {
-    expect_all_well(whole_ends);
-    whole = ended(folder.path(), "whole");
-  }
+  const std::optional<Ended> whole = train_undisturbed(how);
   std::vector<double> after;
   int unsaved = 0;
   for (int round = 0; round < rounds(); ++round) {
@@ -234,6 +235,36 @@ TEST(Faults, StoppedRankEndsAllAndTheRunResumes) {
 
 TEST(Faults, ThrowingRankEndsAllAndTheRunResumes) {
   run_rounds(Fault::kThrows, "throws");
+}
+
+TEST(Faults, RankOutOfMemoryRepeatsTheWindow) {
+  if (device().is_cuda()) {
+    GTEST_SKIP() << "this test injects CPU allocation failures";
+  }
+  const TemporaryDirectory folder;
+  InRanks how{.ranks = kRanks};
+  how.folder = folder.path();
+  const std::optional<Ended> whole = train_undisturbed(how);
+  std::mt19937 random(seed());
+  for (int round = 0; round < rounds(); ++round) {
+    const int victim = static_cast<int>(random() % kRanks);
+    const auto after = static_cast<int64_t>(20 + random() % 5000);
+    const std::string name = std::to_string(round);
+    SCOPED_TRACE("round " + name + ": rank " + std::to_string(victim) +
+                 ", allocation " + std::to_string(after));
+    how.variant = name;
+    const auto ends = in_ranks(how, [&] {
+      train({.config = fault_config(kRanks),
+             .name = name,
+             .failing_rank = victim,
+             .failing_after = after});
+    });
+    if (child_rank() >= 0) continue;
+    expect_all_well(ends);
+    expect_equal(*whole, ended(folder.path(), name));
+  }
+  if (child_rank() >= 0) return;
+  std::printf("faults: out of memory, %d rounds, all as without\n", rounds());
 }
 
 }  // namespace

@@ -32,6 +32,10 @@ inline TrainConfig config_of(int64_t ranks) {
   return config;
 }
 
+/// What ranks can divide.
+inline const std::vector<Sharding> kLevels = {
+    Sharding::kOptimizer, Sharding::kGradients, Sharding::kParameters};
+
 struct RankedRun {
   TrainConfig config;
   std::string name = "run";  ///< name of the run directory in child_folder()
