@@ -146,6 +146,8 @@ void write_weights(const std::string& path, const NamedTensors& tensors,
   const auto parts = divided(tensors, part_bytes);
   json weight_map = json::object();
   int64_t total = 0;
+  // The index of an earlier checkpoint would name files of both.
+  std::filesystem::remove(index);
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string file =
         fmt::format("{}-{:05}-of-{:05}.safetensors", base, i + 1, parts.size());

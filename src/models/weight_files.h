@@ -40,7 +40,8 @@ bool is_weight_index(const std::string& path);
 
 /// Writes `tensors` to one file or, if `path` names an index, to files of at most `part_bytes`
 /// next to it, then the index: BASE-00001-of-00003.safetensors and
-/// BASE.safetensors.index.json. A larger tensor has a file of its own. Throws as
+/// BASE.safetensors.index.json. A larger tensor has a file of its own. The index is written last,
+/// and an earlier one removed first: a checkpoint with an index is complete. Throws as
 /// write_safetensors() does.
 void write_weights(const std::string& path, const NamedTensors& tensors,
                    int64_t part_bytes);

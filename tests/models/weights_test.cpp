@@ -406,6 +406,19 @@ TEST(Weights, WritesCheckpointsInSeveralFiles) {
   }
 }
 
+// An index must not name files of two checkpoints.
+TEST(Weights, LeavesNoIndexOfAnInterruptedCheckpoint) {
+  const Shards shards;
+  const testing::TemporaryDirectory folder;
+  const std::string index = folder / "model.safetensors.index.json";
+  export_weights(shards.model, index);
+  std::filesystem::remove(folder / "model-00001-of-00001.safetensors");
+  std::filesystem::create_directory(folder /
+                                    "model-00001-of-00001.safetensors");
+  EXPECT_THROW(export_weights(shards.model, index), Error);
+  EXPECT_FALSE(std::filesystem::exists(index));
+}
+
 TEST(Weights, LoadsCheckpointsInSeveralFiles) {
   const Shards shards;
   expect_equal(shards.load(shards.index), shards.model);
