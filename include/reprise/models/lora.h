@@ -16,7 +16,7 @@
 ///     Model model = make_model("llama-3.2-1b");
 ///     load_weights(model, "Llama-3.2-1B");
 ///     add_lora(model, {.rank = 8, .targets = "q_proj,v_proj"});
-///     …                                      // train it like any other model
+///     train(model);                          // like any other model
 ///     save_lora(model, "adapter");           // as Hugging Face's PEFT does
 namespace reprise {
 

@@ -113,13 +113,13 @@ struct ObserverOptions {
 /// Samples a device at a fixed interval from a background thread:
 ///
 ///     Observer observer("cuda:0");  // Takes the baseline before the model exists.
-///     ...                           // Create the model and the data, warm up.
+///     make_model();                 // And the data; warm up.
 ///     observer.begin();
-///     ...                           // Train.
+///     train();
 ///     observer.pause();
 ///     evaluate();
 ///     observer.resume();
-///     ...
+///     train();
 ///     const Observation observed = observer.end();
 ///
 /// A sample is taken at both ends of every interval, so that intervals shorter

@@ -42,7 +42,7 @@ struct WeightCopiesOptions {
 ///     WeightCopies copies(weights, torch::kBFloat16);
 ///     for (auto& window : windows) {
 ///       copies.refresh();
-///       for (auto& micro_batch : window) ...;  // forward, backward
+///       for (auto& micro_batch : window) loss_of(micro_batch).backward();
 ///       copies.expire();
 ///       update();
 ///     }

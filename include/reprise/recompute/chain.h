@@ -17,8 +17,8 @@ namespace reprise {
 /// run by several threads at once if its modules may.
 ///
 ///     Chain chain(sequential);                        // one stage per module
-///     Chain chain = Chain::of(embed, block, head);    // modules or callables
-///     Chain chain({make_stage("a", f), Stage(...)});  // named stages
+///     chain = Chain::of(embed, block, head);          // modules or callables
+///     chain = Chain({make_stage("a", f), make_stage("b", g)});  // named stages
 class Chain {
  public:
   /// Throws c10::Error if `stages` is empty.

@@ -15,14 +15,14 @@
 /// forward, with skip connections, branches and loops, mark parts of it as
 /// regions and leave the function as it is:
 ///
-///     Tensors forward(const Tensors& in) {
+///     auto forward = [=](const Tensors& in) mutable -> Tensors {
 ///       auto a = region("down", down, in[0]);
 ///       auto b = region("middle", middle, pool(a));
 ///       auto c = region("up", [up = up](Tensor b, Tensor a) mutable {
 ///         return up(torch::cat({upsample(b), a}, 1));
 ///       }, b, a);
 ///       return {loss(c, in[1])};
-///     }
+///     };
 ///
 ///     Chain chain({Stage("net", forward, {net})});
 ///     chain = with_region_variants(chain, batch);

@@ -17,7 +17,7 @@
 ///                                           .memory = parse_bytes("8GiB")},
 ///                            {.optimizer = make}).plan;
 ///     PlannedStep step(model, plan);
-///     while (…) {
+///     while (read_next(batch)) {
 ///       step.begin(batch.count);
 ///       for (const Tensors& micro : split(batch.tensors, plan.micro_batch))
 ///         step.add(micro, micro[0].size(0));

@@ -13,8 +13,8 @@ namespace reprise {
 /// with non-finite gradients is skipped and the scale multiplied by `backoff`; after
 /// `growth_interval` finite updates it is multiplied by `growth`.
 ///
-///     accumulate with scaler.scale() as a factor of the loss
-///     if (scaler.unscale(parameters)) { clip; optimizer.step(); }
+///     (loss * scaler.scale()).backward();
+///     if (scaler.unscale(parameters)) optimizer.step();
 ///     scaler.update();
 class GradScaler {
  public:
