@@ -68,6 +68,11 @@ install_test_tools() {
     python3 python3-torch git chromium fonts-dejavu-core
 }
 
+# install_site_tools: installs the packages for scripts/site.sh.
+install_site_tools() {
+  install_packages python3-sphinx python3-myst-parser furo doxygen chromium fonts-dejavu-core
+}
+
 # build PRESET TARGET [CMAKE-OPTION...]: builds TARGET and shows the progress on standard
 # error. Configures first if there is no build directory or options are given. The log is
 # build/PRESET.log.
