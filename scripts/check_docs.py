@@ -8,7 +8,8 @@ Usage: check_docs.py [ROOT]. Needs no network: of external links only the form i
   headers have the names of the headers with a number, such as ops-norm-1.
 - Indented blocks and the languages sh and console are commands, which
   tests/docs/commands_test.py checks.
-- `text` is for output and formulas. Other languages are refused.
+- `text` is for output and formulas; with `message`, the sources have to contain its text.
+  Other languages are refused.
 """
 import pathlib
 import re
@@ -23,7 +24,7 @@ COMMANDS = {"indented", "sh", "console"}
 PROGRAMS = re.compile(
     r"(\w+=\S+ )*(\./)?(reprise|test|own_model|script_example|scripts/\S+|docs/\S+|build/\S+|"
     r"bench/\S+|python3|cmake|ctest|ninja|torchrun|mpirun|srun|git|cd|export|sudo|apt|apt-get|"
-    r"docker|podman|source|\.|cp|mkdir|tar|dpkg|conan|vcpkg|man|cat|head|seq|nvidia-smi)( .*)?$")
+    r"cmp|docker|podman|source|\.|cp|mkdir|tar|dpkg|conan|vcpkg|man|cat|head|seq|nvidia-smi)( .*)?$")
 
 
 def sample_files(root):
@@ -62,6 +63,7 @@ class Checker:
         self.problems = []
         self.names = {}
         self.anchors = {}
+        self.sources = None
 
     def report(self, where, text):
         self.problems.append(f"{where}: {text}")
@@ -71,7 +73,10 @@ class Checker:
             self.check_code(block)
         elif block.kind in COMMANDS:
             self.check_commands(block)
-        elif block.kind != "text":
+        elif block.kind == "text":
+            if block.marker == "message":
+                self.check_message(block)
+        else:
             self.report(block.where(), f"expected a block of {', '.join(sorted(CODE))}, sh, "
                         f"console or text, got '{block.kind}'; name the language behind ```")
 
@@ -92,6 +97,19 @@ class Checker:
         else:
             self.report(block.where(), f"a block of {block.kind} that nothing compiles; put "
                         "<!-- sample: NAME --> or <!-- from: PATH --> before it")
+
+    def check_message(self, block):
+        """Whether the parts of a message, between ellipses, are in the sources."""
+        if self.sources is None:
+            texts = [path.read_text() for folder in ("src", "tools", "include")
+                     for path in sorted((self.root / folder).rglob("*.[hc]*"))
+                     if path.is_file()]
+            self.sources = re.sub(r'"\s*"', "", "\n".join(texts))  # literals are joined
+        for part in re.split("…", " ".join(block.text.split())):
+            part = part.strip(" ;,")
+            if part and part not in self.sources:
+                self.report(block.where(), f"no source has the message '{part}'; has it been "
+                            "changed?")
 
     def check_commands(self, block):
         if block.kind == "console" and not block.text.startswith("$ "):

@@ -10,8 +10,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 #   <!-- sample: NAME -->   extracted to NAME.LANGUAGE; a test compiles and runs it
 #   <!-- from: PATH -->     lines of a file that is compiled and run itself
 #   <!-- run -->            commands and their output, repeated by a test
+#   <!-- fails -->          the same for commands that end with an error
+#   <!-- message -->        a message of the library or the command, with … for what varies
 #   <!-- not run: WHY -->   commands that are not even checked for valid flags
-MARKER = re.compile(r"\s*<!-- (sample|from|run|not run)(?:: (.+?))? -->\s*")
+MARKER = re.compile(r"\s*<!-- (sample|from|run|fails|message|not run)(?:: (.+?))? -->\s*")
 FENCE = re.compile(r"(\s*)(```+)\s*([\w-]*)\s*$")
 ITEM = re.compile(r"(\s*)([-*+]|\d+[.)])(\s+)\S")
 HEADING = re.compile(r"(#{1,6}) (.+)")

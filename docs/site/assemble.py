@@ -113,7 +113,7 @@ class Assembler:
             return number in is_prose
 
         text = docs.LINK.sub(lambda m: link(m) if in_prose(m.start()) else m[0], text)
-        return re.sub(r"^(\s*)<!-- (?:sample|from|run|not run|figures|end)\b.*-->\n", "", text,
+        return re.sub(r"^(\s*)<!-- (?:sample|from|run|fails|message|not run|figures|end)\b.*-->\n", "", text,
                       flags=re.MULTILINE)
 
     def pages(self):
@@ -123,7 +123,11 @@ class Assembler:
                 continue
             name = site_name(page)
             if name and not page.startswith("examples/"):
-                self.write(name, self.convert(page, name))
+                text = self.convert(page, name)
+                if name == "how-to/index":  # in the order of its table
+                    listed = re.findall(r"\]\(([\w-]+)\.md\)", text)
+                    text += "\n" + toctree(listed)
+                self.write(name, text)
 
     def examples(self):
         rows = []

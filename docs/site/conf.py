@@ -12,6 +12,7 @@ myst_enable_extensions = ["deflist", "attrs_image", "colon_fence"]
 myst_heading_anchors = 4
 highlight_language = "bash"
 
+html_show_sourcelink = False
 html_theme = "furo"
 html_title = "Reprise"
 html_static_path = ["_static"]

@@ -23,6 +23,11 @@ two
 four
 ```
 
+<!-- message -->
+```text
+expected … bytes, got one
+```
+
     reprise train --batch 4   # comment
     reprise plan
 
@@ -53,6 +58,7 @@ BAD = [
     ("```\nanything\n```", "name the language"),
     ("```java\nanything\n```", "name the language"),
     ("    int main() {}", "is no known command"),
+    ("<!-- message -->\n```text\nno such message\n```", "no source has the message"),
     ("```console\noutput\n```", "starts with '$ '"),
 ]
 
@@ -67,6 +73,8 @@ def check(page):
         (root / "LICENSE").write_text("one\n  two\n  three\n  four\n")
         (root / "docs/other.md").write_text("# Other\n\n## A, b & `c`\n\n### A b c\n")
         (root / "docs/picture.svg").write_text("<svg/>")
+        (root / "src").mkdir()
+        (root / "src/a.cpp").write_text('f("expected ", n, " bytes, "\n  "got one");')
         (root / "tests/docs/samples_test.cpp").write_text('#include "samples/first.cpp"\n')
         ran = subprocess.run([sys.executable, ROOT / "scripts/check_docs.py", root],
                              capture_output=True, text=True, check=False)
