@@ -20,6 +20,7 @@ import docs  # noqa: E402
 
 import headers  # noqa: E402
 import help_pages  # noqa: E402
+import theme  # noqa: E402
 
 # Names on the site of pages outside of docs/.
 PAGES = {
@@ -181,6 +182,7 @@ def main(arguments):
     (out / "_static").mkdir()
     shutil.copyfile(SITE / "conf.py", out / "conf.py")
     shutil.copyfile(SITE / "site.css", out / "_static/site.css")
+    theme.repair(out / "_static")
     assembler = Assembler(out)
     assembler.pages()
     assembler.examples()
