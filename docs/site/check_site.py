@@ -64,6 +64,17 @@ TOO_WIDE = """(() => {
 })()"""
 
 
+# Waits for results of the search, for ten seconds.
+SEARCHED = """new Promise(done => {
+  let left = 100;
+  const look = () => {
+    const found = document.querySelectorAll('#search-results li').length;
+    if (found || left-- === 0) done(found); else setTimeout(look, 100);
+  };
+  look();
+})"""
+
+
 def check_browser(site, pictures):
     sys.path.insert(0, str(ROOT / "tests/report"))
     import chromium
@@ -89,6 +100,9 @@ def check_browser(site, pictures):
                 if name in SHOWN:
                     browser.settle()
                     browser.screenshot(pictures / f"{name.replace('/', '-')}-{width}.png")
+        browser.open((site / "search.html").as_uri() + "?q=checkpoint", 1280)
+        if not browser.evaluate(SEARCHED):
+            yield "the search finds no page for 'checkpoint'"
         for name in ("index", "headers/recompute/checkpoint"):
             browser.open((site / f"{name}.html").as_uri(), 1280, dark=True)
             browser.settle()

@@ -78,7 +78,7 @@ class Reference:
             for member in section:
                 header = self.header_of(member)
                 hidden = "detail" in (member.findtext("definition") or "") or \
-                    member.findtext("name").startswith("REPRISE_VERSION")
+                    re.match(r"REPRISE_(VERSION|DETAIL)", member.findtext("name"))
                 if header and not hidden and (kind == "namespace" or
                                               member.get("kind") == "define"):
                     self.by_header[header].append(
