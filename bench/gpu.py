@@ -169,9 +169,9 @@ class Bench:
     def versions(self):
         """Returns the device name and the versions of Reprise and LibTorch."""
         import torch
-        version, libtorch = run([self.reprise, "--version"]).split(",")
+        build = json.loads(run([self.reprise, "--version", "--format", "json"]))
         return {"device_name": torch.cuda.get_device_name() if self.rates else "CPU",
-                "version": version.split()[-1], "libtorch": libtorch.split()[-1]}
+                "version": build["version"], "libtorch": build["libtorch"]}
 
 
 def shown(rate):

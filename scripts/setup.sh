@@ -63,9 +63,9 @@ install_build_tools() {
 # install_test_tools: installs the additional packages for ./test.
 install_test_tools() {
   # The page of reports is tested in a browser, which needs a font; models from Python are
-  # compared with PyTorch.
+  # compared with PyTorch; completion is tested in each shell, and the manual page with man.
   install_packages libgtest-dev libbenchmark-dev clang-format cppcheck \
-    python3 python3-torch git chromium fonts-dejavu-core
+    python3 python3-torch git chromium fonts-dejavu-core man-db zsh fish
 }
 
 # install_site_tools: installs the packages for scripts/site.sh.

@@ -8,10 +8,9 @@
 
 namespace reprise {
 
-/// Runs the command `reprise` with the arguments of main() and returns its exit status:
-/// train, plan, profile, verify, study, report, launch and devices, for the built-in models
-/// and datasets and those that `register_own` registers (models/registry.h,
-/// register_dataset()):
+/// Runs the command `reprise` with the arguments of main() and returns its exit status. All
+/// subcommands know the built-in models and datasets and those that `register_own` registers
+/// (models/registry.h, register_dataset()):
 ///
 ///     void register_mine() {
 ///       reprise::register_model({.name = "mine", .make = make_mine, .data = "mine"});

@@ -3,6 +3,8 @@
 #include <torch/version.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 /// Version of Reprise. CMakeLists.txt reads it here.
 #define REPRISE_VERSION "0.1.0"
@@ -14,6 +16,27 @@ std::string version();
 
 /// Version of the LibTorch that Reprise was built with, such as "1.13.1".
 std::string libtorch_version();
+
+/// How Reprise was built.
+struct BuildInfo {
+  std::string version;  ///< version()
+  std::string
+      commit;  ///< ends in "-modified" if files were changed, or "unknown"
+  std::string date;  ///< of the commit, such as "2026-11-18"; empty: unknown
+  std::string libtorch;   ///< libtorch_version()
+  bool has_cuda = false;  ///< whether LibTorch has CUDA
+  std::string cuda;     ///< version of the CUDA toolkit; empty: unknown or none
+  std::string kernels;  ///< GPUs with kernels of their own; empty: none
+  std::string compiler;          ///< such as "GNU 12.2.0"
+  std::string standard_library;  ///< with the form of its ABI
+  std::string build_type;        ///< CMAKE_BUILD_TYPE
+  std::string sanitizer;         ///< address, thread or none
+  /// Name and version of the other libraries.
+  std::vector<std::pair<std::string, std::string>> libraries;
+};
+
+/// How this library was built; `reprise --version` prints it.
+BuildInfo build_info();
 
 }  // namespace reprise
 

@@ -12,8 +12,10 @@ namespace reprise::command {
 
 using Action = std::function<int()>;
 
+void add_completion(CLI::App& app, Action& action);
 void add_devices(CLI::App& app, Action& action);
 void add_launch(CLI::App& app, Action& action);
+void add_man(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_profile(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);

@@ -256,7 +256,12 @@ bool is_wrong_usage(const std::exception& error) {
 std::string parse_message(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = chosen_command(app);
   const std::string what = error.what();
-  if (&command == &app) return unknown_subcommand(app);
+  if (&command == &app) {
+    // Of the command itself, only --format has a value.
+    const bool wrong_value =
+        dynamic_cast<const CLI::ValidationError*>(&error) != nullptr;
+    return wrong_value ? what : unknown_subcommand(app);
+  }
   // Report unknown flags first, because they may be why another one is missing.
   const auto words = app.remaining(/*recurse=*/true);
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||

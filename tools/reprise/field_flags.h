@@ -18,6 +18,14 @@ namespace reprise::command {
 /// Validates the values of `option` with `check`. Replaces an earlier check.
 CLI::Option* set_check(CLI::Option* option, FieldCheck check);
 
+/// Sets the words that shells complete as values of `option`, besides paths if its
+/// placeholder is FILE, DIR or PATH. Replaces earlier ones.
+CLI::Option* set_words(CLI::Option* option,
+                       const std::vector<std::string>& words);
+
+/// Returns these words; empty if there are none.
+std::vector<std::string> words_of(CLI::Option& option);
+
 /// Returns the placeholder for a field's value in --help, such as "INT", "SIZE"
 /// or "auto|on|off".
 std::string metavar_of(const FieldInfo& field);

@@ -1,6 +1,7 @@
 #include "base/text_check.h"
 #include "checks.h"
 #include "commands.h"
+#include "field_flags.h"
 #include "plugins.h"
 #include "train_flags.h"
 
@@ -18,6 +19,9 @@
 namespace reprise::command {
 namespace {
 
+/// Subcommands that ranks can run.
+const std::vector<std::string> kCommands = {"train"};
+
 struct LaunchFlags {
   int ranks = 1;
   std::string plugin;
@@ -34,7 +38,7 @@ std::string own_path() {
 /// Checks the command before it is launched, so that errors are reported once
 /// instead of once per rank.
 void check_words(const LaunchFlags& flags) {
-  const std::string error = one_of({"train"})(flags.words.front());
+  const std::string error = one_of(kCommands)(flags.words.front());
   if (!error.empty()) throw CLI::ValidationError("after --", error);
   try {
     parse_train_flags({flags.words.begin() + 1, flags.words.end()},
@@ -71,11 +75,13 @@ void add_launch(CLI::App& app, Action& action) {
           ->required(),
       whole_number(1, 1024));
   add_plugin_flag(*launching, flags->plugin);
-  launching
-      ->add_option("command", flags->words,
-                   "After --: the subcommand, train, with its flags")
-      ->required()
-      ->type_name("-- train FLAGS");
+  CLI::Option* command =
+      launching
+          ->add_option("command", flags->words,
+                       "After --: the subcommand, train, with its flags")
+          ->required()
+          ->type_name("-- train FLAGS");
+  set_words(command, kCommands);
   launching->footer(
       "Across machines use torchrun --no-python, mpirun or srun; reprise train "
       "finds\nits rank in their environment.\nExit status: 0 done, 2 wrong "

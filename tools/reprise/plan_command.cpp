@@ -260,10 +260,12 @@ void add_plan(CLI::App& app, Action& action) {
             whole_number(1, 4096));
   plan->add_option("--bandwidth", flags->bandwidth,
                    "What each rank can send, such as 200GB/s or 100Gbit/s")
-      ->group("Ranks");
+      ->group("Ranks")
+      ->type_name("RATE");
   plan->add_option("--latency", flags->latency,
                    "Time of a short message, such as 20us")
       ->group("Ranks")
+      ->type_name("TIME")
       ->capture_default_str();
   FieldInfo shard;
   shard.name = "shard";
@@ -283,7 +285,8 @@ void add_plan(CLI::App& app, Action& action) {
                    "With --ranks: take the costs from this file, one of "
                    "~/.cache/reprise/profiles on a machine that planned")
       ->group("Ranks")
-      ->check(CLI::ExistingFile);
+      ->type_name("FILE")
+      ->check(CLI::ExistingFile.description(""));
   add_format_flag(*plan, flags->format);
   plan->footer(std::string("Takes the flags of train. Measurements are kept in "
                            "~/.cache/reprise/profiles.\n"

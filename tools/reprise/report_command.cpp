@@ -71,12 +71,12 @@ void add_report(CLI::App& app, Action& action) {
                              "Directories of studies, or .jsonl files; several "
                              "are read together")
                 ->required()
-                ->type_name("DIR"),
+                ->type_name("DIR|FILE"),
             readable_results());
   set_check(report
                 ->add_option("-o,--out", flags->out,
                              "Path of the page (default: report.html in the "
-                             "first DIR)")
+                             "first directory)")
                 ->type_name("FILE"),
             not_empty());
   set_check(report

@@ -1,6 +1,7 @@
 #include "commands.h"
 #include "errors.h"
 #include "plugins.h"
+#include "version_text.h"
 
 #include <reprise/command.h>
 #include <reprise/memory/meter.h>
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,10 +32,21 @@ int refuse(const CLI::App& app, const std::string& message) {
   return kWrongUsage;
 }
 
+/// Adds --version, with --format.
+void add_version(CLI::App& app) {
+  const auto format = std::make_shared<OutputFormat>(OutputFormat::kTable);
+  // Before --version, whose callback reads its value.
+  CLI::Option* option =
+      add_choice(app, "--format", *format, "Format of --version");
+  app.set_version_flag(
+      "--version", [format] { return version_text(build_info(), *format); },
+      "Print the version and how it was built");
+  option->needs("--version");
+}
+
 void add_all(CLI::App& app, Action& action) {
   app.require_subcommand(1);
-  app.set_version_flag(
-      "--version", "reprise " + version() + ", LibTorch " + libtorch_version());
+  add_version(app);
   app.footer(
       std::string("Results go to standard output, progress to standard error.\n"
                   "Status 2 means that nothing was started: a flag, a value or "
@@ -47,6 +60,8 @@ void add_all(CLI::App& app, Action& action) {
   add_verify(app, action);
   add_study(app, action);
   add_devices(app, action);
+  add_completion(app, action);
+  add_man(app, action);
 }
 
 /// Registers models and datasets, then adds the subcommands, whose flags include the

@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "config_options.h"
 #include "errors.h"
+#include "field_flags.h"
 #include "plugins.h"
 #include "signals.h"
 #include "study_progress.h"
@@ -20,6 +21,7 @@
 #include <reprise/version.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -375,6 +377,20 @@ int study_with(const StudyFlags& flags) {
   return status_of(outcome, no_report);
 }
 
+/// Adds a flag that takes FLAG=VALUE and may be repeated.
+void add_assignments(CLI::App& study, const char* flag,
+                     std::vector<std::string>& values, const char* text) {
+  std::vector<std::string> words =
+      config_fields().names(&FieldInfo::in_studies);
+  for (std::string& word : words) word += "=";
+  set_words(study.add_option(flag, values, text)
+                ->type_name("FLAG=VALUE")
+                ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+                ->expected(1)
+                ->allow_extra_args(false),
+            words);
+}
+
 }  // namespace
 
 void add_study(CLI::App& app, Action& action) {
@@ -383,16 +399,24 @@ void add_study(CLI::App& app, Action& action) {
       "study",
       "Run an experiment, each training in its own process, and write a "
       "report");
-  study
-      ->add_option("STUDY", flags->study,
-                   "A study file, or a built-in study: quick, mnist, "
-                   "checkpoints, bert, gpt2, frontier")
-      ->capture_default_str();
+  std::vector<std::string> studies;
+  for (const auto& shipped : shipped_studies())
+    studies.push_back(shipped.first);
+  set_words(
+      study
+          ->add_option("STUDY", flags->study,
+                       fmt::format("A study file, or a built-in study: {}",
+                                   fmt::join(studies, ", ")))
+          ->type_name("NAME|FILE")
+          ->capture_default_str(),
+      studies);
   add_plugin_flag(*study, flags->plugin);
   study->add_flag("--list", flags->list, "List the built-in studies");
-  set_check(study->add_option("--out", flags->out,
-                              "Directory of the results (default: "
-                              "reprise-studies/NAME)"),
+  set_check(study
+                ->add_option("--out", flags->out,
+                             "Directory of the results (default: "
+                             "reprise-studies/NAME)")
+                ->type_name("DIR"),
             not_empty());
   study->add_flag("--resume", flags->resume,
                   "Continue with the existing results");
@@ -405,35 +429,31 @@ void add_study(CLI::App& app, Action& action) {
                   "Start without estimating time and memory of the runs");
   study->add_flag("--no-report", flags->no_report,
                   "Write no report at the end");
-  set_check(study
-                ->add_option("--device", flags->device,
-                             "cpu, cuda or cuda:N; auto: CUDA if available")
-                ->capture_default_str(),
-            device_name({kAutoDevice}));
-  study
-      ->add_option("--set", flags->set,
-                   "Set a flag in every run, such as seconds=1")
-      ->type_name("FLAG=VALUE")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->expected(1)
-      ->allow_extra_args(false);
-  study
-      ->add_option("--only", flags->only,
-                   "Select the runs with this value, such as model=mlp")
-      ->type_name("FLAG=VALUE")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->expected(1)
-      ->allow_extra_args(false);
+  CLI::Option* device =
+      study
+          ->add_option("--device", flags->device,
+                       "Device: cpu, cuda or cuda:N; auto: CUDA if available")
+          ->type_name("DEVICE")
+          ->capture_default_str();
+  set_check(device, device_name({kAutoDevice}));
+  set_words(device, {kAutoDevice, "cpu", "cuda"});
+  add_assignments(*study, "--set", flags->set,
+                  "Set a flag in every run, such as seconds=1");
+  add_assignments(*study, "--only", flags->only,
+                  "Select the runs with this value, such as model=mlp");
   study
       ->add_option("--part", flags->part,
-                   "I/N: every N-th run from the I-th, to divide a study "
-                   "among machines")
+                   "Part of the study: I/N, every N-th run from the I-th, to "
+                   "divide a study among machines")
+      ->type_name("I/N")
       ->capture_default_str();
   // LibTorch itself needs this much; with less, every run would fail.
   constexpr int64_t kLeastRunMemory = int64_t{64} << 20;
-  set_check(study->add_option("--run-memory", flags->run_memory,
-                              "Memory limit of a run on the CPU, such as 8GiB "
-                              "(default: 90 % of the free memory)"),
+  set_check(study
+                ->add_option("--run-memory", flags->run_memory,
+                             "Memory limit of a run on the CPU, such as 8GiB "
+                             "(default: 90 % of the free memory)")
+                ->type_name("SIZE"),
             byte_size(kLeastRunMemory));
   add_format_flag(*study, flags->format, "Format of the outcome");
   study->footer(

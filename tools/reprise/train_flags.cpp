@@ -24,18 +24,22 @@ void add_rank_flags(CLI::App& train, TrainFlags& flags) {
 }
 
 void add_saving_flags(CLI::App& train, TrainFlags& flags) {
-  const auto add = [&](const char* flag, std::string& value, const char* text) {
+  const auto add = [&](const char* flag, std::string& value, const char* kind,
+                       const char* text) {
     return train.add_option(flag, value, text)
         ->group("Saving")
-        ->type_name("PATH");
+        ->type_name(kind);
   };
-  set_check(add("--out", flags.out,
-                "Run directory (default: reprise-runs/MODEL-DATE-TIME); none: "
-                "save nothing"),
+  CLI::Option* out =
+      add("--out", flags.out, "DIR",
+          "Run directory (default: reprise-runs/MODEL-DATE-TIME); none: save "
+          "nothing");
+  set_check(out, not_empty());
+  set_words(out, names_of<OutKeyword>());
+  set_check(add("--resume", flags.resume, "DIR",
+                "Continue the run in this directory"),
             not_empty());
-  set_check(add("--resume", flags.resume, "Continue the run in this directory"),
-            not_empty());
-  set_check(add("--export", flags.export_path,
+  set_check(add("--export", flags.export_path, "PATH",
                 "Write the weights to this safetensors file at the end, or to "
                 "files of at most 5 GB if it ends in .safetensors.index.json; "
                 "with --lora, the adapter to this directory, unless it ends "
@@ -70,6 +74,7 @@ CLI::App* add_train_flags(CLI::App& app, TrainFlags& flags) {
                              "Compare the summary.json of two runs, BEFORE and "
                              "AFTER, and train nothing")
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+                ->type_name("FILE")
                 ->expected(2),
             readable_file());
   return train;

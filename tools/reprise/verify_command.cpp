@@ -270,20 +270,21 @@ void add_verify(CLI::App& app, Action& action) {
   }
   // These flags accept other values than the flags of train with the same
   // names.
-  set_check(verify->add_option(
-                "--model", flags->models,
-                "Models to verify (default: all of these):" + known_models() +
-                    "\nor any of train's, in their own sizes "
-                    "unless flags change them"),
-            one_of(known_names()));
-  set_check(
+  CLI::Option* model = verify->add_option(
+      "--model", flags->models,
+      "Models to verify (default: all of these):" + known_models() +
+          "\nor any of train's, in their own sizes unless flags change them");
+  set_check(model, one_of(known_names()));
+  set_words(model, known_names());
+  CLI::Option* recompute =
       verify
-          ->add_option("--recompute", flags->strategies,
-                       "Strategies: " +
-                           fmt::format("{}", fmt::join(strategy_names(), ", ")))
+          ->add_option(
+              "--recompute", flags->strategies,
+              fmt::format("Strategies: {}", fmt::join(strategy_names(), ", ")))
           ->capture_default_str()
-          ->delimiter(','),
-      strategy_text());
+          ->delimiter(',');
+  set_check(recompute, strategy_text());
+  set_words(recompute, strategy_names());
   set_check(verify->add_option("--batch", flags->batch, "Samples per batch")
                 ->capture_default_str(),
             whole_number(1, 1 << 16));

@@ -37,7 +37,9 @@ struct FieldInfo {
   FieldCheck check{};  ///< allowed values; null: any
   /// Value, as text, that means "not given"; not subject to `check`. Texts: "".
   std::optional<std::string> unset{};
-  std::string metavar{};  ///< in --help; empty: by kind
+  /// In --help; empty: by kind. If it is FILE, DIR or PATH, or NAME|PATH, shells
+  /// complete paths.
+  std::string metavar{};
   bool same_on_resume =
       false;  ///< a run that continues must have the same value
   bool affects_costs = false;        ///< part of the key of cached measurements
@@ -46,8 +48,10 @@ struct FieldInfo {
   bool on_command_line = true;       ///< has a flag of `reprise train`
   bool needs_run_directory = false;  ///< has no effect if nothing is saved
   bool absent_if_unset = false;      ///< not in JSON if it is not given
-  FieldKind kind = FieldKind::kText;   ///< set by FieldTable::add()
-  std::vector<std::string> choices{};  ///< names of an enum; set likewise
+  FieldKind kind = FieldKind::kText;  ///< set by FieldTable::add()
+  /// All values of an enum, set likewise. For texts, the words that shells complete;
+  /// "every:K" stands for "every:".
+  std::vector<std::string> choices{};
 };
 
 /// A field of the struct `Config`. Values are exchanged as text: numbers in decimal
@@ -333,9 +337,9 @@ class FieldTable {
 };
 
 /// Options of models: sizes of the built-in ones, and ModelEntry::own_options of all that
-/// are registered. If another model is registered later, the next call returns another
-/// table; earlier ones stay valid. Throws c10::Error if an option has the name of a field of
-/// TrainConfig.
+/// are registered. If another model or dataset is registered later, the next call returns
+/// another table; earlier ones stay valid. Throws c10::Error if an option has the name of a
+/// field of TrainConfig.
 const FieldTable<ModelOptions>& model_fields();
 
 /// Options of a training.

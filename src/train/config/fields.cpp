@@ -124,7 +124,8 @@ FieldTable<ModelOptions> make_model_fields() {
                       .check = one_of({"batch", "group"}),
                       .metavar = "batch|group",
                       .same_on_resume = true,
-                      .affects_costs = true})
+                      .affects_costs = true,
+                      .choices = {"batch", "group"}})
       .add(&M::dropout, {.name = "dropout",
                          .group = "Model",
                          .help = "Probability of dropout, from 0 to below 1",
@@ -163,6 +164,7 @@ FieldTable<LoraOptions> lora_fields() {
       "Layers with an adapter, such as q_proj,v_proj (default: all-linear)",
       {});
   targets.metavar = "NAMES";
+  targets.choices = {"all-linear"};
   FieldTable<L> table;
   table.add(&L::rank, rank)
       .add(&L::alpha, alpha)
@@ -184,7 +186,8 @@ void check_own_names(const FieldTable<TrainConfig>& table) {
   }
 }
 
-/// A table that is made again when more models are registered. Earlier tables are kept.
+/// A table that is made again when more models or datasets are registered. Earlier tables
+/// are kept.
 template <class Config>
 class GrowingTable {
  public:
@@ -193,10 +196,10 @@ class GrowingTable {
 
   const FieldTable<Config>& get() {
     const std::lock_guard lock(mutex_);
-    const size_t models = model_list().size();
-    if (tables_.empty() || models != models_) {
+    const size_t names = model_list().size() + dataset_names().size();
+    if (tables_.empty() || names != names_) {
       tables_.push_back(make_());
-      models_ = models;
+      names_ = names;
     }
     return tables_.back();
   }
@@ -204,7 +207,7 @@ class GrowingTable {
  private:
   Make make_;
   std::mutex mutex_;
-  size_t models_ = 0;  // that the last table knows
+  size_t names_ = 0;  // that the last table knows
   std::list<FieldTable<Config>> tables_;
 };
 
@@ -213,14 +216,15 @@ FieldTable<TrainConfig> make_config_fields() {
   FieldTable<C> table;
   table.add(&C::model, {.name = "model",
                         .group = "Model",
-                        .help = "One of:" + model_descriptions(),
+                        .help = "Model:" + model_descriptions(),
                         .check =
                             [](const std::string& text) {
                               return one_of(model_names())(text);
                             },
                         .metavar = "NAME",
                         .same_on_resume = true,
-                        .affects_costs = true});
+                        .affects_costs = true,
+                        .choices = model_names()});
   table.add(&C::plugin, {.name = "plugin",
                          .group = "Model",
                          .help = "Plug-ins of the command",
@@ -245,20 +249,22 @@ FieldTable<TrainConfig> make_config_fields() {
             .group = "Model",
             .help = "Directory of a LoRA adapter to continue from, in the "
                     "format of Hugging Face's PEFT",
-            .metavar = "PATH",
+            .metavar = "DIR",
             .affects_costs = true,
             .same_on_ranks = false})
       .add(&C::data,
            {.name = "data",
             .group = "Data",
             .help = fmt::format(
-                "{}, or a path: IDX images, a text file, a .bin file of uint16 "
+                "Dataset: {}, or a path: IDX images, a text file, a .bin file "
+                "of uint16 "
                 "tokens, a .u32 file of uint32 tokens (default: mnist for "
                 "images, random for tokens)",
                 fmt::join(dataset_names(), ", ")),
             .metavar = "NAME|PATH",
             .same_on_resume = true,
-            .affects_costs = true})
+            .affects_costs = true,
+            .choices = dataset_names()})
       .add(&C::random_samples, {.name = "random-samples",
                                 .group = "Data",
                                 .help = "Number of samples in random",

@@ -40,6 +40,13 @@ FieldCheck recompute_check() {
       };
 }
 
+/// The words that `recompute_check` allows.
+std::vector<std::string> strategy_words() {
+  std::vector<std::string> words = strategy_names();
+  words.insert(words.end(), {"optimal", "auto"});
+  return words;
+}
+
 /// One of `words`, or a size in bytes.
 FieldCheck size_or(std::vector<std::string> words) {
   return [words = std::move(words)](const std::string& text) -> std::string {
@@ -96,13 +103,15 @@ void add_memory(Options& table) {
            {.name = "recompute",
             .group = "Training",
             .help = fmt::format(
-                "{}; optimal: the fastest within --memory; or a schedule as "
+                "Strategy: {}; optimal: the fastest within --memory; or a "
+                "schedule as "
                 "reprise plan prints it. Default: optimal with --memory; "
                 "without, the fastest within the free memory of a CUDA device "
                 "if the training is long enough to plan it, else none",
                 fmt::join(strategy_names(), ", ")),
             .check = recompute_check(),
-            .metavar = "STRATEGY"})
+            .metavar = "STRATEGY",
+            .choices = strategy_words()})
       .add(&O::precision, {.name = "precision",
                            .group = "Training",
                            .help = "Type of activations and matrix products",
@@ -126,7 +135,8 @@ void add_memory(Options& table) {
                     "to three quarters of the free memory",
             .check = size_or({"auto", "off"}),
             .metavar = "SIZE",
-            .affects_costs = true})
+            .affects_costs = true,
+            .choices = {"auto", "off"}})
       .add(&O::update,
            {.name = "update",
             .group = "Training",
@@ -185,16 +195,17 @@ FieldTable<OptimizerOptions> optimizer_fields() {
   };
   const FieldCheck beta = real_number(0, 1, Ends::kLow);
   FieldTable<P> table;
-  table.add(&P::name,
-            {.name = "optimizer",
-             .group = "Training",
-             .help = fmt::format("{}; the 8-bit kinds have a quarter of "
-                                 "adam's state",
-                                 fmt::join(optimizer_names(), ", ")),
-             .check = one_of(optimizer_names()),
-             .metavar = "NAME",
-             .same_on_resume = true,
-             .affects_costs = true});
+  table.add(&P::name, {.name = "optimizer",
+                       .group = "Training",
+                       .help = fmt::format(
+                           "Optimizer: {}; the 8-bit kinds have a quarter of "
+                           "adam's state",
+                           fmt::join(optimizer_names(), ", ")),
+                       .check = one_of(optimizer_names()),
+                       .metavar = "NAME",
+                       .same_on_resume = true,
+                       .affects_costs = true,
+                       .choices = optimizer_names()});
   FieldInfo momentum = number("momentum", "Momentum of sgd", beta);
   momentum.affects_costs = true;
   table.add(&P::momentum, momentum)
@@ -296,10 +307,11 @@ void add_machine(Options& table) {
   table
       .add(&O::device, {.name = "device",
                         .group = "Machine",
-                        .help = "cpu, cuda or cuda:N",
+                        .help = "Device: cpu, cuda or cuda:N",
                         .check = device_name(),
                         .metavar = "DEVICE",
-                        .same_on_ranks = false})
+                        .same_on_ranks = false,
+                        .choices = {"cpu", "cuda"}})
       .add(&O::threads,
            {.name = "threads",
             .group = "Machine",
