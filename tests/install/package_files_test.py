@@ -54,8 +54,8 @@ def check_citation():
     text = text_of("CITATION.cff")
     values = top_level(text)
     for key, pattern in CITATION_KEYS.items():
-        assert re.fullmatch(pattern, values.get(key, "missing")), (
-            f"CITATION.cff: {key} is {values.get(key, 'missing')}")
+        assert key in values, f"CITATION.cff has no {key}"
+        assert re.fullmatch(pattern, values[key]), f"CITATION.cff: {key} is {values[key]}"
     authors = re.search(r"^authors:\n((?: .*\n)+)", text, re.MULTILINE)
     assert authors and re.match(r"  - (name|family-names): \S", authors[1]), "no authors"
     assert values["version"] == version(), f"CITATION.cff has {values['version']}"
