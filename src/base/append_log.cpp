@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <filesystem>
 #include <sys/file.h>
 #include <unistd.h>
 #include <utility>
@@ -60,8 +61,11 @@ void AppendLog::append(std::string_view record) {
   bytes_ += static_cast<int64_t>(record.size());
 }
 
-bool AppendLog::sync() {
-  return fsync(file_) == 0;
+void AppendLog::sync() {
+  if (fsync(file_) != 0) throw_cannot_write(errno);
+  if (entry_synced_) return;
+  sync_directory(std::filesystem::path(path_).parent_path().string());
+  entry_synced_ = true;
 }
 
 void AppendLog::throw_cannot_write(int reason) const {

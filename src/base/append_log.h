@@ -39,8 +39,9 @@ class AppendLog {
   /// Appends one record, which includes its newline if the file is made of lines.
   void append(std::string_view record);
 
-  /// Flushes the file to disk. Returns false with errno set if the system fails.
-  bool sync();
+  /// Flushes the file to disk, and at first its entry in the directory. Throws if the system
+  /// fails.
+  void sync();
 
   const std::string& path() const { return path_; }
   /// Length of the complete records.
@@ -53,6 +54,7 @@ class AppendLog {
   std::string owner_;
   int file_ = -1;
   int64_t bytes_ = 0;
+  bool entry_synced_ = false;
   bool torn_ = false;  // part of a record could not be removed
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace reprise {
@@ -15,8 +16,11 @@ bool write_all(int file, const void* bytes, size_t count);
 /// directory. Without a commit the destructor removes the temporary file and leaves
 /// `path` unchanged.
 ///
+/// A symbolic link stays, and the file that it names is replaced; so do the permissions of a
+/// replaced file. The name of the temporary file cannot be predicted.
+///
 /// All members throw reprise::Error with the path and the system's reason (disk full,
-/// read-only, no such directory).
+/// read-only, no such directory), or if `path` is a directory, a device or a named pipe.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -26,13 +30,29 @@ class AtomicFile {
 
   void write(const void* bytes, size_t count);
   void write(const std::string& text) { write(text.data(), text.size()); }
+  /// Replaces bytes that have been written, from position `from`.
+  void rewrite(uint64_t from, const std::string& text);
   void commit();
 
  private:
-  std::string path_;
+  void discard();
+
+  std::string path_;    // as it was given, for messages
+  std::string target_;  // after symbolic links
   std::string temporary_;
   int descriptor_ = -1;
 };
+
+/// Whether `name` is that of a temporary file of AtomicFile, which a killed process has left.
+bool is_temporary_file(const std::string& name);
+
+/// Flushes the entries of a directory to disk: files that were created, renamed or removed.
+/// Does nothing on file systems that cannot. Throws reprise::Error.
+void sync_directory(const std::string& path);
+
+/// Creates a directory and those above it that are missing, and flushes their entries to
+/// disk. Throws reprise::Error.
+void make_directories(const std::string& path);
 
 /// Returns why the file `path` cannot be created or replaced, as the system says it;
 /// empty if it can. Creates and removes a temporary file beside it.

@@ -1,6 +1,5 @@
 #include "base/append_log.h"
 #include "base/file.h"
-#include "base/throw_error.h"
 #include "study/record_type.h"
 
 #include <reprise/study/runner.h>
@@ -99,10 +98,7 @@ std::vector<std::string> read_results(const std::vector<std::string>& paths) {
 }
 
 ResultsFile::ResultsFile(const std::string& directory) {
-  std::error_code error;
-  fs::create_directories(directory, error);
-  TORCH_CHECK(!error, "[results] cannot make ", directory, ": ",
-              error.message());
+  make_directories(directory);
   log_ = std::make_unique<detail::AppendLog>(
       (fs::path(directory) / kName).string(), "results");
   TORCH_CHECK(log_->try_lock(), "[results] another process is writing ",
@@ -119,10 +115,7 @@ const std::string& ResultsFile::path() const {
 void ResultsFile::append(const std::string& json) {
   TORCH_INTERNAL_ASSERT(json.find('\n') == std::string::npos);
   log_->append(json + "\n");
-  if (!log_->sync()) {
-    detail::throw_error("[results] cannot write {}: {}", path(),
-                        detail::system_reason());
-  }
+  log_->sync();
 }
 
 }  // namespace reprise

@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <set>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 
@@ -83,15 +85,97 @@ TEST(File, ErrorsNameThePathAndTheReason) {
   says(folder / "plain/f", "Not a directory");
 }
 
-TEST(File, CannotReplaceADirectory) {
+TEST(File, ReplacesNothingButRegularFiles) {
   const Folder folder;
   std::filesystem::create_directories(folder / "d/inside");
-  {
-    AtomicFile file(folder / "d");
-    EXPECT_NE(error_of([&] { file.commit(); }).find("directory"),
-              std::string::npos);
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  const auto refused = [](const std::string& path, const char* what) {
+    const std::string text = error_of([&] { AtomicFile file(path); });
+    EXPECT_NE(text.find(path), std::string::npos) << text;
+    EXPECT_NE(text.find(what), std::string::npos) << text;
+  };
+  refused(folder / "d", "it is a directory");
+  refused(folder / "pipe", "it is a named pipe");
+  refused("/dev/null", "it is a device");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  // One that appears while the file is written.
+  AtomicFile file(folder / "late");
+  std::filesystem::create_directory(folder / "late");
+  EXPECT_NE(error_of([&] { file.commit(); }).find("it is a directory"),
+            std::string::npos);
+}
+
+TEST(File, KeepsLinksAndPermissions) {
+  const Folder folder;
+  std::filesystem::create_directory(folder / "there");
+  write_bytes(folder / "there/f", "before");
+  ASSERT_EQ(chmod((folder / "there/f").c_str(), 0640), 0);
+  std::filesystem::create_symlink("there/f", folder / "link");
+  std::filesystem::create_symlink("there/new", folder / "dangling");
+  std::filesystem::create_symlink("circle", folder / "circle");
+  for (const char* name : {"link", "dangling"}) {
+    AtomicFile file(folder / name);
+    file.write("after");
+    file.commit();
+    EXPECT_TRUE(std::filesystem::is_symlink(folder / name));
   }
-  EXPECT_EQ(entries(folder / ""), 1u);
+  EXPECT_EQ(read_text(folder / "there/f"), "after");
+  EXPECT_EQ(read_text(folder / "there/new"), "after");
+  struct stat status {};
+  ASSERT_EQ(stat((folder / "there/f").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0640u);
+  EXPECT_NE(error_of([&] {
+              AtomicFile file(folder / "circle");
+            }).find("symbolic links"),
+            std::string::npos);
+}
+
+/// A link with the name of a temporary file would lead the bytes elsewhere.
+TEST(File, TemporaryNamesAreNotPredictable) {
+  const Folder folder;
+  std::set<std::string> names;
+  for (int i = 0; i < 50; ++i) {
+    const AtomicFile file(folder / "f");
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "")) {
+      const std::string name = entry.path().filename().string();
+      EXPECT_TRUE(reprise::is_temporary_file(name)) << name;
+      EXPECT_EQ(name.find(std::to_string(getpid())), std::string::npos);
+      EXPECT_TRUE(names.insert(name).second);
+    }
+  }
+  EXPECT_EQ(names.size(), 50u);
+  EXPECT_EQ(entries(folder / ""), 0u);
+  EXPECT_FALSE(reprise::is_temporary_file("f.txt"));
+}
+
+TEST(File, RewritesBytes) {
+  const Folder folder;
+  AtomicFile file(folder / "f");
+  file.write("0123456789");
+  file.rewrite(2, "ab");
+  file.write("end");
+  file.commit();
+  EXPECT_EQ(read_text(folder / "f"), "01ab456789end");
+}
+
+TEST(File, MakesDirectories) {
+  const Folder folder;
+  reprise::make_directories(folder / "a/b/c");
+  EXPECT_TRUE(std::filesystem::is_directory(folder / "a/b/c"));
+  reprise::make_directories(folder / "a/b/../d/");
+  EXPECT_TRUE(std::filesystem::is_directory(folder / "a/d"));
+  write_bytes(folder / "file", "text");
+  for (const char* path : {"file", "file/below"}) {
+    const std::string text =
+        error_of([&] { reprise::make_directories(folder / path); });
+    EXPECT_NE(text.find("cannot make the directory " + (folder / path)),
+              std::string::npos)
+        << text;
+  }
+  EXPECT_NE(error_of([&] {
+              reprise::sync_directory(folder / "none");
+            }).find(folder / "none"),
+            std::string::npos);
 }
 
 /// RLIMIT_FSIZE simulates a full disk.

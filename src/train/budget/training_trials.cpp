@@ -6,6 +6,7 @@
 #include "train/budget/model_state_guard.h"
 #include "train/budget/schedule_timer.h"
 #include "train/budget/training_costs.h"
+#include "train/config/update_refusal.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/recompute/strategy.h>

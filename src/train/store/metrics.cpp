@@ -27,7 +27,16 @@ Metrics::Metrics(const RunDirectory* directory, int64_t keep_bytes,
     : listener_(listener),
       values_(torch::zeros({kMostPending, 2},
                            torch::dtype(torch::kDouble).device(device))) {
-  if (directory != nullptr) log_.emplace(directory->metrics_path(), keep_bytes);
+  if (directory != nullptr) {
+    log_.emplace(directory->metrics_path(), keep_bytes);
+    if (log_->missing_bytes() > 0) {
+      warn(fmt::format(
+          "expected {} bytes in {}, found {}: metrics of updates "
+          "before the saved state are lost; the training is not "
+          "affected",
+          keep_bytes, log_->path(), keep_bytes - log_->missing_bytes()));
+    }
+  }
   if (!tensorboard.empty()) {
     events_ = std::make_unique<EventWriter>(tensorboard);
   }
@@ -117,7 +126,7 @@ void Metrics::write(const std::vector<Pending>& pending,
 
 int64_t Metrics::synced_bytes() {
   if (!log_) return 0;
-  log_->sync();
+  guard(warned_of_sync_, [&] { log_->sync(); });
   return log_->bytes();
 }
 

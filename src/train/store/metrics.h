@@ -54,7 +54,7 @@ class Metrics {
   /// for it. On the CPU the same as flush().
   void collect();
 
-  /// Flushes the metrics file to disk and returns its length.
+  /// Flushes the metrics file to disk and returns its length. A failure is only reported.
   int64_t synced_bytes();
 
   std::optional<double> last_loss() const { return last_loss_; }
@@ -90,6 +90,7 @@ class Metrics {
   std::optional<double> last_loss_;
   bool warned_of_loss_ = false;
   bool warned_of_log_ = false;
+  bool warned_of_sync_ = false;
   bool warned_of_events_ = false;
 };
 
