@@ -14,6 +14,7 @@
 #include <reprise/models/model.h>
 #include <reprise/models/registry.h>
 #include <reprise/models/script.h>
+#include <reprise/train/check.h>
 #include <reprise/train/config.h>
 #include <reprise/train/fields.h>
 #include <reprise/train/inputs.h>

@@ -49,6 +49,7 @@ class OrderedDataset final : public Dataset {
   std::vector<torch::Tensor> tensors() const override {
     return dataset_->tensors();
   }
+  std::string fingerprint() const override { return dataset_->fingerprint(); }
   std::string description() const override {
     return dataset_->description() + ", in an own order of " +
            std::to_string(epoch_size_) + " samples";

@@ -1,4 +1,6 @@
+#include "base/checksum.h"
 #include "base/file.h"
+#include "data/tensor_checksums.h"
 
 #include <reprise/data/safetensors.h>
 
@@ -204,6 +206,44 @@ SafeTensors::SafeTensors(std::string path) : path_(std::move(path)) {
     entries_.emplace(name, parse_entry(where, value));
   }
   check_layout(path_, entries_, file_bytes - data_begin_);
+  read_checksums(text);
+}
+
+void SafeTensors::read_checksums(const std::string& header) {
+  const auto found = metadata_.find(detail::kChecksumsKey);
+  if (found == metadata_.end()) return;
+  for (const auto& [name, entry] : entries_) checksums_[name] = 0;
+  auto parsed = detail::parse_checksums(header, found->second, checksums_);
+  TORCH_CHECK(parsed, "[safetensors] ", path_,
+              ": the header does not fit its checksum; the file is corrupt");
+  checksums_ = std::move(*parsed);
+  has_checksums_ = true;
+  metadata_.erase(found);
+}
+
+void SafeTensors::check_sum(const std::string& name, uint64_t sum) const {
+  TORCH_CHECK(!has_checksums_ || checksums_.at(name) == sum, "[safetensors] ",
+              path_, ": tensor '", name,
+              "' does not fit its checksum; the file is corrupt");
+}
+
+void SafeTensors::verify() const {
+  if (!has_checksums_) return;
+  constexpr uint64_t kPart = uint64_t{1} << 20;
+  std::vector<char> part(kPart);
+  std::ifstream file(path_, std::ios::binary);
+  for (const auto& [name, entry] : entries_) {
+    Checksum sum;
+    for (uint64_t at = entry.begin; at < entry.end; at += kPart) {
+      const uint64_t count = std::min(kPart, entry.end - at);
+      file.seekg(static_cast<std::streamoff>(data_begin_ + at));
+      file.read(part.data(), static_cast<std::streamsize>(count));
+      TORCH_CHECK(file, "[safetensors] cannot read tensor '", name, "' of ",
+                  path_);
+      sum.add(part.data(), count);
+    }
+    check_sum(name, sum.value());
+  }
 }
 
 torch::Tensor SafeTensors::read(const std::string& name) const {
@@ -223,6 +263,9 @@ torch::Tensor SafeTensors::read(const std::string& name) const {
     TORCH_CHECK(file, "[safetensors] ", path_, ": cannot read tensor '", name,
                 "'; the file has changed since it was opened");
   }
+  if (has_checksums_) {
+    check_sum(name, checksum_of(tensor.data_ptr(), tensor.nbytes()));
+  }
   return is_bool ? tensor.ne(0) : tensor;
 }
 
@@ -236,7 +279,9 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors,
                      return a.second.element_size() > b.second.element_size();
                    });
   json header = json::object();
-  if (!metadata.empty()) header[kMetadata] = metadata;
+  header[kMetadata] = metadata;
+  header[kMetadata][detail::kChecksumsKey] =
+      detail::empty_checksums(sorted.size());
   uint64_t at = 0;
   for (const auto& [name, tensor] : sorted) {
     const char* type = name_of(tensor.scalar_type());
@@ -267,10 +312,14 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors,
   AtomicFile file(path);
   file.write(&header_bytes, kLengthBytes);
   file.write(text);
+  detail::TensorChecksums sums;
   for (const auto& [name, tensor] : sorted) {
     const torch::Tensor plain = tensor.detach().cpu().contiguous();
+    sums[name] = checksum_of(plain.data_ptr(), plain.nbytes());
     file.write(plain.data_ptr(), plain.nbytes());
   }
+  detail::fill_checksums(text, sums);
+  file.rewrite(kLengthBytes, text);
   file.commit();
 }
 

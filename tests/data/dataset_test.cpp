@@ -142,4 +142,40 @@ TEST(Dataset, RandomTokensAreUniformAndReproducible) {
   EXPECT_TRUE(same(classified->get({9}).tensors[0][0], batch.tensors[0][1]));
 }
 
+TEST(Dataset, FingerprintsTellDataApart) {
+  const Folder folder;
+  const auto of_text = [&](const std::string& text) {
+    write_bytes(folder / "text", text);
+    return open_dataset({.name = folder / "text", .tokens = true, .seq = 4})
+        ->fingerprint();
+  };
+  const std::string text(3000, 'a');
+  const std::string before = of_text(text);
+  EXPECT_FALSE(before.empty());
+  EXPECT_EQ(of_text(text), before);
+  EXPECT_NE(of_text(text + "aaaaaaaa"), before);
+  for (const size_t at : {size_t{0}, size_t{5}}) {
+    std::string changed = text;
+    changed[at] = 'b';
+    EXPECT_NE(of_text(changed), before) << at;
+  }
+  DataOptions random{.name = "random", .classes = 3, .random_samples = 1000};
+  const auto some = open_dataset(random);
+  const auto ordered = reprise::with_order(some, [](int64_t, uint64_t) {
+    return std::vector<int64_t>{3, 1};
+  });
+  EXPECT_EQ(ordered->fingerprint(), some->fingerprint());
+  random.seed = 2;
+  EXPECT_NE(open_dataset(random)->fingerprint(), some->fingerprint());
+  write_dataset(folder / "images", 5);
+  const std::string path = folder / "images/train-images-idx3-ubyte";
+  const auto of_images = [&] {
+    return open_dataset({.name = path})->fingerprint();
+  };
+  const std::string images = of_images();
+  write_bytes(folder / "images/train-labels-idx1-ubyte",
+              idx_bytes({5}, std::string(5, '\1')));
+  EXPECT_NE(of_images(), images);
+}
+
 }  // namespace

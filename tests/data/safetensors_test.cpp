@@ -1,3 +1,4 @@
+#include "base/file.h"
 #include "support.h"
 
 #include <reprise/data/safetensors.h>
@@ -171,6 +172,86 @@ TEST(Safetensors, RejectsUnsupportedTensorsAndNames) {
             }));
   // The existing file is unchanged.
   EXPECT_TRUE(same(SafeTensors(path.get()).read("a"), one));
+}
+
+/// Reads all tensors of the file with these bytes; false if any part of it is refused.
+bool reads(const std::string& path, const std::string& bytes,
+           NamedTensors& tensors) {
+  std::ofstream(path, std::ios::binary) << bytes;
+  tensors.clear();
+  try {
+    const SafeTensors file(path);
+    for (const auto& [name, entry] : file.entries()) {
+      tensors.emplace_back(name, file.read(name));
+    }
+    file.verify();
+    return true;
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what_without_backtrace()).find(path),
+              std::string::npos);
+    return false;
+  }
+}
+
+/// Every single bit: it is detected, or it is of no consequence, as in the name of the
+/// checksums.
+TEST(Safetensors, ChecksumsSeeEveryFlippedBit) {
+  const TemporaryPath path;
+  const NamedTensors written{{"a", torch::rand({5})},
+                             {"b", torch::tensor({true, false})},
+                             {"empty", torch::empty({0})}};
+  write_safetensors(path.get(), written, {{"x", "1"}});
+  EXPECT_TRUE(SafeTensors(path.get()).has_checksums());
+  EXPECT_EQ(SafeTensors(path.get()).metadata().size(), 1u);
+  const std::string whole = read_text(path.get());
+  NamedTensors tensors;
+  ASSERT_TRUE(reads(path.get(), whole, tensors));
+  int harmless = 0;
+  for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
+    std::string flipped = whole;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    if (!reads(path.get(), flipped, tensors)) continue;
+    ++harmless;
+    ASSERT_EQ(tensors.size(), written.size()) << bit;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_EQ(tensors[i].first, written[i].first);
+      EXPECT_TRUE(same(tensors[i].second, written[i].second)) << bit;
+    }
+  }
+  // The name of the checksums has 17 letters.
+  EXPECT_LE(harmless, 17 * 8);
+  for (size_t length = 0; length < whole.size(); ++length) {
+    EXPECT_FALSE(reads(path.get(), whole.substr(0, length), tensors));
+  }
+}
+
+TEST(Safetensors, ChecksumErrorsNameTheTensor) {
+  const TemporaryPath path;
+  write_safetensors(path.get(),
+                    {{"a", torch::rand({300'000})}, {"b", torch::rand({4})}});
+  std::string bytes = read_text(path.get());
+  bytes[bytes.size() - 1] ^= 1;  // the last value of b
+  std::ofstream(path.get(), std::ios::binary) << bytes;
+  const SafeTensors file(path.get());
+  EXPECT_NO_THROW(file.read("a"));
+  expect_in("tensor 'b' does not fit its checksum",
+            error_of([&] { file.read("b"); }));
+  expect_in("tensor 'b' does not fit its checksum",
+            error_of([&] { file.verify(); }));
+  bytes[20] ^= 1;
+  std::ofstream(path.get(), std::ios::binary) << bytes;
+  error_of([&] { SafeTensors again(path.get()); });
+}
+
+/// Files of other programs have none.
+TEST(Safetensors, ReadsFilesWithoutChecksums) {
+  const TemporaryPath path;
+  write_raw(path.get(),
+            R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", "xy");
+  const SafeTensors file(path.get());
+  EXPECT_FALSE(file.has_checksums());
+  EXPECT_NO_THROW(file.verify());
+  EXPECT_EQ(file.read("a")[1].item<int>(), 'y');
 }
 
 }  // namespace

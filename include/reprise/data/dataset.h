@@ -61,7 +61,16 @@ class Dataset {
   virtual std::vector<torch::Tensor> tensors() const { return {}; }
   /// Description for logs, such as "mnist, 60000 images of 1×28×28, 10 classes".
   virtual std::string description() const = 0;
+  /// A text that differs if the samples differ. It is saved with a run, which is not resumed
+  /// with data of another fingerprint. Empty, the default: not compared. Data whose samples
+  /// are the same whenever they are read can return sample_fingerprint(*this), as all
+  /// built-in data does.
+  virtual std::string fingerprint() const { return {}; }
 };
+
+/// Returns a checksum of the number of samples and of up to 512 of them, evenly spaced.
+/// Throws c10::Error if a sample cannot be read.
+std::string sample_fingerprint(const Dataset& data);
 
 /// Order of an epoch of a training with `seed`: indices of samples, which may be
 /// left out or repeated. It must depend on nothing else, because a resumed run and

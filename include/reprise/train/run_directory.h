@@ -11,15 +11,17 @@ namespace reprise {
 ///     state-STEP-MICRO.safetensors      the most recent states; if they are divided among
 ///                                       ranks, with a file .part-RANK for each other rank
 ///     summary.json                      written at the end
+///     state-….safetensors.broken        states that were damaged and set aside
 ///
 /// All files except the metrics are written atomically, so that a state is
-/// either complete or absent even if the process is killed. The directory is
+/// either complete or absent even if the process is killed or the power fails. States
+/// have checksums, and one that does not fit them is never read. The directory is
 /// locked by one process at a time; the lock ends with the process.
 class RunDirectory {
  public:
   /// Creates the directory with `config`, a JSON object such as that of
-  /// to_json(TrainOptions). Throws c10::Error if the directory cannot be created
-  /// or already holds a run, and reprise::Error if config.json cannot be written.
+  /// to_json(TrainOptions). Throws c10::Error if the directory already
+  /// holds a run, and reprise::Error if it or config.json cannot be written.
   static RunDirectory create(const std::string& path,
                              const std::string& config);
 

@@ -119,6 +119,9 @@ struct TrainResult {
   bool stopped = false;  ///< ended early because `stop` returned true
   /// The last attempt to save failed. Earlier states are intact.
   bool save_failed = false;
+  /// The resumed run had reached its end before: this process has neither trained nor
+  /// evaluated, and the summary has no figures of that.
+  bool unchanged = false;
 };
 
 /// Optional components of a Trainer.

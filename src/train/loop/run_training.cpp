@@ -1,5 +1,6 @@
 #include "base/file.h"
 #include "train/config/check_device.h"
+#include "train/store/last_metrics.h"
 
 #include <reprise/distributed/launch.h>
 #include <reprise/train/fields.h>
@@ -90,7 +91,7 @@ class Run {
     result.directory = directory_ ? directory_->path() : "";
     if (ranks_) result.directory = ranks_->broadcast_text(result.directory);
     result.training = run(trainer, result.directory);
-    if (directory_) write_summary(result.training.summary);
+    if (directory_) keep_summary(result.training);
     if (ranks_) ranks_->leave();
     return result;
   }
@@ -189,9 +190,23 @@ class Run {
     return Log(file != nullptr ? file : std::fopen("/dev/null", "a"));
   }
 
-  void write_summary(const TrainSummary& summary) const {
-    AtomicFile file(directory_->path() + "/summary.json");
-    file.write(to_json(summary) + "\n");
+  /// Writes the summary. If the run had ended before, returns that of its training.
+  void keep_summary(TrainResult& training) const {
+    const std::string path = directory_->path() + "/summary.json";
+    std::error_code none;
+    if (training.unchanged && std::filesystem::exists(path, none)) {
+      try {
+        training.summary = summary_from_json(read_text(path));
+        return;
+      } catch (const std::exception&) {
+        // Not readable; write it again.
+      }
+    }
+    if (resumes()) {
+      detail::add_last_metrics(training.summary, directory_->metrics_path());
+    }
+    AtomicFile file(path);
+    file.write(to_json(training.summary) + "\n");
     file.commit();
   }
 

@@ -69,10 +69,26 @@ std::optional<std::string> after(const std::string& name, const char* prefix) {
   return name.substr(std::string_view(prefix).size());
 }
 
+/// A text that no other process and no earlier call returns.
+std::string unique_text() {
+  const auto now = RunClock::Clock::now().time_since_epoch().count();
+  return fmt::format("{:016x}", splitmix(static_cast<uint64_t>(now),
+                                         static_cast<uint64_t>(getpid())));
+}
+
+/// Whether two states are the same apart from times and the length of the metrics.
+bool same_progress(const RunState& a, const RunState& b) {
+  return a.step == b.step && a.micro == b.micro && a.samples == b.samples &&
+         a.evaluation_due == b.evaluation_due && a.finished == b.finished &&
+         a.format == b.format;
+}
+
 }  // namespace
 
 void Saver::start(RunDirectory* directory) {
   directory_ = directory;
+  // Only this process reads the samples for it.
+  if (directory != nullptr) data_ = parts_.setup.data.train->fingerprint();
   enabled_ = parts_.ranks.any(directory != nullptr);
   last_ = RunClock::Clock::now();
   shared_path_.clear();
@@ -92,10 +108,7 @@ bool Saver::directory_is_shared() {
   std::optional<std::filesystem::path> token;
   if (parts_.ranks.first()) {
     const auto path = std::filesystem::absolute(directory_->path());
-    const std::string name = fmt::format(
-        "ranks-{:x}",
-        splitmix(static_cast<uint64_t>(last_.time_since_epoch().count()),
-                 static_cast<uint64_t>(getpid())));
+    const std::string name = "ranks-" + unique_text();
     token = path / name;
     std::ofstream(*token) << "";
     text = path.string() + "\n" + name;
@@ -139,9 +152,11 @@ NamedTensors Saver::tensors(const RunState& state, int64_t window_samples,
   return list;
 }
 
-StatePart Saver::part(const RunState& state, int64_t window_samples) {
+StatePart Saver::part(const RunState& state, int64_t window_samples,
+                      const std::string& save) {
   const TrainSetup& setup = parts_.setup;
   StatePart part = parts_.exchange.part_of_state(parts_.optimizer.state());
+  part.save = save;
   for (StatePiece& piece : part.pieces) piece.name = "optimizer." + piece.name;
   if (setup.sharded && parts_.exchange.saves_pieces()) {
     for (auto& piece : setup.sharded->pieces()) {
@@ -164,9 +179,8 @@ StatePart Saver::part(const RunState& state, int64_t window_samples) {
 std::optional<Saver::Found> Saver::newest() {
   std::optional<Found> saved;
   if (directory_ != nullptr) {
-    auto files = StateFiles::newest(*directory_, [this](const auto& text) {
-      parts_.reporter.warn("passed over: " + text);
-    });
+    auto files = StateFiles::newest(
+        *directory_, [this](const auto& text) { parts_.reporter.warn(text); });
     if (files) {
       saved.emplace();
       saved->state = files->state();
@@ -211,6 +225,13 @@ torch::Tensor Saver::read(const Found& saved, size_t index) {
 void Saver::restore(const Found& saved, RunState& state,
                     int64_t& window_samples) {
   TrainSetup& setup = parts_.setup;
+  const std::string& data = saved.state.data;
+  TORCH_CHECK(data.empty() || data_.empty() || data == data_,
+              "[--resume] expected the data that the run was trained on, with "
+              "fingerprint ",
+              data, ", got other data of the name ", setup.data.name,
+              ", with fingerprint ", data_,
+              "; restore it, or start a new run with --out");
   HostParameters* const host = setup.host_parameters.get();
   if (host != nullptr && host->on_host() && saved.state.micro > 0) {
     TORCH_CHECK_WITH(OutOfMemoryError, host->reserve_gradients(),
@@ -219,7 +240,7 @@ void Saver::restore(const Found& saved, RunState& state,
   }
   const HostParameters::Readable readable(host);
   const torch::NoGradGuard no_grad;
-  state = saved.state;
+  restored_ = state = saved.state;
   torch::nn::Module& root = *setup.model.root;
   Wanted parameters("parameter", root.named_parameters());
   Wanted buffers("buffer", root.named_buffers());
@@ -301,16 +322,18 @@ bool Saver::time_is_up() const {
 }
 
 void Saver::save(RunState& state, int64_t window_samples) {
-  if (!enabled_) return;
+  // Writing it again would divide a whole state between two saves for a moment.
+  if (!enabled_ || (restored_ && same_progress(*restored_, state))) return;
   const HostParameters::Readable readable(parts_.setup.host_parameters.get());
   if (!shared_path_.empty()) {
-    const bool complete = save_other_parts(state, window_samples);
+    const std::string save = parts_.ranks.broadcast_text(unique_text());
+    const bool complete = save_other_parts(state, window_samples, save);
     if (!parts_.ranks.first()) return;
     write(
         state,
         [&] {
           TORCH_CHECK(complete, "another rank could not write its part");
-          return part(state, window_samples);
+          return part(state, window_samples, save);
         },
         parts_.ranks.size());
     return;
@@ -332,13 +355,14 @@ void Saver::save(RunState& state, int64_t window_samples) {
       state, [&] { return together ? collected : whole(); }, /*ranks=*/1);
 }
 
-bool Saver::save_other_parts(const RunState& state, int64_t window_samples) {
+bool Saver::save_other_parts(const RunState& state, int64_t window_samples,
+                             const std::string& save) {
   std::string failure;
   if (!parts_.ranks.first()) {
     try {
       parts_.retry.run("saving", [&] {
         save_state_part(shared_path_, state, parts_.ranks.rank(),
-                        part(state, window_samples));
+                        part(state, window_samples, save));
       });
     } catch (const c10::Error& error) {
       failure = error.what_without_backtrace();
@@ -362,8 +386,10 @@ void Saver::write(RunState& state, const std::function<StatePart()>& collect,
         state.metrics_bytes = metrics.synced_bytes();
         parts_.clock.wait_for_device();
         state.train_s = parts_.clock.total_seconds();
+        state.data = data_;
         save_state(*directory_, state, ranks, collect(),
-                   parts_.setup.options.keep);
+                   parts_.setup.options.keep,
+                   [this](const auto& text) { parts_.reporter.warn(text); });
       });
       failed_ = false;
       parts_.reporter.saved(fmt::format("{} at update {}{}", directory_->path(),

@@ -50,7 +50,7 @@ class Saver {
     std::vector<std::pair<std::string, StateFiles::Shape>> tensors;
     std::optional<StateFiles> files;  ///< on rank 0
   };
-  /// Returns the newest state on disk that can be read, on all ranks.
+  /// Returns the newest whole state on disk, on all ranks; see StateFiles::newest().
   std::optional<Found> newest();
   /// Restores everything except the position of the loader, and sets `state`
   /// and the number of samples of the current window.
@@ -58,8 +58,8 @@ class Saver {
 
   /// Whether a save is due by the clock of this process.
   bool time_is_up() const;
-  /// Saves the state. A failure is only reported as a warning, because earlier
-  /// states are intact and a later save may succeed.
+  /// Saves the state, unless it is the one that was restored. A failure is only reported as
+  /// a warning, because earlier states are intact and a later save may succeed.
   void save(RunState& state, int64_t window_samples);
   /// Whether the last attempt failed.
   bool failed() const { return failed_; }
@@ -74,10 +74,12 @@ class Saver {
   NamedTensors tensors(const RunState& state, int64_t window_samples,
                        const NamedTensors& parameters,
                        const NamedTensors& of_optimizer);
-  /// What this rank writes.
-  StatePart part(const RunState& state, int64_t window_samples);
+  /// What this rank writes; `save` is the same on all ranks.
+  StatePart part(const RunState& state, int64_t window_samples,
+                 const std::string& save);
   /// Collective. Writes the parts of all ranks but 0; returns whether they could.
-  bool save_other_parts(const RunState& state, int64_t window_samples);
+  bool save_other_parts(const RunState& state, int64_t window_samples,
+                        const std::string& save);
   void write(RunState& state, const std::function<StatePart()>& collect,
              int ranks);
   torch::Tensor read(const Found& saved, size_t index);
@@ -90,6 +92,8 @@ class Saver {
   std::string
       shared_path_;  // of it, if the state is divided; empty: rank 0 gathers it
   bool failed_ = false;
+  std::string data_;  // fingerprint of the training data, on rank 0
+  std::optional<RunState> restored_;  // the last one
   RunClock::Clock::time_point last_ = RunClock::Clock::now();
 };
 

@@ -168,6 +168,8 @@ void TrainLoop::start() {
     drop_window();  // of a failed attempt
     if (const auto saved = saver_.newest()) {
       saver_.restore(*saved, state_, window_.samples);
+    } else {
+      reporter_.warn("the run has no state yet: it starts from the beginning");
     }
   };
   if (run_.resume && ranks_->group()) {

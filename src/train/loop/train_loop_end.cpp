@@ -108,12 +108,14 @@ TrainResult TrainLoop::finish() {
       clock_.doubts(source_.waited_s(), profiler_.denormal_share());
   const bool stopped = state_.step < total_steps_ && !clock_.time_is_up();
   state_.finished = !stopped;
+  const bool unchanged =
+      run_.resume && samples_here_ == 0 && state_.samples > 0 && !evaluation_;
   show(true);
   save();
   export_if_wanted(stopped);
   TrainSummary summary = summarize(trained_s, speed);
   summary.warnings = doubts;
-  return {std::move(summary), stopped, saver_.failed()};
+  return {std::move(summary), stopped, saver_.failed(), unchanged};
 }
 
 void TrainLoop::export_if_wanted(bool stopped) {

@@ -38,6 +38,7 @@ void check_export_path(const Model& model, const std::string& path) {
   TORCH_CHECK(!std::filesystem::is_directory(path, none),
               "[--export] expected a file that can be replaced, ", path,
               " is a directory; only adapters (--lora) are written to one");
+  const AtomicFile trial(path);  // throws if it cannot be written
 }
 
 }  // namespace reprise::detail

@@ -12,7 +12,8 @@ namespace reprise::detail {
 /// all weights, with the adapters merged into them.
 void export_model(const Model& model, const std::string& path);
 
-/// Throws c10::Error if export_model() could not write to `path`, before the training.
+/// Throws c10::Error or reprise::Error if export_model() could not write to `path`, before the
+/// training. Tries to create a file there.
 void check_export_path(const Model& model, const std::string& path);
 
 }  // namespace reprise::detail

@@ -26,13 +26,25 @@ bool holds_a_run(const std::string& path) {
 int lock(const std::string& path) {
   const int descriptor =
       ::open((path + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  TORCH_CHECK(descriptor >= 0, "[run] cannot write in ", path, ": ",
+  TORCH_CHECK(descriptor >= 0, "[run] cannot write ", path, "/lock: ",
               std::strerror(errno));
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     close(descriptor);
     TORCH_CHECK(false, "[run] another process is training in ", path);
   }
   return descriptor;
+}
+
+/// Removes what killed processes have left beside the files of a run.
+void remove_temporary_files(const std::string& path) {
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(path, none)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours = name.starts_with("config.json.") ||
+                      name.starts_with("summary.json.") ||
+                      name.starts_with("state-");
+    if (ours && is_temporary_file(name)) fs::remove(entry.path(), none);
+  }
 }
 
 }  // namespace
@@ -55,10 +67,7 @@ RunDirectory& RunDirectory::operator=(RunDirectory&& other) noexcept {
 
 RunDirectory RunDirectory::create(const std::string& path,
                                   const std::string& config) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  TORCH_CHECK(!error, "[run] cannot make the directory ", path, ": ",
-              error.message());
+  make_directories(path);
   TORCH_CHECK(!holds_a_run(path), "[run] ", path,
               " holds a run already; continue it with --resume ", path,
               ", or name another directory with --out");
@@ -70,7 +79,9 @@ RunDirectory RunDirectory::create(const std::string& path,
 RunDirectory RunDirectory::open(const std::string& path) {
   TORCH_CHECK(holds_a_run(path), "[run] ", path,
               " holds no run (no config.json there)");
-  return {path, lock(path)};
+  RunDirectory directory(path, lock(path));
+  remove_temporary_files(path);
+  return directory;
 }
 
 std::string RunDirectory::config() const {

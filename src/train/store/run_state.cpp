@@ -32,7 +32,8 @@ std::string from_hex(const std::string& text) {
 }  // namespace
 
 std::string to_text(const RunState& s) {
-  return json{{"step", s.step},
+  return json{{"format", RunState().format},
+              {"step", s.step},
               {"micro", s.micro},
               {"total_count", s.total_count},
               {"done_count", s.done_count},
@@ -46,7 +47,8 @@ std::string to_text(const RunState& s) {
               {"train_s", s.train_s},
               {"metrics_bytes", s.metrics_bytes},
               {"evaluation_due", s.evaluation_due},
-              {"finished", s.finished}}
+              {"finished", s.finished},
+              {"data", s.data}}
       .dump();
 }
 
@@ -66,6 +68,8 @@ RunState run_state_from_text(const std::string& text) {
   s.metrics_bytes = j.at("metrics_bytes");
   s.evaluation_due = j.at("evaluation_due");
   s.finished = j.at("finished");
+  s.data = j.value("data", "");
+  s.format = j.value("format", 1);
   return s;
 }
 

@@ -27,6 +27,8 @@ struct RunState {
   /// The training was stopped during an evaluation, which must be repeated.
   bool evaluation_due = false;
   bool finished = false;  ///< the training has reached its end
+  std::string data{};     ///< Dataset::fingerprint() of the training data
+  int format = 2;         ///< of the files; 1: without checksums
 };
 
 /// Returns `state` in the format of a state file.
@@ -48,9 +50,7 @@ struct SavedState {
   NamedTensors tensors;  ///< on the CPU
 };
 
-/// Returns the newest state in `directory` that can be read; nullopt if there is
-/// none. Calls `warn` for each newer state that cannot be read. Throws c10::Error
-/// if memory runs out.
+/// Reads the state that StateFiles::newest() finds.
 std::optional<SavedState> newest_state(
     const RunDirectory& directory,
     const std::function<void(const std::string&)>& warn);

@@ -1,5 +1,8 @@
 #include "train/store/state_files.h"
 
+#include "base/throw_error.h"
+#include "train/store/state_names.h"
+
 #include <reprise/memory/meter.h>
 
 #include <c10/util/Exception.h>
@@ -7,9 +10,12 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
 #include <filesystem>
+#include <new>
 #include <numeric>
-#include <set>
+#include <unistd.h>
 #include <utility>
 
 namespace reprise::detail {
@@ -21,63 +27,39 @@ using nlohmann::json;
 constexpr const char* kStateKey = "reprise";
 constexpr const char* kPartsKey = "parts";
 constexpr const char* kPiecesKey = "pieces";
-constexpr const char* kSuffix = ".safetensors";
+constexpr const char* kSaveKey = "save";
+/// Format of states that have checksums.
+constexpr int kFormatWithChecksums = 2;
 
-std::string base_of(const std::string& directory, const RunState& state) {
-  return fmt::format("{}/state-{:010}-{:06}", directory, state.step,
-                     state.micro);
-}
-
-/// Path of the part of another rank, from that of the state.
-std::string part_path(std::string path, int rank) {
-  path.resize(path.size() - std::string_view(kSuffix).size());
-  return fmt::format("{}.part-{}{}", path, rank, kSuffix);
-}
-
-/// Path of the state that a part belongs to; empty if `path` is none.
-std::string state_of_part(const std::string& path) {
-  const auto at = path.rfind(".part-");
-  return at == std::string::npos ? "" : path.substr(0, at) + kSuffix;
-}
-
-bool is_state_file(const fs::directory_entry& entry) {
-  const std::string name = entry.path().filename();
-  return name.starts_with("state-") && name.ends_with(kSuffix);
-}
-
-/// Returns the paths of the states in `directory`, oldest first.
-std::vector<std::string> states_in(const std::string& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    if (is_state_file(entry) && state_of_part(entry.path()).empty()) {
-      names.push_back(entry.path());
-    }
-  }
-  std::sort(names.begin(), names.end());  // their numbers have a fixed width
-  return names;
-}
-
-/// Removes all but the last `keep` states, parts without a state, and the temporary files of
-/// killed processes.
-void remove_old(const std::string& directory, int keep) {
+/// Removes old states; see save_state().
+void remove_old(const std::string& directory, const std::string& written,
+                int keep, const StateWarn& warn) {
   auto states = states_in(directory);
-  while (states.size() > static_cast<size_t>(keep)) {
-    fs::remove(states.front());
-    states.erase(states.begin());
-  }
-  const std::set<std::string> kept(states.begin(), states.end());
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename();
-    if (!name.starts_with("state-")) continue;
-    const std::string state = state_of_part(entry.path());
-    if (!is_state_file(entry) || (!state.empty() && kept.count(state) == 0)) {
-      fs::remove(entry.path());
+  while (!states.empty() && states.back() != written) states.pop_back();
+  if (states.empty()) return;  // not a file of this directory any more
+  states.pop_back();
+  int kept = 1;
+  for (; !states.empty(); states.pop_back()) {
+    const std::string& state = states.back();
+    if (kept >= keep) {
+      remove_state(state);
+      continue;
     }
+    const std::string why = why_broken(state, /*whole=*/false);
+    if (why.empty()) {
+      ++kept;
+    } else {
+      warn(fmt::format("{}; set aside as {}", why, set_aside(state)));
+    }
+  }
+  for (const std::string& path : remains_in(directory)) {
+    fs::remove(path);
   }
 }
 
 void write_part(const std::string& path, const StatePart& part,
                 std::map<std::string, std::string> metadata) {
+  if (!part.save.empty()) metadata[kSaveKey] = part.save;
   NamedTensors tensors = part.whole;
   json pieces = json::object();
   for (const StatePiece& piece : part.pieces) {
@@ -94,34 +76,78 @@ void write_part(const std::string& path, const StatePart& part,
 
 void save_state_part(const std::string& directory, const RunState& state,
                      int rank, const StatePart& part) {
-  write_part(part_path(base_of(directory, state) + kSuffix, rank), part, {});
+  const std::string path = state_path(directory, state.step, state.micro);
+  write_part(part_path(path, rank), part, {});
 }
 
 void save_state(const RunDirectory& directory, const RunState& state, int ranks,
-                const StatePart& part, int keep) {
+                const StatePart& part, int keep, const StateWarn& warn) {
   std::map<std::string, std::string> metadata{{kStateKey, to_text(state)}};
   if (ranks > 1) metadata[kPartsKey] = std::to_string(ranks);
-  write_part(base_of(directory.path(), state) + kSuffix, part, metadata);
-  remove_old(directory.path(), keep);
+  const std::string path =
+      state_path(directory.path(), state.step, state.micro);
+  write_part(path, part, metadata);
+  try {
+    remove_old(directory.path(), path, keep, warn);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    // The state is saved.
+    warn(fmt::format("old states were not removed: {}", error.what()));
+  }
 }
 
-std::optional<StateFiles> StateFiles::newest(
-    const RunDirectory& directory,
-    const std::function<void(const std::string&)>& warn) {
+namespace {
+
+/// Throws if the system refuses to open a file that is there.
+void check_readable(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0 && errno != ENOENT) {
+    throw_error("[run] cannot read {}: {}; the state may be whole", path,
+                system_reason());
+  }
+  if (file >= 0) close(file);
+}
+
+}  // namespace
+
+std::string why_broken(const std::string& path, bool whole) {
+  check_readable(path);
+  for (const std::string& part : parts_of(path)) check_readable(part);
+  try {
+    const StateFiles files(path);
+    if (whole) files.verify();
+    return "";
+  } catch (const c10::Error& error) {
+    if (is_out_of_memory(error)) throw;
+    return error.what_without_backtrace();
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    return fmt::format("[resume] {}: {}", path, error.what());
+  }
+}
+
+std::optional<StateFiles> StateFiles::newest(const RunDirectory& directory,
+                                             const StateWarn& warn) {
   auto states = states_in(directory.path());
+  std::string first;  // reason
   for (; !states.empty(); states.pop_back()) {
     const std::string& path = states.back();
-    try {
-      return StateFiles(path);
-    } catch (const c10::Error& error) {
-      // The file may be intact: do not fall back to an older one.
-      if (is_out_of_memory(error)) throw;
-      warn(error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      warn(path + ": " + error.what());
-    }
+    std::string why = why_broken(path, /*whole=*/true);
+    if (!why.empty()) why = why_broken(path, /*whole=*/true);  // once more
+    if (why.empty()) return StateFiles(path);
+    const std::string name = fs::path(set_aside(path)).filename().string();
+    warn(fmt::format("not whole, set aside as {}: {}", name, why));
+    if (first.empty()) first = why;
   }
-  return std::nullopt;
+  const auto broken = set_aside_in(directory.path());
+  if (broken.empty()) return std::nullopt;
+  throw_error(
+      "[resume] {} holds no whole state, only {} files that were set aside "
+      "(*.broken){}{}; restore a state from a copy, or begin another run with "
+      "--out",
+      directory.path(), broken.size(), first.empty() ? "" : ": ", first);
 }
 
 StateFiles::StateFiles(const std::string& path) {
@@ -131,10 +157,32 @@ StateFiles::StateFiles(const std::string& path) {
   const auto parts = metadata.find(kPartsKey);
   const int count = parts == metadata.end() ? 1 : std::stoi(parts->second);
   for (int rank = 1; rank < count; ++rank) {
-    files_.emplace_back(part_path(path, rank));
+    const std::string part = part_path(path, rank);
+    TORCH_CHECK(fs::exists(part), "[resume] ", path, ": its part ", part,
+                " is missing");
+    files_.emplace_back(part);
   }
+  check_files();
   for (size_t i = 0; i < files_.size(); ++i) add_pieces(i);
   check_pieces();
+}
+
+void StateFiles::check_files() const {
+  const auto save_of = [](const SafeTensors& file) {
+    const auto found = file.metadata().find(kSaveKey);
+    return found == file.metadata().end() ? "" : found->second;
+  };
+  for (const SafeTensors& file : files_) {
+    TORCH_CHECK(state_.format < kFormatWithChecksums || file.has_checksums(),
+                "[resume] ", file.path(),
+                ": expected checksums, which the file does not have");
+    TORCH_CHECK(save_of(file) == save_of(files_.front()), "[resume] ",
+                file.path(), ": it belongs to another state than ", path());
+  }
+}
+
+void StateFiles::verify() const {
+  for (const SafeTensors& file : files_) file.verify();
 }
 
 void StateFiles::add_pieces(size_t index) {

@@ -19,7 +19,10 @@
 ///     state-STEP-MICRO.part-1.safetensors    pieces of rank 1
 ///     state-STEP-MICRO.safetensors           rank 0's, written last: the state is whole
 ///
-/// Whatever number of ranks wrote a state, any other can read it. Tested by
+/// Whatever number of ranks wrote a state, any other can read it. All files have checksums.
+/// A state is whole if all its files are there, belong together and fit their checksums; no
+/// other one is resumed from. States of versions without checksums are accepted if their
+/// files are complete. Tested by
 /// tests/train/store/state_files_test.cpp.
 namespace reprise::detail {
 
@@ -35,28 +38,51 @@ struct StatePiece {
 struct StatePart {
   NamedTensors whole;
   std::vector<StatePiece> pieces;
+  /// A text that all parts of a state have, and no other state; empty for a single file.
+  std::string save{};
 };
+
+using StateWarn = std::function<void(const std::string&)>;
 
 /// Writes the part of a rank other than 0. Throws reprise::Error if it cannot be written.
 void save_state_part(const std::string& directory, const RunState& state,
                      int rank, const StatePart& part);
 
 /// Writes the part of rank 0 after all others, then removes all but the last `keep` states.
-/// Throws reprise::Error if it cannot be written.
-void save_state(const RunDirectory& directory, const RunState& state, int ranks,
-                const StatePart& part, int keep);
+/// Counts this one and those before it that have all their bytes; those that do not are set
+/// aside. States with a higher number are neither counted nor removed. Calls `warn` with what
+/// is wrong with old states. Throws reprise::Error if the part cannot be written.
+void save_state(
+    const RunDirectory& directory, const RunState& state, int ranks,
+    const StatePart& part, int keep,
+    const StateWarn& warn = [](const std::string&) {});
+
+/// Returns why a state is not whole; empty if it is. Reads all its bytes if `whole` is true,
+/// and only the headers of its files otherwise. Throws reprise::Error if the system refuses to
+/// read a file, which may be whole, and c10::Error if memory runs out.
+std::string why_broken(const std::string& path, bool whole);
 
 /// A state on disk, whose tensors are read one at a time.
 class StateFiles {
  public:
-  /// Returns the newest state in `directory` that can be read; nullopt if there is none. Calls
-  /// `warn` for each newer state that cannot be read. Throws c10::Error if memory runs out.
-  static std::optional<StateFiles> newest(
-      const RunDirectory& directory,
-      const std::function<void(const std::string&)>& warn);
+  /// Opens the state at `path`. Throws std::exception if it is not whole, as far as that can
+  /// be seen from the headers of its files.
+  explicit StateFiles(const std::string& path);
+
+  /// Returns the newest whole state in `directory`; nullopt if there has never been one.
+  /// Newer ones that are not whole are set aside, and `warn` is called for each. Throws
+  /// reprise::Error if states were set aside and none is whole, or if the system refuses to
+  /// read or rename a file, and c10::Error if memory runs out.
+  static std::optional<StateFiles> newest(const RunDirectory& directory,
+                                          const StateWarn& warn);
+
+  /// Reads all files and compares their checksums. Throws c10::Error that names the first
+  /// file and tensor that differ.
+  void verify() const;
 
   const std::string& path() const { return files_.front().path(); }
   const RunState& state() const { return state_; }
+  bool has_checksums() const { return files_.front().has_checksums(); }
 
   struct Shape {
     torch::ScalarType type;
@@ -68,8 +94,6 @@ class StateFiles {
   torch::Tensor read(const std::string& name) const;
 
  private:
-  explicit StateFiles(const std::string& path);
-
   struct Range {
     size_t file = 0;
     int64_t from = 0;
@@ -79,6 +103,7 @@ class StateFiles {
     std::vector<Range> ranges;
   };
   void add_pieces(size_t file);
+  void check_files() const;
   void check_pieces() const;
 
   RunState state_;

@@ -50,7 +50,7 @@ TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
     }
     EXPECT_EQ(states, 2);
 
-    // A damaged newest state is skipped with a warning that names it.
+    // A damaged newest state is set aside with a warning that names it.
     fs::resize_file(saved->path, fs::file_size(saved->path) - 5);
     std::string warning;
     const auto older =
@@ -58,6 +58,8 @@ TEST(RunDirectory, KeepsTheLastStatesAndFindsTheNewest) {
     ASSERT_TRUE(older.has_value());
     EXPECT_EQ(older->state.step, 3);
     EXPECT_NE(warning.find("state-0000000004"), std::string::npos);
+    EXPECT_TRUE(fs::exists(saved->path + ".broken"));
+    EXPECT_FALSE(fs::exists(saved->path));
   }
 }
 
@@ -116,7 +118,31 @@ TEST(RunDirectory, TruncatesMetricsToTheState) {
     log.write("three");
   }
   EXPECT_EQ(read_text(base + "/m"), "one\nthree\n");
-  EXPECT_THROW(detail::MetricsLog(base + "/m", 1000), Error);
+}
+
+TEST(RunDirectory, KeepsWhatIsLeftOfMetrics) {
+  const testing::TemporaryDirectory temporary;
+  const std::string path = temporary.path() + "/m";
+  EXPECT_EQ(detail::MetricsLog(path, 100).missing_bytes(), 100);
+  std::ofstream(path) << "one\ntw";
+  detail::MetricsLog log(path, 100);
+  EXPECT_EQ(log.missing_bytes(), 94);
+  log.write("two");
+  EXPECT_EQ(read_text(path), "one\ntwo\n");
+}
+
+TEST(RunDirectory, RemovesTemporaryFilesOfKilledProcesses) {
+  const testing::TemporaryDirectory temporary;
+  const std::string base = temporary.path() + "/run";
+  RunDirectory::create(base, kConfig);
+  const std::vector<std::string> theirs{"config.json.tmp-0123456789abcdef",
+                                        "state-1-0.safetensors.tmp-00"};
+  const std::vector<std::string> others{"notes.tmp-1", "state-notes"};
+  for (const auto& name : theirs) std::ofstream(base + "/" + name) << "x";
+  for (const auto& name : others) std::ofstream(base + "/" + name) << "x";
+  RunDirectory::open(base);
+  for (const auto& name : theirs) EXPECT_FALSE(fs::exists(base + "/" + name));
+  for (const auto& name : others) EXPECT_TRUE(fs::exists(base + "/" + name));
 }
 
 }  // namespace
