@@ -30,7 +30,7 @@ extern "C" void note_signal(int number) {
   signal_to_forward = number;
 }
 
-/// Records SIGINT and SIGTERM instead of ending this process.
+/// Records SIGINT, SIGTERM and, unless it is ignored, SIGHUP instead of ending this process.
 class NotedSignals {
  public:
   NotedSignals() {
@@ -39,17 +39,20 @@ class NotedSignals {
     action.sa_handler = note_signal;
     sigaction(SIGINT, &action, &interrupt_);
     sigaction(SIGTERM, &action, &terminate_);
+    sigaction(SIGHUP, &action, &hang_up_);
+    if (hang_up_.sa_handler == SIG_IGN) sigaction(SIGHUP, &hang_up_, nullptr);
   }
   ~NotedSignals() {
     sigaction(SIGINT, &interrupt_, nullptr);
     sigaction(SIGTERM, &terminate_, nullptr);
+    sigaction(SIGHUP, &hang_up_, nullptr);
   }
   NotedSignals(const NotedSignals&) = delete;
   NotedSignals& operator=(const NotedSignals&) = delete;
 
  private:
   struct sigaction interrupt_ {
-  }, terminate_{};
+  }, terminate_{}, hang_up_{};
 };
 
 /// This process's environment with the variables of one rank.

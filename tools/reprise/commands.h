@@ -12,6 +12,7 @@ namespace reprise::command {
 
 using Action = std::function<int()>;
 
+void add_check(CLI::App& app, Action& action);
 void add_completion(CLI::App& app, Action& action);
 void add_devices(CLI::App& app, Action& action);
 void add_launch(CLI::App& app, Action& action);

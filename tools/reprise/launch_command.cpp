@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "commands.h"
 #include "field_flags.h"
+#include "output.h"
 #include "plugins.h"
 #include "train_flags.h"
 
@@ -58,8 +59,9 @@ int launch(const LaunchFlags& flags) {
     options.argv.push_back(word);
   }
   options.say = [](const std::string& text) {
-    fmt::print(stderr, "reprise: {}\n", text);
+    print_text("reprise: " + text + "\n");
   };
+  ignore_output_signals();
   return launch_ranks(options);
 }
 

@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "config_options.h"
 #include "errors.h"
+#include "output.h"
 
 #include <reprise/base/bytes.h>
 #include <reprise/memory/meter.h>
@@ -185,9 +186,7 @@ int plan_with(const PlanFlags& flags) {
   const Request asked = request_of(flags);
   PlanningOptions options;
   options.fresh = flags.fresh;
-  options.progress = [](const std::string& text) {
-    fmt::print(stderr, "{}\n", text);
-  };
+  options.progress = [](const std::string& text) { print_text(text + "\n"); };
   if (flags.ranks > 0) return plan_cluster_with(flags, options);
   if (flags.largest) {
     const Largest largest =

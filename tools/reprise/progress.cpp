@@ -1,5 +1,7 @@
 #include "progress.h"
 
+#include "output.h"
+
 #include <reprise/base/bytes.h>
 
 #include <fmt/format.h>
@@ -37,7 +39,7 @@ Progress::Progress(std::FILE* out)
     : out_(out), terminal_(isatty(fileno(out)) != 0) {}
 
 Progress::~Progress() {
-  if (open_) std::fputc('\n', out_);
+  if (open_) print_text("\n", out_);
 }
 
 void Progress::started(const Start& start) {
@@ -52,8 +54,7 @@ void Progress::started(const Start& start) {
 
 void Progress::stepped(const Step& step) {
   if (terminal_) {
-    fmt::print(out_, "\r\033[K{}", text_of(step));
-    std::fflush(out_);
+    print_text("\r\033[K" + text_of(step), out_);
     open_ = true;
     return;
   }
@@ -85,10 +86,8 @@ void Progress::warned(const std::string& text) {
 }
 
 void Progress::line(const std::string& text) {
-  if (open_) std::fputs("\r\033[K", out_);
+  print_text((open_ ? "\r\033[K" : "") + text + "\n", out_);
   open_ = false;
-  fmt::print(out_, "{}\n", text);
-  if (out_ != stderr) std::fflush(out_);
 }
 
 }  // namespace reprise::command

@@ -1,5 +1,6 @@
 #include "commands.h"
 #include "errors.h"
+#include "output.h"
 #include "plugins.h"
 #include "version_text.h"
 
@@ -60,6 +61,7 @@ void add_all(CLI::App& app, Action& action) {
   add_verify(app, action);
   add_study(app, action);
   add_devices(app, action);
+  add_check(app, action);
   add_completion(app, action);
   add_man(app, action);
 }
@@ -122,6 +124,7 @@ int check_output(int status) {
 }  // namespace reprise::command
 
 int reprise::run_command(int argc, char** argv, void (*register_own)()) {
+  command::open_standard_streams();
   CLI::App app(
       "Reprise trains a model within a memory budget: it recomputes "
       "activations "

@@ -19,6 +19,8 @@ extern "C" void on_signal(int number) {
 std::function<bool()> stop_on_signals() {
   std::signal(SIGINT, on_signal);
   std::signal(SIGTERM, on_signal);
+  // The terminal was closed. nohup asks for not being told.
+  if (std::signal(SIGHUP, on_signal) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
   return [] { return stop_signal.load() != 0; };
 }
 

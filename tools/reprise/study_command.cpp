@@ -6,6 +6,7 @@
 #include "config_options.h"
 #include "errors.h"
 #include "field_flags.h"
+#include "output.h"
 #include "plugins.h"
 #include "signals.h"
 #include "study_progress.h"
@@ -99,9 +100,7 @@ Predictions predict(const Study& study, const StudyOptions& options) {
     configs.push_back(config_of(run, options));
   }
   PlanningOptions planning;
-  planning.progress = [](const std::string& text) {
-    fmt::print(stderr, "{}\n", text);
-  };
+  planning.progress = [](const std::string& text) { print_text(text + "\n"); };
   return predict_trainings(configs, planning);
 }
 
@@ -123,8 +122,8 @@ Predictions predictions_from(const StudyFlags& flags,
   Predictions predictions;
   if (!answer.is_object() || answer["runs"].size() != runs) {
     if (!result.stopped) {
-      fmt::print(stderr, "no estimate, the runs start without: {}\n",
-                 last_line(result.error));
+      print_text(fmt::format("no estimate, the runs start without: {}\n",
+                             last_line(result.error)));
     }
     return predictions;
   }
@@ -342,14 +341,14 @@ int study_with(const StudyFlags& flags) {
   const auto todo = runs_to_do(study, options);
   const std::string error = writable_directory()(options.directory);
   if (!error.empty()) throw CLI::ValidationError("--out", error);
+  ignore_output_signals();
   StudyProgress progress;
   options.listener = &progress;
   options.stop = stop_on_signals();
   progress.begin(study, options, todo.size());
   Predictions predictions;
   if (!flags.no_estimate && !todo.empty()) {
-    fmt::print(
-        stderr,
+    print_text(
         "measuring what they will take (--no-estimate starts at once)\n");
     predictions = predictions_from(flags, options, study.runs.size());
     progress.estimated(study, options, todo, predictions);

@@ -1,5 +1,7 @@
 #include "study_progress.h"
 
+#include "output.h"
+
 #include <reprise/base/bytes.h>
 
 #include <fmt/format.h>
@@ -89,15 +91,14 @@ void StudyProgress::estimated(const Study& study, const StudyOptions& options,
 }
 
 void StudyProgress::end() {
-  if (open_) std::fputs("\r\033[K", stderr);
+  if (open_) print_text("\r\033[K");
   open_ = false;
 }
 
 void StudyProgress::run_started(const Run& run) {
   if (!terminal_) return;
-  fmt::print(stderr, "\r\033[K{}/{}  {}  left {}", run.number, run.total,
-             run.description, duration(run.remaining_s));
-  std::fflush(stderr);
+  print_text(fmt::format("\r\033[K{}/{}  {}  left {}", run.number, run.total,
+                         run.description, duration(run.remaining_s)));
   open_ = true;
 }
 
@@ -121,7 +122,7 @@ void StudyProgress::run_ended(const RunResult& e) {
 
 void StudyProgress::line(const std::string& text) {
   end();
-  fmt::print(stderr, "{}\n", text);
+  print_text(text + "\n");
 }
 
 }  // namespace reprise::command

@@ -3,6 +3,7 @@
 #include "commands.h"
 #include "config_options.h"
 #include "errors.h"
+#include "output.h"
 #include "progress.h"
 #include "signals.h"
 #include "train_flags.h"
@@ -124,6 +125,7 @@ int report(const TrainFlags& flags, const TrainResult& result,
 int train(TrainFlags& flags, const CLI::App& app) {
   check_train_flags(flags, app);
   if (!flags.compare.empty()) return compare_runs(flags.compare);
+  ignore_output_signals();
   RunOptions options;
   options.resume = flags.resume;
   if (!flags.saves_nothing() && flags.resume.empty()) {
@@ -132,7 +134,7 @@ int train(TrainFlags& flags, const CLI::App& app) {
   }
   options.changes = given_fields(app, flags.config);
   options.planning.progress = [](const std::string& text) {
-    fmt::print(stderr, "{}\n", text);
+    print_text(text + "\n");
   };
   options.export_path = flags.export_path;
   options.backend =
@@ -205,10 +207,12 @@ void add_train(CLI::App& app, Action& action) {
   auto flags = std::make_shared<TrainFlags>();
   CLI::App* train = add_train_flags(app, *flags);
   train->footer(
-      "An interrupt (SIGINT, SIGTERM) finishes the micro-batch, saves and says "
-      "how to\ngo on. With --format json a failure is an object with error and "
-      "out_of_memory.\nExit status: 0 done, 1 failed, 2 wrong usage, 130 "
-      "interrupted (143 by SIGTERM).");
+      "An interrupt (SIGINT, SIGTERM, or SIGHUP if the terminal is closed) "
+      "finishes the\nmicro-batch, saves and says how to go on. Output that "
+      "cannot be written is lost, the\ntraining continues. With --format json "
+      "a failure is an object with error and\nout_of_memory.\nExit status: 0 "
+      "done, 1 failed, 2 wrong usage, 130 interrupted (143 by SIGTERM, 129\nby "
+      "SIGHUP).");
   train->callback([flags, train, &action] {
     action = [flags, train] { return train_with_json_errors(*flags, *train); };
   });
