@@ -123,9 +123,7 @@ class Documents final : public Dataset {
     return batch;
   }
 
-  std::string fingerprint() const override {
-    return sample_fingerprint(*this);
-  }
+  std::string fingerprint() const override { return sample_fingerprint(*this); }
   std::string description() const override {
     return fmt::format("{}, {} samples of {} tokens, {} documents",
                        tokens_.name, size(), seq_, to_text(mode_));

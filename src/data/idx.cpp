@@ -202,9 +202,7 @@ class IdxDataset : public Dataset {
 
   std::vector<torch::Tensor> tensors() const override { return {images}; }
 
-  std::string fingerprint() const override {
-    return sample_fingerprint(*this);
-  }
+  std::string fingerprint() const override { return sample_fingerprint(*this); }
   std::string description() const override {
     const int64_t classes = *std::max_element(labels.begin(), labels.end()) + 1;
     return fmt::format("{}, {} images of {}×{}×{}, {} classes", name, size(),

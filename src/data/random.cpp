@@ -62,9 +62,7 @@ class RandomDataset : public Dataset {
     return options_.tokens ? sequences(indices) : images(indices);
   }
 
-  std::string fingerprint() const override {
-    return sample_fingerprint(*this);
-  }
+  std::string fingerprint() const override { return sample_fingerprint(*this); }
   std::string description() const override {
     if (!options_.tokens) {
       return fmt::format("random, {} images of {}×{}×{}, {} classes", size(),

@@ -108,9 +108,7 @@ class TokenDataset : public Dataset {
     return batch;
   }
 
-  std::string fingerprint() const override {
-    return sample_fingerprint(*this);
-  }
+  std::string fingerprint() const override { return sample_fingerprint(*this); }
   std::string description() const override {
     return fmt::format("{}, {} samples of {} {}", name, size(), seq,
                        sizeof(Token) == 1 ? "bytes" : "tokens");

@@ -1,3 +1,4 @@
+// Tested by tests/tools/check_command_test.sh.
 #include "base/file.h"
 #include "train/store/state_files.h"
 #include "train/store/state_names.h"

@@ -26,8 +26,8 @@ bool holds_a_run(const std::string& path) {
 int lock(const std::string& path) {
   const int descriptor =
       ::open((path + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  TORCH_CHECK(descriptor >= 0, "[run] cannot write ", path, "/lock: ",
-              std::strerror(errno));
+  TORCH_CHECK(descriptor >= 0, "[run] cannot write ", path,
+              "/lock: ", std::strerror(errno));
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     close(descriptor);
     TORCH_CHECK(false, "[run] another process is training in ", path);
