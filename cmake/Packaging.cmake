@@ -1,5 +1,5 @@
 # Packages: `cpack` in the build directory makes packages for Debian, or archives if LibTorch
-# is not the system's. packaging/README.md explains the choices.
+# is not the system's or libraries are shared. packaging/README.md explains the choices.
 set(REPRISE_MAINTAINER "Reprise developers <reprise@packages.invalid>" CACHE STRING
     "Name and address of who makes the packages")
 
@@ -20,7 +20,7 @@ endif()
 set(CPACK_COMPONENTS_GROUPING IGNORE)
 set(CPACK_ARCHIVE_COMPONENT_INSTALL ON)
 set(CPACK_GENERATOR TGZ)
-if(TORCH_INSTALL_PREFIX STREQUAL "/usr")
+if(TORCH_INSTALL_PREFIX STREQUAL "/usr" AND NOT BUILD_SHARED_LIBS)
   set(CPACK_GENERATOR DEB)
 endif()
 foreach(kind OWNER GROUP WORLD)
