@@ -65,6 +65,7 @@ class Markdown:
 def cpp(text):
     """C++ as Doxygen writes it, with the project's spacing."""
     text = re.sub(r"\s+", " ", text).strip()
+    text = re.sub(r"(?<=\d) ?'(?=\d)", "", text)  # Doxygen writes digit separators as " '"
     text = text.replace("< ", "<").replace(" >", ">")
     text = re.sub(r" ([&*]+) ?(?=\w)", r"\1 ", text)
     return re.sub(r" ([&*]+)(?=[,)>.]|$)", r"\1", text)
