@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #ifdef REPRISE_HAS_NCCL
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
@@ -34,37 +34,68 @@ torch::Tensor as_bytes(const torch::Tensor& tensor) {
   return tensor.view({-1}).view(torch::kByte);
 }
 
-}  // namespace
+/// Our store as c10d's. Its waits are those of c10d's interface.
+class C10dStore final : public c10d::Store {
+ public:
+  C10dStore(std::shared_ptr<KeyValueStore> store,
+            std::chrono::milliseconds timeout)
+      : c10d::Store(timeout), store_(std::move(store)) {}
 
-// TCPStore serializes concurrent calls itself.
-struct Store::Impl {
-  c10::intrusive_ptr<c10d::Store> store;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_->set(key, {value.begin(), value.end()});
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    return bytes_of(await(key, getTimeout()));
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    return store_->add(key, value);
+  }
+  bool deleteKey(const std::string& key) override {
+    return store_->remove(key);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    return std::all_of(keys.begin(), keys.end(), [this](const auto& key) {
+      return store_->get(key).has_value();
+    });
+  }
+  int64_t getNumKeys() override { return store_->count(); }
+  void wait(const std::vector<std::string>& keys) override {
+    wait(keys, getTimeout());
+  }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    const auto until = std::chrono::steady_clock::now() + timeout;
+    for (const std::string& key : keys) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+          until - std::chrono::steady_clock::now());
+      await(key, std::max(left, std::chrono::milliseconds(0)));
+    }
+  }
+
+#ifdef __clang__
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Winconsistent-missing-override"
+#endif
+  // Pure virtual in recent versions of LibTorch and absent in older ones.
+  virtual c10::intrusive_ptr<c10d::Store> clone() {
+    return c10::make_intrusive<C10dStore>(store_->clone(), getTimeout());
+  }
+#ifdef __clang__
+#pragma clang diagnostic pop
+#endif
+
+ private:
+  std::string await(const std::string& key, std::chrono::milliseconds timeout) {
+    auto value = store_->get(key, timeout);
+    TORCH_CHECK(value, "[ranks] no rank has set ", key, " within ",
+                timeout.count(), " ms");
+    return std::move(*value);
+  }
+
+  std::shared_ptr<KeyValueStore> store_;
 };
 
-Store::Store(const Options& options) : impl_(std::make_unique<Impl>()) {
-  c10d::TCPStoreOptions o;
-  o.port = static_cast<uint16_t>(options.port);
-  o.isServer = options.serve;
-  o.waitWorkers = false;
-  o.timeout = options.timeout;
-  impl_->store = c10::make_intrusive<c10d::TCPStore>(options.host, o);
-}
-
-Store::~Store() = default;
-
-void Store::set(const std::string& key, const std::string& value) {
-  impl_->store->set(key, bytes_of(value));
-}
-
-std::optional<std::string> Store::find(const std::string& key) {
-  if (!impl_->store->check({key})) return std::nullopt;
-  const auto bytes = impl_->store->get(key);
-  return std::string(bytes.begin(), bytes.end());
-}
-
-int64_t Store::add(const std::string& key, int64_t value) {
-  return impl_->store->add(key, value);
-}
+}  // namespace
 
 struct Work::Impl {
   std::vector<c10::intrusive_ptr<C10dWork>> works;
@@ -125,13 +156,15 @@ bool ProcessGroup::available(const std::string& backend) {
   return backend == "gloo";
 }
 
-ProcessGroup::ProcessGroup(Store& store, const Options& options)
+ProcessGroup::ProcessGroup(std::shared_ptr<KeyValueStore> store,
+                           const Options& options)
     : impl_(std::make_unique<Impl>()) {
   impl_->rank = options.rank;
   impl_->size = options.size;
   impl_->gloo = options.backend == "gloo";
-  const auto prefixed =
-      c10::make_intrusive<c10d::PrefixStore>(options.name, store.impl_->store);
+  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>(
+      options.name,
+      c10::make_intrusive<C10dStore>(std::move(store), options.timeout));
   if (impl_->gloo) {
     auto o = c10d::ProcessGroupGloo::Options::create(options.timeout);
     o->devices.push_back(

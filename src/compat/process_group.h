@@ -1,48 +1,18 @@
 #pragma once
 
+#include "compat/key_value_store.h"
+
 #include <torch/types.h>
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-/// c10d's store and process groups, whose interfaces differ between versions of
-/// LibTorch. Tested by tests/distributed/group_test.cpp.
+/// c10d's process groups, whose interfaces differ between versions of LibTorch. Tested by tests/distributed/group_test.cpp.
 namespace reprise::compat {
-
-/// A key-value store shared by all ranks (c10d::TCPStore). Thread-safe;
-/// concurrent calls are serialized.
-class Store {
- public:
-  struct Options {
-    std::string host = "127.0.0.1";  ///< address of the server
-    int port = 0;
-    bool serve = false;  ///< whether this process is the server
-    std::chrono::milliseconds timeout{300'000};
-  };
-  /// Connects to the server, or starts it. Throws c10::Error on a timeout.
-  explicit Store(const Options& options);
-  ~Store();
-  Store(const Store&) = delete;
-  Store& operator=(const Store&) = delete;
-
-  /// Sets the value of `key`.
-  void set(const std::string& key, const std::string& value);
-  /// Returns the value of `key`, or nothing if it is not set. Does not wait for
-  /// it.
-  std::optional<std::string> find(const std::string& key);
-  /// Adds `value` to a counter that starts at 0, and returns the new value.
-  int64_t add(const std::string& key, int64_t value);
-
- private:
-  friend class ProcessGroup;
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
 
 /// A collective operation in progress. Copies refer to the same operation.
 class Work {
@@ -85,7 +55,7 @@ class ProcessGroup {
 
   /// Throws c10::Error if the backend is not available or the ranks do not
   /// connect in time.
-  ProcessGroup(Store& store, const Options& options);
+  ProcessGroup(std::shared_ptr<KeyValueStore> store, const Options& options);
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;

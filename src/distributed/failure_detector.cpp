@@ -43,7 +43,7 @@ FailureDetector::FailureDetector(Options options)
       // one period late, its absence one more, and the other ranks learn of it one
       // later.
       silence_(timeout_ - 7 * period_ / 2),
-      store_(std::make_unique<compat::Store>(options_.store)),
+      store_(options_.store),
       heartbeats_(static_cast<size_t>(options_.world_size)) {
   for (Heartbeats& beats : heartbeats_) beats.changed = Clock::now();
   answered_ = ticks();
@@ -91,9 +91,9 @@ void FailureDetector::run_heartbeat_thread() {
   }
 }
 
-void FailureDetector::check_ranks(compat::Store& store) {
+void FailureDetector::check_ranks(compat::KeyValueStore& store) {
   store.add(key(fmt::format("beat/{}", options_.rank)), 1);
-  if (const auto fault = store.find(key("fault")); fault && !failing_) {
+  if (const auto fault = store.get(key("fault")); fault && !failing_) {
     report(&store, *fault);
     return;
   }
@@ -116,7 +116,7 @@ void FailureDetector::check_ranks(compat::Store& store) {
     if (count != last.count) {
       last = {count, now};
     } else if (now - last.changed > limit) {
-      if (store.find(key(fmt::format("left/{}", other)))) continue;
+      if (store.get(key(fmt::format("left/{}", other)))) continue;
       report(&store,
              fmt::format(
                  "rank {} has not answered for {:.1f} s", other,
@@ -137,8 +137,8 @@ void FailureDetector::run_store_watch_thread() {
   }
 }
 
-void FailureDetector::report(compat::Store* store, const std::string& what,
-                             bool dead) {
+void FailureDetector::report(compat::KeyValueStore* store,
+                             const std::string& what, bool dead) {
   if (reported_.exchange(true)) return;
   if (store != nullptr) {
     try {
@@ -149,8 +149,9 @@ void FailureDetector::report(compat::Store* store, const std::string& what,
   options_.on_fault(what);
 }
 
-void FailureDetector::publish(compat::Store& store, const std::string& what,
-                              double wait_s, bool dead) {
+void FailureDetector::publish(compat::KeyValueStore& store,
+                              const std::string& what, double wait_s,
+                              bool dead) {
   int64_t read = 1;
   if (store.add(key("faults"), 1) == 1) {
     if (dead) ++read;  // acknowledged on behalf of the dead rank
@@ -192,7 +193,7 @@ void FailureDetector::leave() {
   if (store_->add(key("left"), 1) == options_.world_size) {
     store_->set(key("all-left"), "");
   }
-  while (!reported_ && !store_->find(key("all-left"))) {
+  while (!reported_ && !store_->get(key("all-left"))) {
     std::this_thread::sleep_for(milliseconds(2));
   }
   failing_ = true;  // broken connections are expected from now on

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "compat/process_group.h"
+#include "compat/key_value_store.h"
 
 #include <atomic>
 #include <chrono>
@@ -27,10 +27,11 @@ namespace reprise::detail {
 class FailureDetector {
  public:
   struct Options {
-    compat::Store::Options store;  ///< store to connect to
-    std::string prefix;            ///< of all keys in the store
-    std::string holder;            ///< who serves the store, for messages
-    bool holds_store = false;      ///< whether this rank serves the store
+    /// A connection of its own.
+    std::shared_ptr<compat::KeyValueStore> store;
+    std::string prefix;        ///< of all keys in the store
+    std::string holder;        ///< who serves the store, for messages
+    bool holds_store = false;  ///< whether this rank serves the store
     int rank = 0;
     int world_size = 1;
     double timeout_s = 60;
@@ -82,14 +83,15 @@ class FailureDetector {
 
   void run_heartbeat_thread();
   void run_store_watch_thread();
-  void check_ranks(compat::Store& store);
+  void check_ranks(compat::KeyValueStore& store);
   /// Publishes the fault and calls on_fault. `dead`: the fault is a rank that
   /// cannot acknowledge it.
-  void report(compat::Store* store, const std::string& what, bool dead = false);
+  void report(compat::KeyValueStore* store, const std::string& what,
+              bool dead = false);
   /// Writes the fault to the store and waits up to `wait_s` for all ranks to
   /// acknowledge it.
-  void publish(compat::Store& store, const std::string& what, double wait_s,
-               bool dead = false);
+  void publish(compat::KeyValueStore& store, const std::string& what,
+               double wait_s, bool dead = false);
   /// Returns false if the detector is being destroyed.
   bool sleep(std::chrono::milliseconds time);
   std::string key(const std::string& name) const {
@@ -100,7 +102,7 @@ class FailureDetector {
   std::chrono::milliseconds period_;
   Clock::duration timeout_;
   Clock::duration silence_;  // without a heartbeat, after which a rank is dead
-  std::unique_ptr<compat::Store> store_;
+  std::shared_ptr<compat::KeyValueStore> store_;
   std::vector<Heartbeats> heartbeats_;  // of each rank, as last read
 
   std::mutex mutex_;

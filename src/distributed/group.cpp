@@ -1,6 +1,11 @@
+#include "base/sha256.h"
 #include "compat/cuda.h"
+#include "distributed/connect_group.h"
 #include "distributed/failure_detector.h"
+#include "distributed/rank_store.h"
+#include "distributed/rank_token.h"
 
+#include <reprise/base/error.h>
 #include <reprise/distributed/group.h>
 #include <reprise/memory/meter.h>
 
@@ -116,8 +121,9 @@ struct RankGroup::Impl {
   RankGroupOptions options;
   std::string backend;
   std::string prefix;
-  std::shared_ptr<compat::Store> store;
-  std::optional<compat::ProcessGroup> control, data, parameters;
+  std::unique_ptr<detail::StoreServer> server;  // on rank 0; destroyed last
+  std::shared_ptr<compat::KeyValueStore> store;
+  std::unique_ptr<compat::ProcessGroup> control, data, parameters;
   std::shared_ptr<detail::FailureDetector> detector;
   int comparisons = 0;
   int splits = 0;
@@ -126,9 +132,39 @@ struct RankGroup::Impl {
   int rank() const { return options.rank_info.rank; }
   int size() const { return options.rank_info.world_size; }
 
-  compat::Store::Options store_options(bool serve) const {
-    return {options.rank_info.store_host, options.rank_info.store_port, serve,
-            in_ms(options.join_timeout_s)};
+  detail::StorePlace store_place() const {
+    const RankInfo& info = options.rank_info;
+    return {info.store_host, info.store_port, info.store_ports,
+            info.one_machine || is_loopback_host(info.store_host)};
+  }
+
+  /// Starts the store on rank 0, and connects to it.
+  void open_store() {
+    const RankInfo& info = options.rank_info;
+    const detail::StorePlace place = store_place();
+    const bool serves = info.rank == 0;
+    try {
+      // Ranks of other trainings of the same user are strangers as well.
+      const std::string token(bytes_of(hmac_sha256(
+          detail::rank_token(),
+          fmt::format("{} ranks of {}", info.world_size, info.run_id))));
+      if (serves) {
+        server = detail::serve_store(
+            place,
+            {.token = token,
+             .most_ranks = 64 + 16 * static_cast<size_t>(info.world_size)});
+      }
+      store = std::make_shared<detail::RankStore>(
+          detail::RankStore::Options{.place = place,
+                                     .token = token,
+                                     .timeout = in_ms(options.join_timeout_s)});
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      TORCH_CHECK(false, "[ranks] rank ", info.rank, " cannot ",
+                  serves ? "serve" : "reach", " the store at ", place.text(),
+                  " (MASTER_ADDR, MASTER_PORT): ",
+                  what.substr(what.starts_with("[") ? what.find("] ") + 2 : 0));
+    }
   }
 
   /// Waits for a key in the store. Throws after join_timeout_s while there is no
@@ -137,10 +173,11 @@ struct RankGroup::Impl {
     const detail::FailureDetector::Waiting waiting(detector.get());
     const auto until = Clock::now() + in_ms(options.join_timeout_s);
     while (true) {
-      if (auto value = store->find(prefix + key)) return *value;
+      if (auto value = store->get(prefix + key, milliseconds(100))) {
+        return *value;
+      }
       TORCH_CHECK(detector || Clock::now() < until, "[ranks] ", whose,
                   " has not arrived within ", options.join_timeout_s, " s");
-      std::this_thread::sleep_for(milliseconds(2));
     }
   }
 
@@ -187,23 +224,36 @@ struct RankGroup::Impl {
     o.size = size();
     o.timeout = kNoLimit;
     o.device = options.device;
-    o.address = address_towards(options.rank_info.store_host,
-                                options.rank_info.store_port);
+    o.address = store_place().one_machine
+                    ? "127.0.0.1"
+                    : address_towards(options.rank_info.store_host,
+                                      options.rank_info.store_port);
     o.name = prefix + name + "/";
     o.backend = kind;
     return o;
   }
 
+  std::unique_ptr<compat::ProcessGroup> connected(const std::string& name,
+                                                  const std::string& kind) {
+    try {
+      return detail::connect_group(
+          store, connection(name, kind),
+          Clock::now() + in_ms(options.join_timeout_s));
+    } catch (const Error& error) {
+      TORCH_CHECK(false, error.what());
+    }
+  }
+
   void connect() {
-    control.emplace(*store, connection("control", "gloo"));
-    data.emplace(*store, connection("data", backend));
+    control = connected("control", "gloo");
+    data = connected("data", backend);
   }
 
   compat::ProcessGroup& lane(Lane which) {
     if (which == Lane::kGradients) return *data;
     if (!parameters) {
       const detail::FailureDetector::Waiting waiting(detector.get());
-      parameters.emplace(*store, connection("parameters", backend));
+      parameters = connected("parameters", backend);
     }
     return *parameters;
   }
@@ -269,29 +319,17 @@ std::shared_ptr<RankGroup> RankGroup::join(const RankGroupOptions& options) {
   impl->options = options;
   impl->backend = choose_backend(options);
   impl->prefix = "reprise/" + info.run_id + "/";
-  const bool serves = info.rank0_serves_store && info.rank == 0;
-  try {
-    impl->store = std::make_shared<compat::Store>(impl->store_options(serves));
-  } catch (const std::exception& error) {
-    const std::string what = error.what();
-    TORCH_CHECK(false, "[ranks] rank ", info.rank, " cannot ",
-                serves ? "serve" : "reach", " the store at ", info.store_host,
-                ":", info.store_port, " (MASTER_ADDR, MASTER_PORT): ",
-                what.substr(0, what.find('\n')));
-  }
+  impl->open_store();
   auto same = options.must_match;
   same["ranks"] = std::to_string(info.world_size);
   same["backend"] = impl->backend;
   impl->require_same(same);
   impl->connect();
   detail::FailureDetector::Options detection;
-  detection.store = impl->store_options(false);
+  detection.store = impl->store->clone();
   detection.prefix = impl->prefix;
-  detection.holder =
-      info.rank0_serves_store
-          ? "rank 0"
-          : fmt::format("the store at {}:{}", info.store_host, info.store_port);
-  detection.holds_store = serves;
+  detection.holder = "rank 0";
+  detection.holds_store = info.rank == 0;
   detection.rank = info.rank;
   detection.world_size = info.world_size;
   detection.timeout_s = options.timeout_s;

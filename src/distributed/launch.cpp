@@ -1,4 +1,5 @@
 #include "base/process.h"
+#include "distributed/rank_token.h"
 
 #include <reprise/distributed/launch.h>
 
@@ -56,7 +57,8 @@ class NotedSignals {
 };
 
 /// This process's environment with the variables of one rank.
-std::vector<std::string> environment(int rank, int ranks, int port) {
+std::vector<std::string> environment(int rank, int ranks, int port,
+                                     const std::string& token) {
   const std::vector<std::pair<std::string, std::string>> own = {
       {"RANK", std::to_string(rank)},
       {"WORLD_SIZE", std::to_string(ranks)},
@@ -64,6 +66,8 @@ std::vector<std::string> environment(int rank, int ranks, int port) {
       {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", std::to_string(port)},
+      {"REPRISE_RANK_PORT", ""},
+      {detail::kTokenVariable, token},
       {"TORCHELASTIC_USE_AGENT_STORE", "False"}};
   std::vector<std::string> list;
   for (char** at = environ; *at != nullptr; ++at) {
@@ -86,10 +90,11 @@ class Ranks {
  public:
   explicit Ranks(const LaunchOptions& options) : options_(options) {
     const int port = free_port();
+    const std::string token = detail::new_rank_token();
     for (int rank = 0; rank < options.ranks; ++rank) {
-      ranks_.emplace_back(
-          options.argv,
-          ChildOptions{.environment = environment(rank, options.ranks, port)});
+      ranks_.emplace_back(options.argv,
+                          ChildOptions{.environment = environment(
+                                           rank, options.ranks, port, token)});
     }
   }
 

@@ -1,3 +1,5 @@
+#include "base/socket.h"
+
 #include <reprise/distributed/launch.h>
 
 #include <c10/util/Exception.h>
@@ -6,6 +8,7 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <string_view>
 
 namespace reprise {
@@ -67,21 +70,45 @@ std::string first_machine(const std::string& list) {
   return name;
 }
 
-/// A port derived from the job id: equal on all ranks, and usually different for
+/// Ports to try if the derived one is taken.
+constexpr int kDerivedPorts = 8;
+
+/// A port derived from what is equal on all ranks of a job, and usually different for
 /// another job.
-int port_of_job(const Variable& variable) {
+int derived_port(const Variable& variable,
+                 std::initializer_list<const char*> names) {
   uint32_t hash = 2166136261u;  // FNV-1a
-  for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE",
-                           "OMPI_MCA_ess_base_jobid", "PMI_ID"}) {
-    for (const char c : text_of(variable, name)) {
+  for (const char* name : names) {
+    for (const char c : text_of(variable, name) + "/") {
       hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
     }
   }
   // Below the range of ephemeral ports.
-  return 20000 + static_cast<int>(hash % 12000);
+  return 20000 + static_cast<int>(hash % (12000 - kDerivedPorts));
 }
 
-void find_store(RankInfo& info, const Variable& variable) {
+void find_store_port(RankInfo& info, const Variable& variable) {
+  if (!text_of(variable, "REPRISE_RANK_PORT").empty()) {
+    info.store_port = number(variable, "REPRISE_RANK_PORT", 1, 65535);
+    return;
+  }
+  // torchrun's agent has a store of its own at this port.
+  const bool taken =
+      text_of(variable, "TORCHELASTIC_USE_AGENT_STORE") == "True";
+  if (!taken && !text_of(variable, "MASTER_PORT").empty()) {
+    info.store_port = number(variable, "MASTER_PORT", 1, 65535);
+    return;
+  }
+  info.store_ports = kDerivedPorts;
+  info.store_port =
+      taken ? derived_port(variable, {"MASTER_PORT", "TORCHELASTIC_RUN_ID",
+                                      "TORCHELASTIC_RESTART_COUNT"})
+            : derived_port(variable,
+                           {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE",
+                            "OMPI_MCA_ess_base_jobid", "PMI_ID"});
+}
+
+void find_store(RankInfo& info, const Variable& variable, bool all_local) {
   const std::string host = text_of(variable, "MASTER_ADDR");
   const std::string nodes = text_of(variable, "SLURM_STEP_NODELIST");
   if (!host.empty()) {
@@ -89,13 +116,10 @@ void find_store(RankInfo& info, const Variable& variable) {
   } else if (info.launcher == "Slurm" && !nodes.empty()) {
     info.store_host = first_machine(nodes);
   }
-  info.store_port = text_of(variable, "MASTER_PORT").empty()
-                        ? port_of_job(variable)
-                        : number(variable, "MASTER_PORT", 1, 65535);
-  // torchrun's agent serves a store at this port.
-  info.rank0_serves_store =
-      text_of(variable, "TORCHELASTIC_USE_AGENT_STORE") != "True";
-  if (!info.rank0_serves_store) {
+  // Ranks on other machines could not reach a loopback address.
+  info.one_machine = all_local || is_loopback_host(info.store_host);
+  find_store_port(info, variable);
+  if (!text_of(variable, "TORCHELASTIC_RUN_ID").empty()) {
     info.run_id = text_of(variable, "TORCHELASTIC_RUN_ID") + "/" +
                   text_of(variable, "TORCHELASTIC_RESTART_COUNT");
   }
@@ -118,7 +142,12 @@ std::optional<RankInfo> rank_info_from_environment(const Variable& variable) {
         number_or(variable, names.local_rank, info.rank, kMostRanks);
     info.local_world_size = number_or(variable, names.local_world_size,
                                       info.world_size, kMostRanks);
-    find_store(info, variable);
+    // Slurm's number of tasks per machine is a limit that it need not reach.
+    const bool all_local =
+        slurm ? text_of(variable, "SLURM_STEP_NUM_NODES") == "1"
+              : text_of(variable, names.local_world_size) ==
+                    std::to_string(info.world_size);
+    find_store(info, variable, all_local);
     return info;
   }
   return std::nullopt;

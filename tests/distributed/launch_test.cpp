@@ -35,6 +35,18 @@ TEST(Launch, SetsTheVariablesOfEachRank) {
   EXPECT_GT(std::stoi(read_text(folder / "port-0")), 0);
 }
 
+TEST(Launch, GivesEachLaunchATokenOfItsOwn) {
+  const testing::TemporaryDirectory folder;
+  for (const char* name : {"a", "b"}) {
+    EXPECT_EQ(launch_ranks(shell(2, "echo $REPRISE_RANK_TOKEN > " +
+                                        (folder / name) + "$RANK")),
+              0);
+  }
+  EXPECT_EQ(read_text(folder / "a0").size(), 65u);
+  EXPECT_EQ(read_text(folder / "a0"), read_text(folder / "a1"));
+  EXPECT_NE(read_text(folder / "a0"), read_text(folder / "b0"));
+}
+
 TEST(Launch, ReturnsTheStatusOfTheRankThatFailed) {
   auto options = shell(2, "if [ $RANK = 1 ]; then exit 7; fi; exec sleep 60");
   options.grace_s = 0.1;

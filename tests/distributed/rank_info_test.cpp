@@ -39,9 +39,66 @@ TEST(RankInfo, ReadsTorchrun) {
   EXPECT_EQ(info->local_rank, 1);
   EXPECT_EQ(info->local_world_size, 2);
   EXPECT_EQ(info->store_host, "node1");
-  EXPECT_EQ(info->store_port, 12345);
-  EXPECT_FALSE(info->rank0_serves_store);
+  EXPECT_FALSE(info->one_machine);
+  // torchrun itself listens at MASTER_PORT.
+  EXPECT_NE(info->store_port, 12345);
+  EXPECT_GT(info->store_port, 1024);
+  EXPECT_GT(info->store_ports, 1);
   EXPECT_EQ(info->run_id, "run/2");
+}
+
+TEST(RankInfo, PortsOfTorchrunDifferByRunAndRestart) {
+  std::map<std::string, std::string> variables = {
+      {"RANK", "0"},
+      {"WORLD_SIZE", "2"},
+      {"LOCAL_WORLD_SIZE", "2"},
+      {"MASTER_ADDR", "node1"},
+      {"MASTER_PORT", "29500"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+      {"TORCHELASTIC_RUN_ID", "none"},
+      {"TORCHELASTIC_RESTART_COUNT", "0"}};
+  const auto first = rank_info_in(variables);
+  EXPECT_TRUE(first->one_machine);
+  EXPECT_EQ(rank_info_in(variables)->store_port, first->store_port);
+  for (const char* name :
+       {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}) {
+    auto other = variables;
+    other[name] = "29501";
+    EXPECT_NE(rank_info_in(other)->store_port, first->store_port) << name;
+  }
+  variables["REPRISE_RANK_PORT"] = "4321";
+  EXPECT_EQ(rank_info_in(variables)->store_port, 4321);
+  EXPECT_EQ(rank_info_in(variables)->store_ports, 1);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  variables.erase("REPRISE_RANK_PORT");
+  EXPECT_EQ(rank_info_in(variables)->store_port, 29500);
+  EXPECT_EQ(rank_info_in(variables)->store_ports, 1);
+}
+
+TEST(RankInfo, KnowsWhetherAllRanksAreOnOneMachine) {
+  const auto one_machine = [](std::map<std::string, std::string> variables) {
+    return rank_info_in(variables)->one_machine;
+  };
+  std::map<std::string, std::string> torchrun = {
+      {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"}};
+  EXPECT_FALSE(one_machine(torchrun));
+  torchrun["LOCAL_WORLD_SIZE"] = "1";
+  EXPECT_FALSE(one_machine(torchrun));
+  torchrun["LOCAL_WORLD_SIZE"] = "2";
+  EXPECT_TRUE(one_machine(torchrun));
+  torchrun["LOCAL_WORLD_SIZE"] = "1";
+  for (const char* host : {"localhost", "127.0.0.1", "::1"}) {
+    torchrun["MASTER_ADDR"] = host;
+    EXPECT_TRUE(one_machine(torchrun)) << host;
+  }
+  std::map<std::string, std::string> slurm = {
+      {"SLURM_PROCID", "0"},
+      {"SLURM_NTASKS", "2"},
+      {"SLURM_NTASKS_PER_NODE", "2"},
+      {"SLURM_STEP_NODELIST", "gpu[1-2]"}};
+  EXPECT_FALSE(one_machine(slurm));
+  slurm["SLURM_STEP_NUM_NODES"] = "1";
+  EXPECT_TRUE(one_machine(slurm));
 }
 
 TEST(RankInfo, ReadsOpenMpi) {
@@ -56,7 +113,7 @@ TEST(RankInfo, ReadsOpenMpi) {
   EXPECT_EQ(info->launcher, "Open MPI");
   EXPECT_EQ(info->rank, 1);
   EXPECT_EQ(info->store_host, "127.0.0.1");
-  EXPECT_TRUE(info->rank0_serves_store);
+  EXPECT_TRUE(info->one_machine);
   EXPECT_GT(info->store_port, 1024);
   EXPECT_EQ(rank_info_in(variables)->store_port, info->store_port);
   variables["PMIX_NAMESPACE"] = "124";

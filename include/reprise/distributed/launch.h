@@ -16,10 +16,13 @@ struct RankInfo {
   int local_world_size = 1;  ///< number of ranks on this machine
   std::string store_host = "127.0.0.1";
   int store_port = 29500;
-  /// If true, rank 0 serves the store. If false, the launcher serves it.
-  bool rank0_serves_store = true;
-  /// Prefix of the keys in a store that the launcher serves. It distinguishes
-  /// restarts of the same job.
+  /// Number of ports, from store_port on, of which rank 0 takes the first free one. One
+  /// if the port was given.
+  int store_ports = 1;
+  /// All ranks are on this machine. They then use the loopback address, which other
+  /// machines cannot reach, instead of store_host.
+  bool one_machine = false;
+  /// Distinguishes restarts of the same job.
   std::string run_id;
   std::string launcher;  ///< "torchrun", "Open MPI", "Slurm" or "PMI"
 };
@@ -37,8 +40,9 @@ struct RankInfo {
 /// MASTER_ADDR and MASTER_PORT are respected with every launcher. Without them,
 /// the address is the first node in Slurm's list or the loopback address, and
 /// the port is derived from the job id so that concurrent jobs use different
-/// ports. Throws c10::Error that names the variable if one is missing or
-/// malformed.
+/// ports. torchrun itself listens at MASTER_PORT; the port is then derived from
+/// that and the run's id. REPRISE_RANK_PORT has precedence over all of these. Throws
+/// c10::Error that names the variable if one is missing or malformed.
 ///
 /// `variable` returns the value of an environment variable, or null if it is not
 /// set. The second overload reads the environment of this process.
@@ -56,8 +60,8 @@ struct LaunchOptions {
 };
 
 /// Starts `argv` as `ranks` processes on this machine and waits for all of them. Sets
-/// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free
-/// port) for each, and OMP_NUM_THREADS to its share of the cores unless that is set. The
+/// RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR (127.0.0.1), MASTER_PORT (a
+/// free port) and REPRISE_RANK_TOKEN (a new one) for each, and OMP_NUM_THREADS to its share of the cores unless that is set. The
 /// ranks use this process's standard streams.
 ///
 /// SIGINT and SIGTERM are forwarded to all ranks. If a rank fails, the others are killed
