@@ -71,14 +71,20 @@ bool SocketAddress::is_loopback() const {
          IN6_IS_ADDR_LOOPBACK(&as_v6(*this).sin6_addr);
 }
 
-std::string SocketAddress::text() const {
-  char host[NI_MAXHOST];
-  if (size == 0 || getnameinfo(get(), size, host, sizeof host, nullptr, 0,
+std::string SocketAddress::host() const {
+  char name[NI_MAXHOST];
+  if (size == 0 || getnameinfo(get(), size, name, sizeof name, nullptr, 0,
                                NI_NUMERICHOST) != 0) {
-    return "the other end";
+    return "";
   }
-  const bool v6 = storage.ss_family == AF_INET6;
-  return fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", port());
+  return name;
+}
+
+std::string SocketAddress::text() const {
+  const std::string name = host();
+  if (name.empty()) return "the other end";
+  return storage.ss_family == AF_INET6 ? fmt::format("[{}]:{}", name, port())
+                                       : fmt::format("{}:{}", name, port());
 }
 
 std::string_view SocketAddress::bytes() const {
@@ -106,6 +112,18 @@ std::vector<SocketAddress> resolve(const std::string& host, int port) {
   }
   freeaddrinfo(found);
   return list;
+}
+
+std::string own_address_towards(const std::string& host, int port) {
+  for (const SocketAddress& to : resolve(host, port)) {
+    // No packet is sent.
+    const Socket probe(
+        socket(to.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (probe.valid() && connect(probe.get(), to.get(), to.size) == 0) {
+      return probe.local().host();
+    }
+  }
+  return "";
 }
 
 bool is_loopback_host(const std::string& host) {

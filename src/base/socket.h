@@ -24,6 +24,8 @@ struct SocketAddress {
   SocketAddress with_port(int port) const;
   /// Whether it is of 127.0.0.0/8 or ::1, which other machines cannot reach.
   bool is_loopback() const;
+  /// "10.0.0.1" or "::1"; empty if the address is.
+  std::string host() const;
   /// "10.0.0.1:29500" or "[::1]:29500"; "the other end" if it is empty.
   std::string text() const;
   /// The bytes that identify it in a sockaddr_in or sockaddr_in6.
@@ -33,6 +35,10 @@ struct SocketAddress {
 /// The addresses of a host name or a literal address. Throws reprise::Error if there
 /// are none.
 std::vector<SocketAddress> resolve(const std::string& host, int port);
+
+/// The address of this machine on the route to `host`, at which other machines can reach
+/// it. Empty if there is none. Throws reprise::Error if `host` has no address.
+std::string own_address_towards(const std::string& host, int port);
 
 /// Whether `host` is "localhost" or a literal loopback address.
 bool is_loopback_host(const std::string& host);

@@ -1,4 +1,5 @@
 #include "base/sha256.h"
+#include "base/socket.h"
 #include "compat/cuda.h"
 #include "distributed/connect_group.h"
 #include "distributed/failure_detector.h"
@@ -19,11 +20,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <netdb.h>
 #include <optional>
-#include <sys/socket.h>
 #include <thread>
-#include <unistd.h>
 
 namespace reprise {
 namespace {
@@ -79,36 +77,6 @@ std::string difference(const json& first, const json& other, int rank) {
                        value.get<std::string>());
   }
   return "";
-}
-
-/// The address of this machine on the route to `host`, at which other machines can
-/// reach it. Empty if it cannot be determined.
-std::string address_towards(const std::string& host, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;  // no packet is sent
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) !=
-      0) {
-    return "";
-  }
-  std::string text;
-  for (const addrinfo* at = found; at != nullptr && text.empty();
-       at = at->ai_next) {
-    const int file = socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (file < 0) continue;
-    sockaddr_storage own{};
-    socklen_t size = sizeof own;
-    char name[NI_MAXHOST];
-    if (connect(file, at->ai_addr, at->ai_addrlen) == 0 &&
-        getsockname(file, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
-        getnameinfo(reinterpret_cast<sockaddr*>(&own), size, name, sizeof name,
-                    nullptr, 0, NI_NUMERICHOST) == 0) {
-      text = name;
-    }
-    close(file);
-  }
-  freeaddrinfo(found);
-  return text;
 }
 
 torch::Tensor flat_bytes(const torch::Tensor& tensor) {
@@ -226,8 +194,8 @@ struct RankGroup::Impl {
     o.device = options.device;
     o.address = store_place().one_machine
                     ? "127.0.0.1"
-                    : address_towards(options.rank_info.store_host,
-                                      options.rank_info.store_port);
+                    : own_address_towards(options.rank_info.store_host,
+                                          options.rank_info.store_port);
     o.name = prefix + name + "/";
     o.backend = kind;
     return o;

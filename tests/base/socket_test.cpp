@@ -71,6 +71,12 @@ TEST(Socket, NamesTheAddressInErrors) {
             std::string::npos);
 }
 
+TEST(Socket, FindsTheAddressOfARoute) {
+  EXPECT_EQ(own_address_towards("127.0.0.1", 1), "127.0.0.1");
+  EXPECT_EQ(own_address_towards("localhost", 1).substr(0, 3) == "127",
+            resolve("localhost", 1).at(0).storage.ss_family == AF_INET);
+}
+
 TEST(Socket, KnowsLoopbackAddresses) {
   EXPECT_TRUE(resolve("127.0.1.1", 1).at(0).is_loopback());
   EXPECT_TRUE(resolve("::1", 1).at(0).is_loopback());

@@ -289,7 +289,7 @@ TEST(RankStore, ServesOtherMachinesOnlyIfThereAreAny) {
   EXPECT_EQ(serve_store(place, {.token = kToken})->address().text(),
             "127.0.0.1:" + std::to_string(place.port));
   // The address of no machine here, such as that of a router.
-  place = {"192.0.2.1", free_port(), 1, false};
+  place = {"203.0.113.1", free_port(), 1, false};
   EXPECT_EQ(serve_store(place, {.token = kToken})->address().text(),
             "0.0.0.0:" + std::to_string(place.port));
 }
