@@ -18,7 +18,7 @@ PUBLIC = ROOT / "include/reprise"
 TESTS = ROOT / "tests"
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 # Folders of tests that are about the whole project.
-OTHER_FOLDERS = {"docs", "fixtures", "install", "tools"}
+OTHER_FOLDERS = {"docs", "fixtures", "fuzz", "install", "tools"}
 NAMED = re.compile(r"Tested by(?:[^.]|\.(?!\s))*")
 TEST_PATH = re.compile(r"tests/[\w/]+\.\w+")
 

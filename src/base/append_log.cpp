@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <filesystem>
+#include <limits>
 #include <sys/file.h>
 #include <unistd.h>
 #include <utility>
@@ -44,7 +45,9 @@ void AppendLog::truncate(int64_t bytes) {
 }
 
 void AppendLog::truncate_incomplete_line() {
-  const std::string text = read_text(path_);
+  // One process writes it, so that its size is no danger.
+  const std::string text =
+      read_text(path_, std::numeric_limits<int64_t>::max());
   const size_t last = text.rfind('\n');
   const size_t complete = last == std::string::npos ? 0 : last + 1;
   bytes_ = static_cast<int64_t>(complete);

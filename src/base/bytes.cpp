@@ -1,3 +1,4 @@
+#include "base/text_check.h"
 #include "base/throw_error.h"
 
 #include <reprise/base/bytes.h>
@@ -81,11 +82,12 @@ int64_t parse_bytes(std::string_view text) {
         static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0])));
     detail::throw_error(
         "[parse_bytes] expected {0}{1}iB (powers of 1024) or {0}{1}B (powers "
-        "of 1000), got '{2}'",
-        value, prefix, copy);
+        "of 1000), got {2}",
+        shortened(value, 60), prefix, in_quotes(copy));
   }
   detail::throw_error(
-      "[parse_bytes] expected a size such as 8GiB or 8000MB, got '{}'", copy);
+      "[parse_bytes] expected a size such as 8GiB or 8000MB, got {}",
+      in_quotes(copy));
 }
 
 }  // namespace reprise

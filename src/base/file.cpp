@@ -1,9 +1,13 @@
 #include "base/file.h"
 
+#include "base/input_file.h"
 #include "base/throw_error.h"
+
+#include <reprise/base/bytes.h>
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -178,25 +182,22 @@ void make_directories(const std::string& path) {
   }
 }
 
-std::string read_text(const std::string& path) {
-  // A std::ifstream would read a directory as an empty file.
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) {
-    detail::throw_error("[file] cannot read {}: {}", path,
-                        detail::system_reason());
-  }
+std::string read_text(const std::string& path, uint64_t most) {
+  const InputFile file(path);
   std::string text;
+  // Files that the system makes up have a size of 0, and others may still grow.
   std::array<char, 1 << 16> part;
-  ssize_t got = 0;
-  while ((got = read(file, part.data(), part.size())) > 0 ||
-         (got < 0 && errno == EINTR)) {
-    if (got > 0) text.append(part.data(), static_cast<size_t>(got));
-  }
-  const std::string reason = got < 0 ? detail::system_reason() : "";
-  close(file);
-  if (got < 0) {
-    detail::throw_error("[file] cannot read {}: {}", path, reason);
-  }
+  size_t got = 0;
+  do {
+    got = file.read_some(text.size(), part.data(), part.size());
+    text.append(part.data(), got);
+    if (text.size() > most || file.size() > most) {
+      detail::throw_error("[file] cannot read {}: expected at most {}, got {}",
+                          path, format_bytes(static_cast<int64_t>(most)),
+                          format_bytes(static_cast<int64_t>(
+                              std::max<uint64_t>(text.size(), file.size()))));
+    }
+  } while (got == part.size());
   return text;
 }
 

@@ -62,7 +62,11 @@ std::string why_not_created(const std::string& path);
 /// empty if it can: "cannot make the directory a/b: a is no directory".
 std::string why_directory_unwritable(const std::string& path);
 
-/// Returns the contents of a file. Throws reprise::Error if it cannot be read.
-std::string read_text(const std::string& path);
+/// Most bytes of a file that is read as a whole, such as a configuration or a study.
+constexpr uint64_t kMostTextBytes = uint64_t{64} << 20;
+
+/// Returns the contents of a regular file. Throws reprise::Error if it cannot be read, is no
+/// regular file, or has more than `most` bytes.
+std::string read_text(const std::string& path, uint64_t most = kMostTextBytes);
 
 }  // namespace reprise

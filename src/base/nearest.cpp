@@ -42,6 +42,8 @@ size_t edits(const std::string& a, const std::string& b) {
 std::string nearest(std::string_view word,
                     const std::vector<std::string>& names) {
   constexpr size_t kShortestPrefix = 3;
+  constexpr size_t kLongestWord = 100;  // longer ones are no names
+  if (word.size() > kLongestWord) return "";
   const std::string given = folded(word);
   std::string best;
   size_t least = 2 * (word.size() / 2 + 1);

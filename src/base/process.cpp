@@ -1,6 +1,7 @@
 #include "base/process.h"
 
 #include "base/file.h"
+#include "base/memory_limit.h"
 #include "base/throw_error.h"
 
 #include <algorithm>
@@ -229,6 +230,22 @@ void ChildProcess::send_to_group(int signal) const {
 
 namespace {
 
+/// The parent's environment, with a limit that the program applies; nullopt: as it is.
+std::optional<std::vector<std::string>> environment_of(
+    const ProcessOptions& options) {
+  if (!options.limits_itself) return std::nullopt;
+  const std::string name = std::string(kMemoryLimitVariable) + "=";
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    if (!text.starts_with(name)) variables.emplace_back(text);
+  }
+  if (options.memory_limit > 0) {
+    variables.push_back(name + std::to_string(options.memory_limit));
+  }
+  return variables;
+}
+
 /// Runs one program to its end; see run_process().
 class ProcessRun {
  public:
@@ -241,7 +258,9 @@ class ProcessRun {
                       .output = ChildStream::kPipe,
                       .error = options.discard_error ? ChildStream::kNull
                                                      : ChildStream::kPipe,
-                      .memory_limit = options.memory_limit,
+                      .environment = environment_of(options),
+                      .memory_limit =
+                          options.limits_itself ? 0 : options.memory_limit,
                       .first_to_kill = true}) {}
 
   ProcessResult wait() {

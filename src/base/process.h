@@ -79,6 +79,8 @@ class ChildProcess {
 struct ProcessOptions {
   double timeout_s = 0;      ///< 0: unlimited
   int64_t memory_limit = 0;  ///< as in ChildOptions
+  /// The program applies the limit itself; see base/memory_limit.h.
+  bool limits_itself = false;
   /// Called several times per second; returning true ends the program.
   std::function<bool()> stop{};
   /// Discards standard error instead of capturing it.

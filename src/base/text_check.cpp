@@ -66,17 +66,50 @@ bool is_plain_name(const std::string& text) {
          std::all_of(text.begin(), text.end(), plain);
 }
 
+bool is_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const size_t more = byte < 0x80             ? 0
+                        : (byte & 0xE0) == 0xC0 ? 1
+                        : (byte & 0xF0) == 0xE0 ? 2
+                        : (byte & 0xF8) == 0xF0 ? 3
+                                                : 4;
+    if (more > 3 || more >= text.size() - i) return false;
+    uint32_t code = byte & (more == 0 ? 0x7Fu : 0x3Fu >> more);
+    for (size_t k = 1; k <= more; ++k) {
+      const auto next = static_cast<unsigned char>(text[i + k]);
+      if ((next & 0xC0) != 0x80) return false;
+      code = code << 6 | (next & 0x3Fu);
+    }
+    // A shorter form exists, it is half of a UTF-16 pair, or there is no such character.
+    constexpr uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
+    const bool half = code >= 0xD800 && code < 0xE000;
+    if (code < kLeast[more] || half || code > 0x10FFFF) return false;
+    i += more + 1;
+  }
+  return true;
+}
+
+std::string shortened(const std::string& text, size_t most) {
+  if (text.size() <= most) return text;
+  size_t end = most;  // not inside a character of several bytes
+  while (end + 4 > most && end > 0 &&
+         (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
+    --end;
+  }
+  return text.substr(0, end) + "…";
+}
+
 std::string in_quotes(const std::string& text) {
-  constexpr size_t kMost = 60;
-  return text.size() <= kMost ? "'" + text + "'"
-                              : "'" + text.substr(0, kMost) + "…'";
+  return "'" + shortened(text, 60) + "'";
 }
 
 std::string without_origin(const std::string& message) {
   const size_t end = message.find("] ");
-  return message.starts_with("[") && end != std::string::npos
-             ? message.substr(end + 2)
-             : message;
+  if (!message.starts_with("[") || end == std::string::npos) return message;
+  const std::string rest = message.substr(end + 2);
+  return message.starts_with("[--") ? message.substr(1, end - 1) + ": " + rest
+                                    : rest;
 }
 
 TextCheck whole_number(int64_t low, uint64_t high) {

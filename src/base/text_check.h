@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 /// Checks of values that are given as text, on a command line or in a file.
@@ -31,10 +32,17 @@ TextCheck byte_size(int64_t least);
 /// can be a value on a command line and a part of a path.
 bool is_plain_name(const std::string& text);
 
+/// Whether `text` is well-formed UTF-8, as JSON needs it.
+bool is_utf8(std::string_view text);
+
+/// `text`, shortened to about `most` bytes if it is longer.
+std::string shortened(const std::string& text, size_t most = 200);
+
 /// `text` in quotes, shortened if it is long.
 std::string in_quotes(const std::string& text);
 
-/// Message of an exception without the "[function] " at its beginning.
+/// Message of an exception without the "[function] " at its beginning. "[--flag] " becomes
+/// "--flag: ".
 std::string without_origin(const std::string& message);
 
 }  // namespace reprise

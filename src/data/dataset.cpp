@@ -1,3 +1,4 @@
+#include "base/input_file.h"
 #include "base/text_check.h"
 #include "data/idx.h"
 #include "data/named_dataset.h"
@@ -91,6 +92,8 @@ std::shared_ptr<const Dataset> open_dataset(const DataOptions& options) {
   TORCH_CHECK(!fs::is_directory(status), "[dataset] expected a file, ", name,
               " is a directory; name the file of training images, text or "
               "tokens in it");
+  const std::string kind = why_not_regular(name);
+  TORCH_CHECK(kind.empty(), "[dataset] expected a file, ", name, " is ", kind);
   if (!options.tokens) {
     return detail::open_idx(name, fs::path(name).filename().string(), options);
   }

@@ -1,8 +1,12 @@
 #include "data/idx.h"
 
+#include "base/input_file.h"
 #include "base/paths.h"
+#include "base/text_check.h"
 #include "data/dataset_error.h"
 #include "data/named_dataset.h"
+
+#include <reprise/base/error.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -43,14 +47,14 @@ constexpr uint64_t kMostInflation = 1100;
 class Reader {
  public:
   explicit Reader(std::string path) : path_(std::move(path)) {
-    std::error_code error;
-    file_bytes_ = std::filesystem::file_size(path_, error);
-    if (error) dataset_error(path_, "cannot read: " + error.message());
-    errno = 0;
-    file_ = gzopen(path_.c_str(), "rb");
-    if (file_ == nullptr) {
-      dataset_error(path_, std::string("cannot read: ") + std::strerror(errno));
+    try {
+      InputFile file(path_);
+      file_bytes_ = file.size();
+      file_ = gzdopen(file.release(), "rb");
+    } catch (const Error& error) {
+      dataset_error(path_, without_origin(error.what()));
     }
+    if (file_ == nullptr) dataset_error(path_, "cannot read: out of memory");
     gzbuffer(file_, 1 << 18);
   }
   ~Reader() { gzclose_r(file_); }
@@ -308,6 +312,7 @@ torch::Tensor read_idx(const std::string& path, int dimensions) {
 }
 
 bool looks_like_idx(const std::string& path) {
+  if (!why_not_regular(path).empty()) return false;
   const gzFile file = gzopen(path.c_str(), "rb");
   if (file == nullptr) return false;
   std::array<uint8_t, 4> magic{};

@@ -1,21 +1,20 @@
 #include "data/tokens.h"
 
+#include "base/input_file.h"
+#include "base/text_check.h"
 #include "data/dataset_error.h"
 #include "data/documents.h"
+
+#include <reprise/base/error.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fcntl.h>
 #include <filesystem>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <utility>
+#include <vector>
 
 namespace reprise::detail {
 namespace {
@@ -32,56 +31,36 @@ struct LlmcFormat {
 constexpr LlmcFormat kLlmcFormats[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
 
-/// A memory-mapped file.
-class Mapping {
+/// Tokens of type `Token` in a file, from byte `begin` on. They are read when they are needed,
+/// so that the file may be larger than memory.
+template <typename Token>
+class TokenFile {
  public:
-  explicit Mapping(const std::string& path) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat info {};
-    if (file < 0 || fstat(file, &info) != 0) {
-      const std::string reason = std::strerror(errno);
-      if (file >= 0) close(file);
-      dataset_error(path, "cannot read: " + reason);
-    }
-    if (!S_ISREG(info.st_mode)) {
-      close(file);
-      dataset_error(path, "expected a plain file");
-    }
-    size_ = info.st_size;
-    if (size_ > 0) {
-      void* const at = mmap(nullptr, static_cast<size_t>(size_), PROT_READ,
-                            MAP_PRIVATE, file, 0);
-      const std::string reason = std::strerror(errno);
-      close(file);
-      if (at == MAP_FAILED) dataset_error(path, "cannot read: " + reason);
-      bytes_ = static_cast<const uint8_t*>(at);
-    } else {
-      close(file);
-    }
-  }
-  ~Mapping() {
-    if (bytes_ != nullptr) {
-      munmap(const_cast<uint8_t*>(bytes_), static_cast<size_t>(size_));
-    }
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
+  TokenFile(InputFile file, uint64_t begin)
+      : file_(std::move(file)), begin_(begin) {}
 
-  const uint8_t* bytes() const { return bytes_; }
-  int64_t size() const { return size_; }
+  /// Reads the `count` tokens from `first` on. Throws c10::Error if the file has become shorter.
+  void read(int64_t first, int64_t count, Token* out) const {
+    try {
+      file_.read(begin_ + static_cast<uint64_t>(first) * sizeof(Token), out,
+                 static_cast<size_t>(count) * sizeof(Token));
+    } catch (const Error& error) {
+      dataset_error(file_.path(), without_origin(error.what()));
+    }
+  }
 
  private:
-  const uint8_t* bytes_ = nullptr;
-  int64_t size_ = 0;
+  InputFile file_;
+  uint64_t begin_;
 };
 
-/// `length` tokens of type `Token`, starting at `begin`, in samples of `seq`. The first
+/// `length` tokens of type `Token`, starting at token `begin`, in samples of `seq`. The first
 /// token of a sample is the last target of the previous one.
 template <typename Token>
 class TokenDataset : public Dataset {
  public:
-  std::shared_ptr<const Mapping> file;
-  const Token* begin = nullptr;
+  std::shared_ptr<const TokenFile<Token>> file;
+  int64_t begin = 0;
   int64_t length = 0;
   int64_t seq = 0;
   std::string name;
@@ -97,13 +76,14 @@ class TokenDataset : public Dataset {
                 .count = count * seq};
     int64_t* input = batch.tensors[0].template data_ptr<int64_t>();
     int64_t* target = batch.tensors[1].template data_ptr<int64_t>();
+    std::vector<Token> read(static_cast<size_t>(seq) + 1);
     for (const int64_t index : indices) {
       TORCH_CHECK_INDEX(index >= 0 && index < size(),
                         "[dataset] expected a sample below ", size(), ", got ",
                         index);
-      const Token* const first = begin + index * seq;
-      input = std::copy(first, first + seq, input);
-      target = std::copy(first + 1, first + seq + 1, target);
+      file->read(begin + index * seq, seq + 1, read.data());
+      input = std::copy(read.begin(), read.end() - 1, input);
+      target = std::copy(read.begin() + 1, read.end(), target);
     }
     return batch;
   }
@@ -115,31 +95,46 @@ class TokenDataset : public Dataset {
   }
 };
 
+/// Throws if a token is not below the model's vocabulary.
 template <typename Token>
-std::shared_ptr<const Dataset> split(std::shared_ptr<const Mapping> file,
-                                     const Token* tokens, int64_t total,
-                                     const DataOptions& options) {
-  const std::string& path = options.name;
-  const int64_t possible = int64_t{1} << (8 * sizeof(Token));
-  if (options.vocab > 0 && options.vocab < possible && total > 0) {
-    const Token* const most = std::max_element(tokens, tokens + total);
-    if (*most >= options.vocab) {
-      dataset_error(
-          path, fmt::format("expected tokens below the model's vocabulary of "
-                            "{}, found {} at {}; choose a larger vocabulary",
-                            options.vocab, *most, most - tokens));
-    }
+void check_vocabulary(const TokenFile<Token>& file, int64_t total,
+                      const DataOptions& options) {
+  constexpr int64_t kBlock = 1 << 20;
+  constexpr int64_t kPossible = int64_t{1} << (8 * sizeof(Token));
+  if (options.vocab <= 0 || options.vocab >= kPossible) return;
+  std::vector<Token> block(static_cast<size_t>(std::min(total, kBlock)));
+  for (int64_t at = 0; at < total; at += kBlock) {
+    const int64_t count = std::min(kBlock, total - at);
+    file.read(at, count, block.data());
+    const auto end = block.begin() + count;
+    const auto most = std::max_element(block.begin(), end);
+    if (*most < options.vocab) continue;
+    dataset_error(
+        options.name,
+        fmt::format("expected tokens below the model's vocabulary of {}, found "
+                    "{} at {}; choose a larger vocabulary",
+                    options.vocab, *most, at + (most - block.begin())));
   }
+}
+
+template <typename Token>
+std::shared_ptr<const Dataset> split(
+    std::shared_ptr<const TokenFile<Token>> file, int64_t total,
+    const DataOptions& options) {
+  const std::string& path = options.name;
+  check_vocabulary(*file, total, options);
   const bool test = options.split == Split::kTest;
   const auto test_length =
       static_cast<int64_t>(static_cast<double>(total) * options.test_fraction);
-  const Token* const begin = tokens + (test ? total - test_length : 0);
+  const int64_t begin = test ? total - test_length : 0;
   const int64_t length = test ? test_length : total - test_length;
   const std::string name = std::filesystem::path(path).filename().string();
   if (options.documents != DocumentMode::kStream) {
     const auto read = [file = std::move(file), begin](
                           int64_t first, int64_t count, int64_t* out) {
-      std::copy_n(begin + first, count, out);
+      std::vector<Token> tokens(static_cast<size_t>(count));
+      file->read(begin + first, count, tokens.data());
+      std::copy(tokens.begin(), tokens.end(), out);
     };
     return make_documents({name, length, read}, options);
   }
@@ -167,11 +162,10 @@ struct TokenLayout {
 };
 
 /// Layout by the file's header, if there is one, and otherwise by its name.
-TokenLayout layout_of(const Mapping& file, const std::string& path) {
+TokenLayout layout_of(const InputFile& file, const std::string& path) {
+  const auto size = static_cast<int64_t>(file.size());
   std::array<int32_t, 3> header{};
-  if (file.size() >= kLlmcHeaderBytes) {
-    std::memcpy(header.data(), file.bytes(), sizeof(header));
-  }
+  if (size >= kLlmcHeaderBytes) file.read(0, header.data(), sizeof(header));
   for (const LlmcFormat& format : kLlmcFormats) {
     if (header[0] != format.magic) continue;
     if (header[1] != format.version) {
@@ -179,7 +173,7 @@ TokenLayout layout_of(const Mapping& file, const std::string& path) {
           path, fmt::format("expected version {} in llm.c's header, found {}",
                             format.version, header[1]));
     }
-    const int64_t bytes = file.size() - kLlmcHeaderBytes;
+    const int64_t bytes = size - kLlmcHeaderBytes;
     if (bytes != int64_t{header[2]} * format.token_bytes) {
       dataset_error(path,
                     fmt::format("expected {} tokens of {} bytes as stated in "
@@ -192,21 +186,28 @@ TokenLayout layout_of(const Mapping& file, const std::string& path) {
 }
 
 template <typename Token>
-std::shared_ptr<const Dataset> open_binary(std::shared_ptr<const Mapping> file,
-                                           int64_t begin,
+std::shared_ptr<const Dataset> open_binary(InputFile file, int64_t begin,
                                            const DataOptions& options) {
   constexpr int64_t kBytes = sizeof(Token);
-  if (file->size() % kBytes != 0) {
-    dataset_error(options.name,
-                  fmt::format("expected tokens of {} bytes, found {} of {} "
-                              "bytes",
-                              kBytes, kBytes == 2 ? "an odd size" : "a size",
-                              file->size()));
+  const auto size = static_cast<int64_t>(file.size());
+  if (size % kBytes != 0) {
+    dataset_error(
+        options.name,
+        fmt::format("expected tokens of {} bytes, found {} of {} "
+                    "bytes",
+                    kBytes, kBytes == 2 ? "an odd size" : "a size", size));
   }
-  const auto* const tokens =
-      reinterpret_cast<const Token*>(file->bytes() + begin);
-  const int64_t total = (file->size() - begin) / kBytes;
-  return split(std::move(file), tokens, total, options);
+  return split(std::make_shared<const TokenFile<Token>>(
+                   std::move(file), static_cast<uint64_t>(begin)),
+               (size - begin) / kBytes, options);
+}
+
+InputFile open_input(const std::string& path) {
+  try {
+    return InputFile(path);
+  } catch (const Error& error) {
+    dataset_error(path, without_origin(error.what()));
+  }
 }
 
 }  // namespace
@@ -227,16 +228,14 @@ std::shared_ptr<const Dataset> open_tokens(const DataOptions& options) {
               "[dataset] expected a document_end token with padded or packed "
               "documents and only then, got ",
               options.document_end, " with ", to_text(options.documents));
-  auto file = std::make_shared<const Mapping>(options.name);
+  InputFile file = open_input(options.name);
   if (has_token_name(options.name)) {
-    const TokenLayout layout = layout_of(*file, options.name);
+    const TokenLayout layout = layout_of(file, options.name);
     return layout.token_bytes == 2
                ? open_binary<uint16_t>(std::move(file), layout.begin, options)
                : open_binary<uint32_t>(std::move(file), layout.begin, options);
   }
-  const uint8_t* const bytes = file->bytes();
-  const int64_t total = file->size();
-  return split(std::move(file), bytes, total, options);
+  return open_binary<uint8_t>(std::move(file), 0, options);
 }
 
 }  // namespace reprise::detail

@@ -1,5 +1,7 @@
 // Tested by tests/models/lora_test.cpp.
 #include "base/file.h"
+#include "base/json_text.h"
+#include "base/text_check.h"
 #include "models/lora_adapter.h"
 
 #include <reprise/base/error.h>
@@ -8,7 +10,6 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -25,6 +26,7 @@ using nlohmann::ordered_json;
 
 constexpr const char* kConfigFile = "adapter_config.json";
 constexpr const char* kAdapterFile = "adapter_model.safetensors";
+constexpr double kMostRank = 1 << 16;
 /// PEFT's wrapper around the model.
 constexpr const char* kNamePrefix = "base_model.model.";
 
@@ -92,10 +94,23 @@ bool is_set(const json& config, const char* key) {
   return !((found->is_array() || found->is_object()) && found->empty());
 }
 
+/// Rank for "r" has to be a whole number.
+double number_in(const std::string& path, const json& config, const char* key,
+                 double low, double high) {
+  const json& value = config.at(key);
+  const bool whole = std::string_view(key) == "r";
+  const bool right = whole ? value.is_number_integer() : value.is_number();
+  const double number = right ? value.get<double>() : -1;
+  TORCH_CHECK(right && number >= low && number <= high, "[lora] ", path,
+              ": expected ", key, ", a ", whole ? "whole number" : "number",
+              " from ", low, " to ", high, ", got ", shown_json(value));
+  return number;
+}
+
 LoraOptions options_in(const std::string& path) {
-  const json config =
-      json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
-  TORCH_CHECK(config.is_object() && config.value("peft_type", "") == "LORA",
+  const json config = parse_json(read_text(path));
+  TORCH_CHECK(config.is_object() && config.contains("peft_type") &&
+                  config["peft_type"] == "LORA",
               "[lora] ", path,
               ": expected the configuration of a LoRA adapter, a JSON object "
               "with peft_type LORA");
@@ -106,13 +121,15 @@ LoraOptions options_in(const std::string& path) {
     TORCH_CHECK(!is_set(config, key), "[lora] ", path, ": ", key,
                 " is not supported");
   }
-  TORCH_CHECK(config.value("bias", "none") == "none", "[lora] ", path,
-              ": expected bias none, got ", config["bias"].dump());
+  TORCH_CHECK(!config.contains("bias") || config["bias"] == "none", "[lora] ",
+              path, ": expected bias none, got ", shown_json(config["bias"]));
   LoraOptions options;
   try {
-    options.rank = config.at("r").get<int64_t>();
-    options.alpha = config.at("lora_alpha").get<double>();
-    options.dropout = config.value("lora_dropout", 0.0);
+    options.rank = number_in(path, config, "r", 1, kMostRank);
+    options.alpha = number_in(path, config, "lora_alpha", 0, 1e9);
+    if (config.contains("lora_dropout")) {
+      options.dropout = number_in(path, config, "lora_dropout", 0, 1);
+    }
     const json& targets = config.at("target_modules");
     options.targets =
         targets.is_string()
@@ -121,9 +138,9 @@ LoraOptions options_in(const std::string& path) {
                   "{}",
                   fmt::join(targets.get<std::vector<std::string>>(), ","));
   } catch (const json::exception& error) {
-    TORCH_CHECK(
-        false, "[lora] ", path,
-        ": expected r, lora_alpha and target_modules, got: ", error.what());
+    TORCH_CHECK(false, "[lora] ", path,
+                ": expected r, lora_alpha and target_modules, got: ",
+                shortened(error.what()));
   }
   return options;
 }
@@ -175,7 +192,12 @@ void load_lora(Model& model, const std::string& directory) {
   const LoraOptions options =
       options_in((fs::path(directory) / kConfigFile).string());
   const SafeTensors file((fs::path(directory) / kAdapterFile).string());
-  add_lora(model, options);
+  try {
+    add_lora(model, options);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, "[lora] ", directory, ": ",
+                without_origin(error.what_without_backtrace()));
+  }
   const auto adapted = detail::adapted_layers(model);
   check_file(file, adapted);
   const torch::NoGradGuard no_grad;

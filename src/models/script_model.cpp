@@ -1,6 +1,8 @@
 // Tested by tests/models/script_model_test.cpp.
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/json_text.h"
+#include "base/text_check.h"
 #include "models/script_tensors.h"
 
 #include <reprise/data/safetensors.h>
@@ -8,7 +10,6 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <torch/utils.h>
 
 #include <map>
@@ -24,6 +25,7 @@ using nlohmann::json;
 using torch::Tensor;
 
 constexpr int kVersion = 1;
+constexpr int kMostTensors = 10'000;  // of a stage
 
 /// One entry of "stages" in model.json.
 struct StageFile {
@@ -68,20 +70,29 @@ ModelFile parse_model_file(const std::string& path, const json& root) {
 
 ModelFile read_model_file(const std::string& path) {
   const std::string text = read_text(path);
+  const std::string limit = why_not_parsed(text);
+  TORCH_CHECK(limit.empty(), "[script] ", path, ": ", limit);
   try {
     return parse_model_file(path, json::parse(text));
   } catch (const json::exception& error) {
     TORCH_CHECK(false, "[script] ", path,
-                ": expected a file written by split_model.py: ", error.what());
+                ": expected a file written by split_model.py: ",
+                shortened(error.what()));
   }
 }
 
 /// Follows the number of tensors through the stages.
 void check_counts(const ModelFile& model) {
+  TORCH_CHECK(model.inputs >= 0 && model.inputs <= kMostTensors, "[script] ",
+              model.path, ": expected 0 to ", kMostTensors, " inputs, got ",
+              model.inputs);
   int count = model.inputs + 1;  // the targets
   TORCH_CHECK(!model.stages.empty(), "[script] ", model.path,
               ": expected at least one stage, got none");
   for (const StageFile& stage : model.stages) {
+    TORCH_CHECK(stage.outputs >= 0 && stage.outputs <= kMostTensors,
+                "[script] ", model.path, ": stage '", stage.name, "' returns ",
+                stage.outputs, " tensors, expected 0 to ", kMostTensors);
     TORCH_CHECK(stage.inputs >= 1 && stage.inputs <= count, "[script] ",
                 model.path, ": stage '", stage.name, "' takes ", stage.inputs,
                 " tensors, expected 1 to ", count,

@@ -1,10 +1,12 @@
 #include "models/weight_files.h"
 
+#include "base/file.h"
+#include "base/json_text.h"
+#include "base/text_check.h"
+
 #include <c10/util/Exception.h>
-#include <nlohmann/json.hpp>
 
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 
 namespace reprise::detail {
@@ -36,9 +38,7 @@ std::string file_in(const std::string& path) {
 
 /// The files of the tensors of an index.
 std::map<std::string, std::string> read_weight_map(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  TORCH_CHECK(file, "[weights] cannot open ", path);
-  const json index = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const json index = parse_json(read_text(path));
   TORCH_CHECK(index.is_object() && index.contains("weight_map") &&
                   index["weight_map"].is_object() &&
                   !index["weight_map"].empty(),
@@ -52,9 +52,8 @@ std::map<std::string, std::string> read_weight_map(const std::string& path) {
     TORCH_CHECK(!shard.empty() && fs::path(shard).filename() == shard,
                 "[weights] ", path,
                 ": expected the name of a file next to it "
-                "for tensor '",
-                name, "', got ",
-                value.dump(-1, ' ', false, json::error_handler_t::replace));
+                "for tensor ",
+                in_quotes(name), ", got ", shown_json(value));
     files.emplace(name, shard);
   }
   return files;
@@ -78,9 +77,9 @@ void WeightFiles::open_index(const std::string& path) {
     const auto [at, is_new] = opened.emplace(shard, files_.size());
     if (is_new) {
       const fs::path file = fs::path(path).parent_path() / shard;
-      TORCH_CHECK(is_there(file), "[weights] ", path, ": expected the file '",
-                  shard,
-                  "' next to it, which is missing; get all files of the "
+      TORCH_CHECK(is_there(file), "[weights] ", path, ": expected the file ",
+                  in_quotes(shard),
+                  " next to it, which is missing; get all files of the "
                   "checkpoint");
       files_.emplace_back(file.string());
     }

@@ -254,7 +254,11 @@ int64_t sent_bytes(int64_t gradient_bytes, int64_t parameter_bytes,
 }
 
 std::unique_ptr<CostSource> saved_costs(const std::string& text) {
-  return std::make_unique<SavedCosts>(profile_from_json(text));
+  CostProfile profile = profile_from_json(text);
+  TORCH_CHECK(!profile.stages.empty() && !profile.sizes.empty(),
+              "[profile_from_json] not a cost profile: expected stages and "
+              "measured sizes, got none");
+  return std::make_unique<SavedCosts>(std::move(profile));
 }
 
 ClusterPlan plan_cluster(const ClusterRequest& request, CostSource& costs) {

@@ -1,7 +1,11 @@
+#include "base/json_text.h"
+#include "base/text_check.h"
+#include "plan/check_costs.h"
+
+#include <reprise/base/error.h>
 #include <reprise/plan/costs.h>
 
 #include <c10/util/Exception.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -382,6 +386,8 @@ std::string to_json(const CostProfile& profile) {
 CostProfile profile_from_json(std::string_view text) {
   CostProfile profile;
   try {
+    const std::string limit = why_not_parsed(text);
+    if (!limit.empty()) throw Error(limit);
     const json value = json::parse(text);
     visit_profile(profile, [&](const char* name, auto& field) {
       using Field = std::decay_t<decltype(field)>;
@@ -395,8 +401,7 @@ CostProfile profile_from_json(std::string_view text) {
       profile.sizes.push_back(size_from(size));
     }
     // Profiles of earlier versions have no timings.
-    if (!value.contains("tried")) return profile;
-    for (const json& timing : value["tried"]) {
+    for (const json& timing : value.value("tried", json::array())) {
       profile.tried.push_back({timing.at("micro_batch").get<int64_t>(),
                                timing.at("schedule").get<std::string>(),
                                timing.at("ms").get<double>(),
@@ -407,9 +412,12 @@ CostProfile profile_from_json(std::string_view text) {
                                timing.value("extra_bytes", int64_t{0})});
     }
   } catch (const std::exception& error) {  // of the parser, or of a name in it
-    TORCH_CHECK(false,
-                "[profile_from_json] not a cost profile: ", error.what());
+    TORCH_CHECK(false, "[profile_from_json] not a cost profile: ",
+                shortened(error.what()));
   }
+  const std::string problem = detail::why_not_usable(profile);
+  TORCH_CHECK(problem.empty(),
+              "[profile_from_json] not a cost profile: ", shortened(problem));
   return profile;
 }
 

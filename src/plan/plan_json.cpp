@@ -1,9 +1,11 @@
+#include "base/json_text.h"
+#include "base/text_check.h"
 #include "plan/plan_format.h"
 
+#include <reprise/base/error.h>
 #include <reprise/plan/planner.h>
 
 #include <c10/util/Exception.h>
-#include <nlohmann/json.hpp>
 
 namespace reprise {
 namespace {
@@ -83,6 +85,21 @@ PeakReport peak_from(const json& memory, const json& at) {
   return peak;
 }
 
+void check_sizes(const Plan& plan, int stages) {
+  const auto positive = [](int64_t size) {
+    return size >= 1 && size <= 1'000'000'000;
+  };
+  if (!positive(plan.micro_batch) || !positive(plan.accumulate) ||
+      !positive(plan.global_batch) || plan.last_micro_batch < 0 ||
+      plan.last_micro_batch > plan.micro_batch) {
+    throw Error("sizes of batches that are no such sizes");
+  }
+  if (plan.peak.stage < -1 || plan.peak.stage >= stages ||
+      plan.peak.kept_by_stage.size() > static_cast<size_t>(stages)) {
+    throw Error("a peak in a stage that does not exist");
+  }
+}
+
 Plan plan_from(const json& object, int stages) {
   Plan plan{.schedule =
                 Schedule::parse(object.at("recompute"), stages,
@@ -123,6 +140,7 @@ Plan plan_from(const json& object, int stages) {
   predicted.at("micro_ms").get_to(plan.micro_ms);
   plan.extra_bytes = predicted.value("extra_bytes", int64_t{0});
   plan.peak = peak_from(object.at("memory"), object.at("peak_at"));
+  check_sizes(plan, stages);
   return plan;
 }
 
@@ -165,9 +183,12 @@ std::string to_json(const Plan& plan) {
 
 Plan plan_from_json(const std::string& text, int stages) {
   try {
+    const std::string limit = why_not_parsed(text);
+    if (!limit.empty()) throw Error(limit);
     return plan_from(json::parse(text), stages);
   } catch (const std::exception& error) {  // of the parser, or of a name in it
-    TORCH_CHECK(false, "[plan] expected a plan as JSON: ", error.what());
+    TORCH_CHECK(false,
+                "[plan] expected a plan as JSON: ", shortened(error.what()));
   }
 }
 

@@ -1,3 +1,5 @@
+#include "base/text_check.h"
+
 #include <reprise/recompute/strategy.h>
 
 #include <c10/util/Exception.h>
@@ -267,15 +269,15 @@ Strategy Strategy::parse(std::string_view text) {
       if (error == std::errc{} && rest == end) return strategy;
     }
     TORCH_CHECK(false, "[Strategy::parse] expected ", std::string(info.name),
-                numbered ? ":N with a whole number N" : " alone", ", got '",
-                std::string(text), "'");
+                numbered ? ":N with a whole number N" : " alone", ", got ",
+                in_quotes(std::string(text)));
   }
   std::string known;
   for (const std::string& name : strategy_names()) {
     known += (known.empty() ? "" : ", ") + name;
   }
-  TORCH_CHECK(false, "[Strategy::parse] expected one of ", known, ", got '",
-              std::string(text), "'");
+  TORCH_CHECK(false, "[Strategy::parse] expected one of ", known, ", got ",
+              in_quotes(std::string(text)));
 }
 
 const std::vector<std::string>& strategy_names() {

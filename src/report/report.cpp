@@ -1,11 +1,11 @@
 #include "base/file.h"
+#include "base/json_text.h"
 #include "report/page.h"
 
 #include <reprise/report/report.h>
 #include <reprise/study/runner.h>
 
 #include <c10/util/Exception.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -81,7 +81,7 @@ std::vector<ordered_json> records_of(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     const std::string source = source_of(path, paths);
     for (const std::string& line : read_results({path})) {
-      records.push_back(ordered_json::parse(line));
+      records.push_back(parse_json<ordered_json>(line));
       records.back()["source"] = source;
     }
   }
@@ -177,7 +177,9 @@ std::string make_report(const std::vector<std::string>& paths,
   all["made"] = now();
   all["records"] = std::move(records);
   page.replace(page.find(detail::kResultsPlaceholder),
-               detail::kResultsPlaceholder.size(), in_script(all.dump()));
+               detail::kResultsPlaceholder.size(),
+               in_script(all.dump(-1, ' ', false,
+                                  ordered_json::error_handler_t::replace)));
   return page;
 }
 

@@ -1,11 +1,13 @@
 #include "base/append_log.h"
 #include "base/file.h"
+#include "base/json_text.h"
+#include "base/text_check.h"
+#include "base/throw_error.h"
 #include "study/record_type.h"
 
 #include <reprise/study/runner.h>
 
 #include <c10/util/Exception.h>
-#include <nlohmann/json.hpp>
 
 #include <filesystem>
 #include <map>
@@ -18,10 +20,11 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kName = "results.jsonl";
+constexpr uint64_t kMostResultsBytes = uint64_t{4} << 30;
 
 /// Lines that end with a newline.
 std::vector<std::string> complete_lines(const std::string& path) {
-  const std::string text = read_text(path);
+  const std::string text = read_text(path, kMostResultsBytes);
   std::vector<std::string> lines;
   size_t from = 0;
   for (size_t to; (to = text.find('\n', from)) != std::string::npos;) {
@@ -52,11 +55,10 @@ class Collection {
 
  private:
   void add(const std::string& line, const std::string& path, size_t number) {
-    const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const json object = parse_json(line);
     TORCH_CHECK(object.is_object() && object.contains("type"), "[results] ",
                 path, ", line ", number,
-                ": expected an object with a type, got '", line.substr(0, 60),
-                "'");
+                ": expected an object with a type, got ", in_quotes(line));
     const auto type = detail::record_type(object);
     if (type == detail::RecordType::kStudy) {
       studies_.push_back(line);

@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "base/process.h"
 #include "study/record_type.h"
 
@@ -58,10 +59,13 @@ KnownRuns known_runs(const StudyOptions& options) {
   std::error_code none;
   if (!fs::exists(results_path(options), none)) return known;
   for (const auto& line : read_results({options.directory})) {
-    const json record = json::parse(line);
+    const json record = parse_json(line);
     if (detail::record_type(record) == detail::RecordType::kRun) {
+      const auto status = record.find("status");
       known[record["id"]] =
-          try_from_text<RunStatus>(record.value("status", std::string()));
+          status != record.end() && status->is_string()
+              ? try_from_text<RunStatus>(status->get<std::string>())
+              : std::nullopt;
     }
   }
   return known;
@@ -108,7 +112,7 @@ json extract(json& object, const char* key) {
 RunEnd classify(const ProcessResult& result, int64_t memory_limit,
                 double timeout_s) {
   RunEnd end;
-  json out = json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+  json out = parse_json(result.out);
   if (result.status == 0 && out.is_object() && !out.contains("error")) {
     end.status = RunStatus::kDone;
     end.observed = extract(out, "observed");
@@ -228,8 +232,11 @@ class Runner {
           study_.timeout_s > 0 ? study_.timeout_s : options_.timeout_s;
       const bool cpu = device_kind(device_of(run)) == DeviceKind::kCpu;
       const int64_t limit = cpu ? options_.memory_limit : 0;
-      const ProcessResult result = run_process(command_of(run, options_),
-                                               {timeout, limit, options_.stop});
+      const ProcessResult result =
+          run_process(command_of(run, options_), {.timeout_s = timeout,
+                                                  .memory_limit = limit,
+                                                  .limits_itself = true,
+                                                  .stop = options_.stop});
       if (result.stopped) {
         outcome_.stopped = true;
         return;  // no result, so that --resume repeats the run

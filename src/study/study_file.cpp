@@ -3,6 +3,7 @@
 #include "base/text_check.h"
 #include "study/run_values.h"
 
+#include <reprise/base/bytes.h>
 #include <reprise/base/enum_text.h>
 #include <reprise/study/study_file.h>
 
@@ -53,6 +54,9 @@ const std::vector<std::string> kViews = {"grid", "checkpoints", "ranks",
 constexpr size_t kMaxRuns = 100'000;
 constexpr size_t kMaxNodes = 200'000;
 constexpr int kMaxDepth = 20;
+constexpr uint64_t kMaxFileBytes = 1 << 20;
+constexpr size_t kMaxTextBytes = size_t{16} << 20;  // with aliases
+constexpr size_t kMaxRunsBytes = size_t{256} << 20;
 
 [[noreturn]] void fail(const YAML::Node& node, const std::string& text) {
   TORCH_CHECK(false, "[study] line ", node.Mark().line + 1, ": ", text);
@@ -62,30 +66,39 @@ void check_key(const YAML::Node& node, const std::string& key,
                const std::vector<std::string>& known) {
   if (std::find(known.begin(), known.end(), key) != known.end()) return;
   const std::string hint = did_you_mean(key, known);
-  fail(node, fmt::format("unknown key '{}'{}", key,
+  fail(node, fmt::format("unknown key {}{}", in_quotes(key),
                          hint.empty() ? fmt::format("; expected one of {}",
                                                     fmt::join(known, ", "))
                                       : hint));
 }
 
+/// Size of a file if each alias is replaced by what it stands for.
+struct TreeSize {
+  size_t nodes = 0;
+  size_t bytes = 0;  // of texts
+};
+
 /// Rejects duplicate keys and recursive aliases, which yaml-cpp accepts.
-void check_tree(const YAML::Node& node, size_t& nodes, int depth = 0) {
-  if (depth > kMaxDepth || ++nodes > kMaxNodes) {
+void check_tree(const YAML::Node& node, TreeSize& size, int depth = 0) {
+  if (node.IsScalar()) size.bytes += node.Scalar().size();
+  if (depth > kMaxDepth || ++size.nodes > kMaxNodes ||
+      size.bytes > kMaxTextBytes) {
     fail(node,
          "the file is nested too deeply, or its aliases make it too large");
   }
   std::set<std::string> keys;
   for (const auto& item : node) {
     if (!node.IsMap()) {
-      check_tree(item, nodes, depth + 1);
+      check_tree(item, size, depth + 1);
       continue;
     }
     if (!item.first.IsScalar()) fail(item.first, "expected a name as the key");
     if (!keys.insert(item.first.Scalar()).second) {
-      fail(item.first, fmt::format("the key '{}' occurs twice; remove one",
-                                   item.first.Scalar()));
+      fail(item.first, fmt::format("the key {} occurs twice; remove one",
+                                   in_quotes(item.first.Scalar())));
     }
-    check_tree(item.second, nodes, depth + 1);
+    size.bytes += item.first.Scalar().size();
+    check_tree(item.second, size, depth + 1);
   }
 }
 
@@ -198,14 +211,15 @@ class Reader {
 
   Study read(const std::string& text) {
     study_.text = text;
+    TORCH_CHECK(is_utf8(text), "[study] expected text in UTF-8");
     YAML::Node root;
     try {
       root = YAML::Load(text);
     } catch (const YAML::Exception& error) {
       TORCH_CHECK(false, "[study] line ", error.mark.line + 1, ": ", error.msg);
     }
-    size_t nodes = 0;
-    check_tree(root, nodes);
+    TreeSize size;
+    check_tree(root, size);
     TORCH_CHECK(root.IsMap(), "[study] expected keys such as title and runs");
     for (const auto& item : root) {
       check_key(item.first, item.first.Scalar(), kKeys);
@@ -218,7 +232,8 @@ class Reader {
     for (const auto& block : runs) read_block(block);
     order(root["repeats"] ? static_cast<int>(number(root["repeats"], "repeats",
                                                     whole_number(1, 1000)))
-                          : 1);
+                          : 1,
+          root);
     study_.constant = constants_of(study_.runs);
     return std::move(study_);
   }
@@ -334,16 +349,33 @@ class Reader {
     }
   }
 
-  static void check_count(size_t count, const YAML::Node& block) {
-    if (count <= kMaxRuns) return;
-    fail(block,
-         fmt::format("expected at most {} runs, got {}", kMaxRuns, count));
+  /// `like` is one of the `count` runs; the others take about as much memory.
+  static void check_count(size_t count, const StudyRun& like,
+                          const YAML::Node& block) {
+    if (count > kMaxRuns) {
+      fail(block,
+           fmt::format("expected at most {} runs, got {}", kMaxRuns, count));
+    }
+    size_t bytes = sizeof(StudyRun) + like.label.size();
+    for (const auto& [flag, value] : like.values) {
+      bytes += sizeof(like.values[0]) + flag.size() + value.size();
+    }
+    if (bytes > kMaxRunsBytes / count) {
+      fail(block, fmt::format("{} runs with values this long take more than {}",
+                              count, format_bytes(kMaxRunsBytes)));
+    }
   }
 
   static void multiply(std::vector<OrderedRun>& ordered, const Axis& axis,
                        const YAML::Node& block) {
     std::vector<OrderedRun> more;
-    check_count(ordered.size() * axis.values.size(), block);
+    StudyRun longest = ordered.front().run;
+    assign(longest.values, axis.flag,
+           *std::max_element(axis.values.begin(), axis.values.end(),
+                             [](const auto& a, const auto& b) {
+                               return a.size() < b.size();
+                             }));
+    check_count(ordered.size() * axis.values.size(), longest, block);
     for (const OrderedRun& one : ordered) {
       for (size_t i = 0; i < axis.values.size(); ++i) {
         OrderedRun next = one;
@@ -357,7 +389,9 @@ class Reader {
 
   void vary(std::vector<OrderedRun>& ordered, const YAML::Node& variants) {
     if (!variants.IsSequence()) fail(variants, "expected a list of variants");
-    check_count(ordered.size() * variants.size(), variants);
+    if (variants.size() == 0) fail(variants, "expected a list of variants");
+    check_count(ordered.size() * variants.size(), ordered.front().run,
+                variants);
     std::vector<OrderedRun> more;
     for (const OrderedRun& one : ordered) {
       for (const auto& variant : variants) {
@@ -379,7 +413,7 @@ class Reader {
     ordered = std::move(more);
   }
 
-  void order(int repeats) {
+  void order(int repeats, const YAML::Node& root) {
     std::set<std::string> seen;
     std::vector<OrderedRun> unique;
     for (OrderedRun& one : all_) {
@@ -390,6 +424,7 @@ class Reader {
     const size_t total = unique.size() * static_cast<size_t>(repeats);
     TORCH_CHECK(total <= kMaxRuns, "[study] expected at most ", kMaxRuns,
                 " runs, got ", total);
+    check_count(total, unique.front().run, root);
     std::stable_sort(unique.begin(), unique.end(),
                      [](const OrderedRun& a, const OrderedRun& b) {
                        return a.round < b.round;
@@ -433,8 +468,13 @@ Study open_study(const std::string& path_or_name,
   TORCH_CHECK(!fs::is_directory(path_or_name, error),
               "[study] expected a study file, ", path_or_name,
               " is a directory");
-  return read_study(read_text(path_or_name),
-                    fs::path(path_or_name).stem().string(), flags);
+  const std::string text = read_text(path_or_name, kMaxFileBytes);
+  try {
+    return read_study(text, fs::path(path_or_name).stem().string(), flags);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, "[study] ", path_or_name, ", ",
+                without_origin(error.what_without_backtrace()));
+  }
 }
 
 }  // namespace reprise

@@ -1,6 +1,8 @@
 // Tested by tests/study/study_file_test.cpp.
 #include "base/hash.h"
+#include "base/json_text.h"
 #include "base/nearest.h"
+#include "base/text_check.h"
 #include "study/run_values.h"
 
 #include <reprise/base/enum_text.h>
@@ -31,7 +33,7 @@ namespace detail {
 
 nlohmann::json typed(const std::string& text) {
   using nlohmann::json;
-  const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json value = parse_json(text);
   return value.is_number() || value.is_boolean() ? value : json(text);
 }
 
@@ -65,6 +67,7 @@ using detail::typed;
 using nlohmann::json;
 
 void Study::set(const std::string& flag, const std::string& value) {
+  TORCH_CHECK(is_utf8(value), "[study] expected ", flag, " in UTF-8");
   static const std::set<std::string> lengths = {"steps", "epochs", "seconds"};
   for (StudyRun& run : runs) {
     if (lengths.count(flag) > 0) {

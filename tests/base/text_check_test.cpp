@@ -69,5 +69,30 @@ TEST(TextCheck, PlainNames) {
   }
 }
 
+TEST(TextCheck, KnowsUtf8) {
+  for (const char* good : {"", "abc", "Größe", "日本", "😀", "\u0080"}) {
+    EXPECT_TRUE(is_utf8(good)) << good;
+  }
+  for (const char* bad :
+       {"\xff", "a\x80", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80",
+        "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80", "\xe2\x82"}) {
+    EXPECT_FALSE(is_utf8(bad)) << bad;
+  }
+}
+
+TEST(TextCheck, QuotesAreCutBetweenCharacters) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "ü";
+  EXPECT_TRUE(is_utf8(in_quotes(text)));
+  EXPECT_TRUE(is_utf8(in_quotes("x" + text)));
+  EXPECT_LT(in_quotes(text).size(), 70u);
+}
+
+TEST(TextCheck, MessagesWithoutOriginKeepFlags) {
+  EXPECT_EQ(without_origin("[parse] expected x"), "expected x");
+  EXPECT_EQ(without_origin("[--batch] expected x"), "--batch: expected x");
+  EXPECT_EQ(without_origin("expected [x] y"), "expected [x] y");
+}
+
 }  // namespace
 }  // namespace reprise

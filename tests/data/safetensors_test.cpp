@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sys/stat.h>
 
 namespace reprise {
 namespace {
@@ -109,7 +110,7 @@ TEST(Safetensors, RejectsTruncatedFiles) {
   }
   const TemporaryPath missing;
   std::filesystem::remove(missing.get());
-  expect_in("cannot open", error_of([&] { SafeTensors{missing.get()}; }));
+  expect_in("cannot read", error_of([&] { SafeTensors{missing.get()}; }));
 }
 
 TEST(Safetensors, RejectsInvalidHeaders) {
@@ -121,7 +122,7 @@ TEST(Safetensors, RejectsInvalidHeaders) {
                        R"("data_offsets":[0,4]}})",
                        "abcd"));
   expect_in(
-      "has type F7",
+      "has type 'F7'",
       read_error(R"({"a":{"dtype":"F7","shape":[],"data_offsets":[0,4]}})",
                  "abcd"));
   expect_in("metadata", read_error(R"({"__metadata__":{"a":1}})", ""));
@@ -133,6 +134,43 @@ TEST(Safetensors, RejectsInvalidHeaders) {
   const TemporaryPath path;
   std::ofstream(path.get(), std::ios::binary) << "PK\x03\x04 a zip file";
   expect_in("not in this format", error_of([&] { SafeTensors{path.get()}; }));
+}
+
+TEST(Safetensors, NestingHasALimitAndMessagesAreShort) {
+  const std::string deep =
+      std::string(120'000, '[') + std::string(120'000, ']');
+  expect_in("nested more than 64 deep",
+            read_error(R"({"a":{"dtype":)" + deep + "}}", ""));
+  const std::string shallow = std::string(30, '[') + std::string(30, ']');
+  const std::string text =
+      read_error(R"({"a":{"dtype":)" + shallow + R"(,"x":")" +
+                     std::string(9999, 'x') + R"("}})",
+                 "");
+  expect_in("expected dtype, shape", text);
+  EXPECT_LT(text.size(), 1000u);
+  const std::string name(5000, 'n');
+  EXPECT_LT(read_error("{\"" + name + R"(":{}})", "").size(), 1000u);
+}
+
+TEST(Safetensors, RejectsSizesThatOverflow) {
+  const auto one = [](const char* shape) {
+    return read_error(R"({"a":{"dtype":"F32","shape":)" + std::string(shape) +
+                          R"(,"data_offsets":[0,0]}})",
+                      "");
+  };
+  expect_in("does not fit its 0 bytes", one("[4611686018427387904,4]"));
+  expect_in("does not fit its 0 bytes", one("[4294967296,4294967296]"));
+  expect_in("does not fit its 0 bytes",
+            one("[0,9223372036854775807,9223372036854775807]"));
+  expect_in("expected dtype, shape", one("[18446744073709551615]"));
+}
+
+TEST(Safetensors, RefusesWhatIsNoFile) {
+  const TemporaryPath path;
+  std::filesystem::remove(path.get());
+  ASSERT_EQ(mkfifo(path.get().c_str(), 0600), 0);
+  expect_in("a named pipe", error_of([&] { SafeTensors{path.get()}; }));
+  expect_in("a device", error_of([] { SafeTensors{"/dev/zero"}; }));
 }
 
 TEST(Safetensors, RejectsInconsistentOffsets) {

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <sys/stat.h>
 
 namespace {
 
@@ -228,6 +229,38 @@ TEST(Tokens, RejectsInvalidOptions) {
                               .test_fraction = 1})
                 .find("test_fraction"),
             std::string::npos);
+}
+
+TEST(Tokens, FilesThatBecomeShorterAreErrors) {
+  const Folder folder;
+  const std::string path = folder / "a.bin";
+  write_bytes(path, uint16_bytes(ramp(20'000)));
+  const auto data = open_dataset(
+      {.name = path, .tokens = true, .seq = 9, .test_fraction = 0});
+  DataOptions whole{.name = path,
+                    .tokens = true,
+                    .seq = 9,
+                    .documents = reprise::DocumentMode::kPadded,
+                    .document_end = 10,
+                    .test_fraction = 0};
+  const auto documents = open_dataset(whole);
+  std::filesystem::resize_file(path, 100);
+  for (const auto& one : {data, documents}) {
+    EXPECT_EQ(one->get({0}).samples, 1);
+    const std::string text = error_of([&] { one->get({one->size() - 1}); });
+    EXPECT_NE(text.find(path), std::string::npos) << text;
+    EXPECT_NE(text.find("it ends after 100 bytes"), std::string::npos) << text;
+  }
+}
+
+TEST(Tokens, RefusesWhatIsNoFile) {
+  const Folder folder;
+  ASSERT_EQ(mkfifo((folder / "a.bin").c_str(), 0600), 0);
+  for (const std::string& path : {folder / "a.bin", std::string("/dev/zero")}) {
+    const std::string text =
+        error_of_opening({.name = path, .tokens = true, .seq = 9});
+    EXPECT_NE(text.find("expected a file, " + path), std::string::npos) << text;
+  }
 }
 
 }  // namespace

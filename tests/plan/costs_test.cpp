@@ -164,6 +164,46 @@ TEST(Costs, ReadProfilesWithoutTimings) {
   EXPECT_EQ(to_json(read), to_json(profile));
 }
 
+/// The error of reading a profile of one stage in which `from` is replaced by `to`.
+std::string error_of_changed(const std::string& from, const std::string& to) {
+  CostProfile profile;
+  profile.stages = {"only"};
+  profile.gradient_bytes = profile.held_twice_bytes = {40};
+  profile.add(line_at(3));
+  profile.add(TriedSchedule{3, "K0 B0", 2.5});
+  std::string text = to_json(profile);
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from << " in " << text;
+  text.replace(at, from.size(), to);
+  return error_of([&] { profile_from_json(text); });
+}
+
+TEST(Costs, RejectValuesThatDoNotFitEachOther) {
+  const std::vector<std::pair<std::string, std::string>> changes = {
+      {R"("outputs":[[300,-1]])", R"("outputs":[[300,7]])"},
+      {R"("outputs":[[300,-1]])", R"("outputs":[[-300,-1]])"},
+      {R"("outputs":[[300,-1]])", R"("outputs":[[9223372036854775807,-1]])"},
+      {R"("outputs":[[300,-1]])", R"("outputs":null)"},
+      {R"("host_bytes":0)", R"("host_bytes":-1)"},
+      {R"("host_bytes":0)", R"("host_bytes":1e300)"},
+      {R"("saved_inputs":[0])", R"("saved_inputs":[1])"},
+      {R"("saved_outputs":[0])", R"("saved_outputs":[-1])"},
+      {R"("forward_ms":2.5)", R"("forward_ms":-2.5)"},
+      {R"("micro_batch":3)", R"("micro_batch":0)"},
+      {R"("gradient_bytes":[40])", R"("gradient_bytes":[])"},
+      {R"("gradient_bytes":[40])", R"("gradient_bytes":[40,40])"},
+      {R"("stages":["only"])", R"("stages":["one","two"])"},
+      {R"("schedule":"K0 B0")", R"("schedule":"K0 K1 B0")"},
+      {R"("schedule":"K0 B0")", R"("schedule":"K0.2 B0")"},
+      {R"("ms":2.5,"s)", R"("ms":0,"s)"},
+      {R"("update_ms":0.0)", R"("update_ms":)" + std::string(1000, '[')}};
+  for (const auto& [from, to] : changes) {
+    EXPECT_NE(error_of_changed(from, to).find("not a cost profile"),
+              std::string::npos)
+        << to;
+  }
+}
+
 TEST(Costs, RejectLookupsWithoutMeasurements) {
   EXPECT_NE(error_of([] { CostProfile().at(1); }).find("[CostProfile::at]"),
             std::string::npos);

@@ -20,6 +20,7 @@ using testing::TemporaryDirectory;
 /// A fake command that logs its arguments and behaves according to --model.
 constexpr const char* kProgram = R"sh(#!/bin/sh
 echo "$*" >> "$(dirname "$0")/calls"
+[ -z "$REPRISE_MEMORY_LIMIT" ] || ulimit -d $((REPRISE_MEMORY_LIMIT / 1024))
 case "$*" in
   *"--model fine"*) echo '{"peak_bytes": 7, "kept_bytes": 3,
     "observed": {"samples": 2}, "series": {"t_s": [0, 1]}}' ;;

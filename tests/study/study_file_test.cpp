@@ -1,4 +1,5 @@
 #include "support.h"
+#include "temporary.h"
 
 #include <reprise/study/study_file.h>
 
@@ -6,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <set>
 
@@ -273,6 +275,42 @@ TEST(StudyFile, ReadsAllBuiltInStudies) {
   }
   EXPECT_EQ(names, (std::set<std::string>{"bert", "checkpoints", "frontier",
                                           "gpt2", "mnist", "quick", "ranks"}));
+}
+
+TEST(StudyFile, AliasesOfLongTextsAreCounted) {
+  std::string text =
+      "reference:\n  s: &s " + std::string(100'000, 'x') + "\n  l: [*s";
+  for (int i = 0; i < 1000; ++i) text += ", *s";
+  text += "]\nruns:\n  - model: a\n";
+  EXPECT_NE(error_in(text).find("its aliases make it too large"),
+            std::string::npos);
+}
+
+TEST(StudyFile, RunsWithLongValuesHaveALimit) {
+  std::string text =
+      "runs:\n  - model: " + std::string(100'000, 'x') + "\n    batch: [1";
+  for (int i = 2; i <= 10'000; ++i) text += ", " + std::to_string(i);
+  text += "]\n";
+  const std::string error = error_in(text);
+  EXPECT_NE(error.find("10000 runs with values this long"), std::string::npos)
+      << error;
+  EXPECT_NE(error_in("repeats: 2000000000\nruns: [{model: a}]")
+                .find("expected a whole number from 1 to 1000"),
+            std::string::npos);
+}
+
+TEST(StudyFile, MessagesNameTheFile) {
+  const testing::TemporaryDirectory folder;
+  const std::string path = folder / "mine.yaml";
+  std::ofstream(path) << "runs:\n  - bacth: 1\n";
+  EXPECT_EQ(
+      testing::error_of([&] { open_study(path, kFlags); }),
+      "[study] " + path + ", line 2: unknown key 'bacth'; did you mean batch?");
+  std::ofstream(path) << std::string(2 << 20, '#');
+  EXPECT_NE(testing::error_of([&] {
+              open_study(path, kFlags);
+            }).find(path + ": expected at most 1.00 MiB"),
+            std::string::npos);
 }
 
 }  // namespace

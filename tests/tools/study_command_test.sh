@@ -90,6 +90,18 @@ runs:
 YAML
   expect 0 study hungry.yaml --device cpu --run-memory 900MiB --no-estimate
   has out '2 done, 1 did not fit'
+  # OpenBLAS would try for ever to allocate its buffers within such limits.
+  cat >small.yaml <<'YAML'
+timeout: 60
+shared: {model: mlp, depth: 4, width: 16, data: random, random-samples: 64, steps: 2, workers: 1}
+runs:
+  - {batch: 4}
+YAML
+  for limit in 100MiB 200MiB; do
+    rm -rf limited
+    expect 0 study small.yaml --device cpu --run-memory $limit --out limited --no-report
+    has out '0 done, 1 did not fit'
+  done
 fi
 
 # A study fails if and only if all of its runs fail.

@@ -3,7 +3,9 @@ created by make_files(); {small} are the flags of a training that starts quickly
 
 Each case has the arguments in shell syntax, the status, and texts of standard error."""
 import json
+import os
 import pathlib
+import shlex
 
 SMALL = "--model mlp --depth 2 --width 32 --data random --random-samples 64 --workers 1"
 
@@ -53,17 +55,34 @@ def make_files(at: pathlib.Path) -> dict[str, str]:
         "at-most": "runs:\n  - model: mlp\n    at-most: [{off: [batch], limit: 2}]\n",
         "variant": "runs:\n  - model: mlp\n    variants: [{lable: x}]\n",
         "conflict": "runs:\n  - {model: mlp, steps: 2, epochs: 2}\n",
+        "aliases": "reference:\n  s: &s " + 9999 * "x" + "\n  l: [" + 9999 * "*s, " + "*s]\n"
+                   "runs:\n  - model: mlp\n",
+        "many": "repeats: 2000000000\nruns:\n  - model: mlp\n",
+        "deep": "reference: " + 9999 * "[" + "\nruns:\n  - model: mlp\n",
         "itself": "reference: &x [*x]\nruns:\n  - model: mlp\n",
         "good": "runs:\n  - {model: [mlp, unet], batch: 2, data: random, steps: 1}\n",
     }
     for name, text in studies.items():
         (at / f"{name}.yaml").write_text(text)
+    deep = "[" * 120_000 + "]" * 120_000
+    header = ('{"a":{"dtype":' + deep + "}}").encode()
+    (at / "deep.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (at / "deep.jsonl").write_text('{"type": "run", "id": "a", "x": ' + deep + "}\n")
+    (at / "deep.json").write_text('{"stages": ' + deep + "}")
+    (at / "deep-index").mkdir()
+    (at / "deep-index" / "model.safetensors.index.json").write_text('{"weight_map": ' + deep + "}")
+    (at / "deep-run").mkdir()
+    (at / "deep-run" / "config.json").write_text(deep)
+    for name in ("pipe", "pipe.bin"):
+        os.mkfifo(at / name)
+    (at / os.fsdecode(b"\xff.bin")).write_bytes(bytes(100))
     (at / "locked").write_text("secret")
     (at / "locked").chmod(0)
     return {path.name: str(path) for path in at.iterdir()} | {
         "small": SMALL,
         "missing": str(at / "nowhere" / "file"),
         "nofile": str(at / "nofile"),
+        "nonutf8": shlex.quote(os.fsdecode(os.fsencode(at) + b"/\xff.bin")),
         "under-file": str(at / "notes.txt" / "run"),
     }
 
@@ -388,7 +407,35 @@ CASES: list[tuple] = [
     ("study {at-most.yaml}", 2, "line 3: unknown key 'off'; did you mean of?"),
     ("study {variant.yaml}", 2, "line 3: unknown key 'lable'; did you mean label?"),
     ("study {conflict.yaml}", 2, "--steps: expected either --steps or --epochs"),
-    ("study {itself.yaml}", 2, "line 1:"),
+    ("study {itself.yaml}", 2, "itself.yaml, line 1:"),
+    ("study {aliases.yaml}", 2, "aliases.yaml, line", "its aliases make it too large"),
+    ("study {many.yaml}", 2, "many.yaml, line 1: repeats: expected a whole number"),
+    ("study {deep.yaml}", 2, "deep.yaml, line 1"),
+    # --- nesting, named pipes, devices without an end, names that are not UTF-8
+    ("train {small} --weights {deep.safetensors}", 2, "deep.safetensors: the header has values "
+     "nested more than 64 deep"),
+    ("train {small} --weights {deep-index}", 2, "index.json: expected a JSON object"),
+    ("report {deep.jsonl}", 2, "deep.jsonl, line 1: expected an object with a type"),
+    ("train --compare {deep.json} {deep.json}", 2, "--compare: expected the summary.json",
+     "deep.json"),
+    ("train --resume {deep-run}", 2, "--resume:", "deep-run/config.json: expected"),
+    ("plan --profile {deep.json} --ranks 2 --bandwidth 1GB/s", 2, "--profile:", "deep.json",
+     "nested more than"),
+    ("plan --profile {part.json} --ranks 2 --bandwidth 1GB/s", 2, "--profile:", "part.json"),
+    *[(f"{start} {path}{end}", 2, f"expected a file, {path} is {kind}")
+      for start, end in (("train {small} --weights", ""), ("train --model mlp --data", ""),
+                         ("train --model gpt2 --depth 1 --width 8 --heads 1 --data", ""),
+                         ("train --compare", " {part.json}"), ("report", ""),
+                         ("report {results-empty} --page", ""),
+                         ("plan --ranks 2 --bandwidth 1GB/s --profile", ""))
+      for path, kind in (("{pipe}", "a named pipe"), ("/dev/zero", "a device"))],
+    ("study {pipe}", 2, "pipe: expected a file, it is a named pipe"),
+    ("study /dev/zero", 2, "/dev/zero: expected a file, it is a device"),
+    ("train --model gpt2 --depth 1 --width 8 --heads 1 --data {nonutf8} --out none", 2,
+     "--data: expected text in UTF-8"),
+    ("plan --ranks 2 --bandwidth nanGB/s", 2, "--bandwidth: expected one such as"),
+    ("plan --ranks 2 --bandwidth 0GB/s", 2, "--bandwidth: expected one such as"),
+    ("plan --ranks 2 --bandwidth 1GB/s --latency nans", 2, "--latency: expected a time"),
     ("study {good.yaml} --set bacth=4", 2, "--set: expected a flag of train", "did you mean batch?"),
     ("study {good.yaml} --set batch", 2, "--set: expected FLAG=VALUE, got 'batch'"),
     ("study {good.yaml} --set out=x", 2, "--set: expected a flag of train that a study may set"),

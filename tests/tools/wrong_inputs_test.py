@@ -40,7 +40,7 @@ class Server:
 
     def run(self, words):
         """Returns the exit status and what was written to standard error."""
-        coded = [word.encode() for word in words]
+        coded = [os.fsencode(word) for word in words]
         request = f"{len(coded)}\n".encode()
         request += b"".join(f"{len(word)} ".encode() + word for word in coded)
         timer = threading.Timer(MAX_SECONDS, self.process.kill)
@@ -123,8 +123,10 @@ def main():
             servers.put(Server(program, folder))
 
         def check(number):
-            case = cases[number]
-            text = re.sub(r"\{([^}]+)\}", lambda name: files[name[1]], case[0])
+            case = tuple(part if isinstance(part, int) else
+                         re.sub(r"\{([^}]+)\}", lambda name: files.get(name[1], name[0]), part)
+                         for part in cases[number])
+            text = case[0]
             words = [command, *shlex.split(text)]
             if number % ALONE == 0:
                 return wrong_with(case, words, lambda words: run_alone(words, folder))

@@ -1,6 +1,7 @@
 #include "checks.h"
 
 #include "base/file.h"
+#include "base/input_file.h"
 #include "base/nearest.h"
 
 #include <reprise/data/dataset.h>
@@ -13,7 +14,6 @@
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
@@ -28,16 +28,17 @@ const char* const kNoPath = "expected a path, got ''";
 /// there is no such file.
 std::string why_unreadable(const std::string& path, bool* missing = nullptr) {
   if (path.empty()) return kNoPath;
-  // O_NONBLOCK prevents waiting for the writer of a named pipe.
+  const std::string kind = why_not_regular(path);
+  if (!kind.empty()) {
+    return fmt::format("expected a file, {} is {}", path, kind);
+  }
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) {
     if (missing != nullptr) *missing = errno == ENOENT;
     return fmt::format("cannot read {}: {}", path, std::strerror(errno));
   }
-  struct stat status {};
-  const bool folder = fstat(file, &status) == 0 && S_ISDIR(status.st_mode);
   close(file);
-  return folder ? fmt::format("expected a file, {} is a directory", path) : "";
+  return "";
 }
 
 /// A file that can be read, or a directory with such a file of one of the `names`.

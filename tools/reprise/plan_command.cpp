@@ -7,6 +7,7 @@
 #include "output.h"
 
 #include <reprise/base/bytes.h>
+#include <reprise/base/error.h>
 #include <reprise/memory/meter.h>
 #include <reprise/train/planning.h>
 
@@ -105,15 +106,19 @@ double parse_bandwidth(const std::string& text) {
     throw CLI::ValidationError("--bandwidth",
                                "expected one such as 200GB/s "
                                "or 100Gbit/s, got " +
-                                   text);
+                                   in_quotes(text));
   }
   const double bits = drop("bit") ? 8 : 1;
   if (bits > 1) rest += "B";
   try {
-    return static_cast<double>(parse_bytes(rest)) / bits / 1000;
-  } catch (const c10::Error& error) {
-    throw CLI::ValidationError("--bandwidth", error.what_without_backtrace());
+    const double bytes = static_cast<double>(parse_bytes(rest));
+    if (bytes >= bits) return bytes / bits / 1000;
+  } catch (const Error&) {
+    // Not a size; reported below.
   }
+  throw CLI::ValidationError(
+      "--bandwidth",
+      "expected one such as 200GB/s or 100Gbit/s, got " + in_quotes(text));
 }
 
 /// Parses "20us", "1.5ms" or "1s" to milliseconds.
@@ -132,7 +137,8 @@ double parse_latency(const std::string& text) {
                                       : 0;
   if (scale == 0 || !(value >= 0) || !std::isfinite(value)) {
     throw CLI::ValidationError(
-        "--latency", "expected a time such as 20us or 1ms, got " + text);
+        "--latency",
+        "expected a time such as 20us or 1ms, got " + in_quotes(text));
   }
   return value * scale;
 }
@@ -169,9 +175,18 @@ int plan_cluster_with(const PlanFlags& flags, const PlanningOptions& options) {
     within.memory = asked.request.memory;
     plan = TrainingPlanner(asked.config, within).plan(request);
   } else {
-    const std::string text = read_text(flags.profile);
-    const auto costs = saved_costs(text);
-    request.plan.precisions = {profile_from_json(text).precision};
+    std::unique_ptr<CostSource> costs;
+    try {
+      const std::string text = read_text(flags.profile);
+      costs = saved_costs(text);
+      request.plan.precisions = {profile_from_json(text).precision};
+    } catch (const c10::Error& error) {
+      throw CLI::ValidationError(
+          "--profile",
+          fmt::format("{}: {}", flags.profile, user_message(error)));
+    } catch (const Error& error) {
+      throw CLI::ValidationError("--profile", user_message(error));
+    }
     plan = plan_cluster(request, *costs);
   }
   print_as(flags.format, *plan);

@@ -1,6 +1,7 @@
 #include "plugins.h"
 
 #include "base/file.h"
+#include "base/json_text.h"
 #include "checks.h"
 #include "errors.h"
 #include "field_flags.h"
@@ -12,7 +13,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -39,6 +39,7 @@ namespace fs = std::filesystem;
 constexpr const char* kFlag = "--plugin";
 constexpr const char* kTrain = "train";  // the command that continues runs
 constexpr char kSeparator = ':';
+constexpr uint64_t kMostPluginBytes = uint64_t{8} << 30;  // kernels are large
 constexpr std::string_view kBuild = REPRISE_BUILD;
 constexpr const char* kRebuild =
     "build it again with the headers of this program";
@@ -89,8 +90,7 @@ std::string recorded_plugins(const std::string& directory) {
   } catch (const Error&) {
     return "";
   }
-  const auto config =
-      nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto config = parse_json(text);
   if (!config.is_object()) return "";
   const auto found = config.find("plugin");
   return found != config.end() && found->is_string() ? found->get<std::string>()
@@ -113,7 +113,7 @@ std::map<std::string, std::string> lines_of(std::string_view build) {
 void check_build(const std::string& path) {
   std::string bytes;
   try {
-    bytes = read_text(path);
+    bytes = read_text(path, kMostPluginBytes);
   } catch (const Error& error) {
     refuse_plugin(user_message(error));
   }

@@ -1,3 +1,4 @@
+#include "base/json_text.h"
 #include "base/nearest.h"
 #include "base/process.h"
 #include "base/text_check.h"
@@ -6,6 +7,7 @@
 #include "config_options.h"
 #include "errors.h"
 #include "field_flags.h"
+#include "memory_limit.h"
 #include "output.h"
 #include "plugins.h"
 #include "signals.h"
@@ -116,9 +118,10 @@ Predictions predictions_from(const StudyFlags& flags,
   for (const auto& one : flags.only) words.insert(words.end(), {"--only", one});
   for (const auto& one : options.flags) words.push_back(one);
   const ProcessResult result =
-      run_process(words, {0, options.memory_limit, options.stop});
-  const json answer =
-      json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+      run_process(words, {.memory_limit = options.memory_limit,
+                          .limits_itself = true,
+                          .stop = options.stop});
+  const json answer = parse_json(result.out);
   Predictions predictions;
   if (!answer.is_object() || answer["runs"].size() != runs) {
     if (!result.stopped) {
@@ -328,6 +331,7 @@ int study_with(const StudyFlags& flags) {
   // Check the flags of all runs before the first one starts.
   for (const StudyRun& run : study.runs) config_of(run, options);
   if (flags.dry_run) {
+    apply_memory_limit();
     const Predictions predictions =
         flags.no_estimate ? Predictions{} : predict(study, options);
     if (flags.format == OutputFormat::kJson) {

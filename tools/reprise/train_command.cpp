@@ -3,6 +3,7 @@
 #include "commands.h"
 #include "config_options.h"
 #include "errors.h"
+#include "memory_limit.h"
 #include "output.h"
 #include "progress.h"
 #include "signals.h"
@@ -183,9 +184,13 @@ void print_failure(const std::string& what, bool out_of_memory) {
 }
 
 int train_with_json_errors(TrainFlags& flags, const CLI::App& app) {
-  if (flags.format != OutputFormat::kJson) return train(flags, app);
-  try {
+  const auto limited = [&] {
+    apply_memory_limit();
     return train(flags, app);
+  };
+  if (flags.format != OutputFormat::kJson) return limited();
+  try {
+    return limited();
   } catch (const CLI::Error& error) {
     print_failure(error.what(), false);
     throw;

@@ -63,16 +63,18 @@ struct StudyOptions {
   std::string program;
   /// Flags of every run besides its own, such as {"--plugin", "libmine.so"}.
   std::vector<std::string> flags{};
-  std::string device = "cpu";    ///< for runs without a device
-  std::string device_json;       ///< as documented in docs/results.md
-  std::string device_name;       ///< part of the run ids
-  int64_t device_memory = 0;     ///< bytes available to a run; 0: unknown
-  std::string version;           ///< version of the program
-  bool resume = false;           ///< continue a study that has results
-  bool retry = false;            ///< repeat failed runs
-  int part = 1, parts = 1;       ///< run only part `part` of `parts`
-  double timeout_s = 1800;       ///< per run, if the study has no timeout
-  int64_t memory_limit = 0;      ///< bytes per process on the CPU; 0: none
+  std::string device = "cpu";  ///< for runs without a device
+  std::string device_json;     ///< as documented in docs/results.md
+  std::string device_name;     ///< part of the run ids
+  int64_t device_memory = 0;   ///< bytes available to a run; 0: unknown
+  std::string version;         ///< version of the program
+  bool resume = false;         ///< continue a study that has results
+  bool retry = false;          ///< repeat failed runs
+  int part = 1, parts = 1;     ///< run only part `part` of `parts`
+  double timeout_s = 1800;     ///< per run, if the study has no timeout
+  /// Bytes per process on the CPU; 0: none. Passed in the environment variable
+  /// REPRISE_MEMORY_LIMIT, since the program applies it after it has loaded its libraries.
+  int64_t memory_limit = 0;
   std::function<bool()> stop{};  ///< returns true to stop as soon as possible
   StudyListener* listener = nullptr;  ///< not owned; may be null
 };

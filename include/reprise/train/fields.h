@@ -242,7 +242,7 @@ class FieldTable {
   /// Throws c10::Error, with the flag's name in brackets, if a value is not allowed.
   void check(const Config& config) const {
     for (const auto& field : fields_) {
-      if (field.check && field.given(config)) {
+      if (field.given(config)) {
         detail::check_value({&field, field.get(config)});
       }
     }

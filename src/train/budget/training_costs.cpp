@@ -4,6 +4,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/paths.h"
+#include "base/text_check.h"
 #include "compat/cuda.h"
 #include "compat/cuda_graph.h"
 #include "compat/side_stream.h"
@@ -447,23 +448,24 @@ void TrainingCosts::load_kept(CostProfile& profile) const {
   const std::string path = path_of(profile);
   std::error_code none;
   if (path.empty() || !fs::exists(path, none)) return;
+  const auto unusable = [&](const std::string& reason) {
+    say(fmt::format("{} is not usable ({}); the costs are measured again", path,
+                    reason));
+  };
   try {
     CostProfile kept = profile_from_json(read_text(path));
     // The chain may have been divided differently when this was written.
     if (kept.key == profile.key && kept.stages == stage_names()) {
-      for (const TriedSchedule& one : kept.tried) {
-        Schedule::parse("tried", setup_.model.chain.size(), one.schedule);
-      }
       profile = std::move(kept);
       // The host may have less free memory now than when this was written.
       for (SizeCosts& size : profile.sizes) {
         limit_host_bytes(setup_, profile.host_state_bytes, size.chain_costs);
       }
     }
-  } catch (const c10::Error&) {
-    // Written by another version; measure again.
-  } catch (const Error&) {
-    // Not readable; measure again.
+  } catch (const c10::Error& error) {
+    unusable(without_origin(error.what_without_backtrace()));
+  } catch (const Error& error) {
+    unusable(without_origin(error.what()));
   }
 }
 

@@ -19,10 +19,12 @@ namespace {
 constexpr const char* kOptimal = "optimal";
 constexpr const char* kAuto = "auto";
 constexpr const char* kRandom = "random";
+/// Samples per update, as for --global-batch.
+constexpr int64_t kMostInWindow = 1'000'000'000;
 
 /// How many parts of `size` hold `whole`; the last may be smaller.
 int64_t parts(int64_t whole, int64_t size) {
-  return (whole + size - 1) / size;
+  return whole / size + (whole % size == 0 ? 0 : 1);
 }
 
 void check_optimizer(const TrainOptions& c) {
@@ -116,7 +118,14 @@ void resolve_sizes(TrainOptions& c) {
   if (c.global_batch == 0) {
     if (c.batch == 0) c.batch = 32;
     if (c.accumulate == 0) c.accumulate = 1;
-    c.global_batch = c.batch * c.accumulate * c.ranks;
+    // Each is at most 2^24, and there are fewer ranks than 2^15.
+    const int64_t samples = c.batch * c.accumulate;
+    TORCH_CHECK(
+        samples <= kMostInWindow / c.ranks, "[--batch] expected at most ",
+        kMostInWindow, " samples per update, got ", c.batch, " × ",
+        c.accumulate,
+        c.ranks > 1 ? fmt::format(" on {} ranks", c.ranks) : std::string());
+    c.global_batch = samples * c.ranks;
     return;
   }
   const int64_t share = c.share();
@@ -265,7 +274,8 @@ void TrainOptions::share_among(int64_t processes) {
   if (processes == ranks) return;
   ranks = processes;
   if (shard_group > 0 && ranks % shard_group != 0) shard_group = 0;
-  if (batch == 0 || global_batch == 0) return;
+  // Values that are not allowed are reported later, by resolve().
+  if (batch <= 0 || global_batch <= 0) return;
   batch = std::min(batch, share());
   accumulate = parts(share(), batch);
 }

@@ -1,5 +1,6 @@
 // Values of fields as text and as JSON.
 // Tested by tests/train/config/fields_test.cpp.
+#include "base/json_text.h"
 #include "base/text_check.h"
 
 #include <reprise/base/bytes.h>
@@ -8,7 +9,6 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <charconv>
 #include <cmath>
@@ -130,7 +130,12 @@ FieldCheck choice_check(std::vector<std::string> names) {
 }
 
 void check_value(const FieldValue& value) {
-  const std::string error = value.info->check(value.text);
+  // Text is recorded as JSON.
+  if (value.info->kind == FieldKind::kText && !is_utf8(value.text)) {
+    refuse(*value.info, "expected text in UTF-8, got other bytes");
+  }
+  const std::string error =
+      value.info->check ? value.info->check(value.text) : "";
   if (!error.empty()) refuse(*value.info, error);
 }
 
@@ -144,7 +149,7 @@ std::string to_json(const std::vector<FieldValue>& values) {
 
 std::map<std::string, std::string> from_json(
     const std::string& text, const std::vector<const FieldInfo*>& fields) {
-  const json source = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json source = parse_json(text);
   TORCH_CHECK(source.is_object(),
               "[config] expected the configuration of a run as a JSON object; "
               "the file is corrupt or was written by another program");

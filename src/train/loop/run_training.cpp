@@ -1,4 +1,5 @@
 #include "base/file.h"
+#include "base/text_check.h"
 #include "train/config/check_device.h"
 #include "train/store/last_metrics.h"
 
@@ -114,16 +115,28 @@ class Run {
     if (first_ && options_.configured) options_.configured(config_);
   }
 
+  /// Calls `read`; its errors name the file of the configuration.
+  template <class Read>
+  auto of_saved(Read read) const {
+    try {
+      return read();
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false, "[--resume] ", options_.resume, "/config.json: ",
+                  without_origin(error.what_without_backtrace()));
+    }
+  }
+
   void continue_saved(int ranks) {
     if (first_) directory_.emplace(RunDirectory::open(options_.resume));
     std::string text = first_ ? directory_->config() : "";
     if (ranks_) text = ranks_->broadcast_text(text);
-    Config saved = fields().from_json(text);
+    Config saved = of_saved([&] { return fields().from_json(text); });
     saved.share_among(ranks);
     // Groups of parameters are functions, which no file has.
     saved.optimizer.groups = config_.optimizer.groups;
     const std::string own_device = std::exchange(config_, saved).device;
     apply_changes(saved);
+    of_saved([&] { fields().check(config_); });
     const std::string what = fields().conflict(saved, config_);
     TORCH_CHECK(what.empty(),
                 "[--resume] that would be another training: ", what,

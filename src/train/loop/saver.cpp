@@ -83,6 +83,15 @@ bool same_progress(const RunState& a, const RunState& b) {
          a.format == b.format;
 }
 
+/// Throws unless a tensor of a state is a single number of type `type`.
+void check_number(const std::pair<const std::string, torch::Tensor>& item,
+                  torch::ScalarType type) {
+  TORCH_CHECK(item.second.dim() == 0 && item.second.scalar_type() == type,
+              "[resume] expected '", item.first, "' to be one number of type ",
+              type, ", got ", item.second.scalar_type(), " of shape ",
+              item.second.sizes());
+}
+
 }  // namespace
 
 void Saver::start(RunDirectory* directory) {
@@ -298,6 +307,10 @@ void Saver::restore_window(const std::map<std::string, torch::Tensor>& tensors,
   for (auto& [name, parameter] : parts_.setup.parameters) {
     const auto found = tensors.find("gradient." + name);
     if (found == tensors.end()) continue;
+    TORCH_CHECK(found->second.sizes() == parameter.sizes() &&
+                    found->second.is_floating_point(),
+                "[resume] expected '", found->first, "' of shape ",
+                parameter.sizes(), ", got ", found->second.sizes());
     torch::Tensor gradient = found->second.to(parameter.device());
     if (half != nullptr) {
       half->set_sum(parameter, std::move(gradient));
@@ -306,10 +319,12 @@ void Saver::restore_window(const std::map<std::string, torch::Tensor>& tensors,
     }
   }
   if (const auto found = tensors.find("window.loss"); found != tensors.end()) {
+    check_number(*found, torch::kDouble);
     parts_.runner.micro_step().set_loss(found->second);
   }
   if (const auto found = tensors.find("window.samples");
       found != tensors.end()) {
+    check_number(*found, torch::kLong);
     window_samples = found->second.item<int64_t>();
   }
   if (parts_.ranks.can_stop_in_window()) {

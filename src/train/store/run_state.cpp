@@ -1,11 +1,17 @@
 #include "train/store/run_state.h"
 
+#include "base/json_text.h"
 #include "train/store/state_files.h"
 
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
+#include <reprise/base/error.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <string>
+#include <system_error>
 
 namespace reprise::detail {
 namespace {
@@ -23,10 +29,35 @@ std::string hex(const std::string& bytes) {
 
 std::string from_hex(const std::string& text) {
   std::string bytes;
-  for (size_t i = 0; i + 1 < text.size(); i += 2) {
-    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
+  for (size_t i = 0; i < text.size(); i += 2) {
+    const char* const digits = text.data() + i;
+    const size_t count = std::min<size_t>(2, text.size() - i);
+    unsigned value = 0;
+    const auto [rest, error] =
+        std::from_chars(digits, digits + count, value, 16);
+    if (error != std::errc{} || rest != digits + 2) {
+      throw Error("expected bytes as pairs of hexadecimal digits");
+    }
+    bytes += static_cast<char>(value);
   }
   return bytes;
+}
+
+/// Throws unless all values are such that a training can have saved them.
+void check(const RunState& s) {
+  for (const int64_t count :
+       {s.step, s.micro, s.position.epoch, s.position.sample,
+        s.scaler.good_updates, s.scaler.skipped, s.samples, s.metrics_bytes}) {
+    if (count < 0 || count > int64_t{1} << 60) {
+      throw Error(fmt::format("expected counts, got {}", count));
+    }
+  }
+  for (const double value :
+       {s.total_count, s.done_count, s.train_s, double{s.scaler.scale}}) {
+    if (!std::isfinite(value) || value < 0) {
+      throw Error(fmt::format("expected positive numbers, got {}", value));
+    }
+  }
 }
 
 }  // namespace
@@ -53,6 +84,8 @@ std::string to_text(const RunState& s) {
 }
 
 RunState run_state_from_text(const std::string& text) {
+  const std::string limit = why_not_parsed(text);
+  if (!limit.empty()) throw Error(limit);
   const json j = json::parse(text);
   RunState s;
   s.step = j.at("step");
@@ -70,6 +103,7 @@ RunState run_state_from_text(const std::string& text) {
   s.finished = j.at("finished");
   s.data = j.value("data", "");
   s.format = j.value("format", 1);
+  check(s);
   return s;
 }
 

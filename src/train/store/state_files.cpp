@@ -1,18 +1,22 @@
 #include "train/store/state_files.h"
 
+#include "base/json_text.h"
+#include "base/text_check.h"
 #include "base/throw_error.h"
 #include "train/store/state_names.h"
 
+#include <reprise/base/error.h>
 #include <reprise/memory/meter.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <fcntl.h>
 #include <filesystem>
+#include <limits>
 #include <new>
 #include <numeric>
 #include <unistd.h>
@@ -70,6 +74,39 @@ void write_part(const std::string& path, const StatePart& part,
   }
   if (!part.pieces.empty()) metadata[kPiecesKey] = pieces.dump();
   write_safetensors(path, tensors, metadata);
+}
+
+int part_count(const std::string& text) {
+  constexpr int kMostParts = 1 << 16;
+  int count = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, count);
+  if (error != std::errc{} || rest != end || count < 1 || count > kMostParts) {
+    throw Error("expected a number of parts, got " + in_quotes(text));
+  }
+  return count;
+}
+
+/// Whether a tensor of these sizes and strides fills its memory without gaps.
+bool is_dense(const std::vector<int64_t>& sizes,
+              const std::vector<int64_t>& strides) {
+  if (sizes.size() != strides.size()) return false;
+  std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] < 0 || strides[i] < 0) return false;
+    if (sizes[i] != 1) dimensions.emplace_back(strides[i], sizes[i]);
+  }
+  if (std::count(sizes.begin(), sizes.end(), 0) > 0) return true;
+  std::sort(dimensions.begin(), dimensions.end());
+  int64_t expected = 1;
+  for (const auto& [stride, size] : dimensions) {
+    if (stride != expected ||
+        expected > std::numeric_limits<int64_t>::max() / size) {
+      return false;
+    }
+    expected *= size;
+  }
+  return true;
 }
 
 }  // namespace
@@ -153,9 +190,12 @@ std::optional<StateFiles> StateFiles::newest(const RunDirectory& directory,
 StateFiles::StateFiles(const std::string& path) {
   files_.emplace_back(path);
   const auto& metadata = files_.front().metadata();
-  state_ = run_state_from_text(metadata.at(kStateKey));
+  const auto text = metadata.find(kStateKey);
+  TORCH_CHECK(text != metadata.end(), "[resume] ", path,
+              ": expected the state of a run, got other tensors");
+  state_ = run_state_from_text(text->second);
   const auto parts = metadata.find(kPartsKey);
-  const int count = parts == metadata.end() ? 1 : std::stoi(parts->second);
+  const int count = parts == metadata.end() ? 1 : part_count(parts->second);
   for (int rank = 1; rank < count; ++rank) {
     const std::string part = part_path(path, rank);
     TORCH_CHECK(fs::exists(part), "[resume] ", path, ": its part ", part,
@@ -190,7 +230,9 @@ void StateFiles::add_pieces(size_t index) {
   const auto found = file.metadata().find(kPiecesKey);
   const json pieces = found == file.metadata().end()
                           ? json::object()
-                          : json::parse(found->second);
+                          : parse_json(found->second);
+  TORCH_CHECK(pieces.is_object(), "[resume] ", file.path(),
+              ": expected the ranges of divided tensors as a JSON object");
   for (const auto& [name, entry] : file.entries()) {
     if (!pieces.contains(name)) {
       file_of_.emplace(name, index);  // equal in all files
@@ -202,7 +244,7 @@ void StateFiles::add_pieces(size_t index) {
     const auto strides = piece.at("strides").get<std::vector<int64_t>>();
     Divided& divided = divided_[name];
     const auto shape = tensors_.emplace(name, Shape{entry.type, sizes}).first;
-    TORCH_CHECK(entry.shape.size() == 1 && strides.size() == sizes.size() &&
+    TORCH_CHECK(entry.shape.size() == 1 && is_dense(sizes, strides) &&
                     shape->second.sizes == sizes &&
                     shape->second.type == entry.type &&
                     (divided.ranges.empty() || divided.strides == strides),

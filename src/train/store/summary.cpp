@@ -1,9 +1,10 @@
+#include "base/json_text.h"
+
 #include <reprise/base/bytes.h>
 #include <reprise/train/summary.h>
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <string_view>
 
@@ -134,8 +135,7 @@ std::string to_json(const TrainSummary& summary) {
 }
 
 TrainSummary summary_from_json(const std::string& text) {
-  const auto source =
-      ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto source = parse_json<ordered_json>(text);
   TORCH_CHECK(source.is_object(),
               "[summary] expected the summary.json of a run, got no JSON "
               "object");

@@ -291,5 +291,26 @@ TEST(Config, ConflictNamesTheFirstRelevantDifference) {
   EXPECT_EQ(conflict(saved, now), "model was \"cnn-basic\", now \"gpt2\"");
 }
 
+TEST(Config, SamplesOfAnUpdateDoNotOverflow) {
+  TrainConfig config;
+  config.model = "mlp";
+  config.batch = config.accumulate = 1 << 24;
+  config.ranks = 1 << 14;
+  EXPECT_NE(testing::error_of([&] {
+              config.resolve();
+            }).find("[--batch] expected at most 1000000000 samples"),
+            std::string::npos);
+}
+
+TEST(Config, TextsAreUtf8) {
+  TrainConfig config;
+  config.model = "mlp";
+  config.data = "\xff.bin";
+  EXPECT_NE(testing::error_of([&] {
+              config.resolve();
+            }).find("[--data] expected text in UTF-8"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace reprise

@@ -7,6 +7,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include <filesystem>
+#include <fstream>
+#include <map>
 
 namespace reprise {
 namespace {
@@ -58,6 +60,72 @@ TEST(RunTraining, WritesConfigurationAndSummary) {
   const TrainSummary summary =
       summary_from_json(read_text(options.out + "/summary.json"));
   EXPECT_EQ(summary.steps, result.training.summary.steps);
+}
+
+TEST(RunTraining, StatesWithTensorsOfOtherShapesAreRefused) {
+  const TemporaryDirectory base;
+  RunOptions part;
+  part.out = base / "run";
+  part.stop = stop_after(3);
+  EXPECT_TRUE(run_training(small(), part).training.stopped);
+  std::string path;
+  std::map<std::string, std::string> metadata;
+  NamedTensors tensors;
+  {
+    const auto saved = detail::newest_state(
+        RunDirectory::open(part.out), [](const auto& text) { FAIL() << text; });
+    path = saved->path;
+    metadata = SafeTensors(path).metadata();
+    tensors = saved->tensors;
+  }
+  RunOptions rest;
+  rest.resume = part.out;
+  int refused = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (const auto& wrong : {torch::zeros({0}), torch::zeros({2, 3, 4})}) {
+      NamedTensors changed = tensors;
+      if (changed[i].second.sizes() == wrong.sizes()) continue;
+      changed[i].second = wrong;
+      write_safetensors(path, changed, metadata);
+      const std::string text =
+          error_of([&] { run_training(TrainConfig(), rest); });
+      EXPECT_FALSE(text.empty()) << tensors[i].first;
+      EXPECT_EQ(text.find("INTERNAL ASSERT"), std::string::npos) << text;
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 20);
+  write_safetensors(path, tensors, metadata);
+  EXPECT_FALSE(run_training(TrainConfig(), rest).training.stopped);
+}
+
+TEST(RunTraining, ConfigurationsThatAreWrongNameTheirFile) {
+  const TemporaryDirectory base;
+  RunOptions options;
+  options.out = base / "run";
+  run_training(small(), options);
+  const std::string path = options.out + "/config.json";
+  const std::string good = read_text(path);
+  RunOptions resume;
+  resume.resume = options.out;
+  const auto with = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    const std::string error =
+        error_of([&] { run_training(TrainConfig(), resume); });
+    EXPECT_NE(error.find(path), std::string::npos) << error;
+    return error;
+  };
+  with(std::string(100'000, '['));
+  with("{}");
+  for (const char* batch :
+       {"-1", "-9223372036854775808", "4611686018427387904"}) {
+    std::string text = good;
+    const std::string field = "\"batch\": 4";
+    text.replace(text.find(field), field.size(),
+                 std::string("\"batch\": ") + batch);
+    EXPECT_NE(with(text).find("--batch: expected a whole number"),
+              std::string::npos);
+  }
 }
 
 TEST(RunTraining, SavesNothingWithoutADirectory) {

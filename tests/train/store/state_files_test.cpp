@@ -11,6 +11,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sys/resource.h>
 
 namespace reprise {
@@ -250,6 +251,56 @@ TEST(StateFiles, FailuresOfTheSystemAreNotDamage) {
   setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_NE(text.find("Too many open files"), std::string::npos) << text;
   EXPECT_EQ(Newest(run).step, 2);
+}
+
+/// The warning about a state with this metadata and this tensor of four values.
+std::string warning_about(const std::map<std::string, std::string>& metadata) {
+  const testing::TemporaryDirectory folder;
+  auto run = RunDirectory::create(folder / "run", to_json(TrainConfig()));
+  const std::string path = run.path() + "/state-0000000001-000000.safetensors";
+  write_safetensors(path, {{"parameter.a", torch::ones({4})}}, metadata);
+  std::string warning;
+  testing::error_of([&] {
+    StateFiles::newest(run, [&](const auto& text) { warning = text; });
+  });
+  EXPECT_NE(warning.find(path), std::string::npos) << warning;
+  return warning;
+}
+
+/// As of at_step(1), with `from` replaced by `to`.
+std::string state_with(const std::string& from, const std::string& to) {
+  std::string text = to_text(at_step(1));
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from << " in " << text;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(StateFiles, MetadataIsChecked) {
+  const auto expect = [](const std::string& part,
+                         const std::map<std::string, std::string>& metadata) {
+    const std::string text = warning_about(metadata);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  const std::string good = to_text(at_step(1));
+  expect("expected the state of a run", {});
+  expect("nested more than", {{"reprise", std::string(100'000, '[')}});
+  expect("expected counts",
+         {{"reprise", state_with("\"step\":1", "\"step\":-1")}});
+  expect("hexadecimal",
+         {{"reprise", state_with("\"stream\":\"\"", "\"stream\":\"0x\"")}});
+  for (const char* count : {"-1", "0", "x", "99999999999"}) {
+    expect("expected a number of parts", {{"reprise", good}, {"parts", count}});
+  }
+  expect("JSON object", {{"reprise", good}, {"pieces", "[1]"}});
+  for (const char* sizes :
+       {R"("sizes":[-4],"strides":[1])", R"("sizes":[4],"strides":[100000000])",
+        R"("sizes":[4],"strides":[0])", R"("sizes":[4,4],"strides":[1])",
+        R"("sizes":[4294967296,4294967296],"strides":[4294967296,1])"}) {
+    expect("parameter.a",
+           {{"reprise", good},
+            {"pieces",
+             R"({"parameter.a":{)" + std::string(sizes) + R"(,"from":0}})"}});
+  }
 }
 
 }  // namespace
