@@ -1,6 +1,6 @@
 // Trainings one after another in one process: planned within a budget, with evaluations, saves,
 // failed allocations that plan again, and resumes. Memory, descriptors and threads must stay
-// the same. REPRISE_SOAK_MINUTES runs it for longer than a few seconds, and prints the slopes.
+// the same. REPRISE_SOAK_HOURS runs it for longer than a few seconds, and prints the slopes.
 #include "train/runs.h"
 
 #include <reprise/memory/meter.h>
@@ -119,8 +119,8 @@ void train_once(int64_t cycle, std::mt19937& random, Counts& counts) {
 }
 
 TEST(Soak, HoldsNothingBetweenTrainings) {
-  const char* text = std::getenv("REPRISE_SOAK_MINUTES");
-  const double hours = text == nullptr ? 0 : std::atof(text) / 60;
+  const char* text = std::getenv("REPRISE_SOAK_HOURS");
+  const double hours = text == nullptr ? 0 : std::atof(text);
   std::mt19937 random(1);
   Counts counts;
   std::map<int64_t, int64_t> live;  // by kind of training
