@@ -36,6 +36,12 @@ std::string file_in(const std::string& path) {
               " in this directory, which has neither; name a safetensors file");
 }
 
+bool is_file_name(const std::string& text) {
+  return !text.empty() && text != "." && text != ".." &&
+         text.find('\0') == std::string::npos &&
+         fs::path(text).filename() == text;
+}
+
 /// The files of the tensors of an index.
 std::map<std::string, std::string> read_weight_map(const std::string& path) {
   const json index = parse_json(read_text(path));
@@ -49,8 +55,7 @@ std::map<std::string, std::string> read_weight_map(const std::string& path) {
   for (const auto& [name, value] : index["weight_map"].items()) {
     const std::string shard =
         value.is_string() ? value.get<std::string>() : std::string();
-    TORCH_CHECK(!shard.empty() && fs::path(shard).filename() == shard,
-                "[weights] ", path,
+    TORCH_CHECK(is_file_name(shard), "[weights] ", path,
                 ": expected the name of a file next to it "
                 "for tensor ",
                 in_quotes(name), ", got ", shown_json(value));
