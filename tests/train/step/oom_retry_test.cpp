@@ -135,7 +135,7 @@ TEST(OomRetry, RepeatsAFailedResume) {
     Warnings warnings;
     expect_same(run(config, {3}, &warnings, {.part = 1, .after = after}), whole,
                 "allocation " + std::to_string(after));
-    EXPECT_EQ(warnings.count("passed over"), 0) << after;
+    EXPECT_EQ(warnings.count("set aside"), 0) << after;
     EXPECT_EQ(warnings.count("ran out of memory"), 1) << after;
   }
 }
