@@ -200,10 +200,10 @@ def main():
                     failures += 1
                     failed = [op for op in operations if op.number == number]
                     print(f"FAILED: {scenario.name}, operation {number}, "
-                          f"{failed[0].name} {failed[0].path}: {failure}")
+                          f"{failed[0].name} {failed[0].path}: {failure}", flush=True)
             count = sum(op.number > 0 for op in operations)
             print(f"{scenario.name}: {count} file operations, {len(numbers)} of them failed, "
-                  f"one at a time")
+                  f"one at a time", flush=True)
             if scenario.name == "studied":
                 scenario.attempt(0)  # its results are those of the report
     return 1 if failures else 0

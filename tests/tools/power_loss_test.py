@@ -270,7 +270,7 @@ def main():
                     print(f"FAILED: {name}, after operation {number}, {op.name} {op.path}, "
                           f"with {sorted(image)}: {problem}")
             print(f"{name}: {len(done.operations)} operations, {len(all_images)} images that "
-                  f"differ, {len(some)} of them tried")
+                  f"differ, {len(some)} of them tried", flush=True)
     return 1 if failures else 0
 
 
