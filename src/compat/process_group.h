@@ -11,7 +11,8 @@
 #include <string>
 #include <vector>
 
-/// c10d's process groups, whose interfaces differ between versions of LibTorch. Tested by tests/distributed/group_test.cpp.
+/// c10d's process groups, whose interfaces differ between versions of LibTorch. Tested by
+/// tests/distributed/group_test.cpp.
 namespace reprise::compat {
 
 /// A collective operation in progress. Copies refer to the same operation.

@@ -5,6 +5,7 @@
 #include "base/text_check.h"
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
 #include <filesystem>
 #include <system_error>
