@@ -57,7 +57,7 @@ TEST(Paths, TemporaryDirectoryIsRemovedWithItsContents) {
   const Environment variable("TMPDIR", parent.path().c_str());
   std::string path;
   {
-    const TemporaryDirectory directory("prefix-");
+    const reprise::TemporaryDirectory directory("prefix-");
     path = directory.path();
     EXPECT_TRUE(path.starts_with(parent / "prefix-")) << path;
     std::filesystem::create_directories(path + "/a/b");

@@ -240,9 +240,9 @@ TEST(Tokens, FilesThatBecomeShorterAreErrors) {
   DataOptions whole{.name = path,
                     .tokens = true,
                     .seq = 9,
+                    .test_fraction = 0,
                     .documents = reprise::DocumentMode::kPadded,
-                    .document_end = 10,
-                    .test_fraction = 0};
+                    .document_end = 10};
   const auto documents = open_dataset(whole);
   std::filesystem::resize_file(path, 100);
   for (const auto& one : {data, documents}) {

@@ -4,6 +4,7 @@
 
 #include <reprise/data/safetensors.h>
 #include <reprise/memory/meter.h>
+#include <reprise/base/error.h>
 #include <reprise/models/model.h>
 
 #include <nlohmann/json.hpp>

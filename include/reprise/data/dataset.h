@@ -154,7 +154,7 @@ struct DataOptions {
 /// register_dataset().
 std::vector<std::string> dataset_names();
 
-/// Opens a dataset. Images are read into memory; token files are mapped. Sample i
+/// Opens a dataset. Images are read into memory, text and tokens when they are needed. Sample i
 /// of text or tokens spans tokens i·seq to i·seq + seq: all but the last are the
 /// inputs, all but the first are the targets; see DocumentMode for documents. A
 /// sample of "random" depends only on the seed, the split and its index.
