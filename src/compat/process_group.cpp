@@ -242,6 +242,29 @@ Work ProcessGroup::all_gather(const torch::Tensor& output,
   return all;
 }
 
+void ProcessGroup::exchange_numbers(const torch::Tensor& got,
+                                    const torch::Tensor& sent,
+                                    std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + timeout;
+  constexpr int kTag = 1;
+  got[impl_->rank] = sent[impl_->rank];
+  std::vector<c10::intrusive_ptr<C10dWork>> works;
+  for (int other = 0; other < impl_->size; ++other) {
+    if (other == impl_->rank) continue;
+    std::vector<torch::Tensor> to{sent.slice(0, other, other + 1)};
+    std::vector<torch::Tensor> from{got.slice(0, other, other + 1)};
+    works.push_back(impl_->backend->send(to, other, kTag));
+    works.push_back(impl_->backend->recv(from, other, kTag));
+  }
+  for (const auto& work : works) {
+    // 0 would be no limit.
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    work->wait(std::max(left, std::chrono::milliseconds(1)));
+  }
+}
+
 void ProcessGroup::shut_down() {
 #ifdef REPRISE_HAS_NCCL
   if (auto* nccl =

@@ -75,6 +75,12 @@ class ProcessGroup {
   /// ranks.
   Work all_gather(const torch::Tensor& output, const torch::Tensor& input);
 
+  /// Sends the number `sent[r]` to each rank r, receives one of each in `got`, both of type
+  /// int64 on the CPU, and returns when this is done. Gloo only. Unlike a collective, it can be
+  /// given up: throws an exception if it takes longer than `timeout`, and if it fails.
+  void exchange_numbers(const torch::Tensor& got, const torch::Tensor& sent,
+                        std::chrono::milliseconds timeout);
+
   /// Shuts the group down after the last operation, as NCCL requires. Not to be
   /// called after an error.
   void shut_down();
