@@ -69,14 +69,22 @@ struct Ended {
   int64_t allocations = 0;  ///< number in the part with the failure
 };
 
-/// Selects the allocation that fails: number `after` since the beginning of
-/// run() in part `part` of a training.
+/// Selects the allocation that fails: number `after` since run() has read the data for its
+/// fingerprint, which is the first that it does, in part `part` of a training. A negative one
+/// fails while the data is read.
 struct Failing {
   size_t part = 0;
   int64_t after = std::numeric_limits<int64_t>::max();  ///< none
 };
 
 using MakePlanner = std::function<std::unique_ptr<BudgetPlanner>()>;
+
+/// The allocations of a fingerprint of the data.
+inline int64_t allocations_of_fingerprint(const TrainInputs& inputs) {
+  const AllocationFailure none(std::numeric_limits<int64_t>::max());
+  (void)inputs.data.train->fingerprint();
+  return none.counted();
+}
 
 /// Trains in a temporary directory. The training is stopped and resumed after
 /// each of `stops` micro-batches.
@@ -97,13 +105,19 @@ inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
     how.listener = listener;
     how.stop = [&left] { return left-- == 0; };
     const TrainConfig saved = config_from_json(directory.config());
-    Trainer trainer(make_inputs(saved), saved,
-                    {.planner = planner ? planner() : nullptr});
+    const TrainInputs inputs = make_inputs(saved);
+    const int64_t first =
+        device().is_cpu() ? allocations_of_fingerprint(inputs) : 0;
+    Trainer trainer(inputs, saved, {.planner = planner ? planner() : nullptr});
     {
       std::optional<AllocationFailure> failure;
-      if (i == failing.part) failure.emplace(failing.after);
+      if (i == failing.part) {
+        failure.emplace(failing.after == std::numeric_limits<int64_t>::max()
+                            ? failing.after
+                            : first + failing.after);
+      }
       ended.result = trainer.run(how);
-      if (failure) ended.allocations = failure->counted();
+      if (failure) ended.allocations = failure->counted() - first;
     }
     EXPECT_EQ(ended.result.stopped, i < stops.size());
     ended.tensors =

@@ -118,7 +118,7 @@ void resolve_sizes(TrainOptions& c) {
   if (c.global_batch == 0) {
     if (c.batch == 0) c.batch = 32;
     if (c.accumulate == 0) c.accumulate = 1;
-    // Each is at most 2^24, and there are fewer ranks than 2^15.
+    // Each is at most 2^24.
     const int64_t samples = c.batch * c.accumulate;
     TORCH_CHECK(
         samples <= kMostInWindow / c.ranks, "[--batch] expected at most ",

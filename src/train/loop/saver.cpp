@@ -83,21 +83,25 @@ bool same_progress(const RunState& a, const RunState& b) {
          a.format == b.format;
 }
 
-/// Throws unless a tensor of a state is a single number of type `type`.
+/// Throws unless a tensor of a state is a single number, a floating-point one or an int64.
 void check_number(const std::pair<const std::string, torch::Tensor>& item,
-                  torch::ScalarType type) {
-  TORCH_CHECK(item.second.dim() == 0 && item.second.scalar_type() == type,
-              "[resume] expected '", item.first, "' to be one number of type ",
-              type, ", got ", item.second.scalar_type(), " of shape ",
-              item.second.sizes());
+                  bool floating) {
+  const auto& [name, tensor] = item;
+  TORCH_CHECK(tensor.dim() == 0 && (floating ? tensor.is_floating_point()
+                                             : tensor.dtype() == torch::kLong),
+              "[resume] expected '", name, "' to be one ",
+              floating ? "floating-point number" : "whole number", ", got ",
+              tensor.scalar_type(), " of shape ", tensor.sizes());
 }
 
 }  // namespace
 
 void Saver::start(RunDirectory* directory) {
   directory_ = directory;
-  // Only this process reads the samples for it.
-  if (directory != nullptr) data_ = parts_.setup.data.train->fingerprint();
+  if (directory != nullptr) {  // only this process reads the samples for it
+    parts_.retry.run("reading the data",
+                     [&] { data_ = parts_.setup.data.train->fingerprint(); });
+  }
   enabled_ = parts_.ranks.any(directory != nullptr);
   last_ = RunClock::Clock::now();
   shared_path_.clear();
@@ -319,12 +323,12 @@ void Saver::restore_window(const std::map<std::string, torch::Tensor>& tensors,
     }
   }
   if (const auto found = tensors.find("window.loss"); found != tensors.end()) {
-    check_number(*found, torch::kDouble);
+    check_number(*found, /*floating=*/true);
     parts_.runner.micro_step().set_loss(found->second);
   }
   if (const auto found = tensors.find("window.samples");
       found != tensors.end()) {
-    check_number(*found, torch::kLong);
+    check_number(*found, /*floating=*/false);
     window_samples = found->second.item<int64_t>();
   }
   if (parts_.ranks.can_stop_in_window()) {

@@ -295,7 +295,7 @@ TEST(Config, SamplesOfAnUpdateDoNotOverflow) {
   TrainConfig config;
   config.model = "mlp";
   config.batch = config.accumulate = 1 << 24;
-  config.ranks = 1 << 14;
+  config.ranks = 1 << 12;
   EXPECT_NE(testing::error_of([&] {
               config.resolve();
             }).find("[--batch] expected at most 1000000000 samples"),

@@ -230,6 +230,7 @@ TEST(HostStateTraining, IsRefusedWithAReason) {
   auto sharded = config;
   sharded.ranks = 2;
   sharded.shard = Sharding::kOptimizer;
+  sharded.state = StatePlace::kHostAll;
   expect(error_of([&] { sharded.resolve(); }), "--shard");
   config.resolve();
   TrainInputs inputs = make_inputs(config);
