@@ -86,12 +86,11 @@ PeakReport peak_from(const json& memory, const json& at) {
 }
 
 void check_sizes(const Plan& plan, int stages) {
-  const auto positive = [](int64_t size) {
-    return size >= 1 && size <= 1'000'000'000;
-  };
+  constexpr int64_t kMost = 1'000'000'000;
+  const auto positive = [](int64_t size) { return size >= 1 && size <= kMost; };
   if (!positive(plan.micro_batch) || !positive(plan.accumulate) ||
-      !positive(plan.global_batch) || plan.last_micro_batch < 0 ||
-      plan.last_micro_batch > plan.micro_batch) {
+      plan.global_batch < 0 || plan.global_batch > kMost ||
+      plan.last_micro_batch < 0 || plan.last_micro_batch > plan.micro_batch) {
     throw Error("sizes of batches that are no such sizes");
   }
   if (plan.peak.stage < -1 || plan.peak.stage >= stages ||

@@ -96,7 +96,7 @@ struct HostState {
 /// Settings for training, and their predicted costs. The trainer adopts a plan
 /// unchanged, and ranks send it to each other as JSON.
 struct Plan {
-  int64_t global_batch = 0;
+  int64_t global_batch = 0;  ///< 0: not stated, in plans of the caller
   int64_t micro_batch = 0;
   int64_t accumulate = 0;        ///< micro-batches per window
   int64_t last_micro_batch = 0;  ///< size of the last micro-batch of a window
