@@ -22,13 +22,6 @@ int64_t unseen_bytes(const at::Tensor& tensor, StorageSet& seen) {
 
 }  // namespace
 
-std::string_view name_of(Category category) {
-  static constexpr std::array<std::string_view, kCategoryCount> kNames = {
-      "parameters",  "gradients", "optimizer",
-      "activations", "data",      "workspace"};
-  return kNames.at(static_cast<size_t>(category));
-}
-
 int64_t storage_bytes(at::TensorList tensors) {
   StorageSet seen;
   int64_t bytes = 0;

@@ -69,8 +69,8 @@ TEST(Categories, AccountForEveryLiveByte) {
 }
 
 TEST(Categories, NamesMatchTheSummary) {
-  EXPECT_EQ(name_of(Category::kParameters), "parameters");
-  EXPECT_EQ(name_of(Category::kWorkspace), "workspace");
+  EXPECT_EQ(to_text(Category::kParameters), "parameters");
+  EXPECT_EQ(to_text(Category::kWorkspace), "workspace");
 }
 
 TEST(Categories, WorkspaceCannotBeClaimed) {

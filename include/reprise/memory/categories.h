@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/base/enum_text.h>
 #include <reprise/memory/kept.h>
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +9,6 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <string_view>
 #include <vector>
 
 namespace reprise {
@@ -26,10 +26,13 @@ enum class Category {
 };
 constexpr size_t kCategoryCount = 6;
 
-/// Returns the category's name as printed and as used for JSON keys:
-/// "parameters", "gradients", "optimizer", "activations", "data" or
-/// "workspace".
-std::string_view name_of(Category category);
+/// Names as printed and as used for JSON keys.
+template <>
+struct EnumText<Category> {
+  static constexpr std::array<std::string_view, kCategoryCount> names{
+      "parameters",  "gradients", "optimizer",
+      "activations", "data",      "workspace"};
+};
 
 /// Live bytes per category at one point in time. They add up to `total_bytes`,
 /// unless claimed tensors were allocated before counting began.

@@ -138,7 +138,7 @@ std::string to_text(const TrainingProfile& profile) {
           : fmt::format(" of '{}'", detail::shorten(profile.peak_stage, 40)));
   std::vector<detail::StackPart> parts;
   for (const Category category : kProfiledCategories) {
-    parts.push_back({std::string(name_of(category)), profile.memory[category]});
+    parts.push_back({to_text(category), profile.memory[category]});
   }
   return text + detail::draw_stack(parts, /*limit=*/0);
 }
@@ -172,7 +172,7 @@ std::string to_json(const TrainingProfile& profile) {
   result["peak_at"] = {{"phase", profile.peak_phase},
                        {"stage", profile.peak_stage}};
   for (const Category category : kProfiledCategories) {
-    result["memory"][std::string(name_of(category))] = profile.memory[category];
+    result["memory"][to_text(category)] = profile.memory[category];
   }
   return result.dump(2);
 }
