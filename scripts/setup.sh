@@ -68,6 +68,11 @@ install_test_tools() {
     python3 python3-torch git chromium fonts-dejavu-core man-db zsh fish
 }
 
+# install_fuzz_tools: installs the additional packages for ./test --fuzz.
+install_fuzz_tools() {
+  install_packages clang libclang-rt-14-dev
+}
+
 # install_site_tools: installs the packages for scripts/site.sh.
 install_site_tools() {
   install_packages python3-sphinx python3-myst-parser furo doxygen chromium fonts-dejavu-core

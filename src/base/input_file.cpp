@@ -80,12 +80,14 @@ size_t InputFile::read_some(uint64_t from, void* bytes, size_t count) const {
 
 void InputFile::read(uint64_t from, void* bytes, size_t count) const {
   const size_t done = read_some(from, bytes, count);
-  if (done < count) {
-    detail::throw_error(
-        "[file] cannot read {}: it ends after {} bytes, {} were expected; it "
-        "has changed since it was opened",
-        path_, from + done, from + count);
-  }
+  if (done == count) return;
+  struct stat now {};
+  const bool known = fstat(descriptor_, &now) == 0 && now.st_size > 0;
+  detail::throw_error(
+      "[file] cannot read {}: it ends after {} bytes, {} were expected; it "
+      "has changed since it was opened",
+      path_, known ? static_cast<uint64_t>(now.st_size) : from + done,
+      from + count);
 }
 
 int InputFile::release() {

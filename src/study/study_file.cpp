@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <yaml-cpp/depthguard.h>
 #include <yaml-cpp/yaml.h>
 
 namespace reprise {
@@ -57,6 +58,8 @@ constexpr int kMaxDepth = 20;
 constexpr uint64_t kMaxFileBytes = 1 << 20;
 constexpr size_t kMaxTextBytes = size_t{16} << 20;  // with aliases
 constexpr size_t kMaxRunsBytes = size_t{256} << 20;
+constexpr const char* kTooLarge =
+    "the file is nested too deeply, or its aliases make it too large";
 
 [[noreturn]] void fail(const YAML::Node& node, const std::string& text) {
   TORCH_CHECK(false, "[study] line ", node.Mark().line + 1, ": ", text);
@@ -83,8 +86,7 @@ void check_tree(const YAML::Node& node, TreeSize& size, int depth = 0) {
   if (node.IsScalar()) size.bytes += node.Scalar().size();
   if (depth > kMaxDepth || ++size.nodes > kMaxNodes ||
       size.bytes > kMaxTextBytes) {
-    fail(node,
-         "the file is nested too deeply, or its aliases make it too large");
+    fail(node, kTooLarge);
   }
   std::set<std::string> keys;
   for (const auto& item : node) {
@@ -215,6 +217,8 @@ class Reader {
     YAML::Node root;
     try {
       root = YAML::Load(text);
+    } catch (const YAML::DeepRecursion& error) {
+      TORCH_CHECK(false, "[study] line ", error.mark.line + 1, ": ", kTooLarge);
     } catch (const YAML::Exception& error) {
       TORCH_CHECK(false, "[study] line ", error.mark.line + 1, ": ", error.msg);
     }
@@ -468,12 +472,13 @@ Study open_study(const std::string& path_or_name,
   TORCH_CHECK(!fs::is_directory(path_or_name, error),
               "[study] expected a study file, ", path_or_name,
               " is a directory");
-  const std::string text = read_text(path_or_name, kMaxFileBytes);
+  const std::string content = read_text(path_or_name, kMaxFileBytes);
   try {
-    return read_study(text, fs::path(path_or_name).stem().string(), flags);
+    return read_study(content, fs::path(path_or_name).stem().string(), flags);
   } catch (const c10::Error& error) {
-    TORCH_CHECK(false, "[study] ", path_or_name, ", ",
-                without_origin(error.what_without_backtrace()));
+    const std::string text = without_origin(error.what_without_backtrace());
+    TORCH_CHECK(false, "[study] ", path_or_name,
+                text.starts_with("line ") ? ", " : ": ", text);
   }
 }
 

@@ -1,12 +1,10 @@
-// Datasets, studies and results.
+// Datasets and results.
 #include "report/page.h"
 #include "target.h"
 
 #include <reprise/data/dataset.h>
 #include <reprise/report/report.h>
 #include <reprise/study/runner.h>
-#include <reprise/study/study_file.h>
-#include <reprise/train/fields.h>
 
 #include <fstream>
 
@@ -49,16 +47,6 @@ void run_tokens(const std::string& path, const std::string&) {
   read_some(*open_dataset(token_options(path)));
 }
 
-void run_study(const std::string& path, const std::string&) {
-  static const std::vector<std::string> keys =
-      config_fields().names(&FieldInfo::in_studies);
-  const Study study = open_study(path, keys);
-  for (size_t i = 0; i < std::min<size_t>(study.runs.size(), 4); ++i) {
-    (void)study.runs[i].description(study.constant);
-    (void)study.runs[i].id(study.name, "cpu");
-  }
-}
-
 void prepare_page(const std::string& folder) {
   std::ofstream(folder + "/page.html") << detail::kResultsPlaceholder;
 }
@@ -81,7 +69,6 @@ std::vector<Target> data_targets() {
       {.name = "text", .file = "fuzz.txt", .run = run_text},
       {.name = "tokens16", .file = "fuzz.bin", .run = run_tokens},
       {.name = "tokens32", .file = "fuzz.u32", .run = run_tokens},
-      {.name = "study", .file = "fuzz.yaml", .run = run_study},
       {.name = "results",
        .file = "fuzz.jsonl",
        .run = run_results,

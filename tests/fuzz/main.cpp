@@ -48,7 +48,8 @@ struct Options {
 
 std::vector<Target> all_targets() {
   std::vector<Target> all;
-  for (auto* list : {tensor_targets, data_targets, text_targets}) {
+  for (auto* list :
+       {tensor_targets, data_targets, text_targets, parser_targets}) {
     for (Target& target : list()) all.push_back(std::move(target));
   }
   return all;
@@ -56,7 +57,7 @@ std::vector<Target> all_targets() {
 
 std::vector<std::string> corpus_of(const Target& target) {
   std::vector<std::string> paths;
-  const std::string folder = std::string(REPRISE_CORPUS) + "/" + target.name;
+  const std::string folder = std::string(REPRISE_CORPUS) + "/" + target.corpus;
   for (const auto& entry : fs::directory_iterator(folder)) {
     paths.push_back(entry.path().string());
   }

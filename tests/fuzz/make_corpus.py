@@ -109,6 +109,16 @@ RESULTS = [
     {"type": "run", "id": "0b", "status": "oom", "reason": "</script>", "figures": None},
 ]
 
+METRICS = [
+    {"update": 1, "loss": 2.5, "lr": 0.1},
+    {"update": 1, "eval_loss": 2.25, "eval_accuracy": 0.5},
+    {"update": 2, "loss": "nan", "lr": 0.1},
+]
+
+# Requests of a rank: a length, the operation, the length of the key, the key, and a value.
+REQUESTS = [(0, b"key", b"value"), (1, b"key", bytes(8)), (1, b"absent", struct.pack("<q", 1)),
+            (2, b"number", struct.pack("<q", -5)), (3, b"key", b""), (4, b"", b"")]
+
 FLAGS = ["batch 32", "lr 0.001", "dropout 0.1", "memory 8GiB", "recompute every:2", "seed 7",
          "precision bf16", "tf32 true", "device cuda:0", "host-memory 64GiB", "data random",
          "recompute K0 D1 K1 B1 B0", "observe 50", "lora-targets query,value", "epochs 1",
@@ -118,6 +128,7 @@ FLAGS = ["batch 32", "lr 0.001", "dropout 0.1", "memory 8GiB", "recompute every:
 def write_texts():
     for name, text in STUDIES.items():
         write(f"study/{name}", text)
+    write("metrics/lines", "".join(json.dumps(line) + "\n" for line in METRICS))
     write("results/lines", "".join(json.dumps(line) + "\n" for line in RESULTS))
     for number, text in enumerate(["K0 K1 B1 B0", "D0 D1 K0 K1 B1 B0", "I0 K1 B1 K0 B0",
                                    "K0.1 K1 F0 B1 B0", "every:2", "checkpoints:3", "revolve:2",
@@ -129,7 +140,18 @@ def write_texts():
         write(f"flag/{number:02}", text)
 
 
+def write_messages():
+    requests = []
+    for operation, key, value in REQUESTS:
+        body = struct.pack("<BH", operation, len(key)) + key + value
+        requests.append(struct.pack("<I", len(body)) + body)
+    write("store/requests", b"".join(requests))
+    write("store/waits", requests[2])
+    write("store/hello", b"RPRANK01" + bytes(range(32)) + bytes(32))
+
+
 if __name__ == "__main__":
     write_tensors()
     write_data()
     write_texts()
+    write_messages()

@@ -8,7 +8,7 @@
 namespace reprise::fuzz {
 
 struct Target {
-  std::string name;  ///< also the folder of its corpus
+  std::string name;
   /// Name that an input gets as a file; empty: the input is no file.
   std::string file;
   /// Reads the input, of which nothing is known. `path` is that of its file. Throws
@@ -20,14 +20,18 @@ struct Target {
   bool has_safetensors_header = false;
   /// Part of the path that messages must have; empty: messages of text have none.
   std::string named = file;
+  std::string corpus = name;  ///< folder of inputs that are mutated
 };
 
 std::vector<Target> tensor_targets();
 std::vector<Target> data_targets();
 std::vector<Target> text_targets();
+std::vector<Target> parser_targets();
 
 /// The same value for the same input, to choose among ways to use it.
-size_t choice_of(const std::string& input, size_t choices);
+inline size_t choice_of(const std::string& input, size_t choices) {
+  return std::hash<std::string>()(input) % choices;
+}
 
 /// A message that is not thrown, such as a warning. The driver checks it like an exception's.
 void report_refusal(const std::string& message);

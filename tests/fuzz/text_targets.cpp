@@ -1,39 +1,18 @@
-// Formats that a caller reads from a file and parses as text: costs, plans, configurations,
-// summaries; and values of the command line.
-#include "base/text_check.h"
+// Configurations, values of the command line, and costs that a cluster is planned with.
 #include "target.h"
 
-#include <reprise/base/bytes.h>
 #include <reprise/base/error.h>
 #include <reprise/plan/cluster.h>
-#include <reprise/plan/planner.h>
-#include <reprise/recompute/simulate.h>
-#include <reprise/recompute/strategy.h>
 #include <reprise/train/config.h>
 #include <reprise/train/fields.h>
-#include <reprise/train/summary.h>
 
 #include <iterator>
 
 namespace reprise::fuzz {
 namespace {
 
-Schedule keep_all(int stages) {
-  std::vector<Op> ops;
-  for (int i = 0; i < stages; ++i) ops.push_back({OpKind::kForwardKeep, i});
-  for (int i = stages; i-- > 0;) ops.push_back({OpKind::kBackward, i});
-  return Schedule("all", stages, ops);
-}
-
-/// What is accepted can be planned with.
-void run_profile(const std::string&, const std::string& input) {
-  CostProfile profile = profile_from_json(input);
-  if (profile.sizes.empty()) return;
-  for (const int64_t size : {1, 3, 1000}) {
-    const ChainCosts costs = profile.at(size).chain_costs;
-    if (costs.stages.empty()) return;
-    (void)simulate(keep_all(static_cast<int>(costs.stages.size())), costs);
-  }
+void run_cluster(const std::string&, const std::string& input) {
+  const CostProfile profile = profile_from_json(input);
   if (choice_of(input, 64) != 0) return;
   const auto costs = saved_costs(input);
   ClusterRequest request;
@@ -45,38 +24,12 @@ void run_profile(const std::string&, const std::string& input) {
   (void)plan_cluster(request, *costs);
 }
 
-void run_plan(const std::string&, const std::string& input) {
-  const Plan plan = plan_from_json(input, 4);
-  (void)to_json(plan);
-}
-
 void run_config(const std::string&, const std::string& input) {
   TrainConfig config = config_from_json(input);
   config.share_among(3);
   config_fields().check(config);
   (void)conflict(config, TrainConfig());
   (void)to_json(config);
-}
-
-void run_summary(const std::string&, const std::string& input) {
-  const TrainSummary summary = summary_from_json(input);
-  (void)compare(summary, summary);
-  (void)to_table(summary);
-  (void)to_json(summary);
-}
-
-void run_schedule(const std::string&, const std::string& input) {
-  const int stages = 1 + static_cast<int>(choice_of(input, 6));
-  if (is_schedule_text(input) || choice_of(input, 2) == 0) {
-    (void)Schedule::parse("fuzz", stages, input).to_string();
-  } else {
-    (void)make_schedule(input, stages);
-  }
-}
-
-void run_bytes(const std::string&, const std::string& input) {
-  (void)byte_size(1)(input);
-  (void)format_bytes(parse_bytes(input));
 }
 
 /// "flag value".
@@ -105,12 +58,8 @@ void run_flag(const std::string&, const std::string& input) {
 
 std::vector<Target> text_targets() {
   return {
-      {.name = "profile", .file = "", .run = run_profile},
-      {.name = "plan", .file = "", .run = run_plan},
+      {.name = "cluster", .file = "", .run = run_cluster, .corpus = "profile"},
       {.name = "config", .file = "", .run = run_config},
-      {.name = "summary", .file = "", .run = run_summary},
-      {.name = "schedule", .file = "", .run = run_schedule},
-      {.name = "bytes", .file = "", .run = run_bytes},
       {.name = "flag", .file = "", .run = run_flag},
   };
 }

@@ -84,10 +84,6 @@ void report_refusal(const std::string& message) {
   reported = message;
 }
 
-size_t choice_of(const std::string& input, size_t choices) {
-  return std::hash<std::string>()(input) % choices;
-}
-
 std::string run_input(const Target& target, const std::string& folder,
                       const std::string& input, Progress& progress) {
   shared = &progress;

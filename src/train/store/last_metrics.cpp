@@ -1,10 +1,12 @@
 #include "train/store/last_metrics.h"
 
-#include <nlohmann/json.hpp>
+#include "base/input_file.h"
+#include "base/json_text.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
-#include <fstream>
+#include <filesystem>
 #include <optional>
 #include <string_view>
 
@@ -15,7 +17,7 @@ using nlohmann::json;
 
 constexpr std::string_view kEvaluated = "eval_";
 /// The last evaluation may be many updates back.
-constexpr std::streamoff kMostBytes = std::streamoff{16} << 20;
+constexpr uint64_t kMostBytes = uint64_t{16} << 20;
 
 /// A number, or the text of one that JSON cannot represent.
 std::optional<double> number_in(const json& value) {
@@ -24,16 +26,13 @@ std::optional<double> number_in(const json& value) {
   return std::strtod(value.get<std::string>().c_str(), nullptr);
 }
 
-/// The last part of a file, without the line that it begins in.
+/// The last part of a file, without the line that it begins in; empty if there is none.
 std::string end_of_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const std::streamoff size = file ? std::streamoff{file.tellg()} : 0;
-  const std::streamoff from = std::max(std::streamoff{0}, size - kMostBytes);
-  std::string text(
-      static_cast<size_t>(std::max(std::streamoff{0}, size - from)), '\0');
-  file.seekg(from);
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(std::max(std::streamsize{0}, file.gcount())));
+  if (!std::filesystem::exists(path)) return "";
+  const InputFile file(path);
+  const uint64_t from = file.size() - std::min(file.size(), kMostBytes);
+  std::string text(file.size() - from, '\0');
+  text.resize(file.read_some(from, text.data(), text.size()));
   return from == 0 ? text : text.substr(std::min(text.find('\n'), text.size()));
 }
 
@@ -61,8 +60,8 @@ void add_last_metrics(TrainSummary& summary, const std::string& path) {
          !(summary.loss && summary.eval_loss)) {
     const size_t before = text.rfind('\n', end - 1);
     const size_t from = before == std::string::npos ? 0 : before + 1;
-    const json line = json::parse(text.substr(from, end - from), nullptr,
-                                  /*allow_exceptions=*/false);
+    const json line =
+        parse_json(std::string_view(text).substr(from, end - from));
     if (line.is_object()) add_line(summary, line);
     end = before;
   }

@@ -129,7 +129,7 @@ std::string to_json(const TrainSummary& summary) {
   result["peak_at"] = {{"phase", summary.peak_phase},
                        {"stage", summary.peak_stage}};
   for (const Category category : kCategories) {
-    result["memory"][std::string(name_of(category))] = summary.memory[category];
+    result["memory"][to_text(category)] = summary.memory[category];
   }
   return result.dump(2);
 }
@@ -162,7 +162,7 @@ TrainSummary summary_from_json(const std::string& text) {
     at = "memory";
     for (const Category category : kCategories) {
       summary.memory.bytes[static_cast<size_t>(category)] =
-          source.at("memory").at(std::string(name_of(category)));
+          source.at("memory").at(to_text(category));
     }
   } catch (const ordered_json::exception&) {
     TORCH_CHECK(false, "[summary] expected the summary.json of a run, got one ",
@@ -248,7 +248,7 @@ std::string to_table(const TrainSummary& s) {
   for (const Category category : kCategories) {
     const int64_t bytes = s.memory[category];
     text += fmt::format(
-        "  {:<22}{:>14}{:>7.1f} %\n", name_of(category), format_bytes(bytes),
+        "  {:<22}{:>14}{:>7.1f} %\n", to_text(category), format_bytes(bytes),
         100.0 * static_cast<double>(bytes) /
             static_cast<double>(std::max<int64_t>(s.window_peak_bytes, 1)));
   }
@@ -275,8 +275,7 @@ std::string compare(const TrainSummary& a, const TrainSummary& b) {
   bytes("Peak memory", a.peak_bytes, b.peak_bytes);
   bytes("Kept after forward", a.kept_bytes, b.kept_bytes);
   for (const Category category : kCategories) {
-    bytes("  " + std::string(name_of(category)), a.memory[category],
-          b.memory[category]);
+    bytes("  " + to_text(category), a.memory[category], b.memory[category]);
   }
   bytes("RSS peak", a.rss_peak_bytes, b.rss_peak_bytes);
   if (a.loss && b.loss) {
