@@ -67,7 +67,8 @@ TEST(AppendLog, AFailedAppendLeavesCompleteRecordsOnly) {
   log.append("first\n");
   {
     const FileSizeLimit limit(1000);
-    EXPECT_EQ(error_of([&] { log.append(std::string(5000, 'x') + "\n"); }),
+    const std::string line(5000, 'x');
+    EXPECT_EQ(error_of([&] { log.append(line + "\n"); }),
               "[test] cannot write " + (folder / "log") + ": File too large");
     EXPECT_EQ(read_text(folder / "log"), "first\n");
     EXPECT_EQ(log.bytes(), 6);

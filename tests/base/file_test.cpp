@@ -230,7 +230,7 @@ TEST(File, ReadTextReportsTheReason) {
   EXPECT_NE(text.find("No such file"), std::string::npos) << text;
   write_bytes(folder / "empty", "");
   EXPECT_EQ(read_text(folder / "empty"), "");
-  EXPECT_NE(error_of([&] { read_text(folder / ""); }).find("Is a directory"),
+  EXPECT_NE(error_of([&] { read_text(folder / ""); }).find("is a directory"),
             std::string::npos);
 }
 

@@ -433,7 +433,7 @@ TEST(Lora, UnfitFilesAreRefused) {
   expect(with("use_dora", true), "use_dora is not supported");
   expect(with("rank_pattern", {{"c_attn", 4}}), "rank_pattern is not");
   expect(with("peft_type", "IA3"), "expected the configuration of a LoRA");
-  expect(with("r", "two"), "expected r, lora_alpha and target_modules");
+  expect(with("r", "two"), "expected r, a whole number from 1 to 65536");
   std::filesystem::remove(base.path() + "/adapter_model.safetensors");
   expect(problem(small_one("gpt2")), "adapter_model.safetensors");
 }

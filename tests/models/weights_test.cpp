@@ -2,9 +2,9 @@
 #include "support.h"
 #include "temporary.h"
 
+#include <reprise/base/error.h>
 #include <reprise/data/safetensors.h>
 #include <reprise/memory/meter.h>
-#include <reprise/base/error.h>
 #include <reprise/models/model.h>
 
 #include <nlohmann/json.hpp>

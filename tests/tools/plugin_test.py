@@ -163,7 +163,7 @@ def test_refusals(work):
         path = forged(work, name, old, new)
         refused(path, f"{path} was built with " + name.decode().split(":")[0])
     refused(work / "missing.so", "missing.so: No such file or directory")
-    refused(work, "Is a directory")
+    refused(work, "is a directory")
     (work / "text.so").write_text("no library")
     refused(work / "text.so", "is no plug-in of Reprise")
     (work / "shifted.so").write_bytes(bytes(64) + pathlib.Path(forecast).read_bytes())
