@@ -58,7 +58,8 @@ def make_files(at: pathlib.Path) -> dict[str, str]:
         "aliases": "reference:\n  s: &s " + 9999 * "x" + "\n  l: [" + 9999 * "*s, " + "*s]\n"
                    "runs:\n  - model: mlp\n",
         "many": "repeats: 2000000000\nruns:\n  - model: mlp\n",
-        "deep": "reference: " + 9999 * "[" + "\nruns:\n  - model: mlp\n",
+        "deep": "reference: " + 9999 * "[" + 9999 * "]" + "\nruns:\n  - model: mlp\n",
+        "unclosed": "reference: " + 9999 * "[" + "\nruns:\n  - model: mlp\n",
         "itself": "reference: &x [*x]\nruns:\n  - model: mlp\n",
         "good": "runs:\n  - {model: [mlp, unet], batch: 2, data: random, steps: 1}\n",
     }
@@ -411,6 +412,7 @@ CASES: list[tuple] = [
     ("study {aliases.yaml}", 2, "aliases.yaml, line", "its aliases make it too large"),
     ("study {many.yaml}", 2, "many.yaml, line 1: repeats: expected a whole number"),
     ("study {deep.yaml}", 2, "deep.yaml, line 1: the file is nested too deeply"),
+    ("study {unclosed.yaml}", 2, "unclosed.yaml, line"),
     # --- nesting, named pipes, devices without an end, names that are not UTF-8
     ("train {small} --weights {deep.safetensors}", 2, "deep.safetensors: the header has values "
      "nested more than 64 deep"),
@@ -426,9 +428,12 @@ CASES: list[tuple] = [
       for start, end in (("train {small} --weights", ""), ("train --model mlp --data", ""),
                          ("train --model gpt2 --depth 1 --width 8 --heads 1 --data", ""),
                          ("train --compare", " {part.json}"), ("report", ""),
-                         ("report {results-empty} --page", ""),
-                         ("plan --ranks 2 --bandwidth 1GB/s --profile", ""))
+                         ("report {results-empty} --page", ""))
       for path, kind in (("{pipe}", "a named pipe"), ("/dev/zero", "a device"))],
+    ("plan --ranks 2 --bandwidth 1GB/s --profile {pipe}", 2, "--profile: cannot read",
+     "pipe: expected a file, it is a named pipe"),
+    ("plan --ranks 2 --bandwidth 1GB/s --profile /dev/zero", 2,
+     "--profile: cannot read /dev/zero: expected a file, it is a device"),
     ("study {pipe}", 2, "pipe: expected a file, it is a named pipe"),
     ("study /dev/zero", 2, "/dev/zero: expected a file, it is a device"),
     ("train --model gpt2 --depth 1 --width 8 --heads 1 --data {nonutf8} --out none", 2,

@@ -105,10 +105,12 @@ inline Ended run(TrainConfig config, const std::vector<int>& stops = {},
     how.listener = listener;
     how.stop = [&left] { return left-- == 0; };
     const TrainConfig saved = config_from_json(directory.config());
+    // A planner may draw random numbers; make_inputs() seeds the generators.
+    auto plans = planner ? planner() : nullptr;
     const TrainInputs inputs = make_inputs(saved);
     const int64_t first =
         device().is_cpu() ? allocations_of_fingerprint(inputs) : 0;
-    Trainer trainer(inputs, saved, {.planner = planner ? planner() : nullptr});
+    Trainer trainer(inputs, saved, {.planner = std::move(plans)});
     {
       std::optional<AllocationFailure> failure;
       if (i == failing.part) {
