@@ -26,19 +26,23 @@ void HalfGradients::begin(uint64_t seed, bool last) {
   seed_ = seed;
   last_ = last;
   stages_left_ = parameters_.size();
+  next_ = 0;
 }
 
 void HalfGradients::final_from(int stage) {
   const torch::NoGradGuard no_grad;
   while (stages_left_ > static_cast<size_t>(stage)) {
-    const auto& list = parameters_[--stages_left_];
-    for (size_t i = 0; i < list.size(); ++i) {
+    const size_t at = stages_left_ - 1;
+    const auto& list = parameters_[at];
+    for (; next_ < list.size(); ++next_) {
       if (last_) {
-        restore(list[i]);
+        restore(list[next_]);
       } else {
-        add(list[i], seed_ + (static_cast<uint64_t>(stages_left_) << 32 | i));
+        add(list[next_], seed_ + (static_cast<uint64_t>(at) << 32 | next_));
       }
     }
+    next_ = 0;
+    stages_left_ = at;
   }
 }
 

@@ -29,7 +29,8 @@ class HalfGradients {
   /// needs another one.
   void begin(uint64_t seed, bool last);
 
-  /// Gradients of parameters of `stage` and those after it are final.
+  /// Gradients of parameters of `stage` and those after it are final. If an allocation fails
+  /// in the last micro-batch, it may be called again and goes on.
   void final_from(int stage);
 
   /// Frees the sums.
@@ -46,6 +47,7 @@ class HalfGradients {
   ByStage parameters_;
   std::map<const void*, torch::Tensor> sums_;  // by TensorImpl
   size_t stages_left_ = 0;
+  size_t next_ = 0;  // parameter of the stage before
   uint64_t seed_ = 0;
   bool last_ = false;
 };

@@ -3,6 +3,7 @@
 #include "plan/update_cuts.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,10 @@ template <class Change>
 void for_each_run(StageCosts& stage, const Change& change) {
   change(stage);
   for (auto& variant : stage.variants) change(variant);
+}
+
+int64_t total_of(const std::vector<int64_t>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
 }
 
 void include_new_gradients(StageCosts& stage) {
@@ -152,13 +157,25 @@ ChainCosts updating_costs(ChainCosts chain_costs, const CostProfile& profile) {
   const std::vector<int> cuts = update_cuts(profile.final_gradient_bytes);
   int64_t live = 0, complete = 0;
   int64_t output_gradient = chain_costs.output_gradient_bytes;
+  // Of the outputs of stages that are cut together, held until the backward of all of them has
+  // ended if they are small. The last of these stages may free them earlier otherwise.
+  const int64_t most_held =
+      most_held_bytes(total_of(profile.final_gradient_bytes) +
+                      total_of(profile.moved_gradient_bytes));
+  int64_t held = 0, next_held = output_gradient;
+  bool after_cut = true;
   for (size_t i = chain_costs.stages.size(); i-- > 0;) {
     StageCosts& stage = chain_costs.stages[i];
     include_new_gradients(stage);
+    if (after_cut) held = next_held <= most_held ? next_held : 0;
+    for_each_run(stage,
+                 [&](KeptRunCosts& run) { run.backward_extra_bytes += held; });
+    next_held = stage.input_gradient_bytes;
     live += profile.gradient_bytes.at(i);
     complete += profile.final_gradient_bytes.at(i);
     const bool updates = i == 0 || std::find(cuts.begin(), cuts.end(),
                                              static_cast<int>(i)) != cuts.end();
+    after_cut = updates || profile.moves_parameters();
     if (updates) {
       // The update follows the backward, when the stage's activations are freed.
       const int64_t bytes = stage.input_gradient_bytes + live +

@@ -22,4 +22,9 @@ std::vector<int> update_cuts(const std::vector<int64_t>& final_bytes) {
   return cuts;
 }
 
+int64_t most_held_bytes(int64_t gradient_bytes) {
+  constexpr int64_t kShare = 32;
+  return gradient_bytes / kShare;
+}
+
 }  // namespace reprise::detail

@@ -13,4 +13,10 @@ namespace reprise::detail {
 /// Tested by tests/plan/update_cuts_test.cpp.
 std::vector<int> update_cuts(const std::vector<int64_t>& final_bytes);
 
+/// Returns the size up to which gradients of a graph's outputs are held until the end of its
+/// backward, so that a backward in which an allocation fails can continue there. It is a small
+/// part of what updates in the backward save, since `gradient_bytes`, those of all parameters,
+/// are never alive at once.
+int64_t most_held_bytes(int64_t gradient_bytes);
+
 }  // namespace reprise::detail

@@ -1,3 +1,5 @@
+#include "recompute/boundary.h"
+#include "recompute/failed_backward.h"
 #include "recompute/no_save_scope.h"
 #include "recompute/recompute_context.h"
 #include "recompute/stage_checks.h"
@@ -12,106 +14,14 @@
 
 #include <algorithm>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 namespace reprise {
-namespace {
 
-/// A boundary that the execution holds.
-struct Boundary {
-  Tensors tensors;
-  std::vector<bool> requires_grad;
-  std::vector<int64_t> versions;
-  // Keeps them counted by the meter.
-  std::vector<std::shared_ptr<void>> counted;
-
-  Boundary(Tensors list, std::vector<bool> needs_grad)
-      : tensors(std::move(list)), requires_grad(std::move(needs_grad)) {
-    for (const auto& tensor : tensors) {
-      versions.push_back(detail::version_of(tensor));
-    }
-  }
-
-  std::optional<size_t> first_changed() const {
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (detail::version_of(tensors[i]) != versions[i]) return i;
-    }
-    return std::nullopt;
-  }
-};
-
-/// Properties that a recomputed output must share with the first one.
-struct TensorShape {
-  std::vector<int64_t> sizes;
-  std::optional<torch::TensorOptions> options;  // empty if undefined
-
-  explicit TensorShape(const torch::Tensor& tensor) {
-    if (!tensor.defined()) return;
-    sizes = tensor.sizes().vec();
-    options = tensor.options().requires_grad(false);
-  }
-
-  bool operator==(const TensorShape& other) const {
-    if (options.has_value() != other.options.has_value()) return false;
-    return !options || (sizes == other.sizes &&
-                        options->dtype() == other.options->dtype() &&
-                        options->device() == other.options->device());
-  }
-};
-
-std::string describe(const std::vector<TensorShape>& shapes) {
-  std::ostringstream text;
-  for (const auto& shape : shapes) {
-    if (text.tellp() > 0) text << "; ";
-    if (!shape.options) {
-      text << "undefined";
-      continue;
-    }
-    text << shape.options->dtype() << ' ' << c10::IntArrayRef(shape.sizes)
-         << " on " << shape.options->device();
-  }
-  return text.str();
-}
-
-std::vector<bool> which_require_grad(const Tensors& tensors) {
-  std::vector<bool> which;
-  for (const auto& tensor : tensors) {
-    which.push_back(tensor.defined() && tensor.requires_grad());
-  }
-  return which;
-}
-
-/// Returns, for each stage, whether it shares the autograd graph of the stage
-/// before it: both are kept, their runs are consecutive, and so are their
-/// backwards.
-std::vector<bool> find_shared_graphs(const Schedule& schedule) {
-  const auto n = static_cast<size_t>(schedule.stages());
-  const auto& ops = schedule.ops();
-  std::vector<size_t> kept_at(n);
-  std::vector<size_t> back_at(n);
-  for (size_t at = 0; at < ops.size(); ++at) {
-    const auto i = static_cast<size_t>(ops[at].stage);
-    if (ops[at].kind == OpKind::kForwardKeep) kept_at[i] = at;
-    if (ops[at].kind == OpKind::kBackward) back_at[i] = at;
-  }
-  std::vector<bool> shares_graph(n, false);
-  for (size_t i = 1; i < n; ++i) {
-    shares_graph[i] =
-        kept_at[i] == kept_at[i - 1] + 1 && back_at[i - 1] == back_at[i] + 1;
-  }
-  return shares_graph;
-}
-
-Tensors detach_all(const Tensors& tensors) {
-  Tensors detached;
-  for (const auto& tensor : tensors) {
-    detached.push_back(tensor.defined() ? tensor.detach() : tensor);
-  }
-  return detached;
-}
-
-}  // namespace
+using detail::Boundary;
+using detail::FailedBackward;
+using detail::GraphBackward;
+using detail::TensorShape;
 
 class Execution::Impl {
  public:
@@ -139,6 +49,10 @@ class Execution::Impl {
 
   Tensors forward(const Tensors& inputs) {
     release();
+    failed_.reset();
+    rest_.reset();
+    aside_.reset();
+    input_count_ = inputs.size();
     if (!torch::GradMode::is_enabled()) return run_without_grad(inputs);
     try {
       const auto n = static_cast<size_t>(chain_.size());
@@ -151,7 +65,8 @@ class Execution::Impl {
       for (int i = 0; i < chain_.size(); ++i) {
         runs_left_.push_back(schedule_.runs(i));
       }
-      hold(0, Boundary(detach_all(inputs), which_require_grad(inputs)));
+      hold(0, Boundary(detail::detach_all(inputs),
+                       detail::which_require_grad(inputs)));
       for (cursor_ = 0; cursor_ < schedule_.forward_ops(); ++cursor_) {
         run_op(schedule_.ops()[cursor_]);
       }
@@ -192,24 +107,64 @@ class Execution::Impl {
     }
     gradients_ = std::move(gradients);
     accumulate_ = accumulate;
+    reported_ = kNothing;
+    most_held_ = std::exchange(next_most_held_, std::nullopt);
+    // What earlier micro-batches have added must not be lost in a failed backward.
+    aside_.emplace(!accumulate  ? std::vector<ParameterUse>{}
+                   : most_held_ ? uses_
+                                : tied_);
+    return run_backward();
+  }
+
+  void allow_continuing(int64_t most_held_bytes) {
+    if (uses_.empty()) uses_ = parameter_uses(chain_);
+    next_most_held_ = most_held_bytes;
+  }
+
+  int stages_left() const { return failed_ ? failed_->stages_left : 0; }
+
+  void rerun_forward(const Tensors& inputs, const Schedule& schedule) {
+    TORCH_CHECK(failed_,
+                "[Execution] expected a failed backward that can be continued; "
+                "see stages_left()");
+    ExecutionOptions options{.memory = options_.memory,
+                             .generators = options_.generators,
+                             .final_from = [this](int s) { report_final(s); },
+                             .brings_gradient = options_.brings_gradient};
+    for (const int cut : options_.cuts) {
+      if (cut < failed_->stages_left) options.cuts.push_back(cut);
+    }
+    rest_ = std::make_unique<Impl>(
+        detail::first_stages(chain_, failed_->stages_left), schedule,
+        std::move(options));
+    rest_->uses_ = uses_;  // other stages may use its parameters, too
+    rest_->tied_.clear();  // they are aside
+    rest_->reported_ = failed_->stages_left;
+    rest_->most_held_ = most_held_;
     try {
-      {
-        TiedGradients tied(accumulate ? tied_ : std::vector<TiedParameter>{});
-        for (; cursor_ < schedule_.ops().size(); ++cursor_) {
-          const Op& op = schedule_.ops()[cursor_];
-          const bool runs_graph = op.kind == OpKind::kBackward &&
-                                  graphs_[static_cast<size_t>(op.stage)];
-          run_op(op);
-          const int first = runs_graph ? first_of_graph(op.stage) : 0;
-          if (first > 0) report_final(first, &tied);
-        }
-      }
-      report_final(0, nullptr);
-      Tensors result = std::move(gradients_);
-      release();
+      rest_->forward(inputs);
+    } catch (...) {
+      rest_.reset();
+      throw;
+    }
+  }
+
+  Tensors continue_backward() {
+    TORCH_CHECK(rest_, "[Execution] expected rerun_forward() before");
+    const std::unique_ptr<Impl> rest = std::move(rest_);
+    if (!rest->pending_) {  // no stage needs a gradient
+      failed_.reset();
+      report_final(0);
+      return Tensors(input_count_);
+    }
+    rest->gradients_ = failed_->gradients;
+    try {
+      Tensors result = rest->run_backward();
+      failed_.reset();
       return result;
     } catch (...) {
-      release();
+      failed_ = std::move(rest->failed_);
+      if (!failed_) put_back();
       throw;
     }
   }
@@ -272,10 +227,71 @@ class Execution::Impl {
     if (options_.memory != nullptr) options_.memory->after(op);
   }
 
-  void report_final(int stage, TiedGradients* tied) {
-    if (!accumulate_ || !options_.final_from) return;
-    if (tied != nullptr) tied->finish(stage);
-    options_.final_from(stage);
+  /// Runs the operations of the backward from cursor_ on.
+  Tensors run_backward() {
+    reporting_ = false;
+    try {
+      for (; cursor_ < schedule_.ops().size(); ++cursor_) {
+        const Op& op = schedule_.ops()[cursor_];
+        const bool runs_graph = op.kind == OpKind::kBackward &&
+                                graphs_[static_cast<size_t>(op.stage)];
+        const int first = runs_graph ? first_of_graph(op.stage) : 0;
+        in_graph_ = runs_graph;
+        if (runs_graph && most_held_ &&
+            detail::bytes_of(gradients_) <= *most_held_) {
+          running_.emplace(first, op.stage, gradients_, uses_,
+                           options_.brings_gradient);
+        }
+        run_op(op);
+        running_.reset();
+        in_graph_ = false;
+        if (first > 0) report_final(first);
+      }
+      report_final(0);
+      Tensors result = std::move(gradients_);
+      release();
+      return result;
+    } catch (...) {
+      note_failure();
+      release();
+      throw;
+    }
+  }
+
+  void report_final(int stage) {
+    reporting_ = true;
+    if (aside_) aside_->finish(stage);
+    if (stage == 0) aside_.reset();
+    if (accumulate_ && options_.final_from) options_.final_from(stage);
+    reporting_ = false;
+    reported_ = stage;
+  }
+
+  /// Notes where a failed backward can be continued, and drops what it has added to the
+  /// gradients since.
+  void note_failure() {
+    failed_.reset();
+    const bool possible =
+        most_held_ && accumulate_ && !reporting_ && reported_ != kNothing &&
+        (!in_graph_ || (running_ && running_->can_be_repeated()));
+    if (!possible) return put_back();
+    failed_ = {reported_,
+               running_ ? running_->take_gradients() : std::move(gradients_)};
+    for (const auto& use : uses_) {
+      if (use.last_stage() >= reported_) continue;
+      const bool added_to = running_ && running_->uses(use);
+      if (!added_to &&
+          detail::stays_in_place(use.parameter, options_.brings_gradient)) {
+        continue;
+      }
+      torch::Tensor(use.parameter).mutable_grad().reset();
+    }
+  }
+
+  /// Adds what was set aside to the gradients that there are.
+  void put_back() {
+    if (aside_) aside_->finish(0);
+    aside_.reset();
   }
 
   int first_of_graph(int stage) const {
@@ -342,7 +358,7 @@ class Execution::Impl {
     check_shapes(outputs, stage, i, recomputing);
 
     if (op.kind != OpKind::kForwardKeepInput) boundaries_[i].reset();
-    auto needs_grad = which_require_grad(outputs);
+    auto needs_grad = detail::which_require_grad(outputs);
     if (keep && next_shares_graph(op.stage)) {
       hold(i + 1, Boundary(std::move(outputs), std::move(needs_grad)));
       return;
@@ -352,7 +368,7 @@ class Execution::Impl {
       graphs_[i] = std::move(open_);
     }
     open_.reset();
-    hold(i + 1, Boundary(detach_all(outputs), std::move(needs_grad)));
+    hold(i + 1, Boundary(detail::detach_all(outputs), std::move(needs_grad)));
   }
 
   Tensors call(const Stage& stage, const Op& op, const Tensors& inputs) {
@@ -392,7 +408,8 @@ class Execution::Impl {
         !recomputing || shapes == output_shapes_[i],
         "[Execution] expected stage '", stage.name(),
         "' to return tensors of the same types and shapes when recomputed (",
-        describe(output_shapes_[i]), "), got (", describe(shapes),
+        detail::describe(output_shapes_[i]), "), got (",
+        detail::describe(shapes),
         "); a stage may depend on its inputs, parameters, buffers and "
         "random numbers only");
     output_shapes_[i] = std::move(shapes);
@@ -418,15 +435,19 @@ class Execution::Impl {
     contexts_.clear();
     host_runs_.clear();
     gradients_.clear();
+    running_.reset();
     pending_ = false;
   }
+
+  static constexpr int kNothing = -1;
 
   Chain chain_;
   Schedule schedule_;
   ExecutionOptions options_;
 
   std::vector<std::optional<Boundary>> boundaries_;
-  std::vector<TiedParameter> tied_;  // empty if there is only one graph
+  std::vector<ParameterUse> uses_;  // of all parameters, to continue
+  std::vector<ParameterUse> tied_;  // empty if there is only one graph
   // Whether a stage shares the graph of the one before.
   std::vector<bool> shares_graph_;
   std::optional<StageGraph> open_;  // graph that the next stage may share
@@ -441,8 +462,19 @@ class Execution::Impl {
   std::vector<bool> output_defined_;
   Tensors gradients_;  // of the current boundary
   size_t cursor_ = 0;
+  size_t input_count_ = 0;
   bool accumulate_ = true;
   bool pending_ = false;
+
+  // For continuing a failed backward. Empty: not allowed.
+  std::optional<int64_t> most_held_, next_most_held_;
+  std::optional<TiedGradients> aside_;    // during a backward
+  std::optional<GraphBackward> running_;  // during that of a graph
+  int reported_ = kNothing;  // first stage whose gradients are final
+  bool reporting_ = false;
+  bool in_graph_ = false;
+  std::optional<FailedBackward> failed_;
+  std::unique_ptr<Impl> rest_;  // the stages that are left
 };
 
 int graph_count(const Schedule& schedule) {
@@ -464,6 +496,22 @@ Tensors Execution::forward(const Tensors& inputs) {
 
 Tensors Execution::backward(Tensors gradients, bool accumulate) {
   return impl_->backward(std::move(gradients), accumulate);
+}
+
+void Execution::allow_continuing(int64_t most_held_bytes) {
+  impl_->allow_continuing(most_held_bytes);
+}
+
+int Execution::stages_left() const {
+  return impl_->stages_left();
+}
+
+void Execution::rerun_forward(const Tensors& inputs, const Schedule& schedule) {
+  impl_->rerun_forward(inputs, schedule);
+}
+
+Tensors Execution::continue_backward() {
+  return impl_->continue_backward();
 }
 
 bool Execution::pending() const {

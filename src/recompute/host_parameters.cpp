@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 namespace reprise::detail {
@@ -73,7 +72,6 @@ HostParameters::HostParameters(const Chain& chain, torch::Device device,
       stage_bytes_(static_cast<size_t>(chain.size())),
       stage_gradient_bytes_(static_cast<size_t>(chain.size())) {
   const auto stages = stage_by_storage(chain);
-  std::set<const void*> seen;
   for (int i = 0; i < chain.size(); ++i) {
     StageMemory& stage = at(i);
     std::map<const void*, int64_t> places, gradient_places;  // by storage
@@ -83,7 +81,7 @@ HostParameters::HostParameters(const Chain& chain, torch::Device device,
         if (stages.count(storage) == 0 || parameter.dim() > 3 ||
             !parameter.is_non_overlapping_and_dense() ||
             storage_bytes_of(parameter) < kLeastBytes ||
-            !seen.insert(parameter.unsafeGetTensorImpl()).second) {
+            !moved_.insert(parameter.unsafeGetTensorImpl()).second) {
           continue;
         }
         const int64_t bytes = aligned(storage_bytes_of(parameter));
@@ -121,12 +119,7 @@ HostParameters::~HostParameters() {
 }
 
 bool HostParameters::moves(const Tensor& parameter) const {
-  for (const StageMemory& stage : stages_) {
-    for (const Moved& moved : stage.parameters) {
-      if (moved.parameter.is_same(parameter)) return true;
-    }
-  }
-  return false;
+  return moved_.count(parameter.unsafeGetTensorImpl()) > 0;
 }
 
 int64_t HostParameters::host_bytes() const {
@@ -254,6 +247,7 @@ void HostParameters::start_fetch(size_t unit, bool gradients) {
     moved->parameter.mutable_grad() =
         view_in(sums, moved->gradient_place, moved->parameter);
     moved->gradient = false;
+    moved->fetched = true;
   }
 }
 
@@ -275,6 +269,7 @@ void HostParameters::leave(size_t unit) {
   for (Moved& moved : stage.parameters) {
     Tensor& p = moved.parameter;
     updated = updated || p._version() != moved.version;
+    moved.fetched = false;
     Tensor gradient = std::exchange(p.mutable_grad(), {});
     if (!gradient.defined() || !running()) continue;
     check_gradients_reserved();
@@ -341,16 +336,33 @@ void HostParameters::wait_for_left(size_t remaining) {
   }
 }
 
+bool HostParameters::is_updated(const StageMemory& stage) {
+  return std::any_of(stage.parameters.begin(), stage.parameters.end(),
+                     [](const Moved& moved) {
+                       return moved.parameter._version() != moved.version;
+                     });
+}
+
 void HostParameters::abandon() {
   if (!on_host_) return;
-  stop();
   for (size_t unit = 0; unit < stages_.size(); ++unit) {
     StageMemory& stage = stages_[unit];
     if (!stage.values.defined()) continue;
+    if (is_updated(stage)) {  // its gradients were freed
+      leave(unit);
+      continue;
+    }
     finish_fetch(unit);
     set_memory(stage, {});
     stage.values.reset();
+    for (Moved& moved : stage.parameters) {
+      if (!std::exchange(moved.fetched, false)) continue;
+      // The host still has those of the micro-batches before.
+      moved.parameter.mutable_grad().reset();
+      moved.gradient = true;
+    }
   }
+  stop();
   wait_for_left(0);
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <unordered_set>
 #include <vector>
 
 namespace reprise::detail {
@@ -23,7 +24,8 @@ namespace reprise::detail {
 ///
 /// Readable makes all parameters readable outside of the chain. Parameters that several stages
 /// use, small ones and weights of convolutions stay on the device. After abandon(), gradients
-/// are not complete. Not thread-safe. Tested by tests/recompute/host_parameters_test.cpp.
+/// of stages whose backward had not ended are those from before. Not thread-safe. Tested by
+/// tests/recompute/host_parameters_test.cpp.
 class HostParameters final : public StageParameters {
  public:
   /// Keeps the parameters of `chain`; moves nothing.
@@ -82,6 +84,7 @@ class HostParameters final : public StageParameters {
     int64_t gradient_place = 0;  // in the block of gradients
     int64_t version = 0;         // when it was brought in
     bool gradient = false;       // whether host memory has its gradient
+    bool fetched = false;        // whether that gradient was brought in
     torch::Tensor shell{};       // holds the storage while Readable exists
   };
   struct StageMemory {
@@ -116,12 +119,15 @@ class HostParameters final : public StageParameters {
     return view_in(stage.gradient_block, moved.gradient_place, moved.parameter);
   }
   void set_memory(const StageMemory& stage, const torch::Tensor& values) const;
+  /// Whether parameters of a stage that is there were updated.
+  static bool is_updated(const StageMemory& stage);
   void open();
   void close();
 
   torch::Device device_;
   std::shared_ptr<HostTensors> memory_;
   std::vector<StageMemory> stages_;
+  std::unordered_set<const void*> moved_;  // TensorImpl of each
   std::vector<int64_t> stage_bytes_, stage_gradient_bytes_;
   bool on_host_ = false;
   int readable_ = 0;

@@ -129,4 +129,22 @@ Tensors StageGraph::backward(Tensors output_gradients, bool accumulate) {
   return result;
 }
 
+std::vector<bool> find_shared_graphs(const Schedule& schedule) {
+  const auto n = static_cast<size_t>(schedule.stages());
+  const auto& ops = schedule.ops();
+  std::vector<size_t> kept_at(n);
+  std::vector<size_t> back_at(n);
+  for (size_t at = 0; at < ops.size(); ++at) {
+    const auto i = static_cast<size_t>(ops[at].stage);
+    if (ops[at].kind == OpKind::kForwardKeep) kept_at[i] = at;
+    if (ops[at].kind == OpKind::kBackward) back_at[i] = at;
+  }
+  std::vector<bool> shares_graph(n, false);
+  for (size_t i = 1; i < n; ++i) {
+    shares_graph[i] =
+        kept_at[i] == kept_at[i - 1] + 1 && back_at[i - 1] == back_at[i] + 1;
+  }
+  return shares_graph;
+}
+
 }  // namespace reprise

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <reprise/recompute/schedule.h>
 #include <reprise/recompute/stage.h>
 
 #include <torch/csrc/autograd/function.h>
@@ -60,5 +61,10 @@ class StageGraph {
   torch::autograd::edge_list
       outputs_;  // invalid for outputs without a gradient
 };
+
+/// Returns, for each stage, whether it shares the autograd graph of the stage
+/// before it: both are kept, their runs are consecutive, and so are their
+/// backwards.
+std::vector<bool> find_shared_graphs(const Schedule& schedule);
 
 }  // namespace reprise

@@ -5,43 +5,43 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace reprise {
 
-std::vector<TiedParameter> tied_parameters(const Chain& chain) {
-  std::vector<TiedParameter> tied;
-  struct Use {
-    int stages = 0;
-    int first = 0;
-  };
-  std::unordered_map<const void*, Use> uses;
+std::vector<ParameterUse> parameter_uses(const Chain& chain) {
+  std::vector<ParameterUse> uses;
+  std::unordered_map<const void*, size_t> place;  // in `uses`
   for (int i = 0; i < chain.size(); ++i) {
-    std::unordered_set<const void*> here;
     for (const auto& module : chain[i].modules()) {
       for (const torch::Tensor& parameter : module->parameters()) {
-        const void* key = parameter.unsafeGetTensorImpl();
-        if (!here.insert(key).second) continue;
-        Use& use = uses[key];
-        if (++use.stages == 1) use.first = i;
-        if (use.stages == 2) tied.push_back({parameter, use.first});
+        const auto [found, added] =
+            place.emplace(parameter.unsafeGetTensorImpl(), uses.size());
+        if (added) uses.push_back({parameter, {}});
+        auto& stages = uses[found->second].stages;
+        if (stages.empty() || stages.back() != i) stages.push_back(i);
       }
     }
   }
+  return uses;
+}
+
+std::vector<ParameterUse> tied_parameters(const Chain& chain) {
+  auto tied = parameter_uses(chain);
+  std::erase_if(tied,
+                [](const ParameterUse& use) { return use.stages.size() == 1; });
   return tied;
 }
 
-TiedGradients::TiedGradients(const std::vector<TiedParameter>& parameters) {
-  for (auto [parameter, first] : parameters) {
+TiedGradients::TiedGradients(const std::vector<ParameterUse>& parameters) {
+  for (const ParameterUse& use : parameters) {
+    torch::Tensor parameter = use.parameter;
     if (!parameter.grad().defined() || WeightCopies::has(parameter)) continue;
     auto gradient = std::exchange(parameter.mutable_grad(), {});
-    aside_.push_back({std::move(parameter), std::move(gradient), first});
+    aside_.push_back(
+        {std::move(parameter), std::move(gradient), use.first_stage()});
   }
-}
-
-TiedGradients::~TiedGradients() {
-  finish(0);
 }
 
 void TiedGradients::finish(int stage) {

@@ -2,8 +2,10 @@
 
 #include <reprise/recompute/chain.h>
 
-/// Tied parameters, which several stages use, and the order in which their
-/// gradients are added. Tested by tests/recompute/execution_test.cpp.
+#include <vector>
+
+/// Parameters by the stages that use them, and the order in which gradients of tied parameters,
+/// which several stages use, are added. Tested by tests/recompute/execution_test.cpp.
 ///
 /// One backward call over the whole model first adds the contributions of all
 /// stages and then adds their sum to `.grad`. Several calls would add each
@@ -12,20 +14,25 @@
 /// (WeightCopies) add to `.grad` directly in either case.
 namespace reprise {
 
-struct TiedParameter {
+struct ParameterUse {
   torch::Tensor parameter;
-  int first_stage;  ///< first stage that uses it, and so the last in backward
+  std::vector<int>
+      stages;  ///< ascending; the first one is the last in backward
+
+  int first_stage() const { return stages.front(); }
+  int last_stage() const { return stages.back(); }
 };
 
-/// Returns the parameters that more than one stage of `chain` uses.
-std::vector<TiedParameter> tied_parameters(const Chain& chain);
+/// Returns all parameters of `chain`.
+std::vector<ParameterUse> parameter_uses(const Chain& chain);
 
-/// Sets the gradients of `parameters` aside during its lifetime. The destructor
-/// adds them to the new gradients.
+/// Returns the parameters that more than one stage of `chain` uses.
+std::vector<ParameterUse> tied_parameters(const Chain& chain);
+
+/// Sets the gradients of `parameters` aside. Those that are not added by finish() are lost.
 class TiedGradients {
  public:
-  explicit TiedGradients(const std::vector<TiedParameter>& parameters);
-  ~TiedGradients();
+  explicit TiedGradients(const std::vector<ParameterUse>& parameters);
 
   /// Adds the gradients of parameters that no stage before `stage` uses. Call
   /// after the backward of `stage`.

@@ -49,6 +49,20 @@ TEST(GradientCosts, CountsMovedGradientsThatAreAddedTo) {
             600 + 40);
 }
 
+// The gradient of the output of 'b' exists during its whole backward, so that this can be
+// repeated, if it has at most 1/32 of the bytes of the parameters' gradients.
+TEST(GradientCosts, CountsGradientsThatAreHeldToContinue) {
+  CostProfile profile = moved_profile();
+  profile.moved_bytes.clear();
+  profile.moved_gradient_bytes.clear();
+  profile.final_gradient_bytes = {160, 159};
+  const int64_t without =
+      peak_of(detail::updating_costs(two_stages(), profile));
+  profile.final_gradient_bytes = {160, 160};
+  EXPECT_EQ(peak_of(detail::updating_costs(two_stages(), profile)),
+            without + 10);
+}
+
 TEST(GradientCosts, WaitsForCopies) {
   CostProfile profile = moved_profile();
   profile.to_device_bytes_per_ms = 10;

@@ -45,6 +45,9 @@ struct ExecutionOptions {
   /// parameter that no stage before `stage` uses has its final value. The last
   /// call has `stage` 0. Exceptions propagate out of backward().
   std::function<void(int stage)> final_from{};
+  /// For continue_backward(): returns whether `memory` brings in the gradient of a parameter
+  /// from before the micro-batch again.
+  std::function<bool(const torch::Tensor&)> brings_gradient{};
 };
 
 /// Runs a chain by a schedule, once forward and once backward, outside of the
@@ -78,6 +81,27 @@ class Execution {
   /// that require none. Adds to the parameters' `.grad` if `accumulate` is
   /// true. Throws c10::Error if no forward pass is pending.
   Tensors backward(Tensors gradients, bool accumulate = true);
+
+  /// Allows the next backward() to be continued if it fails. The gradients of each autograd
+  /// graph's outputs are held until the end of its backward if they have at most
+  /// `most_held_bytes`; a backward that fails in another graph cannot be continued. If a
+  /// backward that could be continued is not, gradients of earlier micro-batches are lost.
+  void allow_continuing(int64_t most_held_bytes);
+
+  /// Returns how many stages, counted from the first one, a failed backward() has left to
+  /// do; the gradients of all others were reported to `final_from`. Returns 0 if the
+  /// backward cannot be continued: it was not allowed, nothing was reported, `final_from`
+  /// threw, a tied parameter may have a part of its gradient, or see allow_continuing().
+  int stages_left() const;
+
+  /// Begins to continue a failed backward: runs the forward of the stages_left() stages
+  /// again, by a schedule for that many. `inputs`, random generators and buffers must be
+  /// those of the failed micro-batch. `observer` and `meter` are not called.
+  void rerun_forward(const Tensors& inputs, const Schedule& schedule);
+
+  /// Completes the backward after rerun_forward(), from where it had failed. If either
+  /// throws, both may be called again while stages_left() is not 0.
+  Tensors continue_backward();
 
   /// Returns whether a forward pass awaits its backward.
   bool pending() const;

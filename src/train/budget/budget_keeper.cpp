@@ -281,8 +281,13 @@ void BudgetKeeper::begin_window() {
   if (planned()) window_meter_.restart();
 }
 
-bool BudgetKeeper::end_window(int64_t step) {
+bool BudgetKeeper::end_window(int64_t step, bool ran_out) {
   if (!planned()) return false;
+  if (ran_out) {
+    parts_.retry.run(
+        "planning", [this] { measuring([this] { tighten_after_failure(); }); });
+    return true;
+  }
   const TrainOptions& options = parts_.setup.options;
   StepGraphs& graphs = parts_.runner.graphs();
   const bool many = parts_.ranks.group() != nullptr;

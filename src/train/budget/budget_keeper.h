@@ -67,8 +67,9 @@ class BudgetKeeper {
 
   void begin_window();
   /// Called after update `step`. Plans again if the peak of its window exceeded
-  /// the budget. Returns true if the micro-batch changed.
-  bool end_window(int64_t step);
+  /// the budget, or if it `ran_out` of memory and continued. Returns true if the micro-batch
+  /// may have changed.
+  bool end_window(int64_t step, bool ran_out);
   /// Plans again after an allocation failure in a window.
   void tighten_after_failure();
 

@@ -12,6 +12,7 @@
 #include "plan/evaluator.h"
 #include "train/budget/host_offers.h"
 #include "train/budget/model_state_guard.h"
+#include "train/config/update_refusal.h"
 #include "train/step/micro_step.h"
 #include "train/store/metrics.h"
 
@@ -240,9 +241,14 @@ void TrainingCosts::measure_fixed(CostProfile& profile) {
         half ? allocated_bytes(p.numel() * 2, setup_.device)
              : gradient_bytes(setup_, p);
   }
+  // A training has a snapshot of the buffers at the start of a window, and if it may update in
+  // the backward, one of those at the start of the micro-batch.
+  const bool may_update_in_backward =
+      setup_.options.update != UpdateMode::kAfter &&
+      update_refusal(setup_.options).empty();
   for (const auto& b : setup_.model.root->buffers()) {
-    // Count them twice, because a training has a snapshot of the buffers.
-    profile.fixed.parameters += 2 * bytes_on(b, setup_.device);
+    profile.fixed.parameters +=
+        (may_update_in_backward ? 3 : 2) * bytes_on(b, setup_.device);
   }
   if (made) {
     for (const auto& copy : made->copies()) {

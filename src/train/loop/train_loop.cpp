@@ -279,7 +279,9 @@ bool TrainLoop::train_window() {
                          source_.waited_s())) {
     reporter_.begin_training();
   }
-  if (budget_.end_window(state_.step)) source_.open(state_.position);
+  if (budget_.end_window(state_.step, runner_.take_continued())) {
+    source_.open(state_.position);
+  }
   show(false);
   return true;
 }

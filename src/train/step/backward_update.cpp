@@ -1,9 +1,9 @@
 #include "train/step/backward_update.h"
 
-#include "compat/cuda.h"
 #include "compat/denormals.h"
 #include "ops/adam_update.h"
 #include "plan/update_cuts.h"
+#include "train/step/oom_retry.h"
 
 #include <reprise/memory/meter.h>
 #include <reprise/ops/weight_copies.h>
@@ -15,8 +15,6 @@ namespace reprise::detail {
 namespace {
 
 using torch::Tensor;
-
-constexpr int kMaxAttempts = 3;  // of a part of an update
 
 PartialOptimizer& partial_of(Optimizer& optimizer) {
   auto* partial = dynamic_cast<PartialOptimizer*>(&optimizer);
@@ -106,20 +104,20 @@ void BackwardUpdate::final_from(int stage) {
   }
   WeightCopies::mark_outdated(parameters);
   // A part allocates everything before its first value changes. If that fails in the first one,
-  // the micro-batch is repeated. Later ones are repeated here, with unused memory freed.
-  const bool first_part = !changed_;
-  changed_ = true;
-  for (int attempt = 1;; ++attempt) {
+  // the micro-batch is repeated. Later ones are repeated here.
+  const bool first_part = !std::exchange(changed_, true);
+  const auto part = [&] { update_some(parameters); };
+  if (first_part || captured_) {
     try {
-      update_some(parameters);
-      break;
+      part();
     } catch (const c10::Error& error) {
-      if (!is_out_of_memory(error)) throw;
-      if (first_part) changed_ = false;
-      if (first_part || captured_ || attempt == kMaxAttempts) throw;
+      if (first_part && is_out_of_memory(error)) changed_ = false;
+      throw;
     }
-    if (lane_) lane_->join(0);
-    if (device_.is_cuda()) compat::empty_cuda_cache();
+  } else {
+    repeat_part(device_, part, [this] {
+      if (lane_) lane_->join(0);
+    });
   }
   for (Tensor& parameter : parameters) parameter.mutable_grad().reset();
   updated_.insert(updated_.end(), parameters.begin(), parameters.end());

@@ -1,9 +1,11 @@
 #include "train/step/micro_step.h"
 
 #include "accumulate/small_gradients.h"
+#include "train/step/oom_retry.h"
 
 #include <reprise/memory/meter.h>
 
+#include <exception>
 #include <utility>
 
 namespace reprise::detail {
@@ -60,13 +62,28 @@ void MicroStep::run(Execution& execution, const Tensors& batch,
       "without detach()");
   Tensors gradients(outputs.size());  // further outputs have none
   gradients[0] = torch::empty_like(loss).copy_(weight_on_device_);
+  // Nothing may fail after a backward that updates parameters.
+  if (how.counts && !loss_.defined()) loss_ = torch::zeros_like(loss);
   SmallGradients small(how.final_on_the_way ? std::vector<torch::Tensor>{}
                                             : small_);
-  execution.backward(std::move(gradients));
+  run_backward(execution, std::move(gradients), how);
   small.add();
-  if (!how.counts) return;
-  if (!loss_.defined()) loss_ = torch::zeros_like(outputs[0]);
-  loss_.add_(outputs[0]);
+  if (how.counts) loss_.add_(outputs[0]);
+}
+
+void MicroStep::run_backward(Execution& execution, Tensors gradients,
+                             const Run& how) {
+  std::exception_ptr failure;
+  std::string message;
+  try {
+    execution.backward(std::move(gradients));
+  } catch (const c10::Error& error) {
+    if (!how.recover || !is_out_of_memory(error)) throw;
+    failure = std::current_exception();
+    message = first_line(error);
+  }
+  // Outside of the handler, where the frames of the failed backward are gone.
+  if (failure && !how.recover(message)) std::rethrow_exception(failure);
 }
 
 void MicroStep::clear_loss() {

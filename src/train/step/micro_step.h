@@ -8,6 +8,8 @@
 
 #include <torch/types.h>
 
+#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -53,6 +55,9 @@ class MicroStep {
     /// If false, the loss is not added to the sum; for a rank that takes part
     /// without samples.
     bool counts = true;
+    /// Called if an allocation fails in the backward, with its message. Returns whether it
+    /// has completed the backward; otherwise the failure propagates.
+    std::function<bool(const std::string& failure)> recover{};
   };
   /// Runs a micro-batch; `batch` has its inputs and targets, on the device.
   void run(Execution& execution, const Tensors& batch, const Run& how);
@@ -68,6 +73,9 @@ class MicroStep {
   void set_loss(const torch::Tensor& loss);
 
  private:
+  static void run_backward(Execution& execution, Tensors gradients,
+                           const Run& how);
+
   torch::Device device_;
   compat::AutocastState autocast_;
   std::vector<torch::Tensor> small_;  // parameters

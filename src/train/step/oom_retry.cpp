@@ -10,6 +10,10 @@
 
 namespace reprise::detail {
 
+std::string first_line(const c10::Error& error) {
+  return error.msg().substr(0, error.msg().find('\n'));
+}
+
 std::optional<std::string> out_of_memory_in(const std::function<void()>& body) {
   try {
     body();
@@ -17,9 +21,20 @@ std::optional<std::string> out_of_memory_in(const std::function<void()>& body) {
     throw;  // its message is that of an allocation failure, but do not retry
   } catch (const c10::Error& error) {
     if (!is_out_of_memory(error)) throw;
-    return error.msg().substr(0, error.msg().find('\n'));
+    return first_line(error);
   }
   return std::nullopt;
+}
+
+void repeat_part(c10::Device device, const std::function<void()>& part,
+                 const std::function<void()>& release) {
+  constexpr int kMaxAttempts = 3;
+  for (int attempt = 1; attempt < kMaxAttempts; ++attempt) {
+    if (!out_of_memory_in(part)) return;
+    release();
+    if (device.is_cuda()) compat::empty_cuda_cache();
+  }
+  part();
 }
 
 OomRetry::OomRetry(c10::Device device, Warn warn, std::function<void()> release)

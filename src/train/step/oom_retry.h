@@ -11,10 +11,19 @@
 
 namespace reprise::detail {
 
+/// The first line of an error's message.
+std::string first_line(const c10::Error& error);
+
 /// Runs `body`. If an allocation fails in it, returns the error message. Other
 /// errors propagate, including std::bad_alloc, which may occur between two
 /// writes of an update.
 std::optional<std::string> out_of_memory_in(const std::function<void()>& body);
+
+/// Runs `part` up to three times while allocations fail in it. Between attempts calls `release`
+/// and returns unused memory of the CUDA allocator to the driver. For parts of an update, whose
+/// window cannot be repeated.
+void repeat_part(c10::Device device, const std::function<void()>& part,
+                 const std::function<void()>& release);
 
 /// Thrown after kMaxFailures allocation failures in a row.
 class RetriesExhausted : public c10::Error {

@@ -1,12 +1,16 @@
 #include "train/step/step_runner.h"
 
+#include "compat/cuda.h"
 #include "compat/side_stream.h"
 #include "plan/update_cuts.h"
 #include "train/config/update_refusal.h"
 #include "train/step/oom_retry.h"
 
+#include <reprise/recompute/strategy.h>
+
 #include <fmt/format.h>
 
+#include <numeric>
 #include <utility>
 
 namespace reprise::detail {
@@ -34,7 +38,8 @@ StepRunner::StepRunner(const TrainSetup& setup, WindowExchange& exchange,
                .parameters = setup.parameter_list,
                .buffers = setup.model.root->buffers(),
                .warn = std::move(options.warn)}),
-      execution_(make_execution()) {
+      execution_(make_execution()),
+      start_(setup.device, setup.model.root->buffers()) {
   if (setup.options.gradients == GradientSums::kBf16) {
     half_gradients_ =
         std::make_unique<HalfGradients>(trained_by_first_stage(setup.model));
@@ -53,12 +58,22 @@ Execution StepRunner::make_execution() const {
 void StepRunner::attach(ExecutionOptions& options, bool cuts) const {
   exchange_.attach(options, cuts);
   if (update_) update_->attach(options);
+  if (setup_.host_parameters && setup_.host_parameters->on_host()) {
+    options.brings_gradient = [host = setup_.host_parameters](const auto& p) {
+      return host->moves(p);
+    };
+  }
   if (half_gradients_) {
     // Before an update, sums are added to the gradients.
     options.cuts = update_cuts(final_gradient_bytes(setup_));
     options.final_from = [this,
                           update = std::move(options.final_from)](int stage) {
-      half_gradients_->final_from(stage);
+      const auto add = [&] { half_gradients_->final_from(stage); };
+      if (half_updated()) {
+        repeat_part(setup_.device, add, [] {});
+      } else {
+        add();
+      }
       if (update) update(stage);
     };
   }
@@ -79,6 +94,9 @@ void StepRunner::set_update(UpdateMode update) {
   if (in_backward) {
     TORCH_INTERNAL_ASSERT(optimizer_ != nullptr);
     update_ = std::make_unique<BackwardUpdate>(setup_, *optimizer_);
+    const auto bytes = final_gradient_bytes(setup_);
+    most_held_bytes_ = most_held_bytes(
+        std::accumulate(bytes.begin(), bytes.end(), int64_t{0}));
   }
   execution_ = make_execution();
   graphs_.set_refusal(capture_refusal());
@@ -250,10 +268,61 @@ void StepRunner::run(const Batch& batch, const Run& how) {
     update_->forget_captured();
   }
   const WindowExchange::MicroBatch scope(exchange_, how.last);
-  run_operations(observed_ ? *observed_ : execution_, inputs,
-                 {how.profile, /*final_on_the_way=*/scope.reduces() ||
-                                   updates || half_gradients_ != nullptr},
-                 updates ? update_->lane() : nullptr);
+  Execution& execution = observed_ ? *observed_ : execution_;
+  compat::WorkLane* const lane = updates ? update_->lane() : nullptr;
+  MicroStep::Run step{how.profile, /*final_on_the_way=*/scope.reduces() ||
+                                       updates || half_gradients_ != nullptr};
+  if (updates) {
+    start_.remember_tensors();
+    execution.allow_continuing(most_held_bytes_);
+    step.recover = [&](const std::string& failure) {
+      return continue_backward(execution, inputs, lane, failure);
+    };
+  }
+  run_operations(execution, inputs, std::move(step), lane);
+}
+
+bool StepRunner::continue_backward(Execution& execution, const Tensors& inputs,
+                                   compat::WorkLane* lane,
+                                   std::string failure) {
+  if (!half_updated()) return false;
+  // The forward was complete; what it has changed stays.
+  WindowSnapshot reached(setup_.device, setup_.model.root->buffers());
+  reached.remember_tensors();
+  StageParameters* const moving = moving_parameters(setup_);
+  bool done = false;
+  for (int attempt = 1; attempt < OomRetry::kMaxFailures; ++attempt) {
+    const int left = execution.stages_left();
+    if (!done && left == 0) return false;
+    if (lane != nullptr) lane->join(0);
+    if (moving != nullptr && !done) moving->abandon();
+    if (setup_.device.is_cuda()) compat::empty_cuda_cache();
+    const auto error = out_of_memory_in([&] {
+      if (!done) {
+        const Schedule schedule =
+            make_schedule(attempt == 1 ? "all" : "revolve:1", left);
+        if (warn_) {
+          warn_(fmt::format(
+              "the backward ran out of memory: {}; continues with the first {} "
+              "of {} stages, recompute {}",
+              failure, left, setup_.model.chain.size(), schedule.name()));
+        }
+        continued_ = true;
+        start_.restore();
+        if (moving != nullptr) moving->begin(stage_visits(schedule), lane);
+        {
+          const compat::AutocastGuard autocast(setup_.autocast);
+          execution.rerun_forward(inputs, schedule);
+        }
+        execution.continue_backward();
+        done = true;
+      }
+      reached.restore();
+    });
+    if (!error) return true;
+    failure = *error;
+  }
+  return false;
 }
 
 void StepRunner::run_operations(Execution& execution, const Tensors& inputs,

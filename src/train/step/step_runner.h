@@ -7,6 +7,7 @@
 #include "train/step/step_graphs.h"
 #include "train/step/train_setup.h"
 #include "train/step/window_exchange.h"
+#include "train/step/window_snapshot.h"
 
 #include <reprise/memory/kept.h>
 #include <reprise/recompute/execution.h>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace reprise::detail {
@@ -60,6 +62,8 @@ class StepRunner {
   /// Whether run() has updated parameters of a window whose update is not finished. The
   /// micro-batch cannot be repeated then.
   bool half_updated() const { return update_ && update_->changed(); }
+  /// Whether a backward has been continued after a failed allocation since the last call.
+  bool take_continued() { return std::exchange(continued_, false); }
   /// Ends the update of a window; with UpdateMode::kBackward.
   void finish_update();
   /// See BackwardUpdate.
@@ -127,6 +131,11 @@ class StepRunner {
   /// Runs a micro-batch without a CUDA graph.
   void run_operations(Execution& execution, const Tensors& inputs,
                       MicroStep::Run how, compat::WorkLane* lane);
+  /// Completes a backward that has updated parameters and in which an allocation failed: the
+  /// stages before run again and keep as little as possible. Returns false if nothing was
+  /// updated, so that the window can be repeated, or if this is not possible either.
+  bool continue_backward(Execution& execution, const Tensors& inputs,
+                         compat::WorkLane* lane, std::string failure);
   /// Decides which gradients operators add and which are accumulated together;
   /// see Gradients. Called when weight copies are created or freed.
   void assign_gradients();
@@ -144,6 +153,9 @@ class StepRunner {
   Execution execution_;
   std::optional<Execution> observed_;
   std::unique_ptr<WeightCopies> copies_;  // null: disabled or not created yet
+  int64_t most_held_bytes_ = 0;  // of an output's gradient, to continue
+  WindowSnapshot start_;         // of a micro-batch that updates
+  bool continued_ = false;
 };
 
 }  // namespace reprise::detail
