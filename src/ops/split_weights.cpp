@@ -3,6 +3,8 @@
 #include "ops/cuda/split_weights.h"
 #include "ops/kernels.h"
 
+#include <algorithm>
+
 namespace reprise::detail {
 namespace {
 
@@ -23,6 +25,17 @@ bool run_split_kernel(const Tensor& weight, bool merge) {
   return true;
 }
 
+/// Calls `body` for blocks of rows, so that its temporaries are small beside the weight.
+template <class Body>
+void for_row_blocks(const Tensor& weight, const Body& body) {
+  const int64_t values = int64_t{1} << (weight.is_cuda() ? 22 : 14);
+  const int64_t rows = weight.size(0);
+  const int64_t step = std::max<int64_t>(1, values / weight.size(1));
+  for (int64_t at = 0; at < rows; at += step) {
+    body(weight.narrow(0, at, std::min(step, rows - at)));
+  }
+}
+
 }  // namespace
 
 bool can_split(const Tensor& weight) {
@@ -39,22 +52,26 @@ Tensor upper_half(const Tensor& weight) {
 void split_weight(const Tensor& weight) {
   const torch::NoGradGuard no_grad;
   if (run_split_kernel(weight, /*merge=*/false)) return;
-  const Tensor bits = weight.detach().view(torch::kInt);
-  const Tensor upper = (bits + 0x8000).__rshift__(16);
-  const Tensor lower = bits - upper.__lshift__(16);
-  weight.variable_data()
-      .view(torch::kShort)
-      .copy_(torch::cat({upper.to(torch::kShort), lower.to(torch::kShort)}, 1));
+  for_row_blocks(weight.variable_data(), [](const Tensor& rows) {
+    const Tensor bits = rows.view(torch::kInt);
+    const Tensor upper = (bits + 0x8000).__rshift__(16);
+    const Tensor lower = bits - upper.__lshift__(16);
+    rows.view(torch::kShort)
+        .copy_(
+            torch::cat({upper.to(torch::kShort), lower.to(torch::kShort)}, 1));
+  });
 }
 
 void merge_weight(const Tensor& weight) {
   const torch::NoGradGuard no_grad;
   if (run_split_kernel(weight, /*merge=*/true)) return;
-  const Tensor halves = weight.detach().view(torch::kShort).to(torch::kInt);
-  const int64_t columns = weight.size(1);
-  const Tensor bits = halves.narrow(1, 0, columns).__lshift__(16) +
-                      halves.narrow(1, columns, columns);
-  weight.variable_data().view(torch::kInt).copy_(bits);
+  for_row_blocks(weight.variable_data(), [](const Tensor& rows) {
+    const Tensor halves = rows.view(torch::kShort).to(torch::kInt);
+    const int64_t columns = rows.size(1);
+    rows.view(torch::kInt)
+        .copy_(halves.narrow(1, 0, columns).__lshift__(16) +
+               halves.narrow(1, columns, columns));
+  });
 }
 
 }  // namespace reprise::detail

@@ -54,6 +54,15 @@ TEST(SplitWeights, MergingRestoresEveryBit) {
   }
 }
 
+TEST(SplitWeights, SplittingAndMergingNeedLittleMemory) {
+  const Tensor weight = torch::randn({1024, 1024}, on_device());
+  MemoryMeter meter(device());
+  detail::split_weight(weight);
+  detail::merge_weight(weight);
+  EXPECT_LT(meter.peak_increase_bytes(),
+            static_cast<int64_t>(weight.nbytes()) / 4);
+}
+
 TEST(SplitWeights, RoundsToNearest) {
   const Tensor values = torch::tensor({1.0F, -1.0F, 1.00390625F, 1.0117187F,
                                        3.1415927F, -0.1F, 0.0F, 65280.0F})
