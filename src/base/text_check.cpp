@@ -104,6 +104,10 @@ std::string in_quotes(const std::string& text) {
   return "'" + shortened(text, 60) + "'";
 }
 
+std::string quoted_name(const std::string& name) {
+  return "'" + shortened(name, 120) + "'";
+}
+
 std::string without_origin(const std::string& message) {
   const size_t end = message.find("] ");
   if (!message.starts_with("[") || end == std::string::npos) return message;

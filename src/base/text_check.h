@@ -40,6 +40,8 @@ std::string shortened(const std::string& text, size_t most = 200);
 
 /// `text` in quotes, shortened if it is long.
 std::string in_quotes(const std::string& text);
+/// The same for names of tensors and stages, which are longer than other texts.
+std::string quoted_name(const std::string& name);
 
 /// Message of an exception without the "[function] " at its beginning. "[--flag] " becomes
 /// "--flag: ".

@@ -1,5 +1,6 @@
 #include "base/checksum.h"
 #include "base/file.h"
+#include "base/text_check.h"
 #include "data/safetensors_header.h"
 #include "data/tensor_checksums.h"
 
@@ -91,8 +92,8 @@ void SafeTensors::read_checksums(const std::string& header) {
 
 void SafeTensors::check_sum(const std::string& name, uint64_t sum) const {
   TORCH_CHECK(!has_checksums_ || checksums_.at(name) == sum, "[safetensors] ",
-              path_, ": tensor '", name,
-              "' does not fit its checksum; the file is corrupt");
+              path_, ": tensor ", quoted_name(name),
+              " does not fit its checksum; the file is corrupt");
 }
 
 void SafeTensors::verify() const {
@@ -115,8 +116,8 @@ void SafeTensors::verify() const {
 
 torch::Tensor SafeTensors::read(const std::string& name) const {
   const auto found = entries_.find(name);
-  TORCH_CHECK(found != entries_.end(), "[safetensors] ", path_, ": no tensor '",
-              name, "'");
+  TORCH_CHECK(found != entries_.end(), "[safetensors] ", path_, ": no tensor ",
+              quoted_name(name));
   const Entry& entry = found->second;
   const bool is_bool = entry.type == torch::kBool;
   // A bool with a value other than 0 and 1 is undefined behavior.
@@ -150,10 +151,12 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors,
   uint64_t at = 0;
   for (const auto& [name, tensor] : sorted) {
     const char* type = name_of(tensor.scalar_type());
-    TORCH_CHECK(type, "[safetensors] ", path, ": tensor '", name, "' is ",
-                tensor.scalar_type(), ", which the format does not support");
+    TORCH_CHECK(type, "[safetensors] ", path, ": tensor ", quoted_name(name),
+                " is ", tensor.scalar_type(),
+                ", which the format does not support");
     TORCH_CHECK(name != kMetadata && !header.contains(name), "[safetensors] ",
-                path, ": expected unique names, got '", name, "' twice");
+                path, ": expected unique names, got ", quoted_name(name),
+                " twice");
     const uint64_t end =
         at + static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
     header[name] = {{"dtype", type},

@@ -149,20 +149,21 @@ LoraOptions options_in(const std::string& path) {
 void check_file(const SafeTensors& file,
                 const std::vector<NamedLoraLayer>& adapted) {
   std::set<std::string> known;
-  for_each_matrix(adapted, [&](const std::string& name,
-                               const torch::Tensor& parameter) {
-    known.insert(name);
-    const auto found = file.entries().find(name);
-    TORCH_CHECK(found != file.entries().end(), "[lora] ", file.path(),
-                ": expected tensor '", name, "', which the file does not have");
-    TORCH_CHECK(parameter.sizes() == c10::IntArrayRef(found->second.shape),
-                "[lora] ", file.path(), ": tensor '", name, "' has shape ",
-                c10::IntArrayRef(found->second.shape), ", expected ",
-                parameter.sizes());
-  });
+  for_each_matrix(
+      adapted, [&](const std::string& name, const torch::Tensor& parameter) {
+        known.insert(name);
+        const auto found = file.entries().find(name);
+        TORCH_CHECK(found != file.entries().end(), "[lora] ", file.path(),
+                    ": expected tensor ", quoted_name(name),
+                    ", which the file does not have");
+        TORCH_CHECK(parameter.sizes() == c10::IntArrayRef(found->second.shape),
+                    "[lora] ", file.path(), ": tensor ", quoted_name(name),
+                    " has shape ", c10::IntArrayRef(found->second.shape),
+                    ", expected ", parameter.sizes());
+      });
   for (const auto& [name, entry] : file.entries()) {
     TORCH_CHECK(known.contains(name), "[lora] ", file.path(),
-                ": the model has no adapter for tensor '", name, "'");
+                ": the model has no adapter for tensor ", quoted_name(name));
   }
 }
 

@@ -91,11 +91,12 @@ void check_counts(const ModelFile& model) {
               ": expected at least one stage, got none");
   for (const StageFile& stage : model.stages) {
     TORCH_CHECK(stage.outputs >= 0 && stage.outputs <= kMostTensors,
-                "[script] ", model.path, ": stage '", stage.name, "' returns ",
-                stage.outputs, " tensors, expected 0 to ", kMostTensors);
+                "[script] ", model.path, ": stage ", quoted_name(stage.name),
+                " returns ", stage.outputs, " tensors, expected 0 to ",
+                kMostTensors);
     TORCH_CHECK(stage.inputs >= 1 && stage.inputs <= count, "[script] ",
-                model.path, ": stage '", stage.name, "' takes ", stage.inputs,
-                " tensors, expected 1 to ", count,
+                model.path, ": stage ", quoted_name(stage.name), " takes ",
+                stage.inputs, " tensors, expected 1 to ", count,
                 ", which the stages before it pass on");
     count += stage.outputs - stage.inputs;
   }
@@ -103,7 +104,8 @@ void check_counts(const ModelFile& model) {
   TORCH_CHECK(count == loss.outputs, "[script] ", model.path,
               ": expected that the last stage takes all tensors, as a loss "
               "does, but ",
-              count - loss.outputs, " are left behind '", loss.name, "'");
+              count - loss.outputs, " are left behind ",
+              quoted_name(loss.name));
 }
 
 /// Owns the tensors under the names of the model. The scripts are no submodules, because
@@ -131,8 +133,9 @@ class Weights {
     for (const auto& item : detail::script_tensors(script, stage.name)) {
       const auto name = stage.tensors.find(item.name);
       TORCH_CHECK(name != stage.tensors.end(), "[script] ", model_.path,
-                  ": expected a name for tensor '", item.name, "' of stage '",
-                  stage.name, "', got none; write the directory again");
+                  ": expected a name for tensor ", quoted_name(item.name),
+                  " of stage ", quoted_name(stage.name),
+                  ", got none; write the directory again");
       check(stage, item, name->second);
       const auto [found, first] = tensors_.emplace(name->second, item);
       if (first) {
@@ -149,8 +152,8 @@ class Weights {
   void check_all_used() const {
     for (const auto& [name, entry] : file_.entries()) {
       TORCH_CHECK(tensors_.contains(name), "[script] ", file_.path(),
-                  ": no stage of ", model_.name, " has tensor '", name,
-                  "'; is it a file of another model?");
+                  ": no stage of ", model_.name, " has tensor ",
+                  quoted_name(name), "; is it a file of another model?");
     }
   }
 
@@ -166,22 +169,22 @@ class Weights {
              const std::string& name) const {
     const auto entry = file_.entries().find(name);
     TORCH_CHECK(entry != file_.entries().end(), "[script] ", file_.path(),
-                ": expected tensor '", name, "' of stage '", stage.name,
-                "', which the file does not have");
+                ": expected tensor ", quoted_name(name), " of stage ",
+                quoted_name(stage.name), ", which the file does not have");
     const Tensor tensor = item.get();
     TORCH_CHECK(tensor.sizes() == entry->second.shape, "[script] ",
-                file_.path(), ": tensor '", name, "' has shape ",
+                file_.path(), ": tensor ", quoted_name(name), " has shape ",
                 c10::IntArrayRef(entry->second.shape), ", expected ",
                 tensor.sizes(), " as in ", stage.file);
     TORCH_CHECK(tensor.scalar_type() == entry->second.type, "[script] ",
-                file_.path(), ": tensor '", name, "' has type ",
+                file_.path(), ": tensor ", quoted_name(name), " has type ",
                 entry->second.type, ", expected ", tensor.scalar_type(),
                 " as in ", stage.file, "; write the directory again");
     TORCH_CHECK(
         !item.parameter || type_name(tensor.scalar_type()) == model_.dtype,
         "[script] ", model_.path, ": expected parameters of type ",
-        model_.dtype, ", got ", type_name(tensor.scalar_type()), " for '", name,
-        "' in ", stage.file, "; write the directory again");
+        model_.dtype, ", got ", type_name(tensor.scalar_type()), " for ",
+        quoted_name(name), " in ", stage.file, "; write the directory again");
   }
 
   static std::string type_name(torch::ScalarType type) {
@@ -208,8 +211,9 @@ class Weights {
 /// Outputs of a chain for those of a loss: the sum, and in evaluation the number of correct
 /// predictions.
 Tensors loss_outputs(Tensors outputs, bool training, const std::string& name) {
-  TORCH_CHECK(!outputs.empty() && outputs[0].numel() == 1, "[script '", name,
-              "'] expected the sum of the losses, a single number, got ",
+  TORCH_CHECK(!outputs.empty() && outputs[0].numel() == 1, "[script ",
+              quoted_name(name),
+              "] expected the sum of the losses, a single number, got ",
               outputs.empty() ? std::string("nothing")
                               : fmt::format("{} numbers", outputs[0].numel()),
               "; use reduction='sum'");
@@ -225,15 +229,16 @@ Stage make_script_stage(const StageFile& file,
                         bool loss) {
   const auto run = [script, loss, name = file.name, inputs = file.inputs,
                     outputs = file.outputs](const Tensors& all) -> Tensors {
-    TORCH_CHECK(static_cast<int>(all.size()) >= inputs, "[stage '", name,
-                "'] expected at least ", inputs, " tensors, got ", all.size());
+    TORCH_CHECK(static_cast<int>(all.size()) >= inputs, "[stage ",
+                quoted_name(name), "] expected at least ", inputs,
+                " tensors, got ", all.size());
     Tensors result = script->forward({all.begin(), all.begin() + inputs});
     if (loss) {
       return loss_outputs(std::move(result), script->is_training(), name);
     }
-    TORCH_CHECK(static_cast<int>(result.size()) == outputs, "[stage '", name,
-                "'] expected that its script returns ", outputs,
-                " tensors, as model.json states, got ", result.size());
+    TORCH_CHECK(static_cast<int>(result.size()) == outputs, "[stage ",
+                quoted_name(name), "] expected that its script returns ",
+                outputs, " tensors, as model.json states, got ", result.size());
     result.insert(result.end(), all.begin() + inputs, all.end());
     return result;
   };
@@ -264,9 +269,9 @@ Model load_script_model(const std::string& directory) {
     const auto& module = root->scripts.back();
     TORCH_CHECK(module->required_inputs() <= stage.inputs &&
                     stage.inputs <= module->most_inputs(),
-                "[script] ", file.path, ": stage '", stage.name, "' takes ",
-                stage.inputs, " tensors, but forward() in ", stage.file,
-                " takes ", module->most_inputs());
+                "[script] ", file.path, ": stage ", quoted_name(stage.name),
+                " takes ", stage.inputs, " tensors, but forward() in ",
+                stage.file, " takes ", module->most_inputs());
     const std::string kind = fmt::format("script-{:016x}", fnv1a(code));
     key += fmt::format(" {}:{}:{}", kind, stage.inputs, stage.outputs);
     stages.push_back(

@@ -1,5 +1,7 @@
 #include "models/script_tensors.h"
 
+#include "base/text_check.h"
+
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -63,10 +65,10 @@ std::set<std::string> assigned_attributes(const jit::Module& root,
 }  // namespace
 
 jit::Module load_script(const std::string& path) {
-  TORCH_CHECK(std::filesystem::is_regular_file(path),
-              "[script] expected a "
-              "TorchScript file, but there is no file ",
-              path);
+  std::error_code ignored;  // of a name that is too long
+  TORCH_CHECK(std::filesystem::is_regular_file(path, ignored),
+              "[script] expected a TorchScript file, but there is no file ",
+              shortened(path));
   try {
     return jit::load(path, torch::Device(torch::kCPU));
   } catch (const std::exception& error) {

@@ -59,7 +59,7 @@ std::map<std::string, std::string> read_weight_map(const std::string& path) {
     TORCH_CHECK(is_file_name(shard), "[weights] ", path,
                 ": expected the name of a file next to it "
                 "for tensor ",
-                in_quotes(name), ", got ", shown_json(value));
+                quoted_name(name), ", got ", shown_json(value));
     files.emplace(name, shard);
   }
   return files;
@@ -84,14 +84,15 @@ void WeightFiles::open_index(const std::string& path) {
     if (is_new) {
       const fs::path file = fs::path(path).parent_path() / shard;
       TORCH_CHECK(is_there(file), "[weights] ", path, ": expected the file ",
-                  in_quotes(shard),
+                  quoted_name(shard),
                   " next to it, which is missing; get all files of the "
                   "checkpoint");
       files_.emplace_back(file.string());
     }
     TORCH_CHECK(files_[at->second].entries().contains(name), "[weights] ", path,
-                ": expected tensor '", name, "' in '", shard,
-                "', which does not have it; the files are of different "
+                ": expected tensor ", quoted_name(name), " in ",
+                quoted_name(shard),
+                ", which does not have it; the files are of different "
                 "checkpoints");
     file_of_[name] = at->second;
   }

@@ -1,3 +1,4 @@
+#include "base/text_check.h"
 #include "models/lora_adapter.h"
 #include "models/model_spec.h"
 #include "models/weight_files.h"
@@ -80,7 +81,7 @@ std::string list_of(const std::vector<std::string>& names) {
   constexpr size_t kShown = 3;
   std::string text;
   for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
-    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+    text += (i == 0 ? "" : ", ") + quoted_name(names[i]);
   }
   if (names.size() > kShown) {
     text += " and " + std::to_string(names.size() - kShown) + " more";
@@ -92,7 +93,7 @@ void check_shape(const WeightFiles& files, const std::string& name,
                  const Tensor& tensor) {
   const auto& shape = files.shape(name);
   TORCH_CHECK(tensor.sizes() == c10::IntArrayRef(shape), "[weights] ",
-              files.path(), ": tensor '", name, "' has shape ",
+              files.path(), ": tensor ", quoted_name(name), " has shape ",
               c10::IntArrayRef(shape), ", expected ", tensor.sizes());
 }
 
@@ -137,8 +138,8 @@ void load_weights(Model& model, const std::string& path) {
     const auto [first, inserted] = sources.emplace(*full, name);
     TORCH_CHECK(
         inserted || torch::equal(files.read(first->second), files.read(name)),
-        "[weights] ", path, ": tensors '", first->second, "' and '", name,
-        "' are tied in ", model.name, ", but differ");
+        "[weights] ", path, ": tensors ", quoted_name(first->second), " and ",
+        quoted_name(name), " are tied in ", model.name, ", but differ");
   }
   TORCH_CHECK(unknown.empty(), "[weights] ", path, ": ", model.name,
               " has no tensor ", list_of(unknown),

@@ -38,15 +38,30 @@ void run_index(const std::string& path, const std::string&) {
   for (const std::string& name : files.names()) (void)files.shape(name);
 }
 
+Model small_model() {
+  return make_model("mlp", {.depth = 2, .width = 8, .image_size = 4});
+}
+
+/// The tensors of an adapter as one of the corpus describes it.
+void prepare_adapter(const std::string& folder) {
+  Model model = small_model();
+  add_lora(model, {.rank = 4, .targets = "hidden0"});
+  save_lora(model, folder);
+}
+
 void run_adapter(const std::string& path, const std::string&) {
-  static Model model =
-      make_model("mlp", {.depth = 2, .width = 8, .image_size = 4});
+  Model model = small_model();
   load_lora(model, fs::path(path).parent_path().string());
 }
 
 void run_state(const std::string& path, const std::string&) {
   static const RunDirectory directory = RunDirectory::create(
       fs::path(path).parent_path().string(), to_json(TrainConfig()));
+  // Damaged states are set aside, and their number would grow.
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(path).parent_path())) {
+    if (entry.path().extension() == ".broken") fs::remove(entry.path());
+  }
   const auto files = detail::StateFiles::newest(directory, report_refusal);
   if (!files) return;
   size_t count = 0;
@@ -81,6 +96,7 @@ std::vector<Target> tensor_targets() {
       {.name = "adapter",
        .file = "adapter_config.json",
        .run = run_adapter,
+       .prepare = prepare_adapter,
        // The configuration may be right, and its tensors are missing.
        .named = "reprise-fuzz-"},
       {.name = "state",
