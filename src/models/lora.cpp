@@ -1,4 +1,5 @@
 #include "base/nearest.h"
+#include "base/text_check.h"
 #include "models/lora_adapter.h"
 
 #include <reprise/ops/dropout.h>
@@ -63,8 +64,8 @@ void check_targets(const std::vector<std::string>& targets,
         [&](const auto& layer) { return selects(target, layer.name); });
     if (found) continue;
     const std::string hint = did_you_mean(target, names);
-    TORCH_CHECK(false, "[add_lora] ", model, " has no linear layer '", target,
-                "'",
+    TORCH_CHECK(false, "[add_lora] ", model, " has no linear layer ",
+                quoted_name(target),
                 hint.empty() ? fmt::format("; expected some of {}, or {}",
                                            fmt::join(names, ", "), kAllLinear)
                              : hint);

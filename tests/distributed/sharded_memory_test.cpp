@@ -168,7 +168,9 @@ TEST(ShardedMemory, PredictsThePeak) {
                 double(s.predicted.value().peak_bytes) / double(s.peak_bytes);
             EXPECT_NEAR(ratio, 1, 0.03)
                 << to_text(shard) << " " << bucket << " " << batch << " "
-                << to_text(type) << " " << s.peak_bytes;
+                << to_text(type) << ": " << s.peak_bytes << " in "
+                << s.peak_phase << " " << s.peak_stage << ", recompute "
+                << s.recompute;
           }
         }
       }

@@ -161,7 +161,7 @@ std::string why_broken(const std::string& path, bool whole) {
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
-    return fmt::format("[resume] {}: {}", path, error.what());
+    return fmt::format("[resume] {}: {}", path, shortened(error.what()));
   }
 }
 
