@@ -2,6 +2,7 @@
 
 #include "compat/cuda.h"
 #include "compat/process_group.h"
+#include "recompute/stage_parameters.h"
 
 #include <algorithm>
 #include <array>
@@ -57,6 +58,11 @@ double time_of(RankGroup& group, torch::Device device, Collective collective,
   group.wait(previous);
   compat::synchronize(device);
   const std::chrono::duration<double, std::milli> ms = Clock::now() - begin;
+  // Threads of the backend may refer to them until after the training has begun.
+  for (const Buffers& one : buffers) {
+    set_storage_memory(one.input, nullptr);
+    set_storage_memory(one.output, nullptr);
+  }
   return group.all_reduce_sum({ms.count() / times})[0] / group.size();
 }
 

@@ -2,6 +2,8 @@
 
 #include "recompute/stage_checks.h"
 
+#include <c10/util/Exception.h>
+
 #include <sstream>
 #include <utility>
 
@@ -32,6 +34,8 @@ bool TensorShape::operator==(const TensorShape& other) const {
           options->device() == other.options->device());
 }
 
+namespace {
+
 std::string describe(const std::vector<TensorShape>& shapes) {
   std::ostringstream text;
   for (const auto& shape : shapes) {
@@ -44,6 +48,19 @@ std::string describe(const std::vector<TensorShape>& shapes) {
          << " on " << shape.options->device();
   }
   return text.str();
+}
+
+}  // namespace
+
+void check_same_shapes(const std::string& stage,
+                       const std::vector<TensorShape>& before,
+                       const std::vector<TensorShape>& returned) {
+  TORCH_CHECK(
+      returned == before, "[Execution] expected stage '", stage,
+      "' to return tensors of the same types and shapes when recomputed (",
+      describe(before), "), got (", describe(returned),
+      "); a stage may depend on its inputs, parameters, buffers and "
+      "random numbers only");
 }
 
 std::vector<bool> which_require_grad(const Tensors& tensors) {

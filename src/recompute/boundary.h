@@ -39,7 +39,10 @@ struct TensorShape {
   bool operator==(const TensorShape& other) const;
 };
 
-std::string describe(const std::vector<TensorShape>& shapes);
+/// Throws c10::Error unless a stage `returned` the same as `before` when it was recomputed.
+void check_same_shapes(const std::string& stage,
+                       const std::vector<TensorShape>& before,
+                       const std::vector<TensorShape>& returned);
 
 std::vector<bool> which_require_grad(const Tensors& tensors);
 

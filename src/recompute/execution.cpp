@@ -98,13 +98,7 @@ class Execution::Impl {
                 "[Execution] expected a gradient for each of ",
                 outputs_require_grad_.size(), " outputs, got ",
                 gradients.size());
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      TORCH_CHECK(!gradients[i].defined() || output_defined_[i],
-                  "[Execution] expected no gradient for output ", i,
-                  " of the chain, since ",
-                  detail::stage_text(chain_, chain_.size() - 1),
-                  " returned it undefined, got one");
-    }
+    detail::check_gradients("Execution", chain_, gradients, output_defined_);
     gradients_ = std::move(gradients);
     accumulate_ = accumulate;
     reported_ = kNothing;
@@ -404,14 +398,9 @@ class Execution::Impl {
     detail::check_outputs("Execution", chain_, static_cast<int>(i), outputs);
     if (schedule_.runs(static_cast<int>(i)) == 1) return;
     std::vector<TensorShape> shapes(outputs.begin(), outputs.end());
-    TORCH_CHECK(
-        !recomputing || shapes == output_shapes_[i],
-        "[Execution] expected stage '", stage.name(),
-        "' to return tensors of the same types and shapes when recomputed (",
-        detail::describe(output_shapes_[i]), "), got (",
-        detail::describe(shapes),
-        "); a stage may depend on its inputs, parameters, buffers and "
-        "random numbers only");
+    if (recomputing) {
+      detail::check_same_shapes(stage.name(), output_shapes_[i], shapes);
+    }
     output_shapes_[i] = std::move(shapes);
   }
 

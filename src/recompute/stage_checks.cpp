@@ -37,6 +37,17 @@ void check_outputs(const char* origin, const Chain& chain, int stage,
               "assign what it returns on every path");
 }
 
+void check_gradients(const char* origin, const Chain& chain,
+                     const Tensors& gradients,
+                     const std::vector<bool>& output_defined) {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    TORCH_CHECK(!gradients[i].defined() || output_defined[i], "[", origin,
+                "] expected no gradient for output ", i,
+                " of the chain, since ", stage_text(chain, chain.size() - 1),
+                " returned it undefined, got one");
+  }
+}
+
 int64_t version_of(const torch::Tensor& tensor) {
   // Inference tensors have no version counter.
   return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;

@@ -23,6 +23,11 @@ void check_input_count(const char* origin, const Chain& chain, int stage,
 void check_outputs(const char* origin, const Chain& chain, int stage,
                    const Tensors& outputs);
 
+/// Throws c10::Error if there is a gradient of an output of the chain that is not defined.
+void check_gradients(const char* origin, const Chain& chain,
+                     const Tensors& gradients,
+                     const std::vector<bool>& output_defined);
+
 /// Returns the version of a tensor, which changes if it is modified in place;
 /// 0 for tensors that have none.
 int64_t version_of(const torch::Tensor& tensor);

@@ -170,7 +170,8 @@ TEST(ShardedMemory, PredictsThePeak) {
                 << to_text(shard) << " " << bucket << " " << batch << " "
                 << to_text(type) << ": " << s.peak_bytes << " in "
                 << s.peak_phase << " " << s.peak_stage << ", recompute "
-                << s.recompute;
+                << s.recompute << "\n"
+                << to_table(s);
           }
         }
       }
