@@ -19,22 +19,33 @@ AppendLog::AppendLog(std::string path, std::string owner, Mode mode)
   file_ = open(path_.c_str(),
                O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | exclusive, 0644);
   if (file_ < 0) throw_cannot_write(errno);
-  bytes_ = lseek(file_, 0, SEEK_END);
+  try {
+    bytes_ = find_end();
+  } catch (...) {
+    close(file_);
+    throw;
+  }
 }
 
 AppendLog::~AppendLog() {
   close(file_);
 }
 
+int64_t AppendLog::find_end() const {
+  const int64_t end = lseek(file_, 0, SEEK_END);
+  if (end < 0) throw_cannot_write(errno);
+  return end;
+}
+
 bool AppendLog::try_lock() {
   if (flock(file_, LOCK_EX | LOCK_NB) != 0) return false;
   // The previous owner may have appended since this file was opened.
-  bytes_ = lseek(file_, 0, SEEK_END);
+  bytes_ = find_end();
   return true;
 }
 
 void AppendLog::truncate(int64_t bytes) {
-  const int64_t size = lseek(file_, 0, SEEK_END);
+  const int64_t size = find_end();
   if (size < bytes) {
     throw_error("[{}] expected at least {} bytes in {}, found {}", owner_,
                 bytes, path_, size);

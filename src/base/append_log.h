@@ -49,6 +49,7 @@ class AppendLog {
 
  private:
   [[noreturn]] void throw_cannot_write(int reason) const;
+  int64_t find_end() const;
 
   std::string path_;
   std::string owner_;

@@ -7,6 +7,7 @@
 #include "recompute/stage_parameters.h"
 
 #include <c10/util/Exception.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <utility>
@@ -25,6 +26,13 @@ using Clock = BusyTime::Clock;
 void free_now(torch::Tensor& buffer) {
   if (buffer.defined()) detail::set_storage_memory(buffer, nullptr);
   buffer.reset();
+}
+
+/// The same values, for an operation whose threads must not keep their memory alive. The caller
+/// does so until the operation has finished. On CUDA, where streams matter, the tensor itself.
+torch::Tensor lend(const torch::Tensor& tensor) {
+  if (!tensor.is_cpu()) return tensor;
+  return torch::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.options());
 }
 
 /// The state of one bucket in the current window.
@@ -74,6 +82,15 @@ class GradientReducer::Impl {
         in_flight_(layout_->buckets().size()) {
     options_.shard = true;
   }
+  ~Impl() {
+    for (const BucketInFlight& bucket_state : in_flight_) {
+      if (!bucket_state.work.valid() || bucket_state.work.done()) continue;
+      // The operation broke off, and its threads may still write.
+      new torch::Tensor(bucket_state.flat);
+    }
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   void final_from(int stage, bool zeros) {
     const torch::NoGradGuard no_grad;
@@ -161,7 +178,7 @@ class GradientReducer::Impl {
     }
     const auto begin = Clock::now();
     if (!reduce_scatters()) {
-      bucket_state.work = group_->all_reduce(bucket_state.flat);
+      bucket_state.work = group_->all_reduce(lend(bucket_state.flat));
       note(bucket_state.work, begin, bucket.bytes());
       return;
     }
