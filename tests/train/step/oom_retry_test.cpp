@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 
 namespace reprise {
@@ -122,6 +123,36 @@ TEST(OomRetry, DoesNotChangeAWindowResumedFromDisk) {
   auto config = ragged_images();
   config.evaluate = false;
   fail_everywhere(config, 20, {4});  // one micro-batch into the second window
+}
+
+/// Allocations of a training with evaluations, saves and a resume fail, one at a time: every
+/// fifth, or all with REPRISE_TEST_ALLOCATIONS=all.
+TEST(OomRetry, SurvivesAFailureOfAnyAllocation) {
+  if (!device().is_cpu()) GTEST_SKIP() << "failures are injected on the CPU";
+  auto config = small();
+  config.workers = 0;
+  config.random_samples = 12;
+  config.epochs = 1;
+  config.save_every = 1;
+  config.evaluate = true;
+  config.eval_every = 1;
+  const char* which = std::getenv("REPRISE_TEST_ALLOCATIONS");
+  const int64_t step = which != nullptr && which == std::string("all") ? 1 : 5;
+  int64_t failed = 0;
+  for (const std::vector<int>& stops : {std::vector<int>{}, {1}}) {
+    const size_t part = stops.size();
+    const Ended whole = run(config, stops, nullptr, {.part = part});
+    for (int64_t after = 0; after < whole.allocations; after += step) {
+      ++failed;
+      Warnings warnings;
+      expect_same(run(config, stops, &warnings, {.part = part, .after = after}),
+                  whole, "allocation " + std::to_string(after));
+      EXPECT_EQ(warnings.count("ran out of memory"), 1) << after;
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+  std::printf("%ld allocations failed, one at a time\n",
+              static_cast<long>(failed));
 }
 
 /// If memory runs out while a state is read, an older state must not be used.
