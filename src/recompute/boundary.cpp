@@ -14,11 +14,12 @@ Boundary::Boundary(Tensors list, std::vector<bool> needs_grad)
   for (const auto& tensor : tensors) versions.push_back(version_of(tensor));
 }
 
-std::optional<size_t> Boundary::first_changed() const {
+void Boundary::check_unchanged(const std::string& stage,
+                               const char* what) const {
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (version_of(tensors[i]) != versions[i]) return i;
+    TORCH_CHECK(version_of(tensors[i]) == versions[i], "[Execution] input ", i,
+                " of stage '", stage, "' was ", what);
   }
-  return std::nullopt;
 }
 
 TensorShape::TensorShape(const torch::Tensor& tensor) {

@@ -25,8 +25,9 @@ struct Boundary {
 
   Boundary(Tensors list, std::vector<bool> needs_grad);
 
-  /// Returns the first tensor that was modified in place since.
-  std::optional<size_t> first_changed() const;
+  /// Throws c10::Error if a tensor was modified in place since. `stage` takes it as input, `what`
+  /// says when that happened.
+  void check_unchanged(const std::string& stage, const char* what) const;
 };
 
 /// Properties that a recomputed output must share with the first one.

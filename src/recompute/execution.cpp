@@ -271,15 +271,8 @@ class Execution::Impl {
     if (!possible) return put_back();
     failed_ = {reported_,
                running_ ? running_->take_gradients() : std::move(gradients_)};
-    for (const auto& use : uses_) {
-      if (use.last_stage() >= reported_) continue;
-      const bool added_to = running_ && running_->uses(use);
-      if (!added_to &&
-          detail::stays_in_place(use.parameter, options_.brings_gradient)) {
-        continue;
-      }
-      torch::Tensor(use.parameter).mutable_grad().reset();
-    }
+    detail::drop_gradients(uses_, reported_, running_ ? &*running_ : nullptr,
+                           options_.brings_gradient);
   }
 
   /// Adds what was set aside to the gradients that there are.
@@ -323,8 +316,8 @@ class Execution::Impl {
     const Stage& stage = chain_[op.stage];
     detail::check_input_count("Execution", chain_, op.stage,
                               boundaries_[i]->tensors.size());
-    check_unchanged(*boundaries_[i], stage,
-                    "modified in place by other code after it was kept");
+    boundaries_[i]->check_unchanged(
+        stage.name(), "modified in place by other code after it was kept");
     const RunScope run(boundaries_[i]->tensors);
     if (!recomputing && schedule_.runs(op.stage) > 1) {
       contexts_[i].emplace(boundaries_[i]->tensors, stage.modules(),
@@ -346,9 +339,10 @@ class Execution::Impl {
     --runs_left_[i];
     if (!recomputing && contexts_[i]) contexts_[i]->finish_first_run();
     if (runs_left_[i] == 0) contexts_[i].reset();
-    check_unchanged(*boundaries_[i], stage,
-                    "modified in place by the stage itself; merge the stage "
-                    "with the one before it, or use an out-of-place operator");
+    boundaries_[i]->check_unchanged(
+        stage.name(),
+        "modified in place by the stage itself; merge the stage "
+        "with the one before it, or use an out-of-place operator");
     check_shapes(outputs, stage, i, recomputing);
 
     if (op.kind != OpKind::kForwardKeepInput) boundaries_[i].reset();
@@ -384,13 +378,6 @@ class Execution::Impl {
     if (options_.meter == nullptr) return function(inputs);
     const KeptMeter::Scope scope(*options_.meter, stage);
     return function(inputs);
-  }
-
-  static void check_unchanged(const Boundary& input, const Stage& stage,
-                              const char* what) {
-    const auto changed = input.first_changed();
-    TORCH_CHECK(!changed, "[Execution] input ", changed.value_or(0),
-                " of stage '", stage.name(), "' was ", what);
   }
 
   void check_shapes(const Tensors& outputs, const Stage& stage, size_t i,
@@ -460,8 +447,7 @@ class Execution::Impl {
   std::optional<TiedGradients> aside_;    // during a backward
   std::optional<GraphBackward> running_;  // during that of a graph
   int reported_ = kNothing;  // first stage whose gradients are final
-  bool reporting_ = false;
-  bool in_graph_ = false;
+  bool reporting_ = false, in_graph_ = false;
   std::optional<FailedBackward> failed_;
   std::unique_ptr<Impl> rest_;  // the stages that are left
 };

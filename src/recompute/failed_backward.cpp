@@ -50,6 +50,17 @@ bool stays_in_place(const torch::Tensor& parameter,
   return WeightCopies::has(parameter) && !(brings && brings(parameter));
 }
 
+void drop_gradients(const std::vector<ParameterUse>& uses, int reported,
+                    const GraphBackward* running,
+                    const GraphBackward::Brings& brings) {
+  for (const auto& use : uses) {
+    if (use.last_stage() >= reported) continue;
+    const bool added_to = running != nullptr && running->uses(use);
+    if (!added_to && stays_in_place(use.parameter, brings)) continue;
+    torch::Tensor(use.parameter).mutable_grad().reset();
+  }
+}
+
 Chain first_stages(const Chain& chain, int count) {
   std::vector<Stage> stages;
   for (int i = 0; i < count; ++i) stages.push_back(chain[i]);

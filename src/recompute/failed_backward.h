@@ -12,7 +12,7 @@
 /// tests/recompute/continue_backward_test.cpp.
 namespace reprise::detail {
 
-/// Where a failed backward can be continued.
+/// The point from which a failed backward can be continued.
 struct FailedBackward {
   int stages_left;
   Tensors gradients;  ///< of the outputs of these stages
@@ -54,6 +54,13 @@ class GraphBackward {
 bool stays_in_place(const torch::Tensor& parameter,
                     const GraphBackward::Brings& brings);
 
+/// Drops what a failed backward has added to gradients of parameters that no stage from
+/// `reported` on uses. `running`: the backward of the graph that failed; null if none did.
+void drop_gradients(const std::vector<ParameterUse>& uses, int reported,
+                    const GraphBackward* running,
+                    const GraphBackward::Brings& brings);
+
+/// The first `count` stages.
 Chain first_stages(const Chain& chain, int count);
 
 }  // namespace reprise::detail
