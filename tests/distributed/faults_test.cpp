@@ -248,7 +248,7 @@ TEST(Faults, RankOutOfMemoryRepeatsTheWindow) {
   std::mt19937 random(seed());
   for (int round = 0; round < rounds(); ++round) {
     const int victim = static_cast<int>(random() % kRanks);
-    const auto after = static_cast<int64_t>(20 + random() % 5000);
+    const auto after = static_cast<int64_t>(20 + random() % 3500);
     const std::string name = std::to_string(round);
     SCOPED_TRACE("round " + name + ": rank " + std::to_string(victim) +
                  ", allocation " + std::to_string(after));
